@@ -1,0 +1,226 @@
+"""Every key of the configuration, its unit, its bounds and its default.
+
+A configuration is a frozen tree; unknown keys are errors. Defaults live here and only here: the files in `conf/`
+set what differs. Sections follow the Hydra groups.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A node of the tree."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, arbitrary_types_allowed=False)
+
+
+def _at_least_one(factor: float) -> float:
+    if factor < 1:
+        raise ValueError("a speculation factor is at least 1 (1 means no speculation)")
+    return factor
+
+
+SpeculationFactor = Annotated[float, AfterValidator(_at_least_one), Field(le=8)]
+"""How many times more is launched than needed; the paper uses 1.25."""
+
+
+def exact(factor: float) -> Fraction:
+    """The fraction that a user meant by a decimal number: 1.1 is 11/10, not the nearest double."""
+    return Fraction(str(factor))
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    dir: Path
+    """Everything that the run writes lies below it."""
+    seed: int = Field(0, ge=0)
+    num_steps: int = Field(100, ge=1)
+    """Training steps; the learning-rate schedule spans them."""
+    num_epochs: int | None = Field(None, ge=1)
+    """Ends the run when every prompt was trained this often; None repeats the data until `num_steps`."""
+    resume: Literal["never", "auto"] = "never"
+    """`auto` continues from the newest checkpoint in `run.dir`, or starts when there is none."""
+    checkpoint_every_steps: int = Field(10, ge=0)
+    """0 writes a checkpoint only at the end."""
+    keep_checkpoints: int = Field(2, ge=1)
+    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    path: Path
+    """A local directory in Hugging Face format, with its tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class DataSection(Section):
+    """The prompts."""
+
+    path: Path
+    """A JSONL file; each line has `id`, `domain`, `messages` or `prompt`, and `ground_truth`."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Longer prompts are dropped before the run starts, and counted."""
+    domain_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Share of each domain in every batch; empty means the shares of the file."""
+    shuffle: bool = True
+    """A new order in every epoch, from `run.seed`."""
+
+
+class RolloutSection(Section):
+    """The batch and the sampling."""
+
+    num_prompts: int = Field(32, ge=1)
+    """P0: prompts in a training batch."""
+    num_responses: int = Field(8, ge=2)
+    """R0: responses per prompt, the GRPO group."""
+    max_response_tokens: int = Field(256, ge=1)
+    temperature: float = Field(1.0, gt=0, le=10)
+
+
+class SystemSection(Section):
+    """Which scheduling policy packs the rollouts."""
+
+    name: str
+    batching: Literal["plain", "tail"]
+    eta_prompts: SpeculationFactor = 1.25
+    """Prompts launched per prompt needed in a short round; only with `batching: tail`."""
+    eta_responses: SpeculationFactor = 1.25
+    """Responses launched per response needed in a short round; only with `batching: tail`."""
+    overlap_rewards: bool = True
+    """Score each response as it finishes; False scores the batch after the rollout. `batching: tail` needs True."""
+
+    @model_validator(mode="after")
+    def _race_needs_rewards(self) -> Self:
+        if self.batching == "tail" and not self.overlap_rewards:
+            raise ValueError(
+                "batching=tail needs overlap_rewards=true: a response counts in the race once its reward is known"
+            )
+        return self
+
+
+class ActorResources(Section):
+    """What one Ray actor reserves."""
+
+    num_cpus: float = Field(1, ge=0)
+    num_gpus: float = Field(0, ge=0)
+
+
+class EngineSection(Section):
+    """Who generates."""
+
+    name: Literal["torch"] = "torch"
+    num_engines: int = Field(2, ge=1)
+    max_num_seqs: int = Field(256, ge=1)
+    """Decode slots per engine; further requests wait."""
+    num_threads: int = Field(1, ge=1)
+    """torch threads per engine process."""
+    resources: ActorResources = ActorResources()
+
+
+class TrainerSection(Section):
+    """Who learns, and by which objective (GRPO)."""
+
+    name: Literal["torch"] = "torch"
+    learning_rate: float = Field(1e-6, gt=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay over `run.num_steps`, advanced by pipeline steps."""
+    warmup_steps: int = Field(0, ge=0)
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Where a decaying schedule ends, as a share of `learning_rate`."""
+    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    clip_ratio_low: float = Field(0.2, gt=0, lt=1)
+    clip_ratio_high: float = Field(0.28, gt=0)
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the KL penalty to the initial policy; 0 loads no reference."""
+    advantage: Literal["group_std", "group_mean"] = "group_std"
+    """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
+    loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "sequence"
+    """What a token's loss is divided by: its response's length and the number of responses; the number of responses
+    times `max_response_tokens`; or the batch's tokens, which is known only after the last response, so that
+    `token_mean` cannot stream."""
+    num_minibatches: int = Field(1, ge=1)
+    """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
+    max_tokens_per_microbatch: int = Field(16384, ge=1)
+    """Padded tokens per forward pass."""
+    num_threads: int = Field(1, ge=1)
+    resources: ActorResources = ActorResources()
+
+
+class RewardSection(Section):
+    """Who judges."""
+
+    name: Literal["math", "walk"] = "math"
+    num_workers: int = Field(1, ge=1)
+    timeout_s: float = Field(2.0, gt=0)
+    """A response whose check takes longer scores 0 with reason `timeout`."""
+    resources: ActorResources = ActorResources(num_cpus=0.5)
+
+
+class DeadlineSection(Section):
+    """How long the run waits before it says what it waits for, and ends. Seconds."""
+
+    start_s: float = Field(180, gt=0)
+    """Ray, and every actor with its model loaded."""
+    rollout_stall_s: float = Field(600, gt=0)
+    """No response and no reward arrived."""
+    train_s: float = Field(1800, gt=0)
+    """One call of the trainer."""
+    weight_sync_s: float = Field(300, gt=0)
+    checkpoint_s: float = Field(600, gt=0)
+    stop_s: float = Field(20, gt=0)
+
+
+class BackendSection(Section):
+    """Where the actors run."""
+
+    name: Literal["ray"] = "ray"
+    num_cpus: int | None = Field(None, ge=1)
+    """Told to Ray; None takes the cores that this process may use."""
+    num_gpus: int | None = Field(None, ge=0)
+    """Told to Ray; None counts CUDA_VISIBLE_DEVICES."""
+    object_store_mb: int = Field(256, ge=80)
+    """Shared memory for weights and responses in flight; holds at least two policy versions."""
+    deadlines: DeadlineSection = DeadlineSection()
+
+
+class TrackerSection(Section):
+    """Where metrics go beside Parquet. Keys come from the environment, never from here."""
+
+    tensorboard: bool = False
+    wandb: bool = False
+    wandb_project: str = "rollpacker"
+    wandb_mode: Literal["offline", "online"] = "offline"
+
+
+class RunConfig(Section):
+    """The whole configuration of one run."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    rollout: RolloutSection = RolloutSection()
+    system: SystemSection
+    engine: EngineSection = EngineSection()
+    trainer: TrainerSection = TrainerSection()
+    reward: RewardSection = RewardSection()
+    backend: BackendSection = BackendSection()
+    tracker: TrackerSection = TrackerSection()
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        if self.rollout.num_prompts % self.trainer.num_minibatches:
+            raise ValueError(
+                f"rollout.num_prompts={self.rollout.num_prompts} is not divisible by "
+                f"trainer.num_minibatches={self.trainer.num_minibatches}"
+            )
+        return self

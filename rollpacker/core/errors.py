@@ -1,0 +1,98 @@
+"""Every error of the package. The process exit code follows from the branch.
+
+    RollpackerError
+    ├── UserError         exit 2   the user's mistake
+    │   ├── ConfigError            a key, a value or a combination in the configuration
+    │   ├── DataError              the prompt file or another input file
+    │   ├── ModelError             the model directory
+    │   └── CheckpointError        a checkpoint that cannot be resumed
+    ├── WorldError        exit 1   the world's failure
+    │   ├── DeadlineExceeded       something did not answer in time
+    │   ├── EngineFailed           an engine, trainer or reward process died or raised
+    │   ├── WeightSyncFailed       an engine holds other weights than the trainer sent
+    │   └── StorageFailed          a file could not be written (disk full, quota, permission)
+    └── InternalError     exit 70  our bug: please report it with the event log
+        ├── ImpossibleEvent        a machine was told something that cannot have happened
+        ├── InvariantViolated      a machine's state contradicts itself
+        ├── ForeignVersion         a batch holds tokens of another policy version
+        └── ReplayDiverged         a log fed into fresh machines gave other commands
+
+Errors cross process boundaries, so each one pickles: its constructor arguments are its `args`.
+"""
+
+from __future__ import annotations
+
+
+class RollpackerError(Exception):
+    """An error in three parts: what was wrong with its value, what is allowed, what to do."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, allowed: str = "", remedy: str = "") -> None:
+        super().__init__(problem, allowed, remedy)
+        self.problem = problem
+        self.allowed = allowed
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (self.problem, self.allowed, self.remedy) if part)
+
+
+class UserError(RollpackerError):
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    pass
+
+
+class DataError(UserError):
+    pass
+
+
+class ModelError(UserError):
+    pass
+
+
+class CheckpointError(UserError):
+    pass
+
+
+class WorldError(RollpackerError):
+    exit_code = 1
+
+
+class DeadlineExceeded(WorldError):
+    pass
+
+
+class EngineFailed(WorldError):
+    pass
+
+
+class WeightSyncFailed(WorldError):
+    pass
+
+
+class StorageFailed(WorldError):
+    pass
+
+
+class InternalError(RollpackerError):
+    exit_code = 70
+
+
+class ImpossibleEvent(InternalError):
+    pass
+
+
+class InvariantViolated(InternalError):
+    pass
+
+
+class ForeignVersion(InternalError):
+    pass
+
+
+class ReplayDiverged(InternalError):
+    pass

@@ -1,0 +1,42 @@
+"""Names of the things that events and commands speak about.
+
+Ids are tuples, because the machines hash millions of them and a tuple hashes in C. Two rules make them safe:
+
+* A prompt is trained once per epoch, so its id carries the epoch: the same text in the next epoch is another prompt.
+* A request carries its round, or a late finish of round 3 passes for the same prompt's re-run in round 4.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NewType
+
+EngineId = NewType("EngineId", str)
+"""One inference engine of the run, such as `engine-0`."""
+
+Domain = NewType("Domain", str)
+"""A kind of task with its own reward and its own share of every batch, such as `math`."""
+
+
+class PromptId(NamedTuple):
+    """One appearance of a prompt in the run's order."""
+
+    epoch: int
+    """Which pass over the data, from 0."""
+    key: str
+    """The `id` field of the user's prompt file."""
+
+    def __str__(self) -> str:
+        return f"{self.key}@{self.epoch}"
+
+
+class RequestId(NamedTuple):
+    """One response that an engine is asked for."""
+
+    round: int
+    """Number of the rollout round, from 0, never reused within a run."""
+    prompt: PromptId
+    sample: int
+    """Index within the prompt's group, from 0; larger than the group size for speculative samples."""
+
+    def __str__(self) -> str:
+        return f"r{self.round}:{self.prompt}#{self.sample}"

@@ -1,0 +1,61 @@
+"""What generates responses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.core.ids import RequestId
+    from rollpacker.protocols.rollout import GenerationRequest, Response
+    from rollpacker.protocols.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Where an engine stands, and totals since it began."""
+
+    num_running: int
+    num_waiting: int
+    kv_tokens_used: int
+    kv_tokens_capacity: int
+    num_preemptions: int
+    """Total."""
+    num_generated_tokens: int
+    """Total."""
+    num_decode_steps: int
+    """Total forward passes."""
+    busy_slot_steps: int
+    """Total over forward passes of the decode slots in use."""
+    idle_slot_steps: int
+    """Total over forward passes of the decode slots that stood idle while the engine decoded; the bubble."""
+    policy_version: int
+
+
+class Engine(Protocol):
+    """Generates responses with one policy version at a time. Not required to be thread-safe: one driver owns it."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests, in order. Each one comes back from `collect` exactly once, finished or aborted."""
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        """Stop requests; their partial responses come back from `collect`. Unknown or finished ones are ignored."""
+
+    async def collect(self) -> Sequence[Response]:
+        """Wait until at least one response is there, and take all that are."""
+
+    async def load_weights(self, weights: Weights) -> str:
+        """Replace the policy; returns the checksum of the weights now held. No request may be in flight."""
+
+    async def sleep(self) -> None:
+        """Free the memory of weights and KV cache; no request may be in flight."""
+
+    async def wake(self) -> None:
+        """Take the memory back; weights must be loaded before the next request."""
+
+    async def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None:
+        """End all work; a pending `collect` returns what is left."""

@@ -1,0 +1,110 @@
+"""The data of a rollout: prompts go in, responses come out, groups are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+
+    TokenIds = npt.NDArray[np.int32]
+    """Shape [T]."""
+    Logprobs = npt.NDArray[np.float32]
+    """Shape [T], natural logarithm, of the sampled tokens under the distribution that they were sampled from."""
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped generating."""
+
+    STOP = "stop"
+    """The end-of-sequence token was sampled; it is the response's last token."""
+    LENGTH = "length"
+    """The response reached `max_response_tokens`."""
+    ABORTED = "aborted"
+    """Ordered to stop; the response holds what was generated until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One line of the user's prompt file."""
+
+    key: str
+    domain: Domain
+    messages: tuple[dict[str, str], ...]
+    """Chat messages with `role` and `content`; a plain `prompt` field is one user message."""
+    text: str | None
+    """Set instead of applying the chat template when the file has only a `prompt` field."""
+    ground_truth: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerationRequest:
+    """One response to generate."""
+
+    request: RequestId
+    prompt_token_ids: TokenIds
+    seed: int
+    """Seeds this sample's own generator, so that what else is in the batch does not change its tokens."""
+    max_response_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Consecutive tokens that one policy version produced."""
+
+    policy_version: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Response:
+    """What an engine made of a request."""
+
+    request: RequestId
+    engine: EngineId
+    finish_reason: FinishReason
+    token_ids: TokenIds
+    """Shape [T]; ends with the end-of-sequence token when the reason is `STOP`."""
+    logprobs: Logprobs
+    """Shape [T]."""
+    spans: tuple[VersionSpan, ...]
+    """Cover the T tokens in order."""
+    queue_time_s: float
+    """From the call to the first forward pass."""
+    generation_time_s: float
+    """From the first forward pass to the last token."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The reward of one response, and why."""
+
+    request: RequestId
+    reward: float
+    reason: str
+    """One of a short list of snake_case words per reward, such as `correct`, `wrong_answer`, `no_answer`, `timeout`."""
+    time_s: float
+    """Time spent scoring, without waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RolloutGroup:
+    """The accepted responses of one prompt: the unit of training."""
+
+    prompt: PromptId
+    domain: Domain
+    prompt_token_ids: TokenIds
+    responses: tuple[Response, ...]
+    """Ascending by sample."""
+    rewards: tuple[float, ...]
+    """One per response."""

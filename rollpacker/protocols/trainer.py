@@ -1,0 +1,79 @@
+"""What learns from accepted groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rollpacker.protocols.rollout import RolloutGroup
+    from rollpacker.protocols.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """What a trainer must know of a batch before its first group, so that groups may stream in.
+
+    The loss is a sum over samples divided by a constant from here; nothing else of the batch may enter it
+    (paper, section 4.4: that is what makes a streamed step equal the unstreamed one).
+    """
+
+    step: int
+    """The pipeline step; learning-rate schedules advance with it."""
+    policy_version: int
+    """Every token of the batch must carry it."""
+    num_groups: int
+    num_responses: int
+    """Of the whole batch."""
+    max_response_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateMetrics:
+    """What one training step did."""
+
+    policy_version: int
+    """The version after the update."""
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    clip_fraction: float
+    """Share of trained tokens whose ratio was clipped."""
+    kl_to_reference: float | None
+    """Mean per token, estimator k3; None without a reference."""
+    entropy: float
+    """Mean per trained token of the policy's distribution, nats."""
+    logprob_mismatch_max: float
+    """Largest absolute difference per token between the engine's log-probability and the trainer's forward pass."""
+    logprob_mismatch_mean: float
+    num_tokens: int
+    """Response tokens in the batch."""
+
+
+class Trainer(Protocol):
+    """Holds the policy, its optimizer and its schedule.
+
+    A step is: `begin_step`, any number of `accumulate`, one `finish_step`.
+    """
+
+    async def begin_step(self, shape: BatchShape) -> None: ...
+
+    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
+        """Forward and backward for some groups of the batch. Raises `ForeignVersion` for tokens of another version."""
+
+    async def finish_step(self) -> UpdateMetrics:
+        """Clip, update, advance the schedule. Raises `ImpossibleEvent` unless the whole batch was accumulated."""
+
+    async def export_weights(self) -> Weights: ...
+
+    async def save(self, folder: Path) -> None:
+        """Write model, optimizer, schedule and generator states into an existing folder."""
+
+    async def load(self, folder: Path) -> None:
+        """Restore exactly what `save` wrote."""
+
+    async def close(self) -> None: ...
