@@ -1,0 +1,162 @@
+"""Writes files and folders so that nobody ever sees half of one.
+
+Invariant: a name without the prefix `.tmp-` is complete. Everything is written under a temporary name in the same
+folder and renamed, which POSIX makes atomic; after a kill only temporaries are left, and `remove_temporaries` clears
+them. `durable=True` also survives a power failure (file and folder reach the disk before the call returns).
+
+Every OSError on the way becomes `StorageFailed` with the path, what it means, and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import StorageFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+TEMPORARY_PREFIX = ".tmp-"
+"""Readers ignore such names; Parquet readers ignore every name with a leading dot by themselves."""
+
+_CAUSES = {
+    errno.ENOSPC: ("the disk is full", "Free some space, or choose a run.dir on another disk"),
+    errno.EDQUOT: ("your disk quota is used up", "Free some space or files, or choose a run.dir with a larger quota"),
+    errno.EFBIG: ("the file is larger than the limit for one file", "Raise `ulimit -f`, or choose another file system"),
+    errno.EACCES: ("permission denied", "Choose a run.dir that you may write to"),
+    errno.EPERM: ("permission denied", "Choose a run.dir that you may write to"),
+    errno.EROFS: ("the file system is read-only", "Choose a run.dir on a file system that is mounted for writing"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "Choose another run.dir, or move the file away"),
+    errno.EEXIST: ("a file lies where a folder should be", "Choose another run.dir, or move the file away"),
+    errno.EMFILE: ("too many files are open", "Raise `ulimit -n`"),
+    errno.EIO: ("the disk reports an input/output error", "Look at the system log; the disk may be failing"),
+    errno.ESTALE: ("the network file system lost the file", "Check the mount"),
+}
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn every OSError of the block into `StorageFailed`, naming the path."""
+    try:
+        yield
+    except OSError as error:
+        code = errno.errorcode.get(error.errno, "unknown") if error.errno is not None else "unknown"
+        meaning, remedy = _CAUSES.get(error.errno or 0, (error.strerror or str(error), "Check the path and its disk"))
+        raise StorageFailed(
+            f"{path} could not be written: {meaning} ({code})",
+            "Files written before are complete and readable",
+            f"{remedy}; then resume with run.resume=auto",
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = False) -> None:
+    """Create or replace a file; its folder is created when missing. A reader sees the old content or the new."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary_name(path)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if durable:
+            _sync(path.parent)
+
+
+@contextlib.contextmanager
+def publish_folder(folder: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary folder that becomes `folder` when the block ends, or vanishes when it raises.
+
+    What the block raises passes unchanged. An existing `folder` is replaced: the old one goes aside first, so a kill
+    between the two renames leaves no `folder`, never a mixed one.
+    """
+    temporary = _temporary_name(folder)
+    with storage_errors(folder):
+        temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        with storage_errors(folder):
+            if durable:
+                _sync_tree(temporary)
+            aside = _move_aside(folder)
+            temporary.rename(folder)
+            if durable:
+                _sync(folder.parent)
+            if aside is not None:
+                shutil.rmtree(aside)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that nobody sees half of it: it leaves its name first. A missing one is fine."""
+    with storage_errors(folder):
+        aside = _move_aside(folder)
+        if aside is not None:
+            shutil.rmtree(aside)
+
+
+def remove_temporaries(folder: Path) -> int:
+    """Delete what killed writers left directly in a folder; returns how many. Only the folder's one writer may call."""
+    if not folder.is_dir():
+        return 0
+    stale = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
+    with storage_errors(folder):
+        for path in stale:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    return len(stale)
+
+
+def make_durable(paths: Iterable[Path]) -> None:
+    """Bring files and the folders that name them to the disk; files that are gone by now are skipped."""
+    folders: dict[Path, None] = {}
+    for path in paths:
+        folders[path.parent] = None
+        with storage_errors(path), contextlib.suppress(FileNotFoundError):
+            _sync(path)
+    for folder in folders:
+        with storage_errors(folder), contextlib.suppress(FileNotFoundError):
+            _sync(folder)
+
+
+def _temporary_name(path: Path) -> Path:
+    """A fresh name beside `path`: two writers never share one."""
+    return path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(4)}-{path.name}")
+
+
+def _move_aside(folder: Path) -> Path | None:
+    aside = _temporary_name(folder)
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:
+        return None
+    return aside
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
