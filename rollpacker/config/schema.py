@@ -10,23 +10,24 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
     """A node of the tree."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, arbitrary_types_allowed=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        arbitrary_types_allowed=False,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
-def _at_least_one(factor: float) -> float:
-    if factor < 1:
-        raise ValueError("a speculation factor is at least 1 (1 means no speculation)")
-    return factor
-
-
-SpeculationFactor = Annotated[float, AfterValidator(_at_least_one), Field(le=8)]
-"""How many times more is launched than needed; the paper uses 1.25."""
+SpeculationFactor = Annotated[float, Field(ge=1, le=8)]
+"""How many times more is launched than needed; 1 means no speculation, the paper uses 1.25."""
 
 
 def exact(factor: float) -> Fraction:
