@@ -178,7 +178,10 @@ class DeadlineSection(Section):
     """One call of the trainer."""
     weight_sync_s: float = Field(300, gt=0)
     checkpoint_s: float = Field(600, gt=0)
+    driver_stall_s: float = Field(120, gt=0)
+    """The driver's own event loop, blocked by one call."""
     stop_s: float = Field(20, gt=0)
+    """Closing one actor at the end; after it the actor is killed."""
 
 
 class BackendSection(Section):
@@ -186,7 +189,8 @@ class BackendSection(Section):
 
     name: Literal["ray"] = "ray"
     num_cpus: int | None = Field(None, ge=1)
-    """Told to Ray; None takes the cores that this process may use."""
+    """Told to Ray; None takes the cores that this process may use, or what the actors reserve if that is more: on one
+    machine engines and trainer take turns."""
     num_gpus: int | None = Field(None, ge=0)
     """Told to Ray; None counts CUDA_VISIBLE_DEVICES."""
     object_store_mb: int = Field(256, ge=80)

@@ -1,4 +1,8 @@
-"""What judges responses."""
+"""What judges responses.
+
+Two protocols, because decoding 30 million tokens is no work for the driver: it hands tokens to a `RewardService`,
+which decodes them where it runs and asks a `RewardWorker`, which judges text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollpacker.core.ids import Domain, RequestId
-    from rollpacker.protocols.rollout import Verdict
+    from rollpacker.protocols.rollout import Prompt, TokenIds, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ResponseToScore:
+    """One finished response, as the engine left it."""
+
+    request: RequestId
+    prompt: Prompt
+    token_ids: TokenIds
+    is_truncated: bool
+    """True when the response ended at the length limit."""
+
+
+class RewardService(Protocol):
+    """Scores responses. Each one comes back from `collect` exactly once."""
+
+    async def score(self, responses: Sequence[ResponseToScore]) -> None: ...
+
+    async def collect(self) -> Sequence[Verdict]:
+        """Wait until at least one verdict is there, and take all that are."""
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +54,7 @@ class ScoringRequest:
 
 
 class RewardWorker(Protocol):
-    """Scores responses. Each request comes back from `collect` exactly once; a failure is a verdict, not an error."""
+    """Judges texts. Each request comes back from `collect` exactly once; a failure is a verdict, not an error."""
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None: ...
 

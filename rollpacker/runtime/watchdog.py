@@ -1,0 +1,113 @@
+"""Every wait has a deadline, and an expired one says what it waited for.
+
+Two things can hang. An awaited answer may never come: `within` bounds it, writes a report (what was awaited, every
+task, every thread, every actor that still answers) and raises `DeadlineExceeded`. Or the event loop itself may be
+stuck in a blocking call, and then no task can notice: a thread watches its heartbeat, writes the stacks, and ends the
+process. The guardian then ends whatever the process had started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import io
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from rollpacker.core.errors import DeadlineExceeded
+
+Answer = TypeVar("Answer")
+
+_HEARTBEAT_S = 1.0
+_WITNESS_DEADLINE_S = 3.0
+"""An actor that cannot show its stacks in this time is itself stuck, and the report says so."""
+
+
+class Watchdog:
+    """Bounds the waits of one run and reports those that expire."""
+
+    def __init__(self, report: Path, loop_stall_s: float) -> None:
+        self._report = report
+        self._loop_stall_s = loop_stall_s
+        self._witnesses: dict[str, Callable[[], Awaitable[str]]] = {}
+        self._last_beat = time.monotonic()
+        self._stopped = threading.Event()
+        self._heart: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Watch the running event loop."""
+        self._last_beat = time.monotonic()
+        self._heart = asyncio.create_task(self._beat(), name="watchdog heartbeat")
+        threading.Thread(target=self._watch_loop, name="watchdog", daemon=True).start()
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        if self._heart is not None:
+            self._heart.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._heart
+
+    def add_witness(self, name: str, show_stacks: Callable[[], Awaitable[str]]) -> None:
+        """Ask this actor for its stacks when a wait expires."""
+        self._witnesses[name] = show_stacks
+
+    async def within(self, deadline_s: float, what: Callable[[], str] | str, answer: Awaitable[Answer]) -> Answer:
+        """Await an answer for at most `deadline_s`; raises `DeadlineExceeded` with what was awaited."""
+        try:
+            async with asyncio.timeout(deadline_s) as scope:
+                return await answer
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        awaited = what if isinstance(what, str) else what()
+        await self._write_report(awaited, deadline_s)
+        raise DeadlineExceeded(
+            f"Waited {deadline_s:g} s for {awaited}, in vain.",
+            "Deadlines are set under backend.deadlines.",
+            f"Stacks of the driver and of every actor are in {self._report}.",
+        )
+
+    async def _write_report(self, awaited: str, deadline_s: float) -> None:
+        out = io.StringIO()
+        out.write(f"Waited {deadline_s:g} s for {awaited}.\n\n== Tasks of the driver\n")
+        for task in asyncio.all_tasks():
+            task.print_stack(file=out)
+        out.write("\n== Threads of the driver\n")
+        frames = sys._current_frames()  # noqa: SLF001  (the documented way to see other threads' stacks)
+        for thread in threading.enumerate():
+            out.write(f"\n-- {thread.name}\n")
+            if thread.ident in frames:
+                out.write("".join(traceback.format_stack(frames[thread.ident])))
+        for name, show_stacks in self._witnesses.items():
+            out.write(f"\n== {name}\n")
+            try:
+                async with asyncio.timeout(_WITNESS_DEADLINE_S):
+                    out.write(await show_stacks())
+            except Exception as error:  # noqa: BLE001  (a dead witness is part of the report)
+                out.write(f"no answer: {error!r}\n")
+        self._report.parent.mkdir(parents=True, exist_ok=True)
+        self._report.write_text(out.getvalue())
+
+    async def _beat(self) -> None:
+        while True:
+            self._last_beat = time.monotonic()
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    def _watch_loop(self) -> None:
+        while not self._stopped.wait(_HEARTBEAT_S):
+            silent_s = time.monotonic() - self._last_beat
+            if silent_s > self._loop_stall_s:
+                self._report.parent.mkdir(parents=True, exist_ok=True)
+                with self._report.open("w") as report:
+                    report.write(f"The driver's event loop has been blocked for {silent_s:.0f} s.\n\n")
+                    report.flush()
+                    faulthandler.dump_traceback(report, all_threads=True)
+                sys.stderr.write(f"The driver is stuck in a blocking call; stacks are in {self._report}.\n")
+                os._exit(DeadlineExceeded.exit_code)
