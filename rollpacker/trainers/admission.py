@@ -1,0 +1,97 @@
+"""Lets into a step only what belongs to its batch.
+
+Invariant: `admit` either takes all groups of a call or raises and changes nothing. What was admitted is of the
+announced policy version token by token, no prompt is in it twice, and it never exceeds the announced shape.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ForeignVersion, ImpossibleEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.core.ids import PromptId
+    from rollpacker.protocols.rollout import Response, RolloutGroup
+    from rollpacker.protocols.trainer import BatchShape
+
+_REPORT = "Report this with the run's event log"
+
+
+class Admission:
+    """Counts what came of one batch."""
+
+    def __init__(self, shape: BatchShape) -> None:
+        self.shape = shape
+        self._prompts: set[PromptId] = set()
+        self._num_responses = 0
+
+    def admit(self, groups: Sequence[RolloutGroup]) -> None:
+        """Take groups, or raise `ForeignVersion` or `ImpossibleEvent` and take none."""
+        prompts = set(self._prompts)
+        num_responses = self._num_responses
+        for group in groups:
+            self._check_group(group)
+            if group.prompt in prompts:
+                raise ImpossibleEvent(
+                    f"Prompt {group.prompt} came twice in step {self.shape.step}",
+                    "Each prompt is trained exactly once per epoch",
+                    _REPORT,
+                )
+            prompts.add(group.prompt)
+            num_responses += len(group.responses)
+        if len(prompts) > self.shape.num_groups or num_responses > self.shape.num_responses:
+            raise ImpossibleEvent(
+                f"Step {self.shape.step} got {len(prompts)} groups with {num_responses} responses",
+                f"Its batch was announced with {self.shape.num_groups} groups and {self.shape.num_responses} responses",
+                _REPORT,
+            )
+        self._prompts, self._num_responses = prompts, num_responses
+
+    def require_complete(self) -> None:
+        """Raise `ImpossibleEvent` unless the whole batch was admitted."""
+        if len(self._prompts) != self.shape.num_groups or self._num_responses != self.shape.num_responses:
+            raise ImpossibleEvent(
+                f"Step {self.shape.step} was to finish after {len(self._prompts)} of {self.shape.num_groups} groups "
+                f"and {self._num_responses} of {self.shape.num_responses} responses",
+                "A step finishes when its whole batch was accumulated",
+                _REPORT,
+            )
+
+    def _check_group(self, group: RolloutGroup) -> None:
+        problem = None
+        if not group.responses or len(group.rewards) != len(group.responses):
+            problem = f"{len(group.responses)} responses and {len(group.rewards)} rewards"
+        elif not all(math.isfinite(reward) for reward in group.rewards):
+            problem = f"the rewards {group.rewards}"
+        elif not len(group.prompt_token_ids):
+            problem = "an empty prompt"
+        if problem is not None:
+            raise ImpossibleEvent(
+                f"The group of prompt {group.prompt} has {problem}",
+                "A group has a prompt of at least one token, and one finite reward for each of its responses",
+                _REPORT,
+            )
+        for response in group.responses:
+            self._check_response(response)
+
+    def _check_response(self, response: Response) -> None:
+        foreign = {span.policy_version for span in response.spans} - {self.shape.policy_version}
+        if foreign:
+            raise ForeignVersion(
+                f"Response {response.request} holds tokens of policy version {', '.join(map(str, sorted(foreign)))}",
+                f"Step {self.shape.step} trains tokens of version {self.shape.policy_version} only",
+                _REPORT,
+            )
+        num_spanned = sum(span.num_tokens for span in response.spans)
+        lengths = {response.num_tokens, num_spanned, len(response.logprobs)}
+        if len(lengths) != 1 or not 0 < response.num_tokens <= self.shape.max_response_tokens:
+            raise ImpossibleEvent(
+                f"Response {response.request} has {response.num_tokens} tokens, {len(response.logprobs)} "
+                f"log-probabilities and spans over {num_spanned} tokens",
+                f"The three are equal and between 1 and {self.shape.max_response_tokens}",
+                _REPORT,
+            )

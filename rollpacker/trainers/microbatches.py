@@ -1,0 +1,140 @@
+"""Packs responses of mixed lengths into padded micro-batches within a budget.
+
+Invariant: every sample is in exactly one micro-batch, no micro-batch of two or more samples has more padded positions
+than the budget, and the packing is a function of the lengths in their order. So the same groups in the same order give
+the same floating-point sums.
+
+Rows are padded on the right. A causal model never looks to the right, so padding needs no attention mask and cannot
+change a real token's result.
+
+Shapes: B rows, T input positions, K <= T last positions that are scored (all response tokens lie there), N response
+tokens of the rows one after the other, R response tokens of one sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from rollpacker.protocols.rollout import Logprobs, TokenIds
+
+MICROBATCH_COST_TOKENS = 96
+"""What one more forward and backward pass costs beside its positions, counted in positions: 2 to 3 ms against 0.027 ms
+per position (2-layer Qwen2 of width 64, one CPU thread). Packing weighs it against padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One response with all that the loss needs of it."""
+
+    prompt_token_ids: TokenIds
+    """At least one."""
+    response_token_ids: TokenIds
+    """Shape [R], at least one."""
+    behaviour_logprobs: Logprobs
+    """Shape [R]."""
+    advantage: float
+    proximal_logprobs_R: Tensor | None = None
+    """None while the current policy is the proximal one."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Positions of the forward pass; the last token is predicted, never fed."""
+        return len(self.prompt_token_ids) + len(self.response_token_ids) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """Rows of one forward pass."""
+
+    rows: tuple[int, ...]
+    """Which samples, as indices into the sequence that was packed."""
+    num_tokens_B: tuple[int, ...]
+    """Response tokens of each row; they add up to N."""
+    input_ids_BT: Tensor
+    target_ids_BK: Tensor
+    """The tokens that the last K positions predict."""
+    is_response_BK: Tensor
+    """True N times, row by row in the order of the flat tensors."""
+    behaviour_N: Tensor
+    advantages_N: Tensor
+    proximal_N: Tensor | None
+
+    @property
+    def num_scored(self) -> int:
+        """K."""
+        return self.target_ids_BK.shape[1]
+
+
+def pack(samples: Sequence[Sample], max_padded_tokens: int, device: torch.device) -> list[MicroBatch]:
+    """Return micro-batches, the longest samples first."""
+    plan = plan_microbatches([sample.num_inputs for sample in samples], max_padded_tokens)
+    return [_collate(samples, rows, device) for rows in plan]
+
+
+def plan_microbatches(lengths: Sequence[int], max_padded_tokens: int) -> list[tuple[int, ...]]:
+    """Split indices into runs of similar length at the least cost, longest first.
+
+    The cost is padded positions plus `MICROBATCH_COST_TOKENS` per run. A run of several stays within
+    `max_padded_tokens`; a longer single one goes alone. Equal lengths keep their order. Quadratic in the number of
+    lengths, in numpy: 1 ms for 256, 10 ms for 1024.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    longest = np.array([lengths[index] for index in order], dtype=np.int64)
+    num = len(order)
+    cost = np.zeros(num + 1, dtype=np.int64)
+    start_of = np.zeros(num + 1, dtype=np.int64)
+    starts = np.arange(num)
+    for end in range(1, num + 1):
+        padded = longest[:end] * (end - starts[:end])
+        is_allowed = padded <= max_padded_tokens
+        is_allowed[end - 1] = True
+        total = np.where(is_allowed, cost[:end] + padded + MICROBATCH_COST_TOKENS, np.iinfo(np.int64).max)
+        start_of[end] = total.argmin()
+        cost[end] = total[start_of[end]]
+    runs: list[tuple[int, ...]] = []
+    end = num
+    while end:
+        start = int(start_of[end])
+        runs.append(tuple(order[start:end]))
+        end = start
+    return runs[::-1]
+
+
+def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.device) -> MicroBatch:
+    chosen = [samples[row] for row in rows]
+    num_inputs = max(sample.num_inputs for sample in chosen)
+    # Position p predicts token p + 1: the first response token is predicted by the prompt's last position.
+    first_scored = min(len(sample.prompt_token_ids) for sample in chosen) - 1
+    # What stands in the padding is never seen; 0 is a legal id of every vocabulary.
+    token_ids = np.zeros((len(rows), num_inputs + 1), dtype=np.int64)
+    is_response = np.zeros((len(rows), num_inputs - first_scored), dtype=np.bool_)
+    for row, sample in enumerate(chosen):
+        num_prompt, end = len(sample.prompt_token_ids), sample.num_inputs + 1
+        token_ids[row, :num_prompt] = sample.prompt_token_ids
+        token_ids[row, num_prompt:end] = sample.response_token_ids
+        is_response[row, num_prompt - 1 - first_scored : end - 1 - first_scored] = True
+    num_tokens = tuple(len(sample.response_token_ids) for sample in chosen)
+    proximal = [sample.proximal_logprobs_R for sample in chosen if sample.proximal_logprobs_R is not None]
+    assert len(proximal) in {0, len(chosen)}, "either every sample has proximal log-probabilities or none"
+    tokens = torch.from_numpy(token_ids).to(device)
+    return MicroBatch(
+        rows=rows,
+        num_tokens_B=num_tokens,
+        input_ids_BT=tokens[:, :-1],
+        target_ids_BK=tokens[:, first_scored + 1 :],
+        is_response_BK=torch.from_numpy(is_response).to(device),
+        behaviour_N=torch.from_numpy(np.concatenate([sample.behaviour_logprobs for sample in chosen])).to(device),
+        advantages_N=torch.from_numpy(
+            np.repeat(np.array([sample.advantage for sample in chosen], dtype=np.float32), num_tokens)
+        ).to(device),
+        proximal_N=torch.cat(proximal) if proximal else None,
+    )
