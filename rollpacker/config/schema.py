@@ -1,7 +1,8 @@
 """Every key of the configuration, its unit, its bounds and its default.
 
 A configuration is a frozen tree; unknown keys are errors. Defaults live here and only here: the files in `conf/`
-set what differs. Sections follow the Hydra groups.
+set what differs. Sections follow the Hydra groups. A validator's message has one line per part: the problem, what is
+allowed, what to do.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ class SystemSection(Section):
     def _race_needs_rewards(self) -> Self:
         if self.batching == "tail" and not self.overlap_rewards:
             raise ValueError(
-                "batching=tail needs overlap_rewards=true: a response counts in the race once its reward is known"
+                "system.overlap_rewards=false with system.batching=tail.\n"
+                "A response counts in the race once its reward is known, so rewards must overlap the rollout.\n"
+                "Set system.overlap_rewards=true, or system.batching=plain."
             )
         return self
 
@@ -223,9 +226,30 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
-        if self.rollout.num_prompts % self.trainer.num_minibatches:
+        num_prompts, num_minibatches = self.rollout.num_prompts, self.trainer.num_minibatches
+        if num_prompts % num_minibatches:
+            divisors = ", ".join(str(count) for count in range(1, num_prompts + 1) if num_prompts % count == 0)
             raise ValueError(
-                f"rollout.num_prompts={self.rollout.num_prompts} is not divisible by "
-                f"trainer.num_minibatches={self.trainer.num_minibatches}"
+                f"rollout.num_prompts={num_prompts} is not divisible by trainer.num_minibatches={num_minibatches}.\n"
+                f"All minibatches of a step have the same number of prompts; {num_prompts} is divisible by {divisors}.\n"
+                "Change one of the two."
             )
         return self
+
+
+class ScoredDataSection(Section):
+    """The prompts whose responses are judged."""
+
+    path: Path
+    """A JSONL file; each line has `id`, `domain`, `messages` or `prompt`, and `ground_truth`."""
+
+
+class ScoreConfig(Section):
+    """What `rollpacker score` takes: a reward is tried on given responses before anyone trains on it."""
+
+    responses: Path
+    """A JSONL file; each line has `id` and `response`. An id may come several times."""
+    out: Path
+    """The JSONL file to write; each line has `id`, `reward` and `reason`."""
+    data: ScoredDataSection
+    reward: RewardSection = RewardSection()
