@@ -1,0 +1,301 @@
+"""Turns the words of a command line into a judged configuration: Hydra composes, the schema judges.
+
+Whatever is wrong raises a `ConfigError` that lists every mistake found, before anything is created on disk. Hydra's
+base configuration is the schema's own default tree, so that every legal key can be overridden although the files in
+`conf/` do not repeat defaults, and a misspelt one is refused with the nearest legal name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from rollpacker.config.keys import REQUIRED, Key, default_tree, legal_keys, nearest, section_names
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra  # only the type: GlobalHydra hands the object out
+    from hydra.core.override_parser.types import Override
+    from pydantic_core import ErrorDetails
+
+DEFAULT_RUN_DIR = "runs/${now:%Y-%m-%d_%H-%M-%S}-${system.name}"
+"""Where a run writes when the user does not say."""
+
+Schema = TypeVar("Schema", bound=BaseModel, covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root(Generic[Schema]):
+    """One primary file of `conf/` and the schema that judges what it composes."""
+
+    name: str
+    """Of the file, without `.yaml`."""
+    schema: type[Schema]
+    base_name: str
+    """Under which the schema's default tree is known to Hydra."""
+
+    def defaults(self) -> dict[str, Any]:
+        """The base configuration: every legal key, `???` where the user must set it."""
+        tree = default_tree(self.schema)
+        if tree.get("run", {}).get("dir") == REQUIRED:
+            tree["run"]["dir"] = DEFAULT_RUN_DIR
+        return tree
+
+
+TRAIN = Root(name="config", schema=RunConfig, base_name="train_schema")
+SCORE = Root(name="score", schema=ScoreConfig, base_name="score_schema")
+
+
+def compose(overrides: Sequence[str]) -> RunConfig:
+    """Compose and judge the configuration of one training run."""
+    with hydra_session() as session:
+        return compose_in(session, TRAIN, overrides)
+
+
+def compose_score(overrides: Sequence[str]) -> ScoreConfig:
+    """Compose and judge what `rollpacker score` takes."""
+    with hydra_session() as session:
+        return compose_in(session, SCORE, overrides)
+
+
+def to_yaml(config: BaseModel) -> str:
+    """The resolved configuration as YAML, in the schema's order."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
+
+
+def conf_dir() -> Path:
+    """The packaged `conf/`: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def group_options(root: Root[BaseModel]) -> dict[str, tuple[str, ...]]:
+    """The groups in the primary file's defaults list, in its order, each with its options."""
+    primary = yaml.safe_load((conf_dir() / f"{root.name}.yaml").read_text(encoding="utf-8"))
+    names = [next(iter(entry)) for entry in primary["defaults"] if isinstance(entry, dict)]
+    return {
+        name: tuple(sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")))
+        for name in names
+        if not name.startswith("override ")
+    }
+
+
+@contextlib.contextmanager
+def hydra_session() -> Iterator[Hydra]:
+    """A Hydra on the packaged `conf/`; what a surrounding Hydra program had set is put back afterwards."""
+    for root in (TRAIN, SCORE):
+        ConfigStore.instance().store(name=root.base_name, node=_base_config(root), provider="rollpacker")
+    surrounding, surrounding_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), job_name="rollpacker", version_base="1.3"):
+            session = GlobalHydra.instance().hydra
+            assert session is not None
+            yield session
+    finally:
+        GlobalHydra.instance().hydra = surrounding
+        HydraConfig.instance().cfg = surrounding_config
+
+
+def compose_in(session: Hydra, root: Root[Schema], overrides: Sequence[str], job_num: int | None = None) -> Schema:
+    """Compose one configuration within a session, as Hydra composes the job `job_num` of a multirun."""
+    parsed = parse_overrides(session, root, overrides)
+    raise_mistakes([mistake for override in parsed for mistake in _sweep_mistakes(override)])
+    with translated_errors(root):
+        config = session.config_loader.load_configuration(root.name, list(overrides), run_mode=RunMode.RUN)
+        if job_num is not None:
+            with open_dict(config.hydra.job):
+                config.hydra.job.num = job_num
+        HydraConfig.instance().set_config(config)
+    return judge(root, config)
+
+
+def judge(root: Root[Schema], config: DictConfig) -> Schema:
+    """Resolve a composed configuration and hold it against the schema."""
+    own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+    with translated_errors(root):
+        tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
+    try:
+        return root.schema.model_validate(_without_missing(tree))
+    except ValidationError as error:
+        raise_mistakes([_schema_mistake(root, details) for details in error.errors(include_url=False)])
+        raise AssertionError("a validation error lists at least one mistake") from error
+
+
+def parse_overrides(session: Hydra, root: Root[Schema], overrides: Sequence[str]) -> list[Override]:
+    """Parse overrides by Hydra's grammar; raises for unknown keys and unknown options of a group, all of them."""
+    parser = OverridesParser.create(session.config_loader)
+    parsed: list[Override] = []
+    mistakes: list[UserError] = []
+    for text in overrides:
+        try:
+            parsed.extend(parser.parse_overrides([text]))
+        except OverrideParseException as error:
+            mistakes.append(_grammar_mistake(root, text, error))
+    mistakes.extend(_name_mistakes(root, parsed))
+    raise_mistakes(mistakes)
+    return parsed
+
+
+@contextlib.contextmanager
+def translated_errors(root: Root[BaseModel]) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise into a `ConfigError`."""
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, option = str(error.missing_cfg_file or "").rpartition("/")
+        raise _unknown_option(group, option, error.options or ()) from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        source = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+        first_line = str(source).strip().partition("\n")[0]
+        key = getattr(source, "full_key", None)
+        if isinstance(source, ConfigKeyError | ConfigAttributeError) and key and not key.startswith("hydra"):
+            raise unknown_key(root, key) from error
+        raise ConfigError(
+            f"{key}: {first_line}" if key else first_line or type(source).__name__,
+            "",
+            f"`rollpacker {_command(root)} --help` lists every group and key.",
+        ) from error
+
+
+def _base_config(root: Root[BaseModel]) -> DictConfig:
+    config = OmegaConf.create(root.defaults())
+    for key in legal_keys(root.schema).values():
+        if key.is_mapping:
+            # Hydra closes the whole tree against new keys; here the user chooses them.
+            OmegaConf.set_struct(OmegaConf.select(config, key.name), False)
+    return config
+
+
+def _without_missing(tree: Any) -> Any:
+    """Leave out what is still `???`, so that the schema reports it as missing together with all else."""
+    if not isinstance(tree, dict):
+        return tree
+    return {name: _without_missing(value) for name, value in tree.items() if value != REQUIRED}
+
+
+def _command(root: Root[BaseModel]) -> str:
+    return "train" if root.schema is RunConfig else root.name
+
+
+def _name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator[UserError]:
+    keys, sections, groups = legal_keys(root.schema), section_names(root.schema), group_options(root)
+    has_searchpath = any(override.key_or_group == "hydra.searchpath" for override in parsed)
+    for override in parsed:
+        name = override.key_or_group
+        if name == "hydra" or name.startswith(("hydra.", "hydra/")):
+            continue  # Hydra's own keys, which Hydra judges
+        if name in groups and not isinstance(override._value, dict):  # noqa: SLF001 - value() refuses sweeps
+            if not has_searchpath:  # with one, only Hydra knows the options
+                yield from _option_mistakes(override, groups[name])
+        elif name not in keys and name not in sections and not _is_below_mapping(name, keys):
+            yield unknown_key(root, name)
+
+
+def _option_mistakes(override: Override, options: Sequence[str]) -> Iterator[UserError]:
+    if override.is_delete() or (override.is_sweep_override() and not override.is_discrete_sweep()):
+        return
+    for choice in override.sweep_iterator() if override.is_sweep_override() else [override.value()]:
+        if isinstance(choice, str) and choice not in options:
+            yield _unknown_option(override.key_or_group, choice, options)
+
+
+def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
+    parent = keys.get(name.rpartition(".")[0])
+    return parent is not None and parent.is_mapping
+
+
+def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
+    """A key that the schema does not have."""
+    close = nearest(name, [*legal_keys(root.schema), *group_options(root)])
+    return ConfigError(
+        f"`{name}` is not a key of the configuration.",
+        f"The nearest legal key is `{close[0]}`." if close else "",
+        f"`rollpacker {_command(root)} --help` lists every key.",
+    )
+
+
+def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigError:
+    close = nearest(choice, options)
+    return ConfigError(
+        f"`{choice}` is not an option of the group `{group}`.",
+        f"Its options are {', '.join(options)}." if options else "The group has no options.",
+        f"Write {group}={close[0]}." if close else f"Choose one of them: {group}={next(iter(options), '...')}.",
+    )
+
+
+def _grammar_mistake(root: Root[BaseModel], text: str, error: OverrideParseException) -> ConfigError:
+    if "=" not in text and not text.startswith("~"):
+        groups = [f"{group}={text}" for group, options in group_options(root).items() if text in options]
+        close = groups or [f"{key}=VALUE" for key in nearest(text, legal_keys(root.schema))]
+        remedy = f"Write {close[0]}" if close else "Write key=value."
+        return ConfigError(f"`{text}` has no value.", "An argument is key=value or group=option.", remedy)
+    detail = error.message.strip().partition("\n")[0]
+    return ConfigError(
+        f"`{text}` cannot be read: {detail}.",
+        "An argument is key=value or group=option.",
+        "Quote a value that holds blanks, commas, brackets or equals signs: key='\"a b\"'.",
+    )
+
+
+def _sweep_mistakes(override: Override) -> Iterator[UserError]:
+    if override.is_sweep_override():
+        yield ConfigError(
+            f"`{override.input_line}` gives several values to one run.",
+            "A single run takes one value; a value that is a list stands in brackets.",
+            "Add -m to run once per value.",
+        )
+
+
+def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError:
+    keys = legal_keys(root.schema)
+    path = [str(part) for part in details["loc"]]
+    name = ".".join(path)
+    # An error inside a list or a mapping belongs to the key that holds it.
+    key = next((keys[".".join(path[:end])] for end in range(len(path), 0, -1) if ".".join(path[:end]) in keys), None)
+    match details["type"]:
+        case "extra_forbidden":
+            return unknown_key(root, name)
+        case "missing":
+            return ConfigError(
+                f"`{name}` is not set.",
+                key.doc if key else "",
+                f"Add {name}=..." if key else f"`rollpacker {_command(root)} --help` lists its keys.",
+            )
+        case "value_error":
+            return ConfigError(*str(details["ctx"]["error"]).split("\n"))
+    shown = f"{name}={_shown(details['input'])}"
+    if key is None:
+        return ConfigError(f"{shown} is not legal: {details['msg']}.")
+    close = nearest(str(details["input"]), key.choices)
+    return ConfigError(
+        f"{shown} is {_fault(details['type'])}.",
+        f"`{key.name}` is {key.legal}.",
+        f"Write {key.name}={close[0]}." if close else "",
+    )
+
+
+def _fault(kind: str) -> str:
+    return "out of bounds" if kind.startswith(("greater_than", "less_than", "finite_number")) else "not legal"
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

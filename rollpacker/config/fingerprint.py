@@ -1,0 +1,70 @@
+"""What of a configuration defines a run's result, and its hash: a checkpoint is resumed only by the same run.
+
+Left out, and free to change between two attempts of one run, is what changes only where or how fast the same result
+is reached, or how long the run goes on:
+
+* `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `tracker`: what is
+  written, and where;
+* `backend`, `resources`, `num_threads`, `engine.num_engines`, `engine.max_num_seqs`, `reward.num_workers`: who works on
+  it; a sample draws from its own generator, so its tokens do not depend on them beyond floating-point ties;
+* `trainer.max_tokens_per_microbatch`: the loss is a sum, so its parts change only the rounding;
+* `run.num_steps` under a constant learning rate: a finished run may be continued. A decaying schedule spans the steps,
+  so there it counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from rollpacker.config.schema import RunConfig
+
+NOT_DEFINING = (
+    "run.dir",
+    "run.resume",
+    "run.checkpoint_every_steps",
+    "run.keep_checkpoints",
+    "run.progress",
+    "tracker",
+    "backend",
+    "engine.resources",
+    "engine.num_threads",
+    "engine.num_engines",
+    "engine.max_num_seqs",
+    "trainer.resources",
+    "trainer.num_threads",
+    "trainer.max_tokens_per_microbatch",
+    "reward.resources",
+    "reward.num_workers",
+)
+
+
+def defining_values(config: RunConfig) -> dict[str, Any]:
+    """Every value that defines the run's result, as plain data by dotted key; input paths are absolute."""
+    values = {
+        name: value
+        for name, value in _flatten(config.model_dump(mode="json"), "")
+        if not any(name == left_out or name.startswith(f"{left_out}.") for left_out in NOT_DEFINING)
+    }
+    values["model.path"] = str(config.model.path.resolve())
+    values["data.path"] = str(config.data.path.resolve())
+    if config.trainer.lr_schedule == "constant":
+        del values["run.num_steps"]
+    return values
+
+
+def config_fingerprint(config: RunConfig) -> str:
+    """Sixteen hexadecimal digits over `defining_values`, the same on every machine and in every process."""
+    text = json.dumps(defining_values(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _flatten(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            leaves.extend(_flatten(value, f"{prefix}{name}."))
+        else:
+            leaves.append((f"{prefix}{name}", value))
+    return leaves

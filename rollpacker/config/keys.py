@@ -1,0 +1,181 @@
+"""Every legal key of a schema as plain data: its type, bounds, default and documentation.
+
+Help texts, Hydra's base configuration, the nearest legal name of a misspelt key and the wording of every error are
+derived from here, and this is derived from the schema: a key is described once, under its field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+REQUIRED = "???"
+"""The default of a key that the user must set, in OmegaConf's spelling."""
+
+NEAREST_CUTOFF = 0.6
+"""Least similarity, as difflib measures it, of a name worth suggesting; difflib's own default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One leaf of the configuration."""
+
+    name: str
+    """Dotted, such as `rollout.num_prompts`."""
+    kind: str
+    """Its type in words, such as `an integer`."""
+    bounds: str
+    """In words, such as `at least 1`; empty when any value of the type will do."""
+    choices: tuple[str, ...]
+    """All legal values, when they are few."""
+    default: object
+    """As plain YAML data; `REQUIRED` when the user must set it."""
+    doc: str
+    """What the schema says under the field."""
+    is_optional: bool
+    """True when null is legal."""
+    is_mapping: bool
+    """True when the user chooses the names below it."""
+
+    @property
+    def legal(self) -> str:
+        """What is allowed, as the end of a sentence."""
+        return ", ".join(part for part in (self.kind, self.bounds, "or null" if self.is_optional else "") if part)
+
+
+@functools.cache
+def legal_keys(schema: type[BaseModel]) -> Mapping[str, Key]:
+    """Every leaf by its dotted name, in the schema's order."""
+    return types.MappingProxyType({key.name: key for key in _walk(schema, None, "")})
+
+
+def section_names(schema: type[BaseModel]) -> tuple[str, ...]:
+    """Every inner node by its dotted name, parents first."""
+    names: dict[str, None] = {}
+    for name in legal_keys(schema):
+        parts = name.split(".")
+        for depth in range(1, len(parts)):
+            names.setdefault(".".join(parts[:depth]))
+    return tuple(names)
+
+
+def default_tree(schema: type[BaseModel]) -> dict[str, Any]:
+    """The schema's defaults as nested plain data."""
+    tree: dict[str, Any] = {}
+    for key in legal_keys(schema).values():
+        *sections, leaf = key.name.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[leaf] = key.default
+    return tree
+
+
+def nearest(name: str, legal: Iterable[str], *, limit: int = 1) -> tuple[str, ...]:
+    """The legal names most like `name`, best first; none when nothing is like it.
+
+    A dotted name is compared whole and by its last part, so that `num_steps` finds `run.num_steps`.
+    """
+
+    def similarity(candidate: str) -> float:
+        whole = difflib.SequenceMatcher(a=name.lower(), b=candidate.lower()).ratio()
+        leaf, candidate_leaf = name.rpartition(".")[2].lower(), candidate.rpartition(".")[2].lower()
+        # A leaf in another section is a worse match than the same distance in the right one.
+        return max(whole, 0.9 * difflib.SequenceMatcher(a=leaf, b=candidate_leaf).ratio())
+
+    ranked = sorted(((similarity(candidate), candidate) for candidate in legal), key=lambda pair: (-pair[0], pair[1]))
+    return tuple(candidate for score, candidate in ranked[:limit] if score >= NEAREST_CUTOFF)
+
+
+def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str) -> Iterable[Key]:
+    for name, field in schema.model_fields.items():
+        dotted = f"{prefix}{name}"
+        given = field.get_default(call_default_factory=True) if values is None else getattr(values, name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _walk(field.annotation, None if field.is_required() else given, f"{dotted}.")
+        else:
+            is_required = values is None and field.is_required()
+            yield _leaf(dotted, field, REQUIRED if is_required else given)
+
+
+def _leaf(name: str, field: FieldInfo, default: object) -> Key:
+    annotation, is_optional = _without_none(field.annotation)
+    choices: tuple[str, ...] = ()
+    if typing.get_origin(annotation) is Literal:
+        choices = tuple(str(choice) for choice in typing.get_args(annotation))
+    return Key(
+        name=name,
+        kind=_kind(annotation),
+        bounds=_bounds(field.metadata),
+        choices=choices,
+        default=_plain(default),
+        doc=" ".join((field.description or "").split()),
+        is_optional=is_optional,
+        is_mapping=typing.get_origin(annotation) is dict,
+    )
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if typing.get_origin(annotation) in {Union, types.UnionType}:
+        rest = [part for part in typing.get_args(annotation) if part is not type(None)]
+        if len(rest) == 1:
+            return rest[0], True
+    return annotation, False
+
+
+def _kind(annotation: Any) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        bounds = _bounds(_flatten(parts[1:]))
+        return f"{_kind(parts[0])} {bounds}" if bounds else _kind(parts[0])
+    if origin is Literal:
+        return "one of " + ", ".join(str(part) for part in parts)
+    if origin is tuple:
+        return f"a list of {len(parts)}: " + ", ".join(_kind(part) for part in parts)
+    if origin is dict:
+        return f"a mapping of each name to {_kind(parts[1])}"
+    words: Mapping[Any, str] = {
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        str: "a text",
+        Path: "a path",
+    }
+    return words[annotation]
+
+
+def _flatten(metadata: Iterable[Any]) -> list[Any]:
+    return [item for entry in metadata for item in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    words: list[str] = []
+    for item in metadata:
+        match item:
+            case annotated_types.Ge(ge=bound):
+                words.append(f"at least {bound}")
+            case annotated_types.Gt(gt=bound):
+                words.append(f"above {bound}")
+            case annotated_types.Le(le=bound):
+                words.append(f"at most {bound}")
+            case annotated_types.Lt(lt=bound):
+                words.append(f"below {bound}")
+    return " and ".join(words)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,23 @@
+"""Many mistakes of the user as one error, so that a configuration is judged whole and not one key per attempt."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rollpacker.core.errors import ConfigError, UserError
+
+
+def raise_mistakes(mistakes: Sequence[UserError]) -> None:
+    """Raise nothing for none, the mistake itself for one, and a `ConfigError` that lists all of them for several."""
+    if not mistakes:
+        return
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    listed = "\n".join(_as_item(number, mistake) for number, mistake in enumerate(mistakes, start=1))
+    raise ConfigError(f"{len(mistakes)} mistakes:\n{listed}")
+
+
+def _as_item(number: int, mistake: UserError) -> str:
+    first, *rest = [part for part in (mistake.problem, mistake.allowed, mistake.remedy) if part]
+    return f"{number}. {first}" + "".join("\n" + textwrap.indent(part, "   ") for part in rest)

@@ -1,0 +1,162 @@
+"""Hydra's multirun, judged whole: every point is composed and held against the schema before the first one starts.
+
+Points have their own run directories. Without a `run.dir` the sweep writes into one dated folder, a numbered directory
+per point; with one, it must differ between the points. Hydra's own record, `multirun.yaml`, goes into the folder that
+the points share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from rollpacker.config.compose import (
+    DEFAULT_RUN_DIR,
+    TRAIN,
+    compose_in,
+    hydra_session,
+    judge,
+    parse_overrides,
+    translated_errors,
+)
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra  # only the type
+
+HYDRA_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A multirun whose points are known and legal."""
+
+    overrides: tuple[str, ...]
+    """What Hydra is told."""
+    points: tuple[tuple[str, ...], ...]
+    """The overrides of each point, in the order in which Hydra runs them."""
+    configs: tuple[RunConfig, ...]
+    """One per point."""
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """List the overrides of every point that a multirun would run, in Hydra's order; does not judge their values."""
+    with hydra_session() as session:
+        return _expand(session, overrides)
+
+
+def compose_sweep(overrides: Sequence[str]) -> Sweep:
+    """Expand a multirun and judge every point of it; two points that would share a `run.dir` are refused."""
+    with hydra_session() as session:
+        points = _expand(session, overrides)
+        own_dirs = _run_dir_overrides(session, points[0])
+        points = [[*point, *own_dirs] for point in points]
+        configs: list[RunConfig] = []
+        mistakes: dict[str, UserError] = {}
+        for number, point in enumerate(points):
+            try:
+                configs.append(compose_in(session, TRAIN, point, job_num=number))
+            except UserError as mistake:
+                mistakes.setdefault(str(mistake), mistake)  # most mistakes are the same in every point: say them once
+        raise_mistakes(list(mistakes.values()))
+    _refuse_shared_dirs(configs)
+    shared_folder = _shared_folder([config.run.dir for config in configs])
+    return Sweep(
+        overrides=(*overrides, *own_dirs, f"hydra.sweep.dir={_quoted(shared_folder)}"),
+        points=tuple(tuple(point) for point in points),
+        configs=tuple(configs),
+    )
+
+
+def run_sweep(sweep: Sweep, task: Callable[[DictConfig], None]) -> None:
+    """Run all points through Hydra's sweeper and launcher; raises the first failure after all points have ended.
+
+    `task` is a module-level function: a launcher may pickle it to another machine. It turns its argument into a
+    `RunConfig` by `config_of_point`.
+    """
+    with hydra_session() as session:
+        session.multirun(
+            config_name=TRAIN.name,
+            task_function=task,
+            overrides=list(sweep.overrides),
+            with_log_configuration=False,
+        )
+
+
+def config_of_point(config: DictConfig) -> RunConfig:
+    """Judge what Hydra composed for one point."""
+    return judge(TRAIN, config)
+
+
+def _expand(session: Hydra, overrides: Sequence[str]) -> list[list[str]]:
+    parse_overrides(session, TRAIN, overrides)
+    with translated_errors(TRAIN):
+        base = session.config_loader.load_configuration(TRAIN.name, list(overrides), run_mode=RunMode.MULTIRUN)
+    if base.hydra.sweeper._target_ != HYDRA_SWEEPER:
+        raise ConfigError(
+            f"The sweeper {base.hydra.sweeper._target_} chooses its points as it goes.",
+            "A multirun is judged whole before its first point starts, so its points must be known.",
+            "Leave out hydra/sweeper=...",
+        )
+    task_overrides = OmegaConf.to_container(base.hydra.overrides.task, resolve=False)
+    hydra_overrides = OmegaConf.to_container(base.hydra.overrides.hydra, resolve=False)
+    assert isinstance(task_overrides, list)
+    assert isinstance(hydra_overrides, list)
+    given = [f"{name}={value}" for name, value in (base.hydra.sweeper.params or {}).items()] + task_overrides
+    choices: dict[str, list[str]] = {}
+    for override in OverridesParser.create(session.config_loader).parse_overrides(given):
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            choices[key] = [str(override.input_line)]
+        elif override.is_discrete_sweep():
+            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise ConfigError(
+                f"`{override.input_line}` has no countable values.",
+                "A multirun takes a,b,c or range(start,stop,step).",
+            )
+    return [[*hydra_overrides, *point] for point in itertools.product(*choices.values())]
+
+
+def _run_dir_overrides(session: Hydra, point: Sequence[str]) -> list[str]:
+    """Give each point a directory of its own when the user named none."""
+    with translated_errors(TRAIN):
+        config = session.config_loader.load_configuration(TRAIN.name, list(point), run_mode=RunMode.RUN)
+    if OmegaConf.to_container(config, resolve=False)["run"]["dir"] != DEFAULT_RUN_DIR:  # type: ignore[call-overload, index]
+        return []
+    started = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    return [f"run.dir=runs/{started}/${{hydra:job.num}}-${{system.name}}"]
+
+
+def _refuse_shared_dirs(configs: Sequence[RunConfig]) -> None:
+    owners: dict[Path, int] = {}
+    for number, config in enumerate(configs):
+        folder = config.run.dir.resolve()
+        if folder in owners:
+            raise ConfigError(
+                f"Points {owners[folder]} and {number} of the multirun would both write into run.dir={config.run.dir}.",
+                "Every point has its own run directory.",
+                f"Leave run.dir out, or let it differ: run.dir='{config.run.dir}/${{hydra:job.num}}-${{system.name}}'",
+            )
+        owners[folder] = number
+
+
+def _shared_folder(run_dirs: Sequence[Path]) -> Path:
+    shared = Path(os.path.commonpath([folder.resolve().parent for folder in run_dirs]))
+    return Path(os.path.relpath(shared)) if shared.is_relative_to(Path.cwd()) else shared
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
