@@ -81,6 +81,11 @@ class StorageFailed(WorldError):
 class InternalError(RollpackerError):
     exit_code = 70
 
+    def __init__(
+        self, problem: str, allowed: str = "", remedy: str = "This is a bug: please report it with the run's event log."
+    ) -> None:
+        super().__init__(problem, allowed, remedy)
+
 
 class ImpossibleEvent(InternalError):
     pass
