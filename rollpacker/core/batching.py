@@ -1,0 +1,67 @@
+"""What every batching machine is: the events that it takes and the decisions that it gives.
+
+A batching machine decides *which* requests start and stop; the router decides *where*. So a decision names no
+engine. The scheduler turns `StartRequests` into `Launch` and `StopRequests` into `Abort`; every other decision is a
+command already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from rollpacker.core.commands import AcceptGroup, BeginRound, DrawPrompts, EndRound, EndRun, ScoreResponse
+from rollpacker.core.events import PromptsDrawn, ResponseAborted, ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.ids import RequestId
+from rollpacker.core.settings import SchedulerSettings
+
+BatchingEvent = StepStarted | PromptsDrawn | ResponseFinished | ResponseAborted | RewardComputed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRequests:
+    """Generate these responses, wherever there is room."""
+
+    requests: tuple[RequestId, ...]
+    """In launch order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequests:
+    """Stop these responses, wherever they run."""
+
+    requests: tuple[RequestId, ...]
+    """All of them still running, in launch order of their prompts."""
+
+
+Decision = DrawPrompts | BeginRound | StartRequests | StopRequests | ScoreResponse | AcceptGroup | EndRound | EndRun
+
+
+class BatchingMachine(Protocol):
+    """Packs prompts into rounds."""
+
+    def __init__(self, settings: SchedulerSettings) -> None: ...
+
+    def handle(self, event: BatchingEvent, now: float) -> tuple[Decision, ...]:
+        """Take in one fact.
+
+        Raises:
+            ImpossibleEvent: It cannot have happened; nothing was changed.
+        """
+
+    def running_requests(self) -> list[RequestId]:
+        """List what was started and has neither finished nor been stopped."""
+
+    def check(self) -> None:
+        """Re-derive the machine's invariants from scratch.
+
+        Raises:
+            InvariantViolated: The state contradicts itself.
+        """
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the whole state as JSON data that shares nothing with the machine."""
+
+    @classmethod
+    def restore(cls, settings: SchedulerSettings, snapshot: dict[str, Any]) -> Self:
+        """Rebuild the machine that gave the snapshot."""

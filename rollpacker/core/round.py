@@ -1,0 +1,310 @@
+"""The ledger of one rollout round: which samples run, finished and were scored, and what became of each prompt.
+
+It keeps the books and judges facts; it makes no policy. Both batching machines stand on it. A round goes
+
+    closed ──expect(StepStarted)──> closed, step known ──begin──> open ──close──> closed
+
+and within an open round
+
+    sample:  running ──finish──> finished ──score──> scored
+    group:   racing ──accept──> accepted       (its `num_responses` scored samples are the group)
+                    ──defer───> deferred       (it will run again, from scratch)
+
+A group that is no longer racing is decided: its samples stand as they stood then.
+
+Every fact about a request is one of three:
+
+* news: it moves a running or finished sample of a racing group one state on;
+* late: of an older round, of a decided group, or told before; it changes nothing, because an abort may lose the race
+  with the last token and a message may come twice;
+* impossible: of a round to come, of a prompt or sample never launched, a finish by a foreign policy version, a reward
+  before its finish. It raises `ImpossibleEvent` and changes nothing.
+
+There is one round per step, so a round has its step's number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from rollpacker.core.batching import StartRequests
+from rollpacker.core.commands import AcceptGroup, BeginRound, RoundKind
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
+from rollpacker.core.events import ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.core.supply import DrawnPrompt
+
+RUNNING: Final = ord("r")
+FINISHED: Final = ord("f")
+SCORED: Final = ord("s")
+
+
+class Outcome(StrEnum):
+    """What became of a prompt in its round."""
+
+    RACING = "racing"
+    ACCEPTED = "accepted"
+    DEFERRED = "deferred"
+
+
+class Group:
+    """One prompt's samples in the open round."""
+
+    __slots__ = ("domain", "outcome", "prompt", "samples")
+
+    def __init__(self, drawn: DrawnPrompt, samples: bytearray, outcome: Outcome = Outcome.RACING) -> None:
+        self.prompt, self.domain = drawn
+        self.samples = samples
+        """One letter per sample: RUNNING, FINISHED or SCORED. `rrsf` reads well in a snapshot and counts in C."""
+        self.outcome = outcome
+
+    @property
+    def num_scored(self) -> int:
+        return self.samples.count(SCORED)
+
+    def with_state(self, state: int) -> list[int]:
+        """List the samples in one state, ascending."""
+        return [index for index, each in enumerate(self.samples) if each == state]
+
+
+class RoundLedger:
+    """The books of the open round, and between rounds the number of the last one."""
+
+    def __init__(self) -> None:
+        self.round = -1
+        """The open round, or the last one."""
+        self.policy_version = -1
+        """What every sample of the round must come from."""
+        self.num_responses = 0
+        """Scored samples that complete a group."""
+        self.groups: dict[PromptId, Group] = {}
+        """In launch order; empty between rounds."""
+        self.places: dict[Domain, int] = {}
+        """Per domain, how many more groups the batch takes."""
+        self.num_running = 0
+        """Running samples of racing groups."""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.groups)
+
+    @property
+    def is_full(self) -> bool:
+        """True when the batch has all its groups."""
+        return not any(self.places.values())
+
+    # Opening and closing
+
+    def expect(self, event: StepStarted, *, is_drawing: bool) -> None:
+        """Note the step that the next round is for.
+
+        Raises:
+            ImpossibleEvent: The step is not the next one, or the last one still draws or runs.
+        """
+        if is_drawing or self.is_open:
+            raise ImpossibleEvent(
+                f"Step {event.step} started while step {self.round + is_drawing} is under way.",
+                "A step starts after the EndRound of the one before.",
+            )
+        if event.step != self.round + 1:
+            raise ImpossibleEvent(
+                f"Step {event.step} started after step {self.round}.", f"The next step is {self.round + 1}."
+            )
+        self.policy_version = event.policy_version
+
+    def begin(
+        self,
+        kind: RoundKind,
+        prompts: Sequence[DrawnPrompt],
+        places: Mapping[Domain, int],
+        *,
+        num_launched: int,
+        num_needed: int,
+    ) -> tuple[BeginRound, StartRequests]:
+        """Open the next round.
+
+        Args:
+            kind: How the round is recorded.
+            prompts: What is launched, in launch order.
+            places: Groups that the batch takes, per domain.
+            num_launched: Samples per prompt.
+            num_needed: Scored samples that complete a group.
+        """
+        self.round += 1
+        self.num_responses = num_needed
+        self.groups = {drawn.prompt: Group(drawn, bytearray([RUNNING]) * num_launched) for drawn in prompts}
+        self.places = dict(places)
+        self.num_running = len(prompts) * num_launched
+        return (
+            BeginRound(
+                round=self.round,
+                step=self.round,
+                kind=kind,
+                num_prompts_launched=len(prompts),
+                num_prompts_needed=sum(places.values()),
+                num_responses_launched=num_launched,
+                num_responses_needed=num_needed,
+            ),
+            StartRequests(requests=tuple(self.running_requests())),
+        )
+
+    def close(self) -> tuple[PromptId, ...]:
+        """End the round and give the accepted prompts in launch order."""
+        accepted = tuple(group.prompt for group in self.groups.values() if group.outcome is Outcome.ACCEPTED)
+        self.groups = {}
+        self.places = {}
+        return accepted
+
+    # Facts
+
+    def finish(self, event: ResponseFinished) -> bool:
+        """Record a finish; False if it comes late.
+
+        Raises:
+            ImpossibleEvent: The request was never made, or another policy version answered it.
+        """
+        request = event.request
+        group = self.launched_group(request)
+        if group is None or group.outcome is not Outcome.RACING or group.samples[request.sample] != RUNNING:
+            return False
+        if event.policy_version != self.policy_version:
+            raise ImpossibleEvent(
+                f"{request} was generated by policy version {event.policy_version}.",
+                f"Every engine holds version {self.policy_version} in round {self.round}.",
+            )
+        group.samples[request.sample] = FINISHED
+        self.num_running -= 1
+        return True
+
+    def score(self, event: RewardComputed) -> Group | None:
+        """Record a reward and give its group; None if it comes late.
+
+        Raises:
+            ImpossibleEvent: The request was never made, or has not finished.
+        """
+        request = event.request
+        group = self.launched_group(request)
+        if group is None:
+            return None
+        if group.samples[request.sample] == RUNNING:
+            raise ImpossibleEvent(f"{request} was scored before it finished.", "A response is scored once, after it.")
+        if group.outcome is not Outcome.RACING or group.samples[request.sample] == SCORED:
+            return None
+        group.samples[request.sample] = SCORED
+        return group
+
+    def launched_group(self, request: RequestId) -> Group | None:
+        """Look up the group of a request; None if its round is over.
+
+        Raises:
+            ImpossibleEvent: The request was never made.
+        """
+        if request.round > self.round:
+            raise ImpossibleEvent(f"{request} belongs to a round to come.", f"The last round is {self.round}.")
+        if request.round < self.round or not self.groups:
+            return None
+        group = self.groups.get(request.prompt)
+        if group is None or not 0 <= request.sample < len(group.samples):
+            raise ImpossibleEvent(f"{request} was never launched.", f"Round {self.round} launched others.")
+        return group
+
+    # Decisions
+
+    def accept(self, group: Group) -> tuple[AcceptGroup, list[RequestId]]:
+        """Give a complete group its place; also gives its requests that still run."""
+        self.places[group.domain] -= 1
+        running = self._decide(group, Outcome.ACCEPTED)
+        samples = tuple(group.with_state(SCORED))
+        return AcceptGroup(round=self.round, prompt=group.prompt, samples=samples), running
+
+    def defer(self, group: Group) -> list[RequestId]:
+        """Take a group out of the race; gives its requests that still run."""
+        return self._decide(group, Outcome.DEFERRED)
+
+    def _decide(self, group: Group, outcome: Outcome) -> list[RequestId]:
+        group.outcome = outcome
+        running = [RequestId(self.round, group.prompt, sample) for sample in group.with_state(RUNNING)]
+        self.num_running -= len(running)
+        return running
+
+    # Views
+
+    def racing_groups(self) -> Iterator[Group]:
+        """In launch order."""
+        return (group for group in self.groups.values() if group.outcome is Outcome.RACING)
+
+    def running_requests(self) -> Iterator[RequestId]:
+        """What is still needed from the engines, in launch order."""
+        return self._requests(RUNNING)
+
+    def finished_requests(self) -> Iterator[RequestId]:
+        """What waits for its reward, in launch order."""
+        return self._requests(FINISHED)
+
+    def _requests(self, state: int) -> Iterator[RequestId]:
+        return (
+            RequestId(self.round, group.prompt, sample)
+            for group in self.racing_groups()
+            for sample in group.with_state(state)
+        )
+
+    # Self-check and snapshot
+
+    def check(self) -> None:
+        """Re-derive the ledger's invariants.
+
+        Raises:
+            InvariantViolated: A counter is off, or the round can never end.
+        """
+        racing = list(self.racing_groups())
+        for group in self.groups.values():
+            if group.num_scored > self.num_responses or (
+                (group.num_scored == self.num_responses) != (group.outcome is Outcome.ACCEPTED)
+            ):
+                raise InvariantViolated(
+                    f"{group.prompt} is {group.outcome.value} with {group.num_scored} scored samples."
+                )
+            if len(group.samples) < self.num_responses:
+                raise InvariantViolated(f"{group.prompt} runs {len(group.samples)} samples of {self.num_responses}.")
+        if self.num_running != sum(1 for _ in self.running_requests()):
+            raise InvariantViolated(f"num_running is {self.num_running}.")
+        if self.is_open and self.is_full:
+            raise InvariantViolated(f"Round {self.round} is open although its batch is complete.")
+        num_racing = Counter(group.domain for group in racing)
+        for domain in self.places.keys() | num_racing.keys():
+            places = self.places.get(domain, 0)
+            if not 0 <= places <= num_racing[domain] or (num_racing[domain] and not places):
+                raise InvariantViolated(f"{num_racing[domain]} prompts of {domain!r} race for {places} places.")
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "policy_version": self.policy_version,
+            "num_responses": self.num_responses,
+            "groups": [
+                {
+                    "prompt": list(group.prompt),
+                    "domain": group.domain,
+                    "outcome": group.outcome.value,
+                    "samples": group.samples.decode(),
+                }
+                for group in self.groups.values()
+            ],
+            "places": dict(self.places),
+        }
+
+    @classmethod
+    def restore(cls, snapshot: dict[str, Any]) -> Self:
+        ledger = cls()
+        ledger.round = snapshot["round"]
+        ledger.policy_version = snapshot["policy_version"]
+        ledger.num_responses = snapshot["num_responses"]
+        for row in snapshot["groups"]:
+            drawn = DrawnPrompt(PromptId(*row["prompt"]), Domain(row["domain"]))
+            ledger.groups[drawn.prompt] = Group(drawn, bytearray(row["samples"].encode()), Outcome(row["outcome"]))
+        ledger.places = {Domain(domain): places for domain, places in snapshot["places"].items()}
+        ledger.num_running = sum(1 for _ in ledger.running_requests())
+        return ledger
