@@ -1,0 +1,106 @@
+r"""Judges math answers with math-verify: LaTeX, numbers, sets, intervals, and words such as `Yes`.
+
+The answer is the last `\boxed{}`, else an announced one ("the answer is 3"), else the last formula or number of the
+text; of a truncated response only the first two count. The ground truth may come bare, in `$...$` or in `\boxed{}`.
+
+* `correct`, `wrong_answer`;
+* `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
+* `unparsable_ground_truth`: the prompt file's answer cannot be read, and the response is not the same text.
+
+Invariant: no time limit in here. math-verify's own uses SIGALRM, which needs the main thread and cannot stop a long
+multiplication in C; comparing with `9^{9^{9^9}}` takes for ever, so this module runs in a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
+
+from rollpacker.rewards.judgement import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Judgement
+
+_WRONG_ANSWER = Judgement(0.0, "wrong_answer")
+_NO_ANSWER = Judgement(0.0, "no_answer")
+
+_ANYWHERE = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+_ANNOUNCED = (
+    LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),
+    ExprExtractionConfig(try_extract_without_anchor=False),
+)
+
+_VERDICTS = ("yes", "no", "true", "false")
+"""As formulas these are products of letters, so that `no` would equal `on`: they are compared as words only."""
+_CHOICES = ("A", "B", "C", "D", "E")
+_SPELLINGS = (*_CHOICES, *(spelling for word in _VERDICTS for spelling in (word, word.capitalize(), word.upper())))
+_ANNOUNCED_WORDS = StringExtractionConfig(strings=_SPELLINGS, try_extract_without_anchor=False, lowercase=False)
+
+_DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
+_WORD = re.compile(r"[a-z]+(?:[ -][a-z]+)*")
+
+_NUM_CACHED_TRUTHS = 64
+"""Of one prompt come several responses in a row; more would only hold memory."""
+
+
+def judge(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Judgement:  # noqa: ARG001 the protocol's signature
+    """Judge one answer. May take for ever."""
+    truth = _parse_truth(ground_truth)
+    if not truth:
+        return UNPARSABLE_GROUND_TRUTH
+    truth_words = _words(truth)
+    can_announce_words = any(word in _VERDICTS or word.upper() in _CHOICES for word in truth_words)
+    answer = _parse_answer(response_text, is_truncated, can_announce_words)
+    if not answer:
+        return TRUNCATED if is_truncated else _NO_ANSWER
+    if truth_words & _words(answer):
+        return CORRECT
+    if truth_words.intersection(_VERDICTS):
+        return _WRONG_ANSWER
+    if verify(truth, answer, timeout_seconds=None):
+        return CORRECT
+    return _WRONG_ANSWER if _has_formula(truth) else UNPARSABLE_GROUND_TRUTH
+
+
+def prepare() -> None:
+    """Compile the expressions and load the grammar, which takes a good part of a second the first time."""
+    # It warns that its time limits are off; ours is the process.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    for is_truncated in (False, True):
+        judge("", "So $x = 1$. The answer is \\boxed{\\frac{1}{2}}.", is_truncated, "0.5")
+        judge("", "The answer is Yes.", is_truncated, "Yes")
+    judge("", "\\boxed{\\{1, 2\\}}", is_truncated=False, ground_truth="[1, 2)")
+
+
+@functools.lru_cache(maxsize=_NUM_CACHED_TRUTHS)
+def _parse_truth(ground_truth: str) -> list[Any]:
+    """Give formulas and texts that stand for the ground truth, none when it cannot be read."""
+    bare = ground_truth.strip()
+    if not bare:
+        return []
+    if any(delimiter in bare for delimiter in _DELIMITERS):
+        return _parse(bare, _ANYWHERE)
+    return _parse(f"${bare}$", _ANYWHERE) or _parse(bare, _ANYWHERE)
+
+
+def _parse_answer(response_text: str, is_truncated: bool, can_announce_words: bool) -> list[Any]:
+    configs = _ANNOUNCED if is_truncated else _ANYWHERE
+    return _parse(response_text, (*configs, _ANNOUNCED_WORDS) if can_announce_words else configs)
+
+
+def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:
+    parsed: list[Any] = parse(text, configs, parsing_timeout=None)
+    return parsed
+
+
+def _has_formula(parsed: list[Any]) -> bool:
+    return any(not isinstance(part, str) for part in parsed)
+
+
+def _words(parsed: list[Any]) -> set[str]:
+    r"""Give the texts that are words, bare and in lower case: `\text{(A)}.` becomes `a`."""
+    texts = (part for part in parsed if isinstance(part, str))
+    bare = (_TEXT_COMMAND.sub(r"\1", text).strip(" \t\n.,:;!()*$").casefold() for text in texts)
+    return {text for text in bare if _WORD.fullmatch(text)}

@@ -1,0 +1,137 @@
+"""Scores given responses from a file: `rollpacker score`, to try a reward on one's data before training on it.
+
+Invariant: the output has one line per line of the responses, in their order, and appears whole or not at all. The
+verdicts come from the very workers that a run uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import DataError
+from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.data.jsonl import line_error, read_identifier, read_json_lines, require_field, shown
+from rollpacker.data.prompts import load_prompts
+from rollpacker.metrics.files import write_atomically
+from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.rewards.factory import make_reward_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from rollpacker.config.schema import RewardSection
+    from rollpacker.protocols.rollout import Prompt, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSummary:
+    """What a file of responses is worth."""
+
+    num_responses: int
+    reward_mean: float
+    num_by_reason: dict[str, int]
+    """The most frequent first."""
+
+
+def score_file(
+    reward: RewardSection,
+    data_path: Path,
+    responses_path: Path,
+    out_path: Path,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ScoreSummary:
+    """Score lines of `id, response` into lines of `id, reward, reason`.
+
+    Args:
+        reward: Which reward, with its workers and time limit.
+        data_path: The prompt file, for the ground truths.
+        responses_path: JSON lines; `id` names a prompt, and several lines may name the same.
+        out_path: Created or replaced at the end.
+        on_progress: Told the number of scored responses, and of all, whenever some are done.
+
+    Raises:
+        DataError: A line of either file is wrong; nothing has been scored or written then.
+        StorageFailed: The output cannot be written.
+    """
+    _check_output(out_path, data_path, responses_path)
+    prompts = {prompt.key: prompt for prompt in load_prompts(data_path)}
+    requests = _read_responses(responses_path, prompts, data_path)
+    verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress))
+    lines = [
+        json.dumps({"id": verdict.request.prompt.key, "reward": verdict.reward, "reason": verdict.reason})
+        for verdict in verdicts
+    ]
+    write_atomically(out_path, "".join(f"{line}\n" for line in lines).encode())
+    return ScoreSummary(
+        num_responses=len(verdicts),
+        reward_mean=sum(verdict.reward for verdict in verdicts) / len(verdicts),
+        num_by_reason=dict(Counter(verdict.reason for verdict in verdicts).most_common()),
+    )
+
+
+async def _score(
+    reward: RewardSection, requests: Sequence[ScoringRequest], on_progress: Callable[[int, int], None]
+) -> list[Verdict]:
+    """Give the verdicts in the order of the requests."""
+    worker = make_reward_worker(reward)
+    verdicts: dict[RequestId, Verdict] = {}
+    try:
+        await worker.score(requests)
+        while len(verdicts) < len(requests):
+            verdicts |= {verdict.request: verdict for verdict in await worker.collect()}
+            on_progress(len(verdicts), len(requests))
+    finally:
+        await worker.close()
+    return [verdicts[request.request] for request in requests]
+
+
+def _read_responses(path: Path, prompts: Mapping[str, Prompt], data_path: Path) -> list[ScoringRequest]:
+    requests: list[ScoringRequest] = []
+    for number, record in read_json_lines(path, kind="response file"):
+        key = read_identifier(record, path, number)
+        prompt = prompts.get(key)
+        if prompt is None:
+            nearest = difflib.get_close_matches(key, prompts, n=1)
+            raise line_error(
+                path,
+                number,
+                f"the id {key!r} is not in the prompt file",
+                f"Allowed: an id from {data_path}",
+                f"Did you mean {nearest[0]!r}?"
+                if nearest
+                else "Delete the line, or name the prompt file it belongs to",
+            )
+        response = require_field(record, "response", path, number)
+        if not isinstance(response, str):
+            raise line_error(
+                path, number, f"`response` is {shown(response)}", "Allowed: a string", "Write the response as text"
+            )
+        requests.append(
+            ScoringRequest(
+                request=RequestId(round=0, prompt=PromptId(epoch=0, key=key), sample=len(requests)),
+                domain=prompt.domain,
+                prompt_text="\n".join(message["content"] for message in prompt.messages),
+                response_text=response,
+                is_truncated=False,
+                ground_truth=prompt.ground_truth,
+            )
+        )
+    return requests
+
+
+def _check_output(out_path: Path, *inputs: Path) -> None:
+    for path in inputs:
+        if out_path.resolve() == path.resolve():
+            raise DataError(
+                f"out={out_path} is one of the input files", "Allowed: another file", "Choose another name for out"
+            )
+
+
+def _ignore_progress(_num_scored: int, _num_responses: int) -> None:
+    pass

@@ -1,0 +1,138 @@
+"""Reward workers, as `protocols.reward` wants them: one that judges in place, one with killable processes.
+
+Invariant: each request comes back from `collect` exactly once. Nothing polls: a judging process waits on its queue,
+`collect` on the outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.protocols.rollout import Verdict
+from rollpacker.rewards.process_pool import JudgingProcess, TimedJudgement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.protocols.reward import ScoringRequest
+    from rollpacker.rewards.judgement import RewardModule
+
+
+class InPlaceRewardWorker:
+    """For rewards that are fast and cannot hang: judges while `score` runs."""
+
+    def __init__(self, module: RewardModule) -> None:
+        self._module = module
+        self._outbox = _Outbox()
+
+    async def score(self, requests: Sequence[ScoringRequest]) -> None:
+        self._outbox.refuse_when_closed()
+        for request in requests:
+            started_s = time.perf_counter()
+            judgement = self._module.judge(
+                request.prompt_text, request.response_text, request.is_truncated, request.ground_truth
+            )
+            self._outbox.put(request, TimedJudgement(judgement, time.perf_counter() - started_s))
+
+    async def collect(self) -> Sequence[Verdict]:
+        return await self._outbox.collect()
+
+    async def close(self) -> None:
+        self._outbox.close()
+
+
+class KillableRewardWorker:
+    """For rewards that may hang or crash: judges in `num_workers` processes, each with a time limit per check."""
+
+    def __init__(self, module_name: str, num_workers: int, timeout_s: float) -> None:
+        """Start the processes at once; they import while the caller goes on."""
+        self._processes = [JudgingProcess(module_name, timeout_s) for _ in range(num_workers)]
+        self._queue: asyncio.Queue[ScoringRequest] = asyncio.Queue()
+        self._outbox = _Outbox()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that this worker started; each has at most one child."""
+        return [process.pid for process in self._processes]
+
+    async def score(self, requests: Sequence[ScoringRequest]) -> None:
+        self._outbox.refuse_when_closed()
+        for request in requests:
+            self._queue.put_nowait(request)
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._feed(process)) for process in self._processes]
+
+    async def collect(self) -> Sequence[Verdict]:
+        """Wait until at least one verdict is there, and take all that are.
+
+        Raises:
+            EngineFailed: The processes cannot be started.
+        """
+        return await self._outbox.collect()
+
+    async def close(self) -> None:
+        """End every process; requests still in the queue get no verdict, and a pending `collect` returns."""
+        self._outbox.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for process in self._processes:
+            process.close()
+
+    async def _feed(self, process: JudgingProcess) -> None:
+        try:
+            while True:
+                request = await self._queue.get()
+                judgement = await process.judge(
+                    {
+                        "prompt_text": request.prompt_text,
+                        "response_text": request.response_text,
+                        "is_truncated": request.is_truncated,
+                        "ground_truth": request.ground_truth,
+                    }
+                )
+                self._outbox.put(request, judgement)
+        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or nobody would ever know
+            self._outbox.fail(error)
+
+
+class _Outbox:
+    """Verdicts that wait to be collected."""
+
+    def __init__(self) -> None:
+        self._verdicts: list[Verdict] = []
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._changed = asyncio.Event()
+
+    def put(self, request: ScoringRequest, judged: TimedJudgement) -> None:
+        reward, reason = judged.judgement
+        self._verdicts.append(Verdict(request=request.request, reward=reward, reason=reason, time_s=judged.time_s))
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        self._failure = error
+        self._changed.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._changed.set()
+
+    def refuse_when_closed(self) -> None:
+        if self._is_closed:
+            raise ImpossibleEvent(
+                "A closed reward worker was asked to score", "Allowed: before close()", "Please report this"
+            )
+
+    async def collect(self) -> Sequence[Verdict]:
+        await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
+        verdicts, self._verdicts = self._verdicts, []
+        if not self._is_closed:
+            self._changed.clear()
+        return verdicts
