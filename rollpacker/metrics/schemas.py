@@ -1,0 +1,215 @@
+"""The tables of a run: one description per column, from which the Parquet schemas and the documentation are made.
+
+One table per grain: `steps` has a row per training step, `responses` a row per response that was launched, aborted
+ones too, `intervals` a row per stretch of time in which an actor did one thing. Every number's unit stands in its
+field's metadata. Times of day never appear: `_at_s` columns count seconds since the run began, on the driver's clock.
+
+`SCHEMA_VERSION` grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that
+a reader knows why an old file lacks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA_VERSION = 1
+
+VERSION_KEY = b"rollpacker.schema_version"
+"""Where a file's schema metadata holds the version that wrote it."""
+
+ColumnType = Literal["int", "float", "bool", "text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    type: ColumnType
+    unit: str
+    """`s`, `tokens`, `nats`, `1` for counts and ratios; empty for text and truth values."""
+    description: str
+    is_nullable: bool = False
+
+    def to_arrow(self) -> pa.Field:
+        return pa.field(
+            self.name,
+            _ARROW_TYPES[self.type],
+            nullable=self.is_nullable,
+            metadata={"unit": self.unit, "description": self.description},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """One table: its grain in a sentence, and its columns in order."""
+
+    name: str
+    grain: str
+    columns: tuple[Column, ...]
+
+    def to_arrow(self) -> pa.Schema:
+        return pa.schema(
+            [column.to_arrow() for column in self.columns],
+            metadata={VERSION_KEY: str(SCHEMA_VERSION).encode(), b"rollpacker.table": self.name.encode()},
+        )
+
+
+_ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+
+
+def _count(name: str, description: str, *, unit: str = "1", is_nullable: bool = False) -> Column:
+    return Column(name=name, type="int", unit=unit, description=description, is_nullable=is_nullable)
+
+
+def _tokens(name: str, description: str) -> Column:
+    return _count(name, description, unit="tokens")
+
+
+def _seconds(name: str, description: str, *, is_nullable: bool = False) -> Column:
+    return Column(name=name, type="float", unit="s", description=description, is_nullable=is_nullable)
+
+
+def _number(name: str, description: str, *, unit: str = "1", is_nullable: bool = False) -> Column:
+    return Column(name=name, type="float", unit=unit, description=description, is_nullable=is_nullable)
+
+
+def _text(name: str, description: str, *, is_nullable: bool = False) -> Column:
+    return Column(name=name, type="text", unit="", description=description, is_nullable=is_nullable)
+
+
+def _flag(name: str, description: str) -> Column:
+    return Column(name=name, type="bool", unit="", description=description)
+
+
+_STEP = _count("step", "Training step, from 0")
+_ROUND = _count("round", "Rollout round, from 0, never reused within a run")
+_ROUND_KIND = _text("round_kind", "plain (every response is waited for), short (prompts and responses race) or long")
+_MODELLED = _flag("modelled", "False when measured on real engines, True when computed by a model of them")
+
+STEPS = TableSchema(
+    name="steps",
+    grain="One row per training step",
+    columns=(
+        _STEP,
+        _ROUND,
+        _ROUND_KIND,
+        _text("system", "Name of the scheduling policy, as in the configuration"),
+        _seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
+        _seconds("rollout_time_s", "From the first launch until the batch was complete"),
+        _seconds("reward_time_s", "Time in which rewards were computed and nothing was generated"),
+        _seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
+        _seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
+        _seconds("checkpoint_time_s", "Time spent writing a checkpoint; 0 in most steps"),
+        _seconds("driver_time_s", "Time that the driver computed while engines, trainer and rewards waited for it"),
+        _seconds("finished_at_s", "End of the step, since the run began"),
+        _number("reward_mean", "Mean reward of the trained responses"),
+        _count("num_prompts", "Prompts in the trained batch"),
+        _count("num_responses", "Responses in the trained batch"),
+        _count("num_prompts_launched", "Prompts launched in the round; more than num_prompts when they race"),
+        _count("num_responses_launched", "Responses launched in the round, over all prompts"),
+        _count("num_aborted", "Responses stopped early because the batch was complete without them"),
+        _count("num_truncated", "Trained responses that ended at the length limit"),
+        _number("response_length_mean_tokens", "Mean length of the trained responses", unit="tokens"),
+        _tokens("response_length_max_tokens", "Length of the longest trained response"),
+        _tokens("tokens_generated", "Response tokens that engines generated in the round"),
+        _tokens("tokens_trained", "Response tokens in the trained batch"),
+        _tokens("tokens_wasted", "tokens_generated minus tokens_trained"),
+        _number("tokens_per_second", "tokens_generated over rollout_time_s", unit="tokens/s"),
+        _count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
+        _count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
+        _number("bubble_ratio", "Idle share of the decode slots during the rollout, 0 to 1"),
+        _count("policy_version", "Version that generated the batch"),
+        _count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
+        _number("loss", "Training loss; null when modelled", is_nullable=True),
+        _number("grad_norm", "Norm of the gradient before clipping; null when modelled", is_nullable=True),
+        _number("learning_rate", "Learning rate of the update; null when modelled", is_nullable=True),
+        _number("clip_fraction", "Share of trained tokens whose ratio was clipped; null if modelled", is_nullable=True),
+        _number(
+            "entropy", "Mean entropy of the policy per trained token; null when modelled", unit="nats", is_nullable=True
+        ),
+        _number("kl_to_reference", "Mean KL per token, estimator k3; null without a reference", is_nullable=True),
+        _number(
+            "logprob_mismatch_max",
+            "Largest absolute difference per token between engine and trainer; null when modelled",
+            unit="nats",
+            is_nullable=True,
+        ),
+        _number(
+            "logprob_mismatch_mean",
+            "Mean absolute difference per token between engine and trainer; null when modelled",
+            unit="nats",
+            is_nullable=True,
+        ),
+        _count("attempt", "Which start of the run made the step, from 0; grows with every resume"),
+        _MODELLED,
+    ),
+)
+
+RESPONSES = TableSchema(
+    name="responses",
+    grain="One row per launched response, aborted ones too",
+    columns=(
+        _STEP,
+        _ROUND,
+        _ROUND_KIND,
+        _count("epoch", "Pass over the data, from 0"),
+        _text("prompt", "The id field of the prompt file"),
+        _text("domain", "The domain field of the prompt file"),
+        _count("sample", "Index within the prompt's group, from 0"),
+        _text("engine", "Engine that generated it"),
+        _count("policy_version", "Version that generated it"),
+        _tokens("num_prompt_tokens", "Length of the prompt"),
+        _tokens("length_tokens", "Length of the response; of an aborted one, what was generated until then"),
+        _text("finish_reason", "stop (end of sequence), length (length limit) or aborted"),
+        _seconds("launched_at_s", "When the driver asked for it, since the run began"),
+        _seconds("finished_at_s", "When the driver learned of its end, since the run began"),
+        _seconds("queue_time_s", "From the request until the engine's first forward pass for it"),
+        _seconds("generation_time_s", "From the first forward pass to the last token"),
+        _number("reward", "Its reward; null when it was not scored", is_nullable=True),
+        _text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
+        _seconds("reward_time_s", "Time spent scoring, without waiting; null when not scored", is_nullable=True),
+        _seconds("scored_at_s", "When the reward was known, since the run began; null when not", is_nullable=True),
+        _count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
+        _flag("accepted", "True when it was trained"),
+        _flag("is_raced", "True when its round launched more than it needed"),
+        _MODELLED,
+    ),
+)
+
+INTERVALS = TableSchema(
+    name="intervals",
+    grain="One row per stretch of time in which an actor did one thing",
+    columns=(
+        _text("actor", "Who, such as engine-0, trainer, reward-0 or driver"),
+        _text("role", "engine, trainer, reward or driver"),
+        _text("activity", "What, such as generate, score, train, weight_sync, checkpoint or wait"),
+        _STEP,
+        _ROUND,
+        _seconds("started_at_s", "Since the run began"),
+        _seconds("ended_at_s", "Since the run began"),
+        _MODELLED,
+    ),
+)
+
+TABLES: Mapping[str, TableSchema] = MappingProxyType({table.name: table for table in (STEPS, RESPONSES, INTERVALS)})
+"""Every table by its name."""
+
+
+def describe_tables() -> str:
+    """Render every table as Markdown, for the documentation."""
+    lines = []
+    for table in TABLES.values():
+        lines += [f"### `{table.name}`", f"{table.grain}.", "", "| column | type | unit | what |", "|---|---|---|---|"]
+        for column in table.columns:
+            kind = f"{column.type}, nullable" if column.is_nullable else column.type
+            lines.append(f"| `{column.name}` | {kind} | {column.unit} | {column.description} |")
+        lines.append("")
+    return "\n".join(lines)
