@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 DEFAULT_RUN_DIR = "runs/${now:%Y-%m-%d_%H-%M-%S}-${system.name}"
 """Where a run writes when the user does not say."""
 
-Schema = TypeVar("Schema", bound=BaseModel, covariant=True)
+Schema_co = TypeVar("Schema_co", bound=BaseModel, covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Root(Generic[Schema]):
+class Root(Generic[Schema_co]):
     """One primary file of `conf/` and the schema that judges what it composes."""
 
     name: str
     """Of the file, without `.yaml`."""
-    schema: type[Schema]
+    schema: type[Schema_co]
     base_name: str
     """Under which the schema's default tree is known to Hydra."""
 
@@ -115,7 +115,9 @@ def hydra_session() -> Iterator[Hydra]:
         HydraConfig.instance().cfg = surrounding_config
 
 
-def compose_in(session: Hydra, root: Root[Schema], overrides: Sequence[str], job_num: int | None = None) -> Schema:
+def compose_in(
+    session: Hydra, root: Root[Schema_co], overrides: Sequence[str], job_num: int | None = None
+) -> Schema_co:
     """Compose one configuration within a session, as Hydra composes the job `job_num` of a multirun."""
     parsed = parse_overrides(session, root, overrides)
     raise_mistakes([mistake for override in parsed for mistake in _sweep_mistakes(override)])
@@ -128,7 +130,7 @@ def compose_in(session: Hydra, root: Root[Schema], overrides: Sequence[str], job
     return judge(root, config)
 
 
-def judge(root: Root[Schema], config: DictConfig) -> Schema:
+def judge(root: Root[Schema_co], config: DictConfig) -> Schema_co:
     """Resolve a composed configuration and hold it against the schema."""
     own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     with translated_errors(root):
@@ -140,7 +142,7 @@ def judge(root: Root[Schema], config: DictConfig) -> Schema:
         raise AssertionError("a validation error lists at least one mistake") from error
 
 
-def parse_overrides(session: Hydra, root: Root[Schema], overrides: Sequence[str]) -> list[Override]:
+def parse_overrides(session: Hydra, root: Root[Schema_co], overrides: Sequence[str]) -> list[Override]:
     """Parse overrides by Hydra's grammar; raises for unknown keys and unknown options of a group, all of them."""
     parser = OverridesParser.create(session.config_loader)
     parsed: list[Override] = []

@@ -231,7 +231,7 @@ class RunConfig(Section):
             divisors = ", ".join(str(count) for count in range(1, num_prompts + 1) if num_prompts % count == 0)
             raise ValueError(
                 f"rollout.num_prompts={num_prompts} is not divisible by trainer.num_minibatches={num_minibatches}.\n"
-                f"All minibatches of a step have the same number of prompts; {num_prompts} is divisible by {divisors}.\n"
+                f"All minibatches of a step are equally large; {num_prompts} is divisible by {divisors}.\n"
                 "Change one of the two."
             )
         return self

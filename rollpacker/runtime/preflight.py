@@ -1,0 +1,252 @@
+"""Judges a run by what is on this machine, before anything starts: model, prompts, run directory, earlier attempts.
+
+Nothing is created, and neither torch nor ray is loaded, so that `rollpacker check` answers at once and a mistake never
+costs a start. All mistakes found are reported together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rollpacker.config.fingerprint import config_fingerprint
+from rollpacker.config.keys import nearest
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import CheckpointError, ConfigError, DataError, ModelError, UserError
+from rollpacker.core.ids import Domain
+from rollpacker.core.quotas import apportion
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.model_files import check_model_files
+from rollpacker.data.prompts import load_prompts
+from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
+from rollpacker.runtime.planning import ClusterSize, cluster_size, scheduler_settings
+
+Found = TypeVar("Found")
+
+MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""How Hugging Face configurations name the longest sequence of a model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a model directory says of itself."""
+
+    architecture: str
+    num_parameters: int | None
+    """None when the weights are not in safetensors files, whose headers can be read without torch."""
+    num_weight_bytes: int
+    max_positions: int | None
+    """Longest sequence, prompt and response together; None when the configuration does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A legal run and what it will work with."""
+
+    model: ModelFacts
+    num_prompts_by_domain: Mapping[Domain, int]
+    """In the order of the file; before prompts that are too long are dropped."""
+    settings: SchedulerSettings
+    cluster: ClusterSize
+    finished_steps: int
+    """Of an earlier attempt that this one continues; 0 starts from the beginning."""
+
+
+def judge(config: RunConfig) -> Outlook:
+    """Judge a run; raises a `UserError` that lists every mistake found."""
+    mistakes: list[UserError] = []
+
+    def look(check: Callable[[], Found]) -> Found | None:
+        try:
+            return check()
+        except UserError as mistake:
+            mistakes.append(mistake)
+            return None
+
+    model = look(lambda: _model_facts(config))
+    num_prompts_by_domain = look(lambda: _count_prompts(config))
+    settings = None
+    if num_prompts_by_domain is not None:
+        settings = look(lambda: _settings(config, num_prompts_by_domain))
+    cluster = look(lambda: cluster_size(config))
+    finished_steps = look(lambda: _finished_steps(config))
+    look(lambda: _check_writable(config.run.dir))
+    raise_mistakes(mistakes)
+    assert model is not None
+    assert num_prompts_by_domain is not None
+    assert settings is not None
+    assert cluster is not None
+    assert finished_steps is not None
+    return Outlook(
+        model=model,
+        num_prompts_by_domain=num_prompts_by_domain,
+        settings=settings,
+        cluster=cluster,
+        finished_steps=finished_steps,
+    )
+
+
+def _model_facts(config: RunConfig) -> ModelFacts:
+    path = config.model.path
+    check_model_files(path)
+    description = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    text_model = description.get("text_config", description)
+    max_positions = next((text_model[key] for key in MAX_POSITIONS_KEYS if isinstance(text_model.get(key), int)), None)
+    needed = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    if max_positions is not None and needed > max_positions:
+        remaining = max_positions - config.rollout.max_response_tokens
+        raise ConfigError(
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.max_response_tokens="
+            f"{config.rollout.max_response_tokens} add up to {needed} tokens.",
+            f"The model in {path} has {max_positions} positions.",
+            f"Set data.max_prompt_tokens={remaining} or lower; longer prompts are dropped."
+            if remaining > 0
+            else f"Set rollout.max_response_tokens below {max_positions}.",
+        )
+    shards = sorted(path.glob("*.safetensors"))
+    weights = shards or sorted(path.glob("pytorch_model*.bin"))
+    return ModelFacts(
+        architecture=str(next(iter(description.get("architectures") or ()), description["model_type"])),
+        num_parameters=sum(_count_parameters(shard) for shard in shards) if shards else None,
+        num_weight_bytes=sum(file.stat().st_size for file in weights),
+        max_positions=max_positions,
+    )
+
+
+def _count_parameters(shard: Path) -> int:
+    """Sum the shapes in a safetensors header: 8 bytes of length, little-endian, then JSON."""
+    try:
+        with shard.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(min(length, shard.stat().st_size)))
+        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{shard} is not a safetensors file: {error}.",
+            "It begins with a JSON header that gives every tensor's shape.",
+            "Download or save the model again.",
+        ) from error
+
+
+def _count_prompts(config: RunConfig) -> dict[Domain, int]:
+    counts = dict(Counter(prompt.domain for prompt in load_prompts(config.data.path)))
+    total = sum(counts.values())
+    if total < config.rollout.num_prompts:
+        raise DataError(
+            f"{config.data.path} has {_count(total, 'prompt')}, fewer than rollout.num_prompts="
+            f"{config.rollout.num_prompts}.",
+            "A prompt is in a batch once, so the file fills at least one batch.",
+            f"Add prompts, or set rollout.num_prompts={total} or lower.",
+        )
+    return counts
+
+
+def _settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
+    weights, domains = config.data.domain_weights, list(num_prompts_by_domain)
+    for name in weights:
+        if name not in domains:
+            close = nearest(name, domains)
+            raise ConfigError(
+                f"data.domain_weights names `{name}`, which no prompt in {config.data.path} has as its domain.",
+                f"Its domains are {', '.join(domains)}.",
+                f"Write data.domain_weights.{close[0]}." if close else f"Leave out data.domain_weights.{name}.",
+            )
+    if weights and (unweighted := [domain for domain in domains if domain not in weights]):
+        raise ConfigError(
+            f"data.domain_weights has no weight for {', '.join(unweighted)}, so these prompts would never be trained.",
+            f"Every domain in {config.data.path} has a weight, or none has.",
+            f"Add data.domain_weights.{unweighted[0]}=..., or remove its prompts from the file.",
+        )
+    settings = scheduler_settings(config, num_prompts_by_domain)
+    for domain, quota in apportion(settings.num_prompts, dict(settings.domain_weights)).items():
+        if num_prompts_by_domain[domain] < quota:
+            raise ConfigError(
+                f"Domain `{domain}` has {_count(num_prompts_by_domain[domain], 'prompt')}, but fills {quota} places of "
+                "every batch.",
+                "A prompt is in a batch once.",
+                f"Add prompts of the domain, or lower data.domain_weights.{domain} or rollout.num_prompts.",
+            )
+    return settings
+
+
+def _check_writable(run_dir: Path) -> None:
+    """Look at the nearest folder that exists: it must let this process create what is missing below it."""
+    existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        raise ConfigError(
+            f"run.dir={run_dir} cannot be created: {existing} is a file.",
+            "A run's folder lies below folders.",
+            "Choose another run.dir.",
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"run.dir={run_dir} cannot be written: {existing} does not let you create files.",
+            "The nearest existing folder of the path must be writable.",
+            "Choose another run.dir, or change the folder's permissions.",
+        )
+
+
+def _finished_steps(config: RunConfig) -> int:
+    run_dir = config.run.dir
+    identity_file = run_dir / RUN_FILE
+    if not identity_file.exists():
+        return 0
+    identity = _read_object(identity_file)
+    _check_same_run(config, identity, identity_file)
+    steps = CheckpointStore(run_dir, keep=config.run.keep_checkpoints).steps()
+    if config.run.resume == "never":
+        done = f"with a checkpoint after step {steps[-1]}" if steps else "without a checkpoint yet"
+        raise ConfigError(
+            f"run.dir={run_dir} already holds this run, {done}.",
+            "A new run starts in a folder of its own.",
+            "Continue it with run.resume=auto, or choose another run.dir.",
+        )
+    if not steps:
+        return 0
+    meta_file = run_dir / "checkpoints" / f"step-{steps[-1]:06d}" / "meta.json"
+    _check_same_run(config, _read_object(meta_file), meta_file)
+    return steps[-1]
+
+
+def _check_same_run(config: RunConfig, recorded: Mapping[str, Any], file: Path) -> None:
+    """Compare what `run.json` or a checkpoint's `meta.json` records with this configuration."""
+    version = recorded.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{file} has schema version {version}.",
+            f"This version of rollpacker reads schema version {SCHEMA_VERSION}.",
+            "Resume with the version that wrote it, or choose another run.dir.",
+        )
+    if recorded.get("fingerprint") != config_fingerprint(config):
+        raise CheckpointError(
+            f"run.dir={config.run.dir} holds another run: its configuration differs from this one in something that "
+            "changes the result.",
+            "Only what changes the speed or the place of a run may differ when it is resumed (and run.num_steps under "
+            "a constant learning rate).",
+            "Give it the same model, data, system, rollout and trainer keys as before, or choose another run.dir.",
+        )
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read: {error}.", "It is JSON.", "Remove the run's folder, or choose another run.dir."
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{file} is not a JSON object.", "It is written by a run.", "Choose another run.dir, or remove the file."
+        )
+    return content
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
