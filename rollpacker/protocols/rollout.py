@@ -43,6 +43,14 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenizedPrompt:
+    """A prompt as the model sees it."""
+
+    prompt: Prompt
+    token_ids: TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerationRequest:
     """One response to generate."""
 

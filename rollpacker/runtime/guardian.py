@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 _KILL_ROUNDS = 50
 """A process that forks while we kill is met again in the next round."""
@@ -59,10 +60,8 @@ def main() -> int:
     """Guard one command; returns its exit status if it ended first, else 0."""
     temp_dir, command = Path(sys.argv[1]), sys.argv[2:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # only the pipe decides
-    child = subprocess.Popen(  # noqa: S603  (the run's own command line)
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_restore_signals
-    )
+        signal.signal(number, _only_the_pipe_decides)  # unlike SIG_IGN, a handler is not inherited by the child
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603  (our own command)
     status = 0
     exit_fd = os.pidfd_open(child.pid)
     readable, _, _ = select.select([sys.stdin, exit_fd], [], [])
@@ -74,9 +73,8 @@ def main() -> int:
     return status
 
 
-def _restore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+def _only_the_pipe_decides(_number: int, _frame: FrameType | None) -> None:
+    """Let a signal pass by."""
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def _token() -> str:
 class RayCluster:
     """`async with RayCluster(...)`: inside, `ray` is connected; outside, nothing of it is left."""
 
-    def __init__(self, *, num_cpus: int, num_gpus: int, object_store_mb: int, log: Path, start_deadline_s: float) -> None:
+    def __init__(
+        self, *, num_cpus: int, num_gpus: int, object_store_mb: int, log: Path, start_deadline_s: float
+    ) -> None:
         self._num_cpus = num_cpus
         self._num_gpus = num_gpus
         self._object_store_mb = object_store_mb
@@ -61,7 +63,7 @@ class RayCluster:
 
     def _start(self) -> None:
         deadline = time.monotonic() + self._start_deadline_s
-        temp_dir = Path(tempfile.mkdtemp(prefix="rollpacker-", dir="/tmp"))  # noqa: S108  (private, and short)
+        temp_dir = Path(tempfile.mkdtemp(prefix="rollpacker-", dir="/tmp"))
         token_file = temp_dir / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(_token())
@@ -75,7 +77,14 @@ class RayCluster:
             "PYTHONUNBUFFERED": "1",
         }
         command = [sys.executable, "-c", _RAY_START, "start", "--head", "--block", "--disable-usage-stats"]
-        command += ["--node-ip-address", "127.0.0.1", "--port", str(port), "--ray-client-server-port", str(_free_port())]
+        command += [
+            "--node-ip-address",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--ray-client-server-port",
+            str(_free_port()),
+        ]
         command += ["--num-cpus", str(self._num_cpus), "--num-gpus", str(self._num_gpus)]
         command += ["--object-store-memory", str(self._object_store_mb * _MEBIBYTE), "--include-dashboard", "false"]
         command += ["--dashboard-agent-listen-port", "0", "--temp-dir", str(temp_dir / "ray"), "--log-style", "record"]

@@ -1,0 +1,53 @@
+"""The RL loop on one screen: roll out, learn, publish, record. Read this first.
+
+What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`); who generates,
+judges and learns is the configuration's (`rollpacker.runtime.training_run` opens them). What is left is the order of
+a synchronous, strictly on-policy step: every trained token comes from the policy that the step began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from rollpacker.runtime.training_run import open_run
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+
+
+def run(config: RunConfig) -> None:
+    """Train one configuration to its end, in this process and the actors that it starts.
+
+    Raises:
+        RollpackerError: Why the run could not start or go on; everything it had started has ended.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; likewise.
+    """
+    asyncio.run(_train(config))
+
+
+async def _train(config: RunConfig) -> None:
+    loop, this_task = asyncio.get_running_loop(), asyncio.current_task()
+    assert this_task is not None
+    loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+    async with open_run(config) as run:
+        num_finished = config.run.num_steps
+        for step in run.remaining_steps():
+            recorder = run.recorder(step)
+            if run.is_checkpoint_due(step):
+                with recorder.stage("checkpoint"):
+                    await run.checkpoint(step)
+            with recorder.stage("rollout"):
+                batch = await run.roll_out(step)
+            if batch is None:  # every prompt was trained in every epoch
+                num_finished = step
+                break
+            with recorder.stage("train"):
+                update = await run.learn(step, batch)
+            with recorder.stage("quiesce"):
+                await run.quiesce()
+            with recorder.stage("weight_sync"):
+                await run.publish_weights()
+            await run.record(recorder, batch, update)
+        await run.checkpoint(num_finished)

@@ -1,0 +1,314 @@
+"""Engines, trainer and rewards as Ray actors, and the driver's side of each.
+
+An actor wraps anything that implements its protocol, adds nothing but its process: where output goes, how many
+threads torch takes, stacks for the watchdog. The `Remote...` classes implement the same protocols over the actor's
+handle, so the driver cannot tell a remote engine from one in its own process, and turn Ray's errors into ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rollpacker.config.schema import ActorResources, RunConfig
+from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.protocols.engine import Engine, EngineStats
+from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
+from rollpacker.protocols.rollout import GenerationRequest, Response, RolloutGroup, Verdict
+from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
+from rollpacker.protocols.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStorePayload:
+    """Weights that lie in Ray's object store; a reference inside a dataclass is passed on, not fetched."""
+
+    reference: ray.ObjectRef
+
+
+class _Actor:
+    """What every actor's process needs."""
+
+    def __init__(self, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab", buffering=0) as file:
+            os.dup2(file.fileno(), sys.stdout.fileno())
+            os.dup2(file.fileno(), sys.stderr.fileno())
+        os.environ["HF_HUB_OFFLINE"] = "1"  # models are local directories; a lookup would hang on a cluster
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def stacks(self) -> str:
+        """Stacks of all threads of this process."""
+        frames = sys._current_frames()  # noqa: SLF001  (the documented way to see other threads' stacks)
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return "\n".join(
+            f"-- {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames.items()
+        )
+
+    @staticmethod
+    def _take_torch_threads(num_threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(num_threads)
+
+
+class EngineActor(_Actor):
+    """One inference engine."""
+
+    _engine: Engine
+
+    async def start(self, engine: EngineId, config: RunConfig) -> None:
+        self._take_torch_threads(config.engine.num_threads)
+        match config.engine.name:
+            case "torch":
+                from rollpacker.engines.torch.engine import TorchEngine
+
+                self._engine = TorchEngine(
+                    engine=engine,
+                    model_path=config.model.path,
+                    section=config.engine,
+                    max_tokens_per_seq=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+                    dtype=config.model.dtype,
+                )
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        await self._engine.generate(requests)
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        await self._engine.abort(requests)
+
+    async def collect(self) -> Sequence[Response]:
+        return await self._engine.collect()
+
+    async def load_weights(self, weights: Weights) -> str:
+        tensors = await weights.payload.reference
+        return await self._engine.load_weights(replace(weights, payload=tensors))
+
+    async def sleep(self) -> None:
+        await self._engine.sleep()
+
+    async def wake(self) -> None:
+        await self._engine.wake()
+
+    async def stats(self) -> EngineStats:
+        return await self._engine.stats()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class TrainerActor(_Actor):
+    """The trainer."""
+
+    _trainer: Trainer
+
+    async def start(self, config: RunConfig) -> None:
+        self._take_torch_threads(config.trainer.num_threads)
+        match config.trainer.name:
+            case "torch":
+                from rollpacker.trainers.torch_trainer import TorchTrainer
+
+                self._trainer = TorchTrainer(
+                    model_path=config.model.path,
+                    section=config.trainer,
+                    model_dtype=config.model.dtype,
+                    num_steps=config.run.num_steps,
+                    temperature=config.rollout.temperature,
+                    seed=config.run.seed,
+                )
+
+    async def begin_step(self, shape: BatchShape) -> None:
+        await self._trainer.begin_step(shape)
+
+    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
+        await self._trainer.accumulate(groups)
+
+    async def finish_step(self) -> UpdateMetrics:
+        return await self._trainer.finish_step()
+
+    async def export_weights(self) -> Weights:
+        weights = await self._trainer.export_weights()
+        return replace(weights, payload=ObjectStorePayload(reference=ray.put(weights.payload)))
+
+    async def save(self, folder: Path) -> None:
+        await self._trainer.save(folder)
+
+    async def load(self, folder: Path) -> None:
+        await self._trainer.load(folder)
+
+    async def close(self) -> None:
+        await self._trainer.close()
+
+
+class RewardActor(_Actor):
+    """A reward and the tokenizer that turns responses into the text it judges."""
+
+    _worker: RewardWorker
+
+    async def start(self, config: RunConfig) -> None:
+        from rollpacker.data.tokenization import PromptTokenizer
+        from rollpacker.rewards.worker import make_reward_worker
+
+        self._tokenizer = PromptTokenizer(config.model.path)
+        self._worker = make_reward_worker(config.reward)
+
+    async def score(self, responses: Sequence[ResponseToScore]) -> None:
+        await self._worker.score([self._decode(response) for response in responses])
+
+    def _decode(self, response: ResponseToScore) -> ScoringRequest:
+        return ScoringRequest(
+            request=response.request,
+            domain=response.prompt.domain,
+            prompt_text=self._tokenizer.text(response.prompt),
+            response_text=self._tokenizer.decode(response.token_ids),
+            is_truncated=response.is_truncated,
+            ground_truth=response.prompt.ground_truth,
+        )
+
+    async def collect(self) -> Sequence[Verdict]:
+        return await self._worker.collect()
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """The reserved place of one actor."""
+
+    group: PlacementGroup
+    index: int
+    resources: ActorResources
+    log: Path
+
+
+class _Remote:
+    """The driver's side of an actor."""
+
+    def __init__(self, actor_class: type[_Actor], name: str, seat: Seat) -> None:
+        self.name = name
+        place = PlacementGroupSchedulingStrategy(placement_group=seat.group, placement_group_bundle_index=seat.index)
+        resources = {"num_cpus": seat.resources.num_cpus, "num_gpus": seat.resources.num_gpus}
+        actor = ray.remote(actor_class).options(name=name, max_restarts=0, scheduling_strategy=place, **resources)
+        self._handle = actor.remote(seat.log)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await getattr(self._handle, method).remote(*arguments)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, RollpackerError):
+                raise cause from None
+            raise EngineFailed(f"{self.name} raised in {method}().", "", str(error)) from None
+        except RayActorError as error:
+            raise EngineFailed(f"The process of {self.name} died.", str(error).splitlines()[0]) from None
+        except RayError as error:
+            raise EngineFailed(f"{self.name} could not be reached in {method}().", str(error)) from None
+
+    async def stacks(self) -> str:
+        stacks: str = await self._call("stacks")
+        return stacks
+
+    async def pid(self) -> int:
+        pid: int = await self._call("pid")
+        return pid
+
+    async def close(self) -> None:
+        await self._call("close")
+
+
+class RemoteEngine(_Remote):
+    """An engine in another process."""
+
+    def __init__(self, engine: EngineId, seat: Seat) -> None:
+        super().__init__(EngineActor, engine, seat)
+        self._engine = engine
+
+    async def start(self, config: RunConfig) -> None:
+        await self._call("start", self._engine, config)
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        await self._call("generate", requests)
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        await self._call("abort", requests)
+
+    async def collect(self) -> Sequence[Response]:
+        responses: Sequence[Response] = await self._call("collect")
+        return responses
+
+    async def load_weights(self, weights: Weights) -> str:
+        checksum: str = await self._call("load_weights", weights)
+        return checksum
+
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        await self._call("wake")
+
+    async def stats(self) -> EngineStats:
+        stats: EngineStats = await self._call("stats")
+        return stats
+
+
+class RemoteTrainer(_Remote):
+    """A trainer in another process."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(TrainerActor, "trainer", seat)
+
+    async def start(self, config: RunConfig) -> None:
+        await self._call("start", config)
+
+    async def begin_step(self, shape: BatchShape) -> None:
+        await self._call("begin_step", shape)
+
+    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
+        await self._call("accumulate", groups)
+
+    async def finish_step(self) -> UpdateMetrics:
+        metrics: UpdateMetrics = await self._call("finish_step")
+        return metrics
+
+    async def export_weights(self) -> Weights:
+        weights: Weights = await self._call("export_weights")
+        return weights
+
+    async def save(self, folder: Path) -> None:
+        await self._call("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        await self._call("load", folder)
+
+
+class RemoteReward(_Remote):
+    """A reward service in another process."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(RewardActor, "reward", seat)
+
+    async def start(self, config: RunConfig) -> None:
+        await self._call("start", config)
+
+    async def score(self, responses: Sequence[ResponseToScore]) -> None:
+        await self._call("score", responses)
+
+    async def collect(self) -> Sequence[Verdict]:
+        verdicts: Sequence[Verdict] = await self._call("collect")
+        return verdicts

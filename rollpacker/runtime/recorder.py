@@ -1,0 +1,228 @@
+"""Turns what happened in a step into rows of the metrics tables.
+
+Stages are measured where they are awaited, one after the other, so that a step's stages add up to its time. A row is
+written once its step is over: weights published, every aborted response back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollpacker.core.commands import RoundKind
+from rollpacker.core.ids import EngineId
+from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.rollout import FinishReason
+from rollpacker.protocols.trainer import UpdateMetrics
+from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.round_record import RequestRecord, RoundRecord
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """When each stage of one step began and ended, seconds since the run began."""
+
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def duration_s(self, stage: str) -> float:
+        began, ended = self.spans.get(stage, (0.0, 0.0))
+        return ended - began
+
+
+class StepRecorder:
+    """Collects one step."""
+
+    def __init__(self, *, step: int, system: str, attempt: int, clock: RunClock, is_modelled: bool) -> None:
+        self._step = step
+        self._system = system
+        self._attempt = attempt
+        self._clock = clock
+        self._is_modelled = is_modelled
+        self._times = StageTimes()
+        self._driver_cpu_zero_s = time.process_time()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure one stage."""
+        began = self._clock.now()
+        try:
+            yield
+        finally:
+            self._times.spans[name] = (began, self._clock.now())
+
+    def step_row(
+        self,
+        record: RoundRecord,
+        update: UpdateMetrics,
+        stats_before: Mapping[EngineId, EngineStats],
+        stats_after: Mapping[EngineId, EngineStats],
+    ) -> Row:
+        """The row of the `steps` table."""
+        requests = list(record.requests.values())
+        accepted = [request for request in requests if request.is_accepted]
+        lengths = [_length(request) for request in accepted]
+        generated = sum(_length(request) for request in requests)
+        trained = sum(lengths)
+        generation_ended = record.generated_at_s or record.ended_at_s
+        rollout_time = generation_ended - record.began_at_s
+        busy = _growth("busy_slot_steps", stats_before, stats_after)
+        idle = _growth("idle_slot_steps", stats_before, stats_after)
+        finished_at = self._clock.now()
+        return {
+            "step": self._step,
+            "round": record.begin.round,
+            "round_kind": record.begin.kind.value,
+            "system": self._system,
+            "step_time_s": self._step_time_s(),
+            "rollout_time_s": rollout_time,
+            "reward_time_s": record.ended_at_s - generation_ended,
+            "train_time_s": self._times.duration_s("train"),
+            "weight_sync_time_s": self._times.duration_s("weight_sync"),
+            "checkpoint_time_s": self._times.duration_s("checkpoint"),
+            "driver_time_s": time.process_time() - self._driver_cpu_zero_s,
+            "finished_at_s": finished_at,
+            "reward_mean": sum(request.verdict.reward for request in accepted if request.verdict) / len(accepted),
+            "num_prompts": len(record.accepted),
+            "num_responses": len(accepted),
+            "num_prompts_launched": record.begin.num_prompts_launched,
+            "num_responses_launched": len(requests),
+            "num_aborted": sum(_finish_reason(request) is FinishReason.ABORTED for request in requests),
+            "num_truncated": sum(_finish_reason(request) is FinishReason.LENGTH for request in accepted),
+            "response_length_mean_tokens": trained / len(accepted),
+            "response_length_max_tokens": max(lengths),
+            "tokens_generated": generated,
+            "tokens_trained": trained,
+            "tokens_wasted": generated - trained,
+            "tokens_per_second": generated / rollout_time if rollout_time > 0 else 0.0,
+            "decode_slot_steps_busy": busy,
+            "decode_slot_steps_idle": idle,
+            "bubble_ratio": idle / (busy + idle) if busy + idle else 0.0,
+            "policy_version": record.policy_version,
+            "long_queue_length": record.long_queue_length,
+            "loss": update.loss,
+            "grad_norm": update.grad_norm,
+            "learning_rate": update.learning_rate,
+            "clip_fraction": update.clip_fraction,
+            "entropy": update.entropy,
+            "kl_to_reference": update.kl_to_reference,
+            "logprob_mismatch_max": update.logprob_mismatch_max,
+            "logprob_mismatch_mean": update.logprob_mismatch_mean,
+            "attempt": self._attempt,
+            "modelled": self._is_modelled,
+        }
+
+    def response_rows(self, record: RoundRecord) -> list[Row]:
+        """The rows of the `responses` table, in launch order; a request lost with the last engine has none."""
+        return [
+            self._response_row(record, request)
+            for request in record.requests.values()
+            if request.response is not None and request.finished_at_s is not None
+        ]
+
+    def _response_row(self, record: RoundRecord, request: RequestRecord) -> Row:
+        response, verdict = request.response, request.verdict
+        assert response is not None
+        name = request.request
+        tokenized = record.prompts[name.prompt.key]
+        return {
+            "step": self._step,
+            "round": record.begin.round,
+            "round_kind": record.begin.kind.value,
+            "epoch": name.prompt.epoch,
+            "prompt": name.prompt.key,
+            "domain": tokenized.prompt.domain,
+            "sample": name.sample,
+            "engine": request.engine,
+            "policy_version": record.policy_version,
+            "num_prompt_tokens": len(tokenized.token_ids),
+            "length_tokens": response.num_tokens,
+            "finish_reason": response.finish_reason.value,
+            "launched_at_s": request.launched_at_s,
+            "finished_at_s": request.finished_at_s,
+            "queue_time_s": response.queue_time_s,
+            "generation_time_s": response.generation_time_s,
+            "reward": verdict.reward if verdict else None,
+            "reward_reason": verdict.reason if verdict else None,
+            "reward_time_s": verdict.time_s if verdict else None,
+            "scored_at_s": request.scored_at_s,
+            "race_rank": request.race_rank,
+            "accepted": request.is_accepted,
+            "is_raced": record.begin.kind is RoundKind.SHORT,
+            "modelled": self._is_modelled,
+        }
+
+    def interval_rows(self, record: RoundRecord) -> list[Row]:
+        """The rows of the `intervals` table: the stages of the step, and how long each engine generated."""
+        rows = [
+            self._interval_row(record, actor, role, activity, span=self._times.spans[activity])
+            for activity, actor, role in _STAGE_ACTORS
+            if activity in self._times.spans
+        ]
+        spans: dict[EngineId, tuple[float, float]] = {}
+        for request in record.requests.values():
+            if request.finished_at_s is not None:
+                began, ended = spans.get(request.engine, (request.launched_at_s, request.finished_at_s))
+                spans[request.engine] = (min(began, request.launched_at_s), max(ended, request.finished_at_s))
+        rows += [
+            self._interval_row(record, engine, "engine", "generate", span=span)
+            for engine, span in sorted(spans.items())
+        ]
+        scored = [
+            (request.scored_at_s - request.verdict.time_s, request.scored_at_s)
+            for request in record.requests.values()
+            if request.verdict is not None and request.scored_at_s is not None
+        ]
+        if scored:
+            whole = min(began for began, _ in scored), max(ended for _, ended in scored)
+            rows.append(self._interval_row(record, "reward", "reward", "score", span=whole))
+        return rows
+
+    def _interval_row(
+        self, record: RoundRecord, actor: str, role: str, activity: str, *, span: tuple[float, float]
+    ) -> Row:
+        return {
+            "actor": actor,
+            "role": role,
+            "activity": activity,
+            "step": self._step,
+            "round": record.begin.round,
+            "started_at_s": span[0],
+            "ended_at_s": span[1],
+            "modelled": self._is_modelled,
+        }
+
+    def _step_time_s(self) -> float:
+        """From the start of the rollout until every engine holds the new weights; a checkpoint comes after it."""
+        spans = [span for stage, span in self._times.spans.items() if stage != "checkpoint"]
+        return max(ended for _, ended in spans) - min(began for began, _ in spans)
+
+
+_STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
+    ("rollout", "driver", "driver"),
+    ("train", "trainer", "trainer"),
+    ("quiesce", "driver", "driver"),
+    ("weight_sync", "driver", "driver"),
+    ("checkpoint", "trainer", "trainer"),
+)
+"""Stage, and whose time it is."""
+
+
+def _length(request: RequestRecord) -> int:
+    return request.response.num_tokens if request.response else 0
+
+
+def _finish_reason(request: RequestRecord) -> FinishReason | None:
+    return request.response.finish_reason if request.response else None
+
+
+def _growth(counter: str, before: Mapping[EngineId, EngineStats], after: Mapping[EngineId, EngineStats]) -> int:
+    """How much a counter grew, over the engines that are still alive."""
+    return sum(
+        getattr(after[engine], counter) - (getattr(before[engine], counter) if engine in before else 0)
+        for engine in after
+    )

@@ -1,0 +1,90 @@
+"""What is known of every request of one round: the source of the batch and of the `responses` table.
+
+One entry per launched request, aborted ones too. The driver writes facts in as they arrive; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rollpacker.core.commands import BeginRound
+from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup, TokenizedPrompt, Verdict
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """The life of one request. Times are seconds since the run began."""
+
+    request: RequestId
+    engine: EngineId
+    launched_at_s: float
+    response: Response | None = None
+    finished_at_s: float | None = None
+    verdict: Verdict | None = None
+    scored_at_s: float | None = None
+    race_rank: int | None = None
+    """1 for the first of its prompt to have its reward."""
+    is_accepted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class RoundRecord:
+    """One round, from its beginning to the last late fact."""
+
+    begin: BeginRound
+    policy_version: int
+    began_at_s: float
+    prompts: Mapping[str, TokenizedPrompt]
+    requests: dict[RequestId, RequestRecord] = field(default_factory=dict)
+    accepted: dict[PromptId, tuple[int, ...]] = field(default_factory=dict)
+    order: tuple[PromptId, ...] | None = None
+    """The batch in its canonical order; None while the round runs."""
+    long_queue_length: int = 0
+    generated_at_s: float = 0.0
+    """When the last response before the end of the round came."""
+    ended_at_s: float = 0.0
+    num_scored: dict[PromptId, int] = field(default_factory=dict)
+
+    def launched(self, request: RequestId, engine: EngineId, now: float) -> None:
+        """A request went to an engine, for the first time or again after its engine was lost."""
+        self.requests[request] = RequestRecord(request=request, engine=engine, launched_at_s=now)
+
+    def came_back(self, response: Response, now: float) -> None:
+        record = self.requests[response.request]
+        if record.response is not None:
+            return  # a duplicate
+        record.response = response
+        record.finished_at_s = now
+        if self.order is None and response.finish_reason is not FinishReason.ABORTED:
+            self.generated_at_s = now
+
+    def scored(self, verdict: Verdict, now: float) -> None:
+        record = self.requests[verdict.request]
+        if record.verdict is not None:
+            return  # a duplicate
+        prompt = verdict.request.prompt
+        self.num_scored[prompt] = self.num_scored.get(prompt, 0) + 1
+        record.verdict = verdict
+        record.scored_at_s = now
+        record.race_rank = self.num_scored[prompt]
+
+    def accept(self, prompt: PromptId, samples: tuple[int, ...]) -> None:
+        self.accepted[prompt] = samples
+        for sample in samples:
+            self.requests[RequestId(self.begin.round, prompt, sample)].is_accepted = True
+
+    def groups(self) -> Iterator[RolloutGroup]:
+        """The batch, in canonical order."""
+        assert self.order is not None
+        for prompt in self.order:
+            records = [self.requests[RequestId(self.begin.round, prompt, sample)] for sample in self.accepted[prompt]]
+            tokenized = self.prompts[prompt.key]
+            yield RolloutGroup(
+                prompt=prompt,
+                domain=tokenized.prompt.domain,
+                prompt_token_ids=tokenized.token_ids,
+                responses=tuple(record.response for record in records if record.response is not None),
+                rewards=tuple(record.verdict.reward for record in records if record.verdict is not None),
+            )

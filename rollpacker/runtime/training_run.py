@@ -1,0 +1,345 @@
+"""One attempt of one run: everything that the pipeline works with, opened together and closed together.
+
+Opening order: files (cheap, and most mistakes show there), Ray, actors, then the newest checkpoint. Closing undoes it
+in any case; what the actors still hold is ended with Ray's session (see `guardian.py`), so an error never waits for
+an orderly end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeVar
+
+from rollpacker.config.fingerprint import config_fingerprint
+from rollpacker.config.schema import RunConfig, exact
+from rollpacker.core.errors import ConfigError
+from rollpacker.core.ids import Domain, EngineId
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.order import PromptOrder
+from rollpacker.data.prompts import load_prompts
+from rollpacker.data.tokenization import PromptTokenizer, select_fitting
+from rollpacker.metrics.event_log import EventLogWriter
+from rollpacker.metrics.files import storage_errors
+from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.rollout import TokenizedPrompt
+from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
+from rollpacker.runtime.checkpoints import (
+    SCHEMA_VERSION,
+    Checkpoint,
+    CheckpointMeta,
+    CheckpointStore,
+    RunIdentity,
+    identify_run,
+)
+from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.driver import Driver
+from rollpacker.runtime.placement import cluster_size, start_actors
+from rollpacker.runtime.progress import Progress, make_progress
+from rollpacker.runtime.ray_cluster import RayCluster
+from rollpacker.runtime.recorder import StepRecorder
+from rollpacker.runtime.round_record import RoundRecord
+from rollpacker.runtime.trackers import Tracker, make_trackers
+from rollpacker.runtime.watchdog import Watchdog
+
+Answer = TypeVar("Answer")
+
+
+class TrainingRun:
+    """The parts of a run, each step's verbs, and where it stands."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        identity: RunIdentity,
+        attempt: int,
+        first_step: int,
+        clock: RunClock,
+        scheduler: Scheduler,
+        order: PromptOrder,
+        driver: Driver,
+        trainer: Trainer,
+        watchdog: Watchdog,
+        progress: Progress,
+        trackers: Tracker,
+        metrics: MetricsWriter,
+        event_log: EventLogWriter,
+        checkpoints: CheckpointStore,
+    ) -> None:
+        self.config = config
+        self._identity = identity
+        self._attempt = attempt
+        self._first_step = first_step
+        self._clock = clock
+        self._scheduler = scheduler
+        self._order = order
+        self._driver = driver
+        self._trainer = trainer
+        self._watchdog = watchdog
+        self._progress = progress
+        self._trackers = trackers
+        self._metrics = metrics
+        self._event_log = event_log
+        self._checkpoints = checkpoints
+        self._deadlines = config.backend.deadlines
+        self._policy_version = 0
+        self._engine_stats: Mapping[EngineId, EngineStats] = {}
+        self._last_checkpoint = first_step  # a state that needs no further saving
+
+    def remaining_steps(self) -> Iterator[int]:
+        """Steps that no checkpoint covers yet."""
+        yield from range(self._first_step, self.config.run.num_steps)
+
+    def recorder(self, step: int) -> StepRecorder:
+        return StepRecorder(
+            step=step, system=self.config.system.name, attempt=self._attempt, clock=self._clock, is_modelled=False
+        )
+
+    async def roll_out(self, step: int) -> RoundRecord | None:
+        """Generate and score the batch of a step; None when all data has been trained."""
+        self._progress.stage("rollout")
+        return await self._driver.run_round(step, self._policy_version)
+
+    async def learn(self, step: int, batch: RoundRecord) -> UpdateMetrics:
+        """Train on a batch: one step of the trainer."""
+        self._progress.stage("training")
+        groups = list(batch.groups())
+        await self._trained("the trainer to begin the step", self._trainer.begin_step(self._shape(step, batch)))
+        await self._trained("the trainer's gradients", self._trainer.accumulate(groups))
+        return await self._trained("the trainer's update", self._trainer.finish_step())
+
+    async def quiesce(self) -> None:
+        """Wait until no request of the round is in flight."""
+        await self._driver.quiesce()
+
+    async def publish_weights(self) -> None:
+        """Bring the trainer's policy to every engine."""
+        self._progress.stage("weight sync")
+        deadline = self._deadlines.weight_sync_s
+        weights = await self._watchdog.within(deadline, "the trainer's weights", self._trainer.export_weights())
+        await self._watchdog.within(deadline, "the engines to load weights", self._driver.publish(weights))
+        self._policy_version = weights.policy_version
+
+    async def record(self, recorder: StepRecorder, batch: RoundRecord, update: UpdateMetrics) -> None:
+        """Write the step's metrics, and show them."""
+        stats = await self._driver.engine_stats()
+        step_row = recorder.step_row(batch, update, self._engine_stats, stats)
+        self._engine_stats = stats
+        self._metrics.write_step(
+            step_row["step"],
+            {
+                "steps": [step_row],
+                "responses": recorder.response_rows(batch),
+                "intervals": recorder.interval_rows(batch),
+            },
+        )
+        self._event_log.flush()
+        self._trackers.log_step(step_row)
+        self._progress.step_finished(step_row)
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """True when `step` is the first of another `run.checkpoint_every_steps` steps.
+
+        A checkpoint comes before a step, when all records of the last one are on the disk: what a checkpoint covers
+        is never missing from the tables.
+        """
+        every = self.config.run.checkpoint_every_steps
+        return every > 0 and step % every == 0
+
+    async def checkpoint(self, num_finished_steps: int) -> None:
+        """Save everything that a later attempt needs, unless the last checkpoint has it."""
+        if num_finished_steps == self._last_checkpoint:
+            return
+        self._progress.stage("checkpoint")
+        meta = CheckpointMeta(
+            schema_version=SCHEMA_VERSION,
+            run_id=self._identity.run_id,
+            fingerprint=self._identity.fingerprint,
+            step=num_finished_steps,
+            elapsed_s=self._clock.now(),
+            attempt=self._attempt,
+        )
+        save = self._checkpoints.save(
+            meta, scheduler=self._scheduler.snapshot(), order=self._order.snapshot(), trainer=self._trainer
+        )
+        await self._watchdog.within(self._deadlines.checkpoint_s, "the trainer's checkpoint", save)
+        self._last_checkpoint = num_finished_steps
+
+    async def load(self, checkpoint: Checkpoint) -> None:
+        """Bring the trainer to where a checkpoint left it."""
+        load = self._trainer.load(checkpoint.trainer_folder)
+        await self._watchdog.within(self._deadlines.checkpoint_s, "the trainer to load its checkpoint", load)
+
+    async def _trained(self, what: str, answer: Awaitable[Answer]) -> Answer:
+        return await self._watchdog.within(self._deadlines.train_s, what, answer)
+
+    def _shape(self, step: int, batch: RoundRecord) -> BatchShape:
+        num_groups = len(batch.accepted)
+        return BatchShape(
+            step=step,
+            policy_version=batch.policy_version,
+            num_groups=num_groups,
+            num_responses=num_groups * batch.begin.num_responses_needed,
+            max_response_tokens=self.config.rollout.max_response_tokens,
+        )
+
+
+@asynccontextmanager
+async def open_run(config: RunConfig) -> AsyncIterator[TrainingRun]:
+    """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
+    progress = make_progress(config.run.progress)
+    progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
+    try:
+        with _only_process_in(config.run.dir):
+            async with _opened(config, progress) as run:
+                yield run
+    except BaseException as error:
+        progress.fail(error)
+        raise
+    progress.end_run()
+
+
+@asynccontextmanager
+async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[TrainingRun]:
+    run_dir, deadlines = config.run.dir, config.backend.deadlines
+    identity = identify_run(run_dir, config_fingerprint(config))
+    checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
+    checkpoint = checkpoints.latest() if config.run.resume == "auto" else None
+    first_step = checkpoint.meta.step if checkpoint else 0
+    clock = RunClock(checkpoint.meta.elapsed_s if checkpoint else 0.0)
+    attempt = sum(1 for _ in (run_dir / "events").glob("attempt-*.jsonl"))
+    logs = run_dir / "logs" / f"attempt-{attempt:03d}"
+    watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
+
+    progress.stage("reading prompts")
+    prompts = _tokenized_prompts(config, progress)
+    order = _prompt_order(config, prompts)
+    settings = scheduler_settings(config, prompts.values())
+    if checkpoint:
+        order.restore(checkpoint.order)
+    scheduler = Scheduler.restore(settings, checkpoint.scheduler) if checkpoint else Scheduler(settings)
+    metrics = MetricsWriter(run_dir / "metrics")
+    metrics.truncate_after(first_step - 1)
+
+    async with AsyncExitStack() as stack:
+        event_log = EventLogWriter(
+            run_dir / "events" / f"attempt-{attempt:03d}.jsonl",
+            settings,
+            checkpoint.scheduler if checkpoint else None,
+        )
+        stack.callback(event_log.close)
+        trackers = make_trackers(config.tracker, run_dir, identity.run_id, config.model_dump(mode="json"))
+        stack.callback(trackers.close)
+        progress.stage("starting Ray")
+        size = cluster_size(config)
+        await stack.enter_async_context(
+            RayCluster(
+                num_cpus=size.num_cpus,
+                num_gpus=size.num_gpus,
+                object_store_mb=config.backend.object_store_mb,
+                log=logs / "ray.log",
+                start_deadline_s=deadlines.start_s,
+            )
+        )
+        watchdog.start()
+        stack.push_async_callback(watchdog.stop)
+        progress.stage("starting engines, trainer and reward")
+        actors = await start_actors(config, logs, watchdog)
+        driver = Driver(
+            scheduler=scheduler,
+            order=order,
+            prompts=prompts,
+            engines=actors.engines,
+            reward=actors.reward,
+            rollout=config.rollout,
+            deadlines=deadlines,
+            seed=config.run.seed,
+            clock=clock,
+            watchdog=watchdog,
+            on_event=event_log.append,
+            on_progress=progress.rollout,
+            on_engine_lost=lambda error: progress.note(f"{error.problem} Its requests go to the other engines."),
+        )
+        run = TrainingRun(
+            config=config,
+            identity=identity,
+            attempt=attempt,
+            first_step=first_step,
+            clock=clock,
+            scheduler=scheduler,
+            order=order,
+            driver=driver,
+            trainer=actors.trainer,
+            watchdog=watchdog,
+            progress=progress,
+            trackers=trackers,
+            metrics=metrics,
+            event_log=event_log,
+            checkpoints=checkpoints,
+        )
+        if checkpoint:
+            progress.note(f"Resuming after step {checkpoint.meta.step} of {checkpoint.folder}")
+            await run.load(checkpoint)
+        await run.publish_weights()
+        driver.start()
+        stack.push_async_callback(driver.stop)
+        yield run
+        await actors.close(deadlines.stop_s)
+
+
+def scheduler_settings(config: RunConfig, prompts: Iterable[TokenizedPrompt]) -> SchedulerSettings:
+    """What the scheduler is told; without `data.domain_weights` every domain has its share of the file."""
+    shares = Counter(prompt.prompt.domain for prompt in prompts)
+    weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
+        domain: Fraction(count) for domain, count in shares.items()
+    }
+    return SchedulerSettings(
+        batching=config.system.batching,
+        num_prompts=config.rollout.num_prompts,
+        num_responses=config.rollout.num_responses,
+        eta_prompts=exact(config.system.eta_prompts),
+        eta_responses=exact(config.system.eta_responses),
+        overlap_rewards=config.system.overlap_rewards,
+        domain_weights=tuple(weights.items()),
+    )
+
+
+def _tokenized_prompts(config: RunConfig, progress: Progress) -> dict[str, TokenizedPrompt]:
+    tokenizer = PromptTokenizer(config.model.path)
+    limit = config.data.max_prompt_tokens
+    fitting, num_dropped = select_fitting(load_prompts(config.data.path), tokenizer, limit)
+    if num_dropped:
+        progress.note(f"Dropped {num_dropped} prompts of more than data.max_prompt_tokens={limit} tokens.")
+    return {prompt.key: TokenizedPrompt(prompt=prompt, token_ids=token_ids) for prompt, token_ids in fitting}
+
+
+def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:
+    keys: dict[Domain, list[str]] = {}
+    for key, tokenized in prompts.items():
+        keys.setdefault(tokenized.prompt.domain, []).append(key)
+    return PromptOrder(keys, config.run.seed, config.data.shuffle, config.run.num_epochs)
+
+
+@contextmanager
+def _only_process_in(run_dir: Path) -> Iterator[None]:
+    """Hold the run's lock: two processes in one folder would write over each other."""
+    with storage_errors(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"Another process is running in run.dir={run_dir}.",
+                "A run's folder belongs to one process at a time.",
+                "Wait for it, or choose another run.dir.",
+            ) from None
+        yield
