@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import hydra
 import yaml
@@ -25,8 +23,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from rollpacker.config.keys import REQUIRED, Key, default_tree, legal_keys, nearest, section_names
+from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names
 from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
 from rollpacker.config.schema import RunConfig, ScoreConfig
 from rollpacker.core.errors import ConfigError, UserError
 
@@ -34,33 +33,6 @@ if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra  # only the type: GlobalHydra hands the object out
     from hydra.core.override_parser.types import Override
     from pydantic_core import ErrorDetails
-
-DEFAULT_RUN_DIR = "runs/${now:%Y-%m-%d_%H-%M-%S}-${system.name}"
-"""Where a run writes when the user does not say."""
-
-Schema_co = TypeVar("Schema_co", bound=BaseModel, covariant=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root(Generic[Schema_co]):
-    """One primary file of `conf/` and the schema that judges what it composes."""
-
-    name: str
-    """Of the file, without `.yaml`."""
-    schema: type[Schema_co]
-    base_name: str
-    """Under which the schema's default tree is known to Hydra."""
-
-    def defaults(self) -> dict[str, Any]:
-        """The base configuration: every legal key, `???` where the user must set it."""
-        tree = default_tree(self.schema)
-        if tree.get("run", {}).get("dir") == REQUIRED:
-            tree["run"]["dir"] = DEFAULT_RUN_DIR
-        return tree
-
-
-TRAIN = Root(name="config", schema=RunConfig, base_name="train_schema")
-SCORE = Root(name="score", schema=ScoreConfig, base_name="score_schema")
 
 
 def compose(overrides: Sequence[str]) -> RunConfig:
@@ -78,24 +50,6 @@ def compose_score(overrides: Sequence[str]) -> ScoreConfig:
 def to_yaml(config: BaseModel) -> str:
     """The resolved configuration as YAML, in the schema's order."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
-
-
-def conf_dir() -> Path:
-    """The packaged `conf/`: inside the package when installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
-
-
-def group_options(root: Root[BaseModel]) -> dict[str, tuple[str, ...]]:
-    """The groups in the primary file's defaults list, in its order, each with its options."""
-    primary = yaml.safe_load((conf_dir() / f"{root.name}.yaml").read_text(encoding="utf-8"))
-    names = [next(iter(entry)) for entry in primary["defaults"] if isinstance(entry, dict)]
-    return {
-        name: tuple(sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")))
-        for name in names
-        if not name.startswith("override ")
-    }
 
 
 @contextlib.contextmanager
@@ -174,7 +128,7 @@ def translated_errors(root: Root[BaseModel]) -> Iterator[None]:
         raise ConfigError(
             f"{key}: {first_line}" if key else first_line or type(source).__name__,
             "",
-            f"`rollpacker {_command(root)} --help` lists every group and key.",
+            f"`rollpacker {root.command} --help` lists every group and key.",
         ) from error
 
 
@@ -194,20 +148,16 @@ def _without_missing(tree: Any) -> Any:
     return {name: _without_missing(value) for name, value in tree.items() if value != REQUIRED}
 
 
-def _command(root: Root[BaseModel]) -> str:
-    return "train" if root.schema is RunConfig else root.name
-
-
 def _name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator[UserError]:
-    keys, sections, groups = legal_keys(root.schema), section_names(root.schema), group_options(root)
+    keys, sections, known_groups = legal_keys(root.schema), section_names(root.schema), groups(root)
     has_searchpath = any(override.key_or_group == "hydra.searchpath" for override in parsed)
     for override in parsed:
         name = override.key_or_group
         if name == "hydra" or name.startswith(("hydra.", "hydra/")):
             continue  # Hydra's own keys, which Hydra judges
-        if name in groups and not isinstance(override._value, dict):  # noqa: SLF001 - value() refuses sweeps
+        if name in known_groups and not isinstance(override._value, dict):  # noqa: SLF001 - value() refuses sweeps
             if not has_searchpath:  # with one, only Hydra knows the options
-                yield from _option_mistakes(override, groups[name])
+                yield from _option_mistakes(override, known_groups[name].options)
         elif name not in keys and name not in sections and not _is_below_mapping(name, keys):
             yield unknown_key(root, name)
 
@@ -227,11 +177,11 @@ def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
 
 def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     """A key that the schema does not have."""
-    close = nearest(name, [*legal_keys(root.schema), *group_options(root)])
+    close = nearest(name, [*legal_keys(root.schema), *groups(root)])
     return ConfigError(
         f"`{name}` is not a key of the configuration.",
         f"The nearest legal key is `{close[0]}`." if close else "",
-        f"`rollpacker {_command(root)} --help` lists every key.",
+        f"`rollpacker {root.command} --help` lists every key.",
     )
 
 
@@ -246,8 +196,8 @@ def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigEr
 
 def _grammar_mistake(root: Root[BaseModel], text: str, error: OverrideParseException) -> ConfigError:
     if "=" not in text and not text.startswith("~"):
-        groups = [f"{group}={text}" for group, options in group_options(root).items() if text in options]
-        close = groups or [f"{key}=VALUE" for key in nearest(text, legal_keys(root.schema))]
+        choices = [f"{name}={text}" for name, group in groups(root).items() if text in group.options]
+        close = choices or [f"{key}=VALUE" for key in nearest(text, legal_keys(root.schema))]
         remedy = f"Write {close[0]}" if close else "Write key=value."
         return ConfigError(f"`{text}` has no value.", "An argument is key=value or group=option.", remedy)
     detail = error.message.strip().partition("\n")[0]
@@ -280,7 +230,7 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
             return ConfigError(
                 f"`{name}` is not set.",
                 key.doc if key else "",
-                f"Add {name}=..." if key else f"`rollpacker {_command(root)} --help` lists its keys.",
+                f"Add {name}=..." if key else f"`rollpacker {root.command} --help` lists its keys.",
             )
         case "value_error":
             return ConfigError(*str(details["ctx"]["error"]).split("\n"))

@@ -20,8 +20,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rollpacker.config.compose import (
-    DEFAULT_RUN_DIR,
-    TRAIN,
     compose_in,
     hydra_session,
     judge,
@@ -29,6 +27,7 @@ from rollpacker.config.compose import (
     translated_errors,
 )
 from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, UserError
 
