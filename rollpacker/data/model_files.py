@@ -29,8 +29,7 @@ def check_model_files(path: Path) -> None:
     Raises:
         ModelError: It is missing, or something in it is.
     """
-    if not path.is_dir():
-        raise ModelError(f"The model directory {path} {_what_instead(path)}", _ALLOWED, _where_to_get(path))
+    _check_directory(path)
     _check_configuration(path / "config.json")
     weights = sorted(file for pattern in _WEIGHT_PATTERNS for file in path.glob(pattern))
     if not weights:
@@ -39,14 +38,29 @@ def check_model_files(path: Path) -> None:
         )
     for index in path.glob("*.index.json"):
         _check_shards(index)
+    check_tokenizer_files(path)
+    for file in weights:
+        _refuse_pointer(file)
+
+
+def check_tokenizer_files(path: Path) -> None:
+    """Check that a directory has a tokenizer, whatever else is in it.
+
+    Raises:
+        ModelError: It has none.
+    """
+    _check_directory(path)
     if not any((path / name).is_file() for name in _TOKENIZER_NAMES):
         raise ModelError(
             f"The model directory {path} has no tokenizer",
             f"Allowed: one of {', '.join(_TOKENIZER_NAMES)}",
             "Save it there with `tokenizer.save_pretrained(DIR)`",
         )
-    for file in weights:
-        _refuse_pointer(file)
+
+
+def _check_directory(path: Path) -> None:
+    if not path.is_dir():
+        raise ModelError(f"The model directory {path} {_what_instead(path)}", _ALLOWED, _where_to_get(path))
 
 
 def _what_instead(path: Path) -> str:

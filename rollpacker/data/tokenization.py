@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.core.errors import DataError, ModelError
-from rollpacker.data.model_files import check_model_files
+from rollpacker.data.model_files import check_tokenizer_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,9 +35,9 @@ class PromptTokenizer:
         """Load it, and transformers with it.
 
         Raises:
-            ModelError: The directory is no model, has no usable tokenizer, or one without an end-of-sequence token.
+            ModelError: The directory does not exist, has no usable tokenizer, or one without an end-of-sequence token.
         """
-        check_model_files(model_path)
+        check_tokenizer_files(model_path)
         self._tokenizer = _load_tokenizer(model_path)
         eos_token_id = self._tokenizer.eos_token_id
         if eos_token_id is None:

@@ -77,7 +77,7 @@ def prepare() -> None:
 @functools.lru_cache(maxsize=_NUM_CACHED_TRUTHS)
 def _parse_truth(ground_truth: str) -> list[Any]:
     """Give formulas and texts that stand for the ground truth, none when it cannot be read."""
-    bare = ground_truth.strip()
+    bare = ground_truth.replace("\\$", "").strip()
     if not bare:
         return []
     if any(delimiter in bare for delimiter in _DELIMITERS):
@@ -91,7 +91,8 @@ def _parse_answer(response_text: str, is_truncated: bool, can_announce_words: bo
 
 
 def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:
-    parsed: list[Any] = parse(text, configs, parsing_timeout=None)
+    """An escaped dollar is money; math-verify would take it for the beginning of a formula."""
+    parsed: list[Any] = parse(text.replace("\\$", ""), configs, parsing_timeout=None)
     return parsed
 
 

@@ -1,0 +1,153 @@
+import json
+
+import pytest
+
+from rollpacker.core.errors import DataError
+from rollpacker.data.prompts import load_prompts
+
+GOOD = {"id": "a", "domain": "math", "prompt": "1 + 1 =", "ground_truth": "2"}
+USER = {"role": "user", "content": "1 + 1 ="}
+
+
+def write(path, *lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def error_of(path):
+    with pytest.raises(DataError) as caught:
+        load_prompts(path)
+    assert caught.value.problem
+    assert caught.value.allowed
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+def test_a_plain_prompt_is_one_user_message_and_keeps_its_text(tmp_path):
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", GOOD))
+    assert (prompt.key, prompt.domain, prompt.ground_truth) == ("a", "math", "2")
+    assert prompt.text == "1 + 1 ="
+    assert prompt.messages == (USER,)
+
+
+def test_messages_may_be_a_list_or_the_json_of_a_list_and_win_over_prompt(tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, USER]
+    as_list = {**GOOD, "messages": messages}
+    as_text = {**GOOD, "id": "b", "messages": json.dumps(messages)}
+    for prompt in load_prompts(write(tmp_path / "p.jsonl", as_list, as_text)):
+        assert prompt.messages == tuple(messages)
+        assert prompt.text is None
+
+
+def test_blank_lines_and_a_byte_order_mark_are_skipped_but_lines_are_counted(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\n   \n{broken}\n")
+    assert "line 4: broken JSON at column 2" in error_of(path)
+
+
+def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", json.dumps({**GOOD, "prompt": "a\u2028b"}, ensure_ascii=False)))
+    assert prompt.text == "a\u2028b"
+
+
+def test_numbers_are_taken_as_ids_and_as_ground_truths(tmp_path):
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", {**GOOD, "id": 7, "ground_truth": 2}))
+    assert (prompt.key, prompt.ground_truth) == ("7", "2")
+
+
+def test_the_order_of_the_file_is_kept(tmp_path):
+    lines = [{**GOOD, "id": index, "domain": f"d{index % 3}"} for index in (5, 3, 9, 1)]
+    assert [prompt.key for prompt in load_prompts(write(tmp_path / "p.jsonl", *lines))] == ["5", "3", "9", "1"]
+
+
+def without(field):
+    return {name: value for name, value in GOOD.items() if name != field}
+
+
+def with_messages(messages):
+    return {**without("prompt"), "messages": messages}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{broken", ["broken JSON at column 2"]),
+        ('{"id": "a"', ["broken JSON at column 11"]),
+        ("[1, 2]", ["is [1, 2], not an object"]),
+        ('"text"', ["not an object"]),
+        ('{"id": ' + "9" * 5000 + "}", ["cannot be read"]),
+        ("[" * 100_000, ["cannot be read"]),
+        (without("id"), ["the field `id` is missing", "`domain`, `prompt`, `ground_truth`"]),
+        (without("domain"), ["the field `domain` is missing"]),
+        (without("ground_truth"), ["the field `ground_truth` is missing"]),
+        ({**without("ground_truth"), "groundtruth": "2"}, ["Rename `groundtruth` to `ground_truth`"]),
+        (without("prompt"), ["the field `messages` or `prompt` is missing"]),
+        ({**without("prompt"), "message": []}, ["Rename `message` to `messages`"]),
+        ({**GOOD, "id": ""}, ['`id` is ""']),
+        ({**GOOD, "id": None}, ["`id` is null"]),
+        ({**GOOD, "id": True}, ["`id` is true"]),
+        ({**GOOD, "id": ["a"]}, ['`id` is ["a"]']),
+        ('{"id": NaN}', ["`id` is NaN"]),
+        ({**GOOD, "domain": 3}, ["`domain` is 3"]),
+        ({**GOOD, "prompt": ["a"]}, ['`prompt` is ["a"]']),
+        ({**GOOD, "prompt": ""}, ['`prompt` is ""', "not blank"]),
+        ({**GOOD, "prompt": " \n"}, ["`prompt` is"]),
+        ({**GOOD, "prompt": "x" * 30 + "\ud800"}, ["`prompt`", "surrogate"]),
+        ({**GOOD, "ground_truth": None}, ["`ground_truth` is null"]),
+        ({**GOOD, "ground_truth": {"a": "b" * 100}}, ['`ground_truth` is {"a": "bbb', "..."]),
+        (with_messages("not json"), ["`messages` is a string without the JSON of a list"]),
+        (with_messages('[{"role": "user", "content": "\\ud800"}]'), ["`messages`", "surrogate"]),
+        (with_messages([]), ["`messages` is []"]),
+        (with_messages({"role": "user"}), ["`messages` is {"]),
+        (with_messages(["hello"]), ['`messages[0]` is "hello"']),
+        (with_messages([USER, {"role": "user"}]), ["`messages[1]` is", "exactly the fields `role` and `content`"]),
+        (with_messages([{**USER, "name": "Ann"}]), ["`messages[0]` is", "delete what is too much"]),
+        (
+            with_messages([{**USER, "role": "human"}]),
+            ['the role of `messages[0]` is "human"', "system, user, assistant"],
+        ),
+        (with_messages([{**USER, "content": None}]), ["the content of `messages[0]` is null"]),
+        (with_messages([{**USER, "content": ""}]), ["the content of `messages[0]`"]),
+        (with_messages([USER, {"role": "assistant", "content": "2"}]), ["ends with an answer of the assistant"]),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_number_and_what_is_wrong(tmp_path, line, words):
+    message = error_of(write(tmp_path / "p.jsonl", {**GOOD, "id": "first"}, line))
+    assert "line 2: " in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("second", ["a", 1])
+def test_a_duplicate_id_is_named_with_both_lines(tmp_path, second):
+    lines = [{**GOOD, "id": str(second)}, {**GOOD, "id": "b"}, {**GOOD, "id": second}]
+    message = error_of(write(tmp_path / "p.jsonl", *lines))
+    assert "line 3: " in message
+    assert f"'{second}' was used in line 1" in message
+
+
+def test_text_in_another_encoding_is_named_with_line_and_byte(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b'\n{"id": "caf\xe9"}\n')
+    assert "line 2: byte 12 (0xe9) is not UTF-8" in error_of(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf"])
+def test_a_file_without_a_prompt_is_refused(tmp_path, content):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(content)
+    assert "is empty" in error_of(path)
+
+
+def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path):
+    write(tmp_path / "prompts.jsonl", GOOD)
+    assert "Did you mean" in (message := error_of(tmp_path / "promts.jsonl"))
+    assert "prompts.jsonl?" in message
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    assert "other does not exist either" in error_of(tmp_path / "other" / "p.jsonl")
+
+
+def test_a_directory_is_no_prompt_file(tmp_path):
+    assert "is a directory" in error_of(tmp_path)
