@@ -1,0 +1,80 @@
+"""What holds in every world: the judge asserts it at each event; here the worlds are drawn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from rollpacker.core.commands import RoundKind
+from rollpacker.core.ids import Domain
+from rollpacker.core.settings import SchedulerSettings
+from tests.core.world import Scenario, World, scenarios
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenarios(batching="tail"))
+def test_tail_batching_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
+    World(scenario).run()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenarios(batching="plain"))
+def test_plain_batching_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
+    World(scenario).run()
+
+
+def steady(eta_prompts: Fraction, *, num_steps: int) -> Scenario:
+    return Scenario(
+        settings=SchedulerSettings(
+            batching="tail",
+            num_prompts=8,
+            num_responses=2,
+            eta_prompts=eta_prompts,
+            eta_responses=Fraction(3, 2),
+            overlap_rewards=True,
+            domain_weights=((Domain("math"), Fraction(1)), (Domain("code"), Fraction(1))),
+        ),
+        num_keys=(1000, 1000),
+        num_epochs=None,
+        num_steps=num_steps,
+        num_engines=2,
+        trouble=0.01,
+        seed=7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("eta_prompts", "num_short"), [(Fraction(5, 4), 4), (Fraction(9, 8), 8), (Fraction(3, 2), 2), (Fraction(2), 1)]
+)
+def test_a_long_round_follows_as_many_short_rounds_as_defer_a_batch(eta_prompts: Fraction, num_short: int) -> None:
+    cycle = [RoundKind.SHORT] * num_short + [RoundKind.LONG]
+    assert World(steady(eta_prompts, num_steps=3 * len(cycle))).run().kinds == cycle * 3
+
+
+def test_without_prompt_speculation_no_round_is_long() -> None:
+    assert set(World(steady(Fraction(1), num_steps=12)).run().kinds) == {RoundKind.SHORT}
+
+
+def test_commands_do_not_depend_on_the_hash_seed() -> None:
+    program = (
+        "from fractions import Fraction; from tests.core.test_properties import steady; from tests.core.world import World;"
+        "world = World(steady(Fraction(5, 4), num_steps=6)); world.run(); print(world.digest.hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(digests) == 1
