@@ -34,6 +34,10 @@ class Router:
     def has_engine(self) -> bool:
         return bool(self._loads)
 
+    @property
+    def engines(self) -> tuple[EngineId, ...]:
+        return tuple(self._loads)
+
     # The fleet
 
     def join(self, engine: EngineId) -> list[Launch]:

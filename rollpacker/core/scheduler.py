@@ -37,6 +37,7 @@ from rollpacker.core.events import (
     RewardComputed,
     StepStarted,
 )
+from rollpacker.core.ids import EngineId
 from rollpacker.core.plain_batching import PlainBatching
 from rollpacker.core.routing import Router
 from rollpacker.core.settings import SchedulerSettings
@@ -110,6 +111,11 @@ class Scheduler:
                 case _:
                     assert_never(decision)
         return tuple(commands)
+
+    @property
+    def engines(self) -> tuple[EngineId, ...]:
+        """The engines that it launches on, in joining order."""
+        return self._router.engines
 
     def check(self) -> None:
         """Re-derive all invariants from scratch; costs as much as the state is large.

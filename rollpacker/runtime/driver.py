@@ -139,8 +139,12 @@ class Driver:
 
     def start(self) -> None:
         """Report the engines to the scheduler and listen to them."""
-        for engine_id, engine in self._engines.items():
+        for engine_id in self._engines:
             self._take(EngineJoined(engine=engine_id))
+        for engine_id in self._scheduler.engines:  # a restored scheduler may know engines of an earlier attempt
+            if engine_id not in self._engines:
+                self._take(EngineLost(engine=engine_id))
+        for engine_id, engine in self._engines.items():
             self._listen(self._pump_engine(engine_id, engine), f"responses of {engine_id}")
         self._listen(self._pump_reward(), "verdicts")
 

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,6 +91,19 @@ def judge(config: RunConfig) -> Outlook:
         cluster=cluster,
         finished_steps=finished_steps,
     )
+
+
+def judge_all(configs: Sequence[RunConfig]) -> tuple[Outlook, ...]:
+    """Judge every point of a multirun; a mistake that several points share is said once."""
+    outlooks: list[Outlook] = []
+    mistakes: dict[str, UserError] = {}
+    for config in configs:
+        try:
+            outlooks.append(judge(config))
+        except UserError as mistake:
+            mistakes.setdefault(str(mistake), mistake)
+    raise_mistakes(list(mistakes.values()))
+    return tuple(outlooks)
 
 
 def _model_facts(config: RunConfig) -> ModelFacts:

@@ -1,0 +1,109 @@
+"""Engines and a reward that do what a test says, in its own event loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.reward import ResponseToScore
+from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict, VersionSpan
+from rollpacker.protocols.weights import Weights
+
+
+class ScriptedEngine:
+    """Finishes each request after as many turns of the event loop as `num_turns` says; None never finishes."""
+
+    def __init__(self, engine: str, num_turns: Callable[[RequestId], int | None], *, ignores_aborts: bool = False):
+        self.engine = EngineId(engine)
+        self.requests: dict[RequestId, GenerationRequest] = {}
+        self.running: dict[RequestId, asyncio.Task[None]] = {}
+        self.policy_version = 0
+        self.checksum_of = lambda weights: weights.checksum
+        self._num_turns = num_turns
+        self._ignores_aborts = ignores_aborts
+        self._done: asyncio.Queue[Response | EngineFailed] = asyncio.Queue()
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            assert request.request not in self.running
+            self.requests[request.request] = request
+            self.running[request.request] = asyncio.create_task(self._run(request.request))
+
+    async def _run(self, request: RequestId) -> None:
+        turns = self._num_turns(request)
+        if turns is None:
+            await asyncio.Event().wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        del self.running[request]
+        self._done.put_nowait(self._response(request, FinishReason.STOP, num_tokens=3))
+
+    def _response(self, request: RequestId, reason: FinishReason, num_tokens: int) -> Response:
+        return Response(
+            request=request,
+            engine=self.engine,
+            finish_reason=reason,
+            token_ids=np.arange(num_tokens, dtype=np.int32),
+            logprobs=np.zeros(num_tokens, dtype=np.float32),
+            spans=(VersionSpan(policy_version=self.policy_version, num_tokens=num_tokens),),
+            queue_time_s=0.0,
+            generation_time_s=0.0,
+        )
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        if self._ignores_aborts:
+            return
+        for request in requests:
+            task = self.running.pop(request, None)
+            if task is not None:
+                task.cancel()
+                self._done.put_nowait(self._response(request, FinishReason.ABORTED, num_tokens=1))
+
+    def die(self) -> None:
+        """Lose everything, as a killed process does."""
+        for task in self.running.values():
+            task.cancel()
+        self._done.put_nowait(EngineFailed(f"The process of {self.engine} died."))
+
+    async def collect(self) -> Sequence[Response]:
+        first = await self._done.get()
+        if isinstance(first, EngineFailed):
+            raise first
+        return [first]
+
+    async def load_weights(self, weights: Weights) -> str:
+        assert not self.running, "weights came while requests were in flight"
+        self.policy_version = weights.policy_version
+        return self.checksum_of(weights)
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+    async def stats(self) -> EngineStats:
+        raise AssertionError("no test asks a scripted engine for statistics")
+
+    async def close(self) -> None: ...
+
+
+class ScriptedReward:
+    """Scores with 1.0 at once, or as `judge` says; `judge` may raise."""
+
+    def __init__(self, judge: Callable[[RequestId], float] = lambda _: 1.0):
+        self._judge = judge
+        self._done: asyncio.Queue[Verdict] = asyncio.Queue()
+        self.scored: list[RequestId] = []
+
+    async def score(self, responses: Sequence[ResponseToScore]) -> None:
+        for response in responses:
+            self.scored.append(response.request)
+            reward = self._judge(response.request)
+            self._done.put_nowait(Verdict(request=response.request, reward=reward, reason="scripted", time_s=0.0))
+
+    async def collect(self) -> Sequence[Verdict]:
+        return [await self._done.get()]
+
+    async def close(self) -> None: ...

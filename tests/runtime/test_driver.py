@@ -1,0 +1,195 @@
+"""The driver carries facts in and commands out, over any engines and any reward."""
+
+import random
+from contextlib import asynccontextmanager
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from rollpacker.config.schema import DeadlineSection, RolloutSection
+from rollpacker.core.commands import RoundKind
+from rollpacker.core.errors import DeadlineExceeded, EngineFailed, RollpackerError, WeightSyncFailed
+from rollpacker.core.ids import Domain, PromptId
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.order import PromptOrder
+from rollpacker.protocols.rollout import FinishReason, Prompt, TokenizedPrompt
+from rollpacker.protocols.weights import Weights
+from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.driver import Driver, sample_seed
+from rollpacker.runtime.watchdog import Watchdog
+from tests.runtime.scripted import ScriptedEngine, ScriptedReward
+
+MATH = Domain("math")
+PROMPTS = {
+    str(index): TokenizedPrompt(
+        prompt=Prompt(key=str(index), domain=MATH, messages=(), text=f"prompt {index}", ground_truth=""),
+        token_ids=np.array([index], dtype=np.int32),
+    )
+    for index in range(40)
+}
+
+
+def settings(batching="plain", eta=Fraction(5, 4)):
+    return SchedulerSettings(
+        batching=batching,
+        num_prompts=4,
+        num_responses=2,
+        eta_prompts=eta,
+        eta_responses=Fraction(3, 2),
+        overlap_rewards=True,
+        domain_weights=((MATH, Fraction(1)),),
+    )
+
+
+@asynccontextmanager
+async def driving(tmp_path, engines, reward=None, policy=None, stall_s=5.0):
+    lost = []
+    driver = Driver(
+        scheduler=Scheduler(policy or settings()),
+        order=PromptOrder({MATH: list(PROMPTS)}, seed=0, shuffle=False, num_epochs=1),
+        prompts=PROMPTS,
+        engines={engine.engine: engine for engine in engines},
+        reward=reward or ScriptedReward(),
+        rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
+        deadlines=DeadlineSection(rollout_stall_s=stall_s),
+        seed=7,
+        clock=RunClock(),
+        watchdog=Watchdog(tmp_path / "stall.txt", 60),
+        on_event=lambda *_: None,
+        on_progress=lambda *_: None,
+        on_engine_lost=lost.append,
+    )
+    driver.lost = lost
+    driver.start()
+    try:
+        yield driver
+    finally:
+        await driver.stop()
+
+
+def batch_of(record):
+    return [(str(group.prompt), [response.request.sample for response in group.responses]) for group in record.groups()]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_plain_batch_is_the_same_in_whatever_order_its_responses_finish(tmp_path, seed):
+    rng = random.Random(seed)
+    engines = [ScriptedEngine(f"engine-{i}", lambda _: rng.randrange(30)) for i in range(2)]
+    async with driving(tmp_path, engines) as driver:
+        record = await driver.run_round(step=0, policy_version=0)
+        await driver.quiesce()
+    assert record.begin.kind is RoundKind.PLAIN
+    assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
+    assert all(len(group.rewards) == 2 for group in record.groups())
+
+
+async def test_in_a_short_round_the_slow_are_aborted_and_run_again_in_the_long_round(tmp_path):
+    slow = {"1": None, "6": None}
+
+    def turns(request):
+        return slow.get(request.prompt.key, 1)
+
+    async with driving(
+        tmp_path, [ScriptedEngine("engine-0", turns)], policy=settings("tail", Fraction(3, 2))
+    ) as driver:
+        kinds, trained = [], []
+        for step in range(3):
+            if step == 2:
+                slow.clear()
+            record = await driver.run_round(step, policy_version=0)
+            await driver.quiesce()
+            kinds.append(record.begin.kind)
+            trained += [group.prompt for group in record.groups()]
+            reasons = {str(r.request): r.response.finish_reason for r in record.requests.values()}
+            assert set(reasons.values()) <= {FinishReason.STOP, FinishReason.ABORTED}
+    assert kinds == [RoundKind.SHORT, RoundKind.SHORT, RoundKind.LONG]
+    assert len(set(trained)) == len(trained) == 12
+    assert {PromptId(0, "1"), PromptId(0, "6")} <= set(trained[8:])
+
+
+async def test_quiesce_waits_until_every_engine_has_confirmed_its_aborts(tmp_path):
+    engine = ScriptedEngine("engine-0", lambda request: 1 if request.prompt.key < "4" else None)
+    async with driving(tmp_path, [engine], policy=settings("tail")) as driver:
+        record = await driver.run_round(step=0, policy_version=0)
+        await driver.quiesce()
+        await driver.publish(Weights(policy_version=1, checksum="c", num_bytes=0, payload=None))
+    assert all(request.response is not None for request in record.requests.values())
+
+
+async def test_the_requests_of_a_lost_engine_run_on_the_others(tmp_path):
+    dying = ScriptedEngine("engine-1", lambda _: None)
+    healthy = ScriptedEngine("engine-0", lambda _: 2)
+    async with driving(tmp_path, [healthy, dying]) as driver:
+        dying.die()
+        record = await driver.run_round(step=0, policy_version=0)
+        assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
+        assert {request.engine for request in record.requests.values()} == {"engine-0"}
+        assert list(driver.engines) == ["engine-0"]
+        assert len(driver.lost) == 1
+        await driver.quiesce()
+
+
+async def test_losing_the_last_engine_ends_the_round_with_its_name(tmp_path):
+    engine = ScriptedEngine("engine-0", lambda _: None)
+    async with driving(tmp_path, [engine]) as driver:
+        engine.die()
+        with pytest.raises(EngineFailed, match="engine-0"):
+            await driver.run_round(step=0, policy_version=0)
+
+
+async def test_a_stalled_rollout_says_what_it_waits_for(tmp_path):
+    engines = [ScriptedEngine("engine-0", lambda _: 1), ScriptedEngine("engine-1", lambda _: None)]
+    async with driving(tmp_path, engines, stall_s=0.05) as driver:
+        with pytest.raises(DeadlineExceeded, match="4 responses of engine-1"):
+            await driver.run_round(step=0, policy_version=0)
+
+
+async def test_an_abort_that_an_engine_ignores_is_named_too(tmp_path):
+    deaf = ScriptedEngine("engine-0", lambda request: 1 if request.prompt.key < "4" else None, ignores_aborts=True)
+    async with driving(tmp_path, [deaf], policy=settings("tail"), stall_s=0.05) as driver:
+        await driver.run_round(step=0, policy_version=0)
+        with pytest.raises(DeadlineExceeded, match="responses of engine-0"):
+            await driver.quiesce()
+
+
+async def test_a_reward_that_fails_ends_the_rollout_with_its_reason(tmp_path):
+    def fail(request):
+        raise RollpackerError("the checker is broken")
+
+    async with driving(tmp_path, [ScriptedEngine("engine-0", lambda _: 1)], ScriptedReward(fail)) as driver:
+        with pytest.raises(RollpackerError, match="the checker is broken"):
+            await driver.run_round(step=0, policy_version=0)
+
+
+async def test_an_engine_that_holds_other_weights_than_were_sent_is_refused(tmp_path):
+    engines = [ScriptedEngine(f"engine-{i}", lambda _: 1) for i in range(2)]
+    engines[1].checksum_of = lambda _: "00000000"
+    async with driving(tmp_path, engines) as driver:
+        with pytest.raises(WeightSyncFailed, match="engine-1"):
+            await driver.publish(Weights(policy_version=1, checksum="12345678", num_bytes=0, payload=None))
+
+
+async def test_a_run_over_finite_data_ends_when_every_prompt_was_trained_once(tmp_path):
+    trained = []
+    async with driving(tmp_path, [ScriptedEngine("engine-0", lambda _: 1)], policy=settings("tail")) as driver:
+        for step in range(100):
+            record = await driver.run_round(step, policy_version=0)
+            await driver.quiesce()
+            if record is None:
+                break
+            trained += [group.prompt for group in record.groups()]
+    assert sorted(trained) == sorted(PromptId(0, key) for key in PROMPTS)
+
+
+async def test_every_sample_has_a_seed_of_its_own_that_depends_on_its_names_only(tmp_path):
+    engines = [ScriptedEngine(f"engine-{i}", lambda _: 1) for i in range(3)]
+    async with driving(tmp_path, engines) as driver:
+        await driver.run_round(step=0, policy_version=0)
+        await driver.quiesce()
+    seeds = {request: sent.seed for engine in engines for request, sent in engine.requests.items()}
+    assert len(set(seeds.values())) == 8
+    for request, seed in seeds.items():
+        assert seed == sample_seed(7, 0, request.prompt, request.sample)
+    assert sample_seed(7, 0, PromptId(0, "a"), 0) == 4633935478271565051
