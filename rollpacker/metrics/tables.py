@@ -132,9 +132,14 @@ class MetricsWriter:
             )
         part = Part(first=step, last=step)
         tables = {name: _to_arrow(name, self._schemas[name], table_rows) for name, table_rows in rows.items()}
-        for name, table in tables.items():
-            self._write_part(name, part, _to_parquet(table, "snappy"))
-        self._commit((*self._manifest.parts, part))
+        try:
+            for name, table in tables.items():
+                self._write_part(name, part, _to_parquet(table, "snappy"))
+            self._commit((*self._manifest.parts, part))
+        except BaseException:
+            self._manifest = _load_manifest(self.folder) or Manifest()  # what counts is decided on disk
+            self._remove_uncounted_parts()
+            raise
         self._advance_merge(can_wait=False)
 
     def truncate_after(self, step: int) -> None:

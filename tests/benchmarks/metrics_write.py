@@ -13,12 +13,19 @@ import statistics
 import sys
 import tempfile
 import time
+from fractions import Fraction
 from pathlib import Path
 
+from rollpacker.core.commands import ScoreResponse
+from rollpacker.core.events import Event, ResponseFinished, RewardComputed
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.metrics.event_log import EventLogWriter, read_event_log
 from rollpacker.metrics.schemas import TABLES, Column
 from rollpacker.metrics.tables import MetricsWriter, read_table
 
 NUM_STEPS = 256
+NUM_EVENTS = 100_000
 NUM_ROWS = {"steps": 1, "responses": 2000, "intervals": 50}
 
 
@@ -34,7 +41,7 @@ def value(column: Column, row: int, generator: random.Random) -> object:
             return f"{column.name}-{row // 10}"
 
 
-def main() -> int:
+def measure_tables() -> None:
     generator = random.Random(0)
     rows = {
         name: [
@@ -69,6 +76,50 @@ def main() -> int:
         f"{NUM_STEPS} steps: {num_files} files, {num_bytes / NUM_STEPS / 1e3:.0f} kB per step; "
         f"reading {num_rows} responses takes {read_ms:.0f} ms"
     )
+
+
+def measure_event_log() -> None:
+    settings = SchedulerSettings(
+        batching="tail",
+        num_prompts=64,
+        num_responses=8,
+        eta_prompts=Fraction(5, 4),
+        eta_responses=Fraction(5, 4),
+        overlap_rewards=True,
+        domain_weights=((Domain("math"), Fraction(1)),),
+    )
+    engine = EngineId("engine-3")
+    requests = [RequestId(round=3, prompt=PromptId(epoch=0, key=f"deepmath-{n:06d}"), sample=n % 8) for n in range(500)]
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = folder / "attempt-000.jsonl"
+        writer = EventLogWriter(path, settings, None)
+        started, started_cpu = time.perf_counter(), time.thread_time()
+        for number in range(NUM_EVENTS):
+            request = requests[number % len(requests)]
+            event: Event = (
+                RewardComputed(request=request, reward=1.0)
+                if number % 2
+                else ResponseFinished(request=request, engine=engine, num_tokens=number % 900, policy_version=3)
+            )
+            writer.append(event, number * 0.001, (ScoreResponse(request=request),))
+        writer.close()
+        time_s, cpu_s = time.perf_counter() - started, time.thread_time() - started_cpu
+        num_bytes = path.stat().st_size
+        started = time.perf_counter()
+        read_event_log(path)
+        read_s = time.perf_counter() - started
+    finally:
+        shutil.rmtree(folder)
+    print(
+        f"event log: {NUM_EVENTS / time_s:,.0f} events per second written ({NUM_EVENTS / cpu_s:,.0f} by its CPU time), "
+        f"{num_bytes / NUM_EVENTS:.0f} bytes each; {NUM_EVENTS / read_s:,.0f} per second read"
+    )
+
+
+def main() -> int:
+    measure_tables()
+    measure_event_log()
     return 0
 
 

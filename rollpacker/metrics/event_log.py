@@ -1,0 +1,200 @@
+"""The event log of one attempt: every event that the scheduler was told, and the commands that it gave.
+
+    <run.dir>/events/attempt-000.jsonl, attempt-001.jsonl after the first resume, ...
+    {"schema_version": 1, "settings": {...}, "snapshot": null}                                    the first line
+    {"seq": 0, "now": 0.5, "event": {"type": "EngineJoined", ...}, "commands": [...]}             one line per event
+
+Invariant: the settings, the snapshot and the events of a log are all that is needed to make the same commands again,
+on any machine (`rollpacker.runtime.replay`). The file is a prefix of what happened: lines are written in order, so a
+kill can cost the last ones, and can tear only the very last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.commands import Command
+from rollpacker.core.errors import DataError, UserError
+from rollpacker.core.events import Event
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.metrics.codec import UnionCodec
+from rollpacker.metrics.files import storage_errors, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+EVENT_LOG_VERSION = 1
+"""Grows when a line's form changes, or an event or command so that old lines cannot be read."""
+
+EVENTS_FOLDER = "events"
+"""Below the run directory."""
+
+FLUSH_BYTES = 1 << 20
+"""Lines wait in memory until there is 1 MiB of them or somebody calls `flush`: one write per step, not per event."""
+
+_EVENTS: UnionCodec[Event] = UnionCodec(Event)
+_COMMANDS: UnionCodec[Command] = UnionCodec(Command)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """One event and what came of it."""
+
+    seq: int
+    """From 0, without gap."""
+    now: float
+    """Seconds since the run began, as the scheduler was told."""
+    event: Event
+    commands: tuple[Command, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventLog:
+    """One attempt."""
+
+    settings: SchedulerSettings
+    snapshot: dict[str, Any] | None
+    """The scheduler's state at the start of the attempt; None at the start of a run."""
+    records: tuple[LogRecord, ...]
+    is_torn: bool
+    """True when a kill cut the last line, which is left out."""
+
+
+class EventLogWriter:
+    """Appends to the log of one attempt."""
+
+    def __init__(self, path: Path, settings: SchedulerSettings, snapshot: dict[str, Any] | None) -> None:
+        """Start the log at `path`, with its first line on disk when the call returns."""
+        self._path = path
+        self._to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+        self._lines: list[str] = []
+        self._num_waiting_bytes = 0
+        self._seq = 0
+        header = {"schema_version": EVENT_LOG_VERSION, "settings": settings.to_plain(), "snapshot": snapshot}
+        first_line = (self._to_json(header) + "\n").encode()
+        write_atomically(path, first_line)
+        self._num_bytes = len(first_line)
+        with storage_errors(path):
+            self._file = path.open("ab", buffering=0)
+
+    def append(self, event: Event, now: float, commands: Sequence[Command]) -> None:
+        """Add one line; it is on disk after the next `flush`, or earlier."""
+        encode = _COMMANDS.encode
+        line = self._to_json(
+            {
+                "seq": self._seq,
+                "now": now,
+                "event": _EVENTS.encode(event),
+                "commands": [encode(command) for command in commands],
+            }
+        )
+        self._seq += 1
+        self._lines.append(line)
+        self._num_waiting_bytes += len(line)
+        if self._num_waiting_bytes >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. After `StorageFailed` the file ends with a whole line, and the next call tries again."""
+        if not self._lines:
+            return
+        data = memoryview(("\n".join(self._lines) + "\n").encode())
+        with storage_errors(self._path):
+            try:
+                num_written = 0
+                while num_written < len(data):
+                    num_written += self._file.write(data[num_written:]) or 0
+            except OSError:
+                os.ftruncate(self._file.fileno(), self._num_bytes)
+                raise
+        self._num_bytes += len(data)
+        self._lines.clear()
+        self._num_waiting_bytes = 0
+
+    def close(self) -> None:
+        """Write what waits and close the file, also when writing fails."""
+        if self._file.closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+
+def attempt_path(run_dir: Path, attempt: int) -> Path:
+    """Return where the log of an attempt lies; attempts count from 0."""
+    return run_dir / EVENTS_FOLDER / f"attempt-{attempt:03d}.jsonl"
+
+
+def attempt_paths(run_dir: Path) -> tuple[Path, ...]:
+    """Return the logs that a run has, in the order of its attempts."""
+    return tuple(
+        sorted((run_dir / EVENTS_FOLDER).glob("attempt-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    )
+
+
+def read_event_log(path: Path) -> EventLog:
+    """Read the log of one attempt, finished or not.
+
+    Raises:
+        DataError: It is missing or empty, written by a newer version, or a line is broken; the message has its number.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}",
+            f"The log of an attempt is a file <run.dir>/{EVENTS_FOLDER}/attempt-000.jsonl",
+            "Check the path",
+        ) from error
+    first_line, *lines, torn = data.split(b"\n") if b"\n" in data else (data, b"")
+    settings, snapshot = _parse_header(path, first_line)
+    records = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            records.append(_parse_record(line, seq=number - 2))
+        except ValueError as error:
+            raise _broken_line(path, number, error) from error
+    return EventLog(settings=settings, snapshot=snapshot, records=tuple(records), is_torn=bool(torn))
+
+
+def _parse_header(path: Path, line: bytes) -> tuple[SchedulerSettings, dict[str, Any] | None]:
+    try:
+        header = json.loads(line)
+        version = int(header["schema_version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _broken_line(path, 1, error) from error
+    if version != EVENT_LOG_VERSION:
+        raise DataError(
+            f"{path} is an event log of version {version}",
+            f"This rollpacker reads version {EVENT_LOG_VERSION}",
+            "Use the rollpacker that wrote it",
+        )
+    try:
+        return SchedulerSettings.from_plain(header["settings"]), header["snapshot"]
+    except (ValueError, KeyError, TypeError, UserError) as error:
+        raise _broken_line(path, 1, error) from error
+
+
+def _parse_record(line: bytes, seq: int) -> LogRecord:
+    plain = json.loads(line)
+    if not isinstance(plain, dict) or plain.keys() != {"seq", "now", "event", "commands"}:
+        raise ValueError("it is no object with seq, now, event and commands")
+    if plain["seq"] != seq:
+        raise ValueError(f"seq is {plain['seq']!r}, not {seq}")
+    if type(plain["now"]) not in {int, float} or not isinstance(plain["commands"], list):
+        raise ValueError("now is no number, or commands is no array")
+    commands = tuple(map(_COMMANDS.decode, plain["commands"]))
+    return LogRecord(seq=seq, now=float(plain["now"]), event=_EVENTS.decode(plain["event"]), commands=commands)
+
+
+def _broken_line(path: Path, number: int, error: Exception) -> DataError:
+    return DataError(
+        f"{path}, line {number} is broken: {error}",
+        "Each line is one JSON object as the run wrote it; only the last line may be cut, by a kill",
+        "Copy the file again from where the run wrote it",
+    )
