@@ -42,15 +42,17 @@ class RunSection(Section):
     dir: Path
     """Everything that the run writes lies below it."""
     seed: int = Field(0, ge=0)
+    """Of the prompt order, and of every sample's own generator."""
     num_steps: int = Field(100, ge=1)
     """Training steps; the learning-rate schedule spans them."""
     num_epochs: int | None = Field(None, ge=1)
-    """Ends the run when every prompt was trained this often; None repeats the data until `num_steps`."""
+    """Ends the run when every prompt was trained this often; null repeats the data until `num_steps`."""
     resume: Literal["never", "auto"] = "never"
     """`auto` continues from the newest checkpoint in `run.dir`, or starts when there is none."""
     checkpoint_every_steps: int = Field(10, ge=0)
     """0 writes a checkpoint only at the end."""
     keep_checkpoints: int = Field(2, ge=1)
+    """Older ones are removed."""
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
 
@@ -61,6 +63,7 @@ class ModelSection(Section):
     path: Path
     """A local directory in Hugging Face format, with its tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, in engines and trainer."""
 
 
 class DataSection(Section):
@@ -84,20 +87,24 @@ class RolloutSection(Section):
     num_responses: int = Field(8, ge=2)
     """R0: responses per prompt, the GRPO group."""
     max_response_tokens: int = Field(256, ge=1)
+    """A response that reaches it ends there, with finish reason `length`."""
     temperature: float = Field(1.0, gt=0, le=10)
+    """Divides the logits before sampling; the trainer divides by it too."""
 
 
 class SystemSection(Section):
     """Which scheduling policy packs the rollouts."""
 
     name: str
+    """What tables and plots call it."""
     batching: Literal["plain", "tail"]
+    """`plain` waits for every response; `tail` runs short rounds that race and long rounds that do not."""
     eta_prompts: SpeculationFactor = 1.25
     """Prompts launched per prompt needed in a short round; only with `batching: tail`."""
     eta_responses: SpeculationFactor = 1.25
     """Responses launched per response needed in a short round; only with `batching: tail`."""
     overlap_rewards: bool = True
-    """Score each response as it finishes; False scores the batch after the rollout. `batching: tail` needs True."""
+    """Score each response as it finishes; false scores the batch after the rollout. `batching: tail` needs true."""
 
     @model_validator(mode="after")
     def _race_needs_rewards(self) -> Self:
@@ -114,14 +121,18 @@ class ActorResources(Section):
     """What one Ray actor reserves."""
 
     num_cpus: float = Field(1, ge=0)
+    """Cores that Ray sets aside, whatever the process uses."""
     num_gpus: float = Field(0, ge=0)
+    """GPUs that the process sees."""
 
 
 class EngineSection(Section):
     """Who generates."""
 
     name: Literal["torch"] = "torch"
+    """Which implementation."""
     num_engines: int = Field(2, ge=1)
+    """Each holds the whole model."""
     max_num_seqs: int = Field(256, ge=1)
     """Decode slots per engine; further requests wait."""
     num_threads: int = Field(1, ge=1)
@@ -133,17 +144,25 @@ class TrainerSection(Section):
     """Who learns, and by which objective (GRPO)."""
 
     name: Literal["torch"] = "torch"
+    """Which implementation."""
     learning_rate: float = Field(1e-6, gt=0)
+    """Of AdamW, after the warm-up."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay over `run.num_steps`, advanced by pipeline steps."""
     warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where a decaying schedule ends, as a share of `learning_rate`."""
     adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay of the gradient's mean and of its square."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled, as in AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """A larger gradient is scaled down to it."""
     clip_ratio_low: float = Field(0.2, gt=0, lt=1)
+    """The probability ratio is clipped below 1 minus this."""
     clip_ratio_high: float = Field(0.28, gt=0)
+    """The probability ratio is clipped above 1 plus this."""
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the KL penalty to the initial policy; 0 loads no reference."""
     advantage: Literal["group_std", "group_mean"] = "group_std"
@@ -157,6 +176,7 @@ class TrainerSection(Section):
     max_tokens_per_microbatch: int = Field(16384, ge=1)
     """Padded tokens per forward pass."""
     num_threads: int = Field(1, ge=1)
+    """torch threads of the trainer process."""
     resources: ActorResources = ActorResources()
 
 
@@ -164,7 +184,9 @@ class RewardSection(Section):
     """Who judges."""
 
     name: Literal["math", "walk"] = "math"
+    """Which check."""
     num_workers: int = Field(1, ge=1)
+    """Responses that are checked at the same time."""
     timeout_s: float = Field(2.0, gt=0)
     """A response whose check takes longer scores 0 with reason `timeout`."""
     resources: ActorResources = ActorResources(num_cpus=0.5)
@@ -180,7 +202,9 @@ class DeadlineSection(Section):
     train_s: float = Field(1800, gt=0)
     """One call of the trainer."""
     weight_sync_s: float = Field(300, gt=0)
+    """A new policy version on its way to every engine."""
     checkpoint_s: float = Field(600, gt=0)
+    """Writing or loading one."""
     driver_stall_s: float = Field(120, gt=0)
     """The driver's own event loop, blocked by one call."""
     stop_s: float = Field(20, gt=0)
@@ -191,11 +215,12 @@ class BackendSection(Section):
     """Where the actors run."""
 
     name: Literal["ray"] = "ray"
+    """Which implementation."""
     num_cpus: int | None = Field(None, ge=1)
-    """Told to Ray; None takes the cores that this process may use, or what the actors reserve if that is more: on one
+    """Told to Ray; null takes the cores that this process may use, or what the actors reserve if that is more: on one
     machine engines and trainer take turns."""
     num_gpus: int | None = Field(None, ge=0)
-    """Told to Ray; None counts CUDA_VISIBLE_DEVICES."""
+    """Told to Ray; null counts CUDA_VISIBLE_DEVICES."""
     object_store_mb: int = Field(256, ge=80)
     """Shared memory for weights and responses in flight; holds at least two policy versions."""
     deadlines: DeadlineSection = DeadlineSection()
@@ -205,9 +230,13 @@ class TrackerSection(Section):
     """Where metrics go beside Parquet. Keys come from the environment, never from here."""
 
     tensorboard: bool = False
+    """Writes event files below `run.dir`."""
     wandb: bool = False
+    """Logs to Weights & Biases."""
     wandb_project: str = "rollpacker"
+    """Where Weights & Biases files the run."""
     wandb_mode: Literal["offline", "online"] = "offline"
+    """`offline` writes files that `wandb sync` uploads later."""
 
 
 class RunConfig(Section):
