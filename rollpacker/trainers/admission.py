@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ForeignVersion, ImpossibleEvent
+from rollpacker.protocols.rollout import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,13 @@ class Admission:
     """Counts what came of one batch."""
 
     def __init__(self, shape: BatchShape) -> None:
+        """Expect a batch; raises `ImpossibleEvent` for an empty one, which no loss can be normalised by."""
+        if shape.num_groups < 1 or shape.num_responses < 1:
+            raise ImpossibleEvent(
+                f"Step {shape.step} was announced with {shape.num_groups} groups and {shape.num_responses} responses",
+                "A batch has at least one of each",
+                _REPORT,
+            )
         self.shape = shape
         self._prompts: set[PromptId] = set()
         self._num_responses = 0
@@ -84,6 +92,12 @@ class Admission:
             raise ForeignVersion(
                 f"Response {response.request} holds tokens of policy version {', '.join(map(str, sorted(foreign)))}",
                 f"Step {self.shape.step} trains tokens of version {self.shape.policy_version} only",
+                _REPORT,
+            )
+        if response.finish_reason is FinishReason.ABORTED:
+            raise ImpossibleEvent(
+                f"Response {response.request} was aborted after {response.num_tokens} tokens",
+                "Only responses that ran to their end are trained",
                 _REPORT,
             )
         num_spanned = sum(span.num_tokens for span in response.spans)

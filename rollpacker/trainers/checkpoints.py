@@ -7,9 +7,8 @@ configures is stored: on resume the configuration counts.
 
 from __future__ import annotations
 
-import io
 import pickle
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,11 +42,10 @@ class TrainerState:
 
 def write_state(state: TrainerState, folder: Path) -> None:
     """Write `STATE_FILE` into an existing folder; raises `StorageFailed`."""
-    # Through memory: torch's own file writer turns a full disk into a RuntimeError without its reason.
-    buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **asdict(state)}, buffer)
-    with storage_errors(folder):
-        (folder / STATE_FILE).write_bytes(buffer.getbuffer())
+    content = {"format": FORMAT, **{field.name: getattr(state, field.name) for field in fields(TrainerState)}}
+    # Through an open file: given a path, torch turns a full disk into a RuntimeError without its reason.
+    with storage_errors(folder), (folder / STATE_FILE).open("wb") as file:
+        torch.save(content, file)
 
 
 def read_state(folder: Path) -> TrainerState:

@@ -394,7 +394,8 @@ class TorchTrainer:
     def _load(self, folder: Path) -> None:
         state = read_state(folder)
         tensors = self._read_policy(folder / MODEL_FOLDER)
-        if state.reference_checksum not in {None, self._reference_checksum()}:
+        checksums = {state.reference_checksum, self._reference_checksum()} - {None}
+        if len(checksums) > 1:
             raise CheckpointError(
                 f"{folder} was trained against another reference policy than the one in {self._model_path}",
                 "The KL penalty is measured against the policy that the run began with",

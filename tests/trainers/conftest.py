@@ -1,0 +1,145 @@
+"""A tiny real model on disk, and groups whose log-probabilities it really has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rollpacker.config.schema import TrainerSection
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup, VersionSpan
+from rollpacker.protocols.trainer import BatchShape
+from rollpacker.trainers.torch_trainer import TorchTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+VOCABULARY = 24
+MAX_RESPONSE_TOKENS = 16
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _config(num_layers: int) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete Hugging Face directory: random Qwen2 with tied embeddings, and a tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(_config(num_layers=2)).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCABULARY)}))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w0")  # noqa: S106  # no passwords
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with one layer less."""
+    folder = tmp_path_factory.mktemp("other_model")
+    Qwen2ForCausalLM(_config(num_layers=1)).save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What the tests build with."""
+
+    model_path: Path
+
+    def trainer(
+        self, *, dtype: str = "float32", temperature: float = 1.0, num_steps: int = 10, **section: object
+    ) -> TorchTrainer:
+        defaults: dict[str, object] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 64}
+        return TorchTrainer(
+            self.model_path, TrainerSection(**{**defaults, **section}), dtype, num_steps, temperature, seed=0
+        )
+
+    def groups(
+        self, rewards: Sequence[Sequence[float]], *, version: int = 0, seed: int = 0, temperature: float = 1.0
+    ) -> list[RolloutGroup]:
+        """One group per row of rewards, with random tokens of mixed lengths and the initial policy's logprobs."""
+        generator = np.random.default_rng(seed)
+        model = AutoModelForCausalLM.from_pretrained(self.model_path).eval()
+        groups = []
+        for index, row in enumerate(rewards):
+            prompt_ids = generator.integers(2, VOCABULARY, generator.integers(1, 6)).astype(np.int32)
+            responses = []
+            for sample in range(len(row)):
+                length = int(generator.integers(1, MAX_RESPONSE_TOKENS + 1))
+                token_ids = generator.integers(1, VOCABULARY, length).astype(np.int32)
+                logprobs = self.logprobs(model, prompt_ids, token_ids, temperature).detach().numpy()
+                responses.append(
+                    Response(
+                        request=RequestId(version, PromptId(0, f"p{index}"), sample),
+                        engine=EngineId("engine-0"),
+                        finish_reason=FinishReason.STOP,
+                        token_ids=token_ids,
+                        logprobs=logprobs.astype(np.float32),
+                        spans=(VersionSpan(policy_version=version, num_tokens=length),),
+                        queue_time_s=0.0,
+                        generation_time_s=0.0,
+                    )
+                )
+            groups.append(
+                RolloutGroup(
+                    prompt=PromptId(0, f"p{index}"),
+                    domain=Domain("math"),
+                    prompt_token_ids=prompt_ids,
+                    responses=tuple(responses),
+                    rewards=tuple(row),
+                )
+            )
+        return groups
+
+    @staticmethod
+    def logprobs(
+        model: torch.nn.Module, prompt_ids: np.ndarray, token_ids: np.ndarray, temperature: float
+    ) -> torch.Tensor:
+        """One unpadded response at a time, the obvious way."""
+        ids = torch.tensor(np.concatenate([prompt_ids, token_ids]).astype(np.int64))[None]
+        logits = model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1] / temperature
+        return torch.log_softmax(logits, -1)[torch.arange(len(token_ids)), ids[0, len(prompt_ids) :]]
+
+    def shape(self, groups: Sequence[RolloutGroup], *, step: int = 0, version: int = 0) -> BatchShape:
+        return BatchShape(
+            step=step,
+            policy_version=version,
+            num_groups=len(groups),
+            num_responses=sum(len(group.responses) for group in groups),
+            max_response_tokens=MAX_RESPONSE_TOKENS,
+        )
+
+
+@pytest.fixture
+def bench(model_path: Path) -> Bench:
+    return Bench(model_path=model_path)

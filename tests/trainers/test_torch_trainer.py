@@ -1,0 +1,492 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollpacker.core.errors import EngineFailed, ForeignVersion, ImpossibleEvent
+from rollpacker.protocols.rollout import VersionSpan
+from rollpacker.protocols.tensors import checksum_of_tensors
+from rollpacker.trainers.advantages import group_advantages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from rollpacker.protocols.rollout import RolloutGroup
+    from rollpacker.protocols.trainer import UpdateMetrics
+    from rollpacker.trainers.torch_trainer import TorchTrainer
+
+REWARDS = [(1, 0, 0, 1), (0, 0, 0, 1), (1, 1, 1, 1), (0.5, 0, 1, 0), (0, 0, 0, 0), (1, 1, 0, 1)]
+"""Two of the groups have no signal."""
+
+
+async def step(
+    trainer: TorchTrainer, bench: Any, groups: Sequence[RolloutGroup], *, number: int = 0, split: Sequence[int] = ()
+) -> UpdateMetrics:
+    """One whole step on groups that are relabelled to the step's version; `split` cuts them into calls."""
+    groups = [relabelled(group, number) for group in groups]
+    await trainer.begin_step(bench.shape(groups, step=number, version=number))
+    bounds = [0, *split, len(groups)]
+    for start, end in itertools.pairwise(bounds):
+        await trainer.accumulate(groups[start:end])
+    return await trainer.finish_step()
+
+
+def relabelled(group: RolloutGroup, version: int) -> RolloutGroup:
+    return dataclasses.replace(
+        group,
+        responses=tuple(
+            dataclasses.replace(response, spans=(VersionSpan(policy_version=version, num_tokens=response.num_tokens),))
+            for response in group.responses
+        ),
+    )
+
+
+async def gradients(trainer: TorchTrainer, bench: Any, groups: Sequence[RolloutGroup], split: Sequence[int] = ()):
+    """The gradient of one update: AdamW's first moment after its first step is 1 - beta1 of it."""
+    await step(trainer, bench, groups, split=split)
+    share = 1 - trainer._section.adam_betas[0]
+    return {name: trainer._optimizer.state[p]["exp_avg"] / share for name, p in trainer._parameters.items()}
+
+
+async def weights(trainer: TorchTrainer) -> dict[str, Tensor]:
+    payload: dict[str, Tensor] = (await trainer.export_weights()).payload
+    return payload
+
+
+def assert_bit_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not different
+
+
+def straightforward_loss(
+    model: torch.nn.Module,
+    bench: Any,
+    groups: Sequence[RolloutGroup],
+    normalisation: str,
+    temperature: float,
+    *,
+    kl_to: torch.nn.Module | None = None,
+    kl_coefficient: float = 0.0,
+) -> Tensor:
+    """The on-policy objective, response by response, without padding, packing or ratio."""
+    num_responses = sum(len(group.responses) for group in groups)
+    num_tokens = sum(response.num_tokens for group in groups for response in group.responses)
+    total = torch.zeros(())
+    for group in groups:
+        advantages = group_advantages(group.rewards, "group_std")
+        for response, advantage in zip(group.responses, advantages, strict=True):
+            current = bench.logprobs(model, group.prompt_token_ids, response.token_ids, temperature)
+            loss = -float(advantage) * current
+            if kl_to is not None:
+                with torch.no_grad():
+                    reference = bench.logprobs(kl_to, group.prompt_token_ids, response.token_ids, temperature)
+                ratio = (reference - current).exp()
+                loss = loss + kl_coefficient * (ratio - 1 - ratio.log())
+            weight = {
+                "sequence": 1 / num_responses / response.num_tokens,
+                "token_bound": 1 / num_responses / 16,
+                "token_mean": 1 / num_tokens,
+            }[normalisation]
+            total = total + weight * loss.sum()
+    return total
+
+
+@pytest.mark.parametrize("normalisation", ["sequence", "token_bound", "token_mean"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_the_gradient_is_that_of_the_objective_written_down_naively(bench, normalisation, temperature):
+    groups = bench.groups(REWARDS, temperature=temperature)
+    model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    straightforward_loss(model, bench, groups, normalisation, temperature).backward()
+    trainer = bench.trainer(loss_normalisation=normalisation, temperature=temperature, max_grad_norm=1e9)
+    found = await gradients(trainer, bench, groups)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("normalisation", ["sequence", "token_bound"])
+async def test_a_streamed_step_has_the_gradient_of_the_whole_batch_in_every_split(bench, normalisation):
+    groups = bench.groups(REWARDS)
+    whole = await gradients(bench.trainer(loss_normalisation=normalisation), bench, groups)
+    random = np.random.default_rng(0)
+    for _ in range(6):
+        split = sorted(random.integers(0, len(groups) + 1, random.integers(1, 6)).tolist())
+        trainer = bench.trainer(
+            loss_normalisation=normalisation, max_tokens_per_microbatch=int(random.integers(10, 400))
+        )
+        order = [groups[index] for index in random.permutation(len(groups))]
+        found = await gradients(trainer, bench, order, split)
+        for name, gradient in whole.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("section", [{"loss_normalisation": "token_mean"}, {"num_minibatches": 3}])
+async def test_where_groups_are_held_the_split_changes_no_decision(bench, section):
+    groups = bench.groups(REWARDS)
+    whole, split = bench.trainer(**section), bench.trainer(**section)
+    first = await step(whole, bench, groups)
+    second = await step(split, bench, groups, split=(1, 2, 5))
+    assert second.loss == pytest.approx(first.loss, abs=1e-6)
+    assert second.grad_norm == pytest.approx(first.grad_norm, rel=1e-4)
+
+
+async def test_held_groups_of_token_mean_give_bit_equal_weights_in_every_split(bench):
+    groups = bench.groups(REWARDS)
+    whole, split = (bench.trainer(loss_normalisation="token_mean") for _ in range(2))
+    await step(whole, bench, groups)
+    await step(split, bench, groups, split=(1, 2, 5))
+    assert_bit_equal(await weights(whole), await weights(split))
+
+
+@pytest.mark.parametrize("section", [{}, {"num_minibatches": 2}, {"kl_coefficient": 0.1}])
+async def test_the_same_groups_in_the_same_order_give_bit_equal_weights(bench, section):
+    groups = bench.groups(REWARDS)
+    trainers = [bench.trainer(**section) for _ in range(2)]
+    for number in range(2):
+        for trainer in trainers:
+            await step(trainer, bench, groups, number=number, split=(2, 3))
+    assert_bit_equal(await weights(trainers[0]), await weights(trainers[1]))
+    assert (await trainers[0].export_weights()).checksum == (await trainers[1].export_weights()).checksum
+
+
+async def test_metrics_of_an_on_policy_step(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer(learning_rate=0.5, warmup_steps=2, max_grad_norm=1e9)
+    metrics = await step(trainer, bench, groups)
+    responses = [response for group in groups for response in group.responses]
+    assert metrics.policy_version == 1
+    assert metrics.num_tokens == sum(response.num_tokens for response in responses)
+    assert metrics.learning_rate == 0.25
+    assert metrics.clip_fraction == 0.0
+    assert metrics.kl_to_reference is None
+    assert metrics.logprob_mismatch_max < 1e-5
+    assert metrics.logprob_mismatch_mean < 1e-6
+    model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    entropies = []
+    for group in groups:
+        for response in group.responses:
+            ids = torch.tensor(np.concatenate([group.prompt_token_ids, response.token_ids]).astype(np.int64))
+            logits = model(input_ids=ids[None]).logits[0, len(group.prompt_token_ids) - 1 : -1]
+            entropies.append(torch.distributions.Categorical(logits=logits).entropy())
+    assert metrics.entropy == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-5)
+    model.zero_grad()
+    straightforward_loss(model, bench, groups, "sequence", 1.0).backward()
+    norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item()
+    assert metrics.grad_norm == pytest.approx(norm, rel=1e-4)
+    # At ratio 1 a token's loss is minus its advantage, whatever the policy.
+    by_hand = -sum(float(group_advantages(group.rewards, "group_std").sum()) for group in groups) / len(responses)
+    assert metrics.loss == pytest.approx(by_hand, abs=1e-6)
+
+
+async def test_wrong_log_probabilities_of_an_engine_are_seen_also_in_a_group_without_signal(bench):
+    groups = bench.groups(REWARDS)
+    silent = groups[2]
+    wrong = silent.responses[1].logprobs.copy()
+    wrong[0] += 0.25
+    responses = list(silent.responses)
+    responses[1] = dataclasses.replace(responses[1], logprobs=wrong)
+    groups[2] = dataclasses.replace(silent, responses=tuple(responses))
+    for section in ({}, {"num_minibatches": 2}, {"loss_normalisation": "token_mean"}):
+        metrics = await step(bench.trainer(**section), bench, groups)
+        assert metrics.logprob_mismatch_max == pytest.approx(0.25, abs=1e-4)
+        assert metrics.logprob_mismatch_mean == pytest.approx(0.25 / metrics.num_tokens, rel=1e-2)
+
+
+async def test_log_probabilities_at_another_temperature_are_a_mismatch(bench):
+    metrics = await step(bench.trainer(temperature=0.5), bench, bench.groups(REWARDS, temperature=1.0))
+    assert metrics.logprob_mismatch_mean > 0.1
+
+
+async def test_a_nan_log_probability_of_an_engine_is_not_swallowed_by_the_maximum(bench):
+    groups = bench.groups(REWARDS)
+    groups[0].responses[0].logprobs[0] = math.nan
+    assert math.isnan((await step(bench.trainer(), bench, groups)).logprob_mismatch_max)
+
+
+async def test_with_one_update_per_step_the_engines_log_probabilities_do_not_enter_the_gradient(bench):
+    groups = bench.groups(REWARDS)
+    right, wrong = bench.trainer(), bench.trainer()
+    await step(right, bench, groups)
+    for group in groups:
+        for response in group.responses:
+            response.logprobs[:] = -1.0
+    await step(wrong, bench, groups)
+    assert_bit_equal(await weights(right), await weights(wrong))
+
+
+async def test_with_two_minibatches_the_ratio_leaves_one_and_clipping_engages(bench):
+    rewards = [(1, 0, 0, 1)] * 4
+    calm = await step(bench.trainer(num_minibatches=2, learning_rate=1e-7), bench, bench.groups(rewards))
+    assert calm.clip_fraction == 0.0
+    bold = await step(bench.trainer(num_minibatches=2, learning_rate=0.05), bench, bench.groups(rewards))
+    assert 0.05 < bold.clip_fraction <= 0.5
+
+
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.5])
+async def test_each_minibatch_is_one_ppo_update_against_the_policy_before_the_step(bench, kl_coefficient):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer(num_minibatches=2, learning_rate=0.01, kl_coefficient=kl_coefficient, max_grad_norm=0.5)
+    metrics = await step(trainer, bench, groups, split=(1, 4))
+    model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    before = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    losses, norms, num_clipped = [], [], 0
+    for half in (groups[:3], groups[3:]):
+        loss = torch.zeros(())
+        for group in half:
+            for response, advantage in zip(group.responses, group_advantages(group.rewards, "group_std"), strict=True):
+                ids = group.prompt_token_ids, response.token_ids
+                current = bench.logprobs(model, *ids, 1.0)
+                proximal = bench.logprobs(before, *ids, 1.0).detach()
+                ratio = (current - proximal).exp()
+                gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+                num_clipped += int((gain != ratio * advantage).sum())
+                k3 = (-(current - proximal)).exp() - 1 + (current - proximal)
+                loss = loss + (-gain + kl_coefficient * k3).mean() / 12
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+    assert num_clipped > 0
+    assert metrics.clip_fraction == pytest.approx(num_clipped / metrics.num_tokens)
+    assert metrics.loss == pytest.approx(sum(losses) / 2, abs=1e-5)
+    assert metrics.grad_norm == pytest.approx(sum(norms) / 2, rel=1e-3)
+    for name, parameter in model.named_parameters():
+        moment = trainer._optimizer.state[trainer._parameters[name]]["exp_avg"]
+        torch.testing.assert_close(moment, optimizer.state[parameter]["exp_avg"], rtol=5e-3, atol=1e-5)
+
+
+async def test_a_batch_of_fewer_groups_than_minibatches_makes_one_update_per_group(bench):
+    trainer = bench.trainer(num_minibatches=4)
+    await step(trainer, bench, bench.groups([(1, 0), (0, 1), (1, 0)]))
+    assert {int(state["step"]) for state in trainer._optimizer.state.values()} == {3}
+
+
+async def test_the_kl_penalty_pulls_back_to_the_initial_policy(bench):
+    groups = bench.groups(REWARDS)
+    away = bench.trainer(kl_coefficient=1e-9, learning_rate=0.01)
+    first = await step(away, bench, groups)
+    assert first.kl_to_reference == pytest.approx(0.0, abs=1e-9)
+    for number in range(1, 5):
+        last_away = await step(away, bench, groups, number=number)
+    held = bench.trainer(kl_coefficient=10.0, learning_rate=0.01)
+    for number in range(5):
+        last_held = await step(held, bench, groups, number=number)
+    assert 0 < last_held.kl_to_reference < 0.5 * last_away.kl_to_reference
+
+
+async def test_a_group_without_policy_gradient_still_has_the_gradient_of_its_kl_penalty(bench):
+    groups = bench.groups([(1, 1), (0, 0)])
+    trainer = bench.trainer(kl_coefficient=0.5, learning_rate=0.01)
+    with torch.no_grad():  # Away from the reference: a gradient of the penalty needs a distance.
+        for parameter in trainer._parameters.values():
+            parameter.mul_(1.1)
+    policy = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    policy.load_state_dict(trainer._model.state_dict())
+    reference = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    straightforward_loss(policy, bench, groups, "sequence", 1.0, kl_to=reference, kl_coefficient=0.5).backward()
+    norm = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).norm().item()
+    assert norm > 0.01
+    assert (await step(trainer, bench, groups)).grad_norm == pytest.approx(norm, rel=1e-3)
+
+
+async def test_a_batch_without_any_signal_is_still_an_update_of_the_optimizer(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    await step(trainer, bench, groups)
+    before = await weights(trainer)
+    metrics = await step(trainer, bench, bench.groups([(1, 1), (0, 0)]), number=1)
+    assert metrics.grad_norm == 0.0
+    assert metrics.num_tokens > 0
+    assert {int(state["step"]) for state in trainer._optimizer.state.values()} == {2}
+    # Momentum carries on, as it would with a gradient of zero.
+    after = await weights(trainer)
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+async def test_foreign_tokens_are_refused_and_change_nothing(bench):
+    groups = bench.groups(REWARDS)
+    trainer, undisturbed = bench.trainer(), bench.trainer()
+    await trainer.begin_step(bench.shape(groups))
+    await trainer.accumulate(groups[:2])
+    with pytest.raises(ForeignVersion, match="policy version 1"):
+        await trainer.accumulate([groups[2], relabelled(groups[3], 1)])
+    await trainer.accumulate(groups[2:])
+    metrics = await trainer.finish_step()
+    assert metrics == await step(undisturbed, bench, groups, split=(2,))
+    assert_bit_equal(await weights(trainer), await weights(undisturbed))
+
+
+async def test_a_batch_of_another_version_than_the_held_one_cannot_begin(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    with pytest.raises(ForeignVersion, match="announced tokens of policy version 1"):
+        await trainer.begin_step(bench.shape(groups, version=1))
+    await step(trainer, bench, groups)
+
+
+async def test_a_step_finishes_only_with_its_whole_batch(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    await trainer.begin_step(bench.shape(groups))
+    await trainer.accumulate(groups[:5])
+    with pytest.raises(ImpossibleEvent, match="5 of 6 groups"):
+        await trainer.finish_step()
+    await trainer.accumulate(groups[5:])
+    assert (await trainer.finish_step()).policy_version == 1
+
+
+async def test_calls_out_of_turn_are_refused(bench, tmp_path):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    with pytest.raises(ImpossibleEvent, match="No step is open"):
+        await trainer.accumulate(groups)
+    with pytest.raises(ImpossibleEvent, match="No step is open"):
+        await trainer.finish_step()
+    await trainer.begin_step(bench.shape(groups))
+    with pytest.raises(ImpossibleEvent, match="while step 0 was open"):
+        await trainer.begin_step(bench.shape(groups, step=1))
+    with pytest.raises(ImpossibleEvent, match="checkpoint was ordered while step 0 was open"):
+        await trainer.save(tmp_path)
+
+
+async def test_a_gradient_that_is_not_finite_ends_the_step_before_it_reaches_the_weights(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    await trainer.begin_step(bench.shape(groups))
+    await trainer.accumulate(groups)
+    next(iter(trainer._parameters.values())).grad[0, 0] = math.inf
+    before = await weights(trainer)
+    with pytest.raises(EngineFailed, match="step 0 is not finite"):
+        await trainer.finish_step()
+    assert_bit_equal(before, await weights(trainer))
+
+
+async def test_gradient_clipping_bounds_the_update_and_reports_the_norm_before(bench):
+    groups = bench.groups(REWARDS)
+    free = bench.trainer(max_grad_norm=1e9)
+    bound = bench.trainer(max_grad_norm=1e-3)
+    free_metrics, bound_metrics = await step(free, bench, groups), await step(bound, bench, groups)
+    assert bound_metrics.grad_norm == pytest.approx(free_metrics.grad_norm)
+    moments = [state["exp_avg"].flatten() for state in bound._optimizer.state.values()]
+    assert torch.cat(moments).norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+async def test_the_learning_rate_follows_the_pipeline_step_not_the_number_of_updates(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer(learning_rate=1.0, lr_schedule="linear", num_minibatches=2, num_steps=4)
+    await trainer.begin_step(bench.shape(groups, step=3))
+    await trainer.accumulate(groups)
+    assert (await trainer.finish_step()).learning_rate == pytest.approx(0.25)
+
+
+async def test_exported_weights_have_version_and_checksum_and_are_not_changed_by_later_updates(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    first = await trainer.export_weights()
+    copies = {name: tensor.clone() for name, tensor in first.payload.items()}
+    assert first.policy_version == 0
+    assert first.checksum == checksum_of_tensors(first.payload)
+    assert first.num_bytes == sum(tensor.nbytes for tensor in first.payload.values())
+    assert "model.embed_tokens.weight" in first.payload
+    assert "lm_head.weight" not in first.payload  # tied: once
+    await step(trainer, bench, groups)
+    second = await trainer.export_weights()
+    assert second.policy_version == 1
+    assert second.checksum != first.checksum
+    assert_bit_equal(first.payload, copies)
+
+
+async def test_exported_weights_are_all_that_another_model_needs(bench):
+    trainer = bench.trainer(learning_rate=0.05)
+    await step(trainer, bench, bench.groups(REWARDS))
+    other = AutoModelForCausalLM.from_pretrained(bench.model_path)
+    other.load_state_dict(await weights(trainer), strict=False)
+    ids = torch.arange(2, 12)[None]
+    assert torch.equal(other.eval()(input_ids=ids).logits, trainer._model(input_ids=ids).logits)
+
+
+async def test_bfloat16_exports_bfloat16_while_updates_add_up_in_float32(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer(dtype="bfloat16", learning_rate=1e-5)
+    name = "model.layers.0.mlp.up_proj.weight"
+    master = trainer._parameters[name].detach().clone()
+    first = (await weights(trainer))[name]
+    assert first.dtype == torch.bfloat16
+    metrics = await step(trainer, bench, groups)
+    assert metrics.logprob_mismatch_max < 0.3  # Autocast against float32 log-probabilities.
+    moved = (trainer._parameters[name].detach() - master).abs()
+    assert 0 < moved.max().item() < 1e-4
+    assert ((await weights(trainer))[name] == first).float().mean().item() > 0.9
+
+
+async def test_the_event_loop_stays_free_while_the_trainer_works(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    threads: set[str] = set()
+    trainer._model.register_forward_hook(lambda *_: threads.add(threading.current_thread().name))
+    await trainer.begin_step(bench.shape(groups))
+    answers = 0
+    work = asyncio.ensure_future(trainer.accumulate(groups))
+    while not work.done():
+        await asyncio.sleep(0)
+        answers += 1
+    await work
+    assert answers > 2
+    assert threads == {"trainer_0"}
+    await trainer.close()
+
+
+async def test_calls_that_are_not_awaited_one_by_one_run_in_their_order(bench):
+    groups = bench.groups(REWARDS)
+    trainer, one_by_one = bench.trainer(), bench.trainer()
+    shape = bench.shape(groups)
+    *_, metrics = await asyncio.gather(
+        trainer.begin_step(shape), *(trainer.accumulate([group]) for group in groups), trainer.finish_step()
+    )
+    assert metrics == await step(one_by_one, bench, groups, split=(1, 2, 3, 4, 5))
+
+
+async def test_a_rewarded_token_becomes_likely(bench):
+    """Prompt `w5`, one sampled token, reward 1 for `w7`: the smallest task there is."""
+    trainer = bench.trainer(learning_rate=0.02)
+    template = bench.groups([(0,) * 8] * 4)
+    generator = torch.Generator().manual_seed(0)
+    prompt = np.array([5], dtype=np.int32)
+    likelihoods = []
+    for number in range(25):
+        model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+        model.load_state_dict(await weights(trainer), strict=False)
+        with torch.no_grad():
+            logprobs = model(input_ids=torch.tensor([[5]])).logits[0, -1].log_softmax(-1)
+        likelihoods.append(logprobs[7].exp().item())
+        groups = []
+        for group in template:
+            tokens = torch.multinomial(logprobs.exp(), 8, replacement=True, generator=generator).numpy()
+            responses = tuple(
+                dataclasses.replace(
+                    response,
+                    token_ids=np.array([token], dtype=np.int32),
+                    logprobs=np.array([logprobs[token]], dtype=np.float32),
+                    spans=(VersionSpan(policy_version=0, num_tokens=1),),
+                )
+                for response, token in zip(group.responses, tokens, strict=True)
+            )
+            rewards = tuple(float(token == 7) for token in tokens)
+            groups.append(dataclasses.replace(group, prompt_token_ids=prompt, responses=responses, rewards=rewards))
+        metrics = await step(trainer, bench, groups, number=number)
+        assert metrics.logprob_mismatch_max < 1e-4
+    assert likelihoods[0] < 0.3
+    assert likelihoods[-1] > 0.9
