@@ -49,7 +49,7 @@ def compose_score(overrides: Sequence[str]) -> ScoreConfig:
 
 def to_yaml(config: BaseModel) -> str:
     """The resolved configuration as YAML, in the schema's order."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=120)
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=1000)
 
 
 @contextlib.contextmanager

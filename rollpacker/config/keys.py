@@ -69,6 +69,15 @@ def section_names(schema: type[BaseModel]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def section_docs(schema: type[BaseModel]) -> dict[str, str]:
+    """The docstring of every top-level section, as one line without a full stop at its end."""
+    return {
+        name: " ".join((field.annotation.__doc__ or "").split()).rstrip(".")
+        for name, field in schema.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+
+
 def default_tree(schema: type[BaseModel]) -> dict[str, Any]:
     """The schema's defaults as nested plain data."""
     tree: dict[str, Any] = {}

@@ -81,3 +81,13 @@ def option_summary(group: str, option: str) -> str:
         line.removeprefix("#").strip() for line in lines if line.startswith("#") and "@package" not in line
     )
     return comment.partition(". ")[0].rstrip(".") + "."
+
+
+def default_choices(root: Root[BaseModel]) -> dict[str, object]:
+    """The values that hold when the user says nothing and that the schema alone does not give, by dotted key."""
+    values: dict[str, object] = {"run.dir": DEFAULT_RUN_DIR} if root.schema is RunConfig else {}
+    for name, group in groups(root).items():
+        if group.default is not None:
+            content = yaml.safe_load((conf_dir() / name / f"{group.default}.yaml").read_text(encoding="utf-8")) or {}
+            values |= {f"{name}.{key}": value for key, value in content.items()}
+    return values

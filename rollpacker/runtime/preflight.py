@@ -77,7 +77,7 @@ def judge(config: RunConfig) -> Outlook:
         settings = look(lambda: _settings(config, num_prompts_by_domain))
     cluster = look(lambda: cluster_size(config))
     finished_steps = look(lambda: _finished_steps(config))
-    look(lambda: _check_writable(config.run.dir))
+    look(lambda: _check_run_dir(config.run.dir))
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None
@@ -104,6 +104,23 @@ def judge_all(configs: Sequence[RunConfig]) -> tuple[Outlook, ...]:
             mistakes.setdefault(str(mistake), mistake)
     raise_mistakes(list(mistakes.values()))
     return tuple(outlooks)
+
+
+def check_creatable(key: str, path: Path) -> None:
+    """Look at the nearest thing that exists: it must be a folder that lets this process create what is missing."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if existing != path and not existing.is_dir():
+        raise ConfigError(
+            f"{key}={path} cannot be created: {existing} is a file.",
+            "Above it are only folders.",
+            f"Choose another {key}.",
+        )
+    if not os.access(existing, os.W_OK | os.X_OK if existing.is_dir() else os.W_OK):
+        raise ConfigError(
+            f"{key}={path} cannot be written: {existing} does not let you.",
+            "The nearest part of the path that exists must be writable.",
+            f"Choose another {key}, or change the permissions.",
+        )
 
 
 def _model_facts(config: RunConfig) -> ModelFacts:
@@ -189,21 +206,10 @@ def _settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) ->
     return settings
 
 
-def _check_writable(run_dir: Path) -> None:
-    """Look at the nearest folder that exists: it must let this process create what is missing below it."""
-    existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
-    if not existing.is_dir():
-        raise ConfigError(
-            f"run.dir={run_dir} cannot be created: {existing} is a file.",
-            "A run's folder lies below folders.",
-            "Choose another run.dir.",
-        )
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"run.dir={run_dir} cannot be written: {existing} does not let you create files.",
-            "The nearest existing folder of the path must be writable.",
-            "Choose another run.dir, or change the folder's permissions.",
-        )
+def _check_run_dir(run_dir: Path) -> None:
+    if run_dir.is_file():
+        raise ConfigError(f"run.dir={run_dir} is a file.", "A run writes into a folder.", "Choose another run.dir.")
+    check_creatable("run.dir", run_dir)
 
 
 def _finished_steps(config: RunConfig) -> int:

@@ -1,0 +1,191 @@
+"""`rollpacker check`: says what `train` would do with the same arguments, by the same judgement, and starts nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from rollpacker.cli.screen import facts, heading, output
+from rollpacker.core.quotas import apportion, scale_up, with_speculation
+from rollpacker.runtime.planning import planned_actors, usable_cpus, visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.core.settings import SchedulerSettings
+    from rollpacker.runtime.preflight import ModelFacts, Outlook
+
+
+def run(arguments: Arguments) -> None:
+    """Print the resolved run, or every point of a multirun."""
+    if arguments.is_multirun:
+        _check_sweep(arguments.words)
+    else:
+        _check_run(arguments.words)
+
+
+def show_help() -> None:
+    """Print what `rollpacker check` takes."""
+    from rollpacker.cli.help import show_train_help
+
+    show_train_help("check")
+
+
+def _check_run(overrides: Sequence[str]) -> None:
+    from rollpacker.config.compose import compose, to_yaml
+    from rollpacker.runtime.preflight import judge
+
+    config = compose(overrides)
+    outlook = judge(config)
+    console = output()
+    console.print(heading("Configuration"), Text(f"{to_yaml(config)}"), sep="\n")
+    console.print(heading("What it will do"), facts(_as_text(_describe(config, outlook))), sep="\n")
+
+
+def _check_sweep(overrides: Sequence[str]) -> None:
+    """Print what all points share, then each point with what is its own."""
+    from rollpacker.config.multirun import compose_sweep
+    from rollpacker.runtime.preflight import judge_all
+
+    sweep = compose_sweep(overrides)
+    points = [
+        _describe(config, outlook) for config, outlook in zip(sweep.configs, judge_all(sweep.configs), strict=True)
+    ]
+    shared = {label: text for label, text in points[0].items() if all(point[label] == text for point in points)}
+    console = output()
+    console.print(heading(f"All {len(points)} points"), facts(_as_text(shared)), "", sep="\n")
+    for number, (words, point) in enumerate(zip(sweep.points, points, strict=True)):
+        own_words = " ".join(word for word in words if word not in overrides and not word.startswith("run.dir="))
+        own_facts = {label: text for label, text in point.items() if label not in shared}
+        console.print(heading(f"Point {number}  {own_words}"), facts(_as_text(own_facts)), "", sep="\n")
+
+
+def _as_text(described: Mapping[str, str]) -> list[tuple[str, Text]]:
+    return [(label, Text(text)) for label, text in described.items()]
+
+
+def _describe(config: RunConfig, outlook: Outlook) -> dict[str, str]:
+    return {
+        "model": f"{_model(outlook.model)}\ncomputed in {config.model.dtype}, from {config.model.path}",
+        "prompts": _prompts(config, outlook),
+        "lengths": _lengths(config, outlook.model),
+        "batch": _batch(config, outlook.settings),
+        "rollout": _rollout(config, outlook.settings),
+        "steps": _steps(config, outlook),
+        "actors": _actors(config, outlook),
+        "writes": _writes(config),
+        "start": f"after step {outlook.finished_steps}" if outlook.finished_steps else "from the beginning",
+    }
+
+
+def _model(model: ModelFacts) -> str:
+    size = f"{_bytes(model.num_weight_bytes)} of weights"
+    if model.num_parameters is None:
+        return f"{model.architecture}, {size}"
+    return f"{model.architecture}, {model.num_parameters:,} parameters, {size}"
+
+
+def _prompts(config: RunConfig, outlook: Outlook) -> str:
+    domains = outlook.num_prompts_by_domain
+    by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
+    return f"{sum(domains.values()):,} in {config.data.path}: {by_domain}"
+
+
+def _batch(config: RunConfig, settings: SchedulerSettings) -> str:
+    num_prompts, num_responses = settings.num_prompts, settings.num_responses
+    text = f"{num_prompts} prompts x {num_responses} responses = {num_prompts * num_responses:,} responses per step"
+    quotas = apportion(num_prompts, dict(settings.domain_weights))
+    if len(quotas) > 1:
+        text += "\nof each domain: " + ", ".join(f"{domain} {quota}" for domain, quota in quotas.items())
+    if config.trainer.num_minibatches > 1:
+        text += f"\ntrained in {config.trainer.num_minibatches} updates"
+    return text
+
+
+def _rollout(config: RunConfig, settings: SchedulerSettings) -> str:
+    num_prompts, num_responses = settings.num_prompts, settings.num_responses
+    if settings.batching == "plain":
+        rewards = "as they finish" if settings.overlap_rewards else "after the last one"
+        return f"{config.system.name}: every response of a batch is waited for; they are scored {rewards}"
+    quotas = apportion(num_prompts, dict(settings.domain_weights))
+    num_launched = sum(with_speculation(quotas, settings.eta_prompts).values())
+    num_samples = scale_up(num_responses, settings.eta_responses)
+    short = (
+        f"short rounds launch {num_launched} prompts x {num_samples} responses "
+        f"and take the first {num_prompts} x {num_responses}"
+    )
+    num_deferred = num_launched - num_prompts
+    if not num_deferred:
+        return f"{config.system.name}: {short}; no prompt is deferred, so there are no long rounds"
+    ratio = Fraction(num_prompts, num_deferred)
+    return (
+        f"{config.system.name}: {short}; the {num_deferred} slower prompts are deferred\n"
+        f"long rounds run {num_prompts} deferred prompts x {num_responses} responses to their end\n"
+        f"expected: {_number(ratio)} short rounds per long round"
+    )
+
+
+def _lengths(config: RunConfig, model: ModelFacts) -> str:
+    text = (
+        f"prompts up to {config.data.max_prompt_tokens:,} tokens (longer ones are dropped), "
+        f"responses up to {config.rollout.max_response_tokens:,}"
+    )
+    return text if model.max_positions is None else f"{text}; the model has {model.max_positions:,} positions"
+
+
+def _steps(config: RunConfig, outlook: Outlook) -> str:
+    num_prompts = sum(outlook.num_prompts_by_domain.values())
+    per_epoch = Fraction(num_prompts, config.rollout.num_prompts)
+    if config.run.num_epochs is not None:
+        by_epochs = math.ceil(per_epoch * config.run.num_epochs)
+        limit = "run.num_epochs" if by_epochs < config.run.num_steps else "run.num_steps"
+        num_steps = min(by_epochs, config.run.num_steps)
+        return f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
+    epochs = Fraction(config.run.num_steps) / per_epoch
+    return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
+
+
+def _actors(config: RunConfig, outlook: Outlook) -> str:
+    actors = planned_actors(config)
+    kinds = Counter((actor.role, actor.resources.num_cpus, actor.resources.num_gpus) for actor in actors)
+    listed = ", ".join(
+        f"{count} {role}{'s' if count > 1 else ''} x {_resources(cpus, gpus)}"
+        for (role, cpus, gpus), count in kinds.items()
+    )
+    reserved = _resources(
+        sum(actor.resources.num_cpus for actor in actors), sum(actor.resources.num_gpus for actor in actors)
+    )
+    offered = _resources(outlook.cluster.num_cpus, outlook.cluster.num_gpus)
+    here = _resources(usable_cpus(), visible_gpus())
+    text = f"{listed}\nreserving {reserved} of {offered} in Ray; this machine has {here}"
+    return f"{text}, which the actors share" if outlook.cluster.num_cpus > usable_cpus() else text
+
+
+def _writes(config: RunConfig) -> str:
+    trackers = [
+        name for name, is_on in (("tensorboard", config.tracker.tensorboard), ("wandb", config.tracker.wandb)) if is_on
+    ]
+    text = f"{config.run.dir}/ (metrics, events, checkpoints, logs)"
+    return f"{text}; also to {' and '.join(trackers)}" if trackers else text
+
+
+def _resources(num_cpus: float, num_gpus: float) -> str:
+    cpus = f"{num_cpus:g} CPU" if num_cpus == 1 else f"{num_cpus:g} CPUs"
+    return cpus if not num_gpus else f"{cpus} + {num_gpus:g} GPU" + ("" if num_gpus == 1 else "s")
+
+
+def _number(value: Fraction) -> str:
+    return f"{float(value):,.1f}".removesuffix(".0")
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"

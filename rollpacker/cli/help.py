@@ -1,0 +1,178 @@
+"""Help texts, written from the schema's docstrings and the files of `conf/`, so that they cannot go stale."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rollpacker.cli.screen import facts, heading, output
+from rollpacker.config.keys import REQUIRED, Key, legal_keys, section_docs
+from rollpacker.config.roots import DEFAULT_RUN_DIR, SCORE, TRAIN, Root, default_choices, groups, option_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pydantic import BaseModel
+    from rich.console import RenderableType
+
+    from rollpacker.cli.main import Command
+
+INPUTS = "model.path=DIR data.path=prompts.jsonl"
+
+
+def show_overview(commands: Iterable[Command]) -> None:
+    """Print `rollpacker --help`."""
+    console = output()
+    _print_sections(
+        console,
+        [
+            ("", Text("RL post-training that packs long-tail rollouts into rounds of their own.")),
+            ("Usage", Text("rollpacker COMMAND [key=value | group=option] ...")),
+            ("Commands", facts((command.name, Text(command.summary)) for command in commands)),
+            ("Groups of train and check", _group_overview(TRAIN)),
+            ("Example", _commands(f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x")),
+            ("", Text("`rollpacker COMMAND --help` says what a command takes; `train --help` lists every key.")),
+        ],
+    )
+
+
+def show_train_help(command: str) -> None:
+    """Print what `rollpacker train` and `rollpacker check` take."""
+    purpose = {
+        "train": "Train a model by reinforcement learning. Everything is judged before anything starts.",
+        "check": "Print the resolved run and what it will do. Loads no model, creates nothing.",
+    }[command]
+    sections: list[tuple[str, RenderableType]] = [
+        ("", Text(purpose)),
+        ("Usage", Text(f"rollpacker {command} [-m] [key=value | group=option] ...")),
+        (
+            "Options",
+            facts(
+                [
+                    (
+                        "-m, --multirun",
+                        Text("Run once per combination of comma-separated values, each in its own run.dir."),
+                    ),
+                    ("-h, --help", Text("This text.")),
+                ]
+            ),
+        ),
+        (
+            "Examples",
+            _commands(
+                f"rollpacker {command} {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
+                f"rollpacker {command} -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
+            ),
+        ),
+        ("Groups (each option sets several keys)", _group_table(TRAIN)),
+    ]
+    _print_sections(output(), [*sections, *_key_sections(TRAIN)])
+
+
+def show_score_help() -> None:
+    """Print what `rollpacker score` takes."""
+    _print_sections(
+        output(),
+        [
+            ("", Text("Score given responses with a reward: one line of id, reward and reason per response.")),
+            ("Usage", Text("rollpacker score reward=OPTION data.path=FILE responses=FILE out=FILE [key=value] ...")),
+            (
+                "Example",
+                _commands(
+                    "rollpacker score reward=math data.path=prompts.jsonl \\\n"
+                    "    responses=answers.jsonl out=scores.jsonl"
+                ),
+            ),
+            ("Groups", _group_table(SCORE)),
+            *_key_sections(SCORE),
+        ],
+    )
+
+
+def show_replay_help() -> None:
+    """Print what `rollpacker replay` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Feed the event logs of a run into fresh schedulers and verify that they give the same commands. "
+                    "A log that replays is a regression test; one that does not shows what changed."
+                ),
+            ),
+            ("Usage", Text("rollpacker replay RUN")),
+            ("Arguments", facts([("RUN", Text("The run.dir of a run, finished or not."))])),
+            ("Example", _commands("rollpacker replay runs/x")),
+        ],
+    )
+
+
+def _commands(*lines: str) -> Text:
+    return Text("\n".join(lines), style="green", no_wrap=True)
+
+
+def _print_sections(console: Console, sections: Sequence[tuple[str, RenderableType]]) -> None:
+    for title, content in sections:
+        if title:
+            console.print(Group(heading(title), Padding(content, (0, 0, 1, 2), expand=False)))
+        else:
+            console.print(Padding(content, (0, 0, 1, 0), expand=False))
+
+
+def _group_overview(root: Root[BaseModel]) -> Table:
+    return facts((name, Text(" | ".join(group.options))) for name, group in groups(root).items())
+
+
+def _group_table(root: Root[BaseModel]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, group in groups(root).items():
+        for option in group.options:
+            choice = Text.assemble((name, "bold"), f"={option}")
+            mark = " (default)" if option == group.default else ""
+            table.add_row(choice, Text.assemble(option_summary(name, option), (mark, "dim")))
+    return table
+
+
+def _key_sections(root: Root[BaseModel]) -> list[tuple[str, RenderableType]]:
+    docs = section_docs(root.schema)
+    chosen = default_choices(root)
+    rows: dict[str, list[Key]] = {}
+    for key in legal_keys(root.schema).values():
+        rows.setdefault(key.name.partition(".")[0] if "." in key.name else "", []).append(key)
+    return [
+        (f"{section}: {docs[section]}" if section else "Keys", _key_table(keys, chosen))
+        for section, keys in rows.items()
+    ]
+
+
+def _key_table(keys: Iterable[Key], chosen: Mapping[str, object]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for key in keys:
+        default = chosen.get(key.name, key.default)
+        value = Text("REQUIRED", style="yellow") if default == REQUIRED else Text(_default_text(default))
+        name = Text.assemble((key.name, "bold"), "=", value)
+        table.add_row(name, Text.assemble(key.doc, " " if key.doc else "", (_takes(key), "dim")))
+    return table
+
+
+def _default_text(default: object) -> str:
+    if default == DEFAULT_RUN_DIR:
+        return "runs/..."
+    if isinstance(default, float):
+        return f"{default:g}"
+    return default if isinstance(default, str) else json.dumps(default)
+
+
+def _takes(key: Key) -> str:
+    legal = f"{key.legal[0].upper()}{key.legal[1:]}."
+    return f"{legal} Default: {DEFAULT_RUN_DIR}" if key.name == "run.dir" else legal

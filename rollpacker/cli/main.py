@@ -1,0 +1,130 @@
+"""The entry point: finds the command, runs it, and turns whatever comes back into an exit code.
+
+    0   done                       2    the user's mistake: nothing was started
+    1   the world failed           70   our bug
+                                   130  Ctrl-C
+
+This is the process boundary: the only place that catches every exception.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollpacker.core.errors import ConfigError, InternalError, RollpackerError
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One verb of the command line. Its module is loaded only when it runs."""
+
+    name: str
+    summary: str
+    module: str
+    """Has `run(arguments: Arguments) -> None` and `show_help() -> None`."""
+    can_sweep: bool
+
+
+COMMANDS = (
+    Command(
+        name="train",
+        summary="Train a model by reinforcement learning, once or once per value of a sweep (-m).",
+        module="rollpacker.cli.train",
+        can_sweep=True,
+    ),
+    Command(
+        name="check",
+        summary="Print what `train` would do with the same arguments, and start nothing.",
+        module="rollpacker.cli.check",
+        can_sweep=True,
+    ),
+    Command(
+        name="score",
+        summary="Score given responses with a reward, to try it on your data before you train on it.",
+        module="rollpacker.cli.score",
+        can_sweep=False,
+    ),
+    Command(
+        name="replay",
+        summary="Feed a run's event log into fresh schedulers and verify that they decide the same.",
+        module="rollpacker.cli.replay",
+        can_sweep=False,
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the process exit code."""
+    try:
+        _dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except RollpackerError as error:
+        _show(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left (`rollpacker --help | head`). Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the process boundary: whatever was not foreseen is our bug
+        import traceback
+
+        traceback.print_exc()
+        _show(InternalError(f"{type(error).__name__}: {error}", "", "Please report it with the traceback above."))
+        return InternalError.exit_code
+    return 0
+
+
+def _dispatch(argv: Sequence[str]) -> None:
+    name, *rest = argv or ["--help"]
+    if name in {"-h", "--help", "help"}:
+        from rollpacker.cli.help import show_overview
+
+        show_overview(COMMANDS)
+    elif name in {"-V", "--version", "version"}:
+        from importlib.metadata import version
+
+        print(f"rollpacker {version('rollpacker')}")
+    else:
+        _run_command(_find(name), rest)
+
+
+def _find(name: str) -> Command:
+    for command in COMMANDS:
+        if command.name == name:
+            return command
+    from rollpacker.config.keys import nearest
+
+    names = [command.name for command in COMMANDS]
+    close = nearest(name, names)
+    raise ConfigError(
+        f"`{name}` is not a command.",
+        f"The commands are {', '.join(names)}.",
+        f"Write rollpacker {close[0]} ..." if close else "`rollpacker --help` says what each does.",
+    )
+
+
+def _run_command(command: Command, words: Sequence[str]) -> None:
+    from rollpacker.cli.arguments import parse_arguments
+
+    arguments = parse_arguments(command.name, words, can_sweep=command.can_sweep)
+    module = importlib.import_module(command.module)
+    if arguments.is_help:
+        module.show_help()
+    else:
+        module.run(arguments)
+
+
+def _show(error: RollpackerError) -> None:
+    from rollpacker.cli.screen import show_error
+
+    show_error(error)

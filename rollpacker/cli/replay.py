@@ -1,0 +1,38 @@
+"""`rollpacker replay`: verifies that a run's event logs still lead to the decisions that they record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollpacker.cli.arguments import Arguments
+
+
+def run(arguments: Arguments) -> None:
+    """Replay one run, and print what was verified."""
+    if len(arguments.words) != 1:
+        given = " ".join(arguments.words) or "nothing"
+        raise ConfigError(
+            f"`rollpacker replay` was given {given}.",
+            "It takes one argument, the run.dir of a run.",
+            "For example: rollpacker replay runs/x",
+        )
+    from rollpacker.cli.screen import output
+    from rollpacker.runtime.replay import replay
+
+    run_dir = Path(arguments.words[0])
+    report = replay(run_dir)
+    attempts = "1 attempt" if report.attempts == 1 else f"{report.attempts} attempts"
+    output().print(
+        f"{run_dir}: {attempts}, {report.events:,} events replayed; all {report.commands:,} commands are the same."
+    )
+
+
+def show_help() -> None:
+    """Print what `rollpacker replay` takes."""
+    from rollpacker.cli.help import show_replay_help
+
+    show_replay_help()

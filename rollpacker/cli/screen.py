@@ -1,0 +1,58 @@
+"""How the command line looks: one place for consoles, error blocks and tables of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rollpacker.core.errors import InternalError, RollpackerError, UserError
+
+
+def output() -> Console:
+    """The console for results."""
+    return Console(highlight=False)
+
+
+def show_error(error: RollpackerError, *, title: str | None = None) -> None:
+    """Print one block on stderr: what is wrong, what is allowed, what to do. A panel only where a person looks."""
+    console = Console(stderr=True, highlight=False)
+    parts = [(error.problem or type(error).__name__, "bold"), (error.allowed, ""), (error.remedy, "green")]
+    title = title or _heading(error)
+    if console.is_terminal:
+        lines = [_indented(line, style) for text, style in parts for line in text.splitlines()]
+        console.print(Panel(Group(*lines), title=title, title_align="left", border_style="red", box=box.ROUNDED))
+    else:
+        console.print(Text("\n".join([f"{title}:", *(text for text, _ in parts if text)])), soft_wrap=True)
+
+
+def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Make a borderless table of labels and what they say."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, content in rows:
+        table.add_row(label, content)
+    return table
+
+
+def heading(text: str) -> Text:
+    """Make the title of a section."""
+    return Text(text, style="bold cyan")
+
+
+def _indented(line: str, style: str) -> Padding:
+    """Keep a line's indentation when it wraps."""
+    text = line.lstrip(" ")
+    return Padding(Text(text, style=style), (0, 0, 0, len(line) - len(text)))
+
+
+def _heading(error: RollpackerError) -> str:
+    if isinstance(error, UserError):
+        return "error"
+    return "a bug in rollpacker" if isinstance(error, InternalError) else "failed"

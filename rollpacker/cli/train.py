@@ -1,0 +1,62 @@
+"""`rollpacker train`: judges the run, or every point of a multirun, and only then starts the first one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import RollpackerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omegaconf import DictConfig
+
+    from rollpacker.cli.arguments import Arguments
+
+
+def run(arguments: Arguments) -> None:
+    """Train; raises the first failure of a multirun after its other points have ended."""
+    if arguments.is_multirun:
+        _run_sweep(arguments.words)
+    else:
+        from rollpacker.config.compose import compose
+        from rollpacker.runtime.preflight import judge
+
+        config = compose(arguments.words)
+        judge(config)
+
+        from rollpacker import pipeline
+
+        pipeline.run(config)
+
+
+def run_point(composed: DictConfig) -> None:
+    """Train one point of a multirun; Hydra's launcher calls it, perhaps on another machine."""
+    from rollpacker import pipeline
+    from rollpacker.cli.screen import show_error
+    from rollpacker.config.multirun import config_of_point
+    from rollpacker.runtime.preflight import judge
+
+    config = config_of_point(composed)
+    try:
+        judge(config)
+        pipeline.run(config)
+    except RollpackerError as error:
+        show_error(error, title=f"{config.run.dir} failed")
+        raise
+
+
+def show_help() -> None:
+    """Print what `rollpacker train` takes."""
+    from rollpacker.cli.help import show_train_help
+
+    show_train_help("train")
+
+
+def _run_sweep(overrides: Sequence[str]) -> None:
+    from rollpacker.config.multirun import compose_sweep, run_sweep
+    from rollpacker.runtime.preflight import judge_all
+
+    sweep = compose_sweep(overrides)
+    judge_all(sweep.configs)
+    run_sweep(sweep, run_point)
