@@ -162,7 +162,7 @@ class RewardActor(_Actor):
 
     async def start(self, config: RunConfig) -> None:
         from rollpacker.data.tokenization import PromptTokenizer
-        from rollpacker.rewards.worker import make_reward_worker
+        from rollpacker.rewards.factory import make_reward_worker
 
         self._tokenizer = PromptTokenizer(config.model.path)
         self._worker = make_reward_worker(config.reward)

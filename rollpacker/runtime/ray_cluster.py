@@ -7,7 +7,6 @@ bytes), no dashboard, no usage report, and a guardian that ends it all when this
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import secrets
 import socket
@@ -27,12 +26,6 @@ _LOG_TAIL_CHARS = 2000
 
 _RAY_START = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; sys.exit(main())"
 """The `ray` command of this interpreter, whatever PATH says."""
-
-
-@functools.cache
-def _token() -> str:
-    # Ray reads the token once per process and keeps it, so all clusters of one process share one.
-    return secrets.token_hex(32)
 
 
 class RayCluster:
@@ -66,7 +59,7 @@ class RayCluster:
         temp_dir = Path(tempfile.mkdtemp(prefix="rollpacker-", dir="/tmp"))
         token_file = temp_dir / "token"
         token_file.touch(mode=0o600)
-        token_file.write_text(_token())
+        token_file.write_text(secrets.token_hex(32))
         port = _free_port()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment |= {
@@ -123,8 +116,7 @@ class RayCluster:
     def _connect(self, port: int, token_file: Path) -> None:
         import ray
 
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
+        _authenticate(token_file)
         ray.init(address=f"127.0.0.1:{port}", logging_level="ERROR", log_to_driver=False)
 
     async def _stop(self) -> None:
@@ -132,10 +124,29 @@ class RayCluster:
             import ray
 
             await asyncio.to_thread(ray.shutdown)
+            _authenticate(None)
         if self._guardian is not None and self._guardian.stdin is not None:
             self._guardian.stdin.close()
             await asyncio.to_thread(self._guardian.wait)
             self._guardian = None
+
+
+def _authenticate(token_file: Path | None) -> None:
+    """Have this process use a cluster's token, or none.
+
+    Ray keeps what it once read of these variables, so it is told to read them again; there is no public call for it
+    (Ray 2.60: `ray._private.authentication_test_utils` does the same).
+    """
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    if token_file is None:
+        os.environ.pop("RAY_AUTH_MODE", None)
+        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+    else:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _free_port() -> int:
