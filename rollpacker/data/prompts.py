@@ -94,9 +94,9 @@ def _read_ground_truth(record: JsonObject, path: Path, number: int) -> str:
 
 def _read_messages(value: object, path: Path, number: int) -> tuple[dict[str, str], ...]:
     if isinstance(value, str):
+        has_escapes = "\\u" in value
         try:
             value = json.loads(value)
-            refuse_lone_surrogates("messages", value, path, number)
         except (ValueError, RecursionError) as error:
             raise line_error(
                 path,
@@ -105,6 +105,8 @@ def _read_messages(value: object, path: Path, number: int) -> tuple[dict[str, st
                 "Allowed: a list of messages, or a string that holds the JSON of one",
                 "Write `messages` as a list, or use the field `prompt` for plain text",
             ) from None
+        if has_escapes:
+            refuse_lone_surrogates("messages", value, path, number)
     if not isinstance(value, list) or not value:
         raise line_error(
             path,

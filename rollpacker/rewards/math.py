@@ -1,7 +1,8 @@
 r"""Judges math answers with math-verify: LaTeX, numbers, sets, intervals, and words such as `Yes`.
 
-The answer is the last `\boxed{}`, else an announced one ("the answer is 3"), else the last formula or number of the
-text; of a truncated response only the first two count. The ground truth may come bare, in `$...$` or in `\boxed{}`.
+The answer is the last `\boxed{}` (or several, joined by commas or `and`), else an announced one ("the answer is 3"),
+else the last formula or number of the text; of a truncated response only the first two count. The ground truth may
+come bare, in `$...$` or in `\boxed{}`.
 
 * `correct`, `wrong_answer`;
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
@@ -40,6 +41,10 @@ _ANNOUNCED_WORDS = StringExtractionConfig(strings=_SPELLINGS, try_extract_withou
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[a-z]+(?:[ -][a-z]+)*")
+
+_BOX_BEGINS = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
 _NUM_CACHED_TRUTHS = 64
 """Of one prompt come several responses in a row; more would only hold memory."""
@@ -86,8 +91,39 @@ def _parse_truth(ground_truth: str) -> list[Any]:
 
 
 def _parse_answer(response_text: str, is_truncated: bool, can_announce_words: bool) -> list[Any]:
+    boxes = _final_boxes(response_text)
+    if boxes:
+        return _parse(boxes, _ANYWHERE)
     configs = _ANNOUNCED if is_truncated else _ANYWHERE
     return _parse(response_text, (*configs, _ANNOUNCED_WORDS) if can_announce_words else configs)
+
+
+def _final_boxes(text: str) -> str:
+    r"""Cut out the last closed `\boxed{}`, with those before it that belong to it, as in two roots of an equation.
+
+    math-verify alone would join boxes over half a page whenever a comma follows the first.
+    """
+    start = end = 0
+    for match in reversed(list(_BOX_BEGINS.finditer(text))):
+        closed = _closing_brace(text, match.end())
+        if not closed:
+            continue
+        if not end:
+            end = closed
+        elif not _JOINS_BOXES.fullmatch(text, closed, start):
+            break
+        start = match.start()
+    return text[start:end]
+
+
+def _closing_brace(text: str, start: int) -> int:
+    """Give the position after the brace that closes what began before `start`, or 0."""
+    depth = 1
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return match.end()
+    return 0
 
 
 def _parse(text: str, configs: tuple[Any, ...]) -> list[Any]:

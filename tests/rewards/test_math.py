@@ -1,0 +1,118 @@
+import subprocess
+import sys
+
+import pytest
+
+from rollpacker.rewards import math
+
+
+def reason_of(response, ground_truth, is_truncated=False):
+    judgement = math.judge("", response, is_truncated, ground_truth)
+    assert judgement.reward == (1.0 if judgement.reason == "correct" else 0.0)
+    return judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "response"),
+    [
+        ("11/16", r"So the answer is \boxed{\dfrac{11}{16}}."),
+        (r"\dfrac{11}{16}", r"\boxed{0.6875}"),
+        (r"\dfrac{11}{16}", "the answer is 11/16"),
+        (r"$\frac{11}{16}$", r"We get $\frac{22}{32}$."),
+        (r"\boxed{\frac{11}{16}}", r"\boxed{11/16}"),
+        ("42", "Adding up, we get 42"),
+        ("42", r"\boxed{42.0}"),
+        ("42", r"\boxed{x = 42}"),
+        ("42", r"First \boxed{7}, no, that is wrong. After a long time: \boxed{42}"),
+        ("42", r"\boxed{\boxed{42}}"),
+        ("42", r"\boxed{42}, or is it \boxed{4"),
+        ("2, 16", r"The roots are $\boxed{2}$ and $\boxed{16}$."),
+        ("2, 3, 5", r"\boxed{2}, \boxed{3}, and \boxed{5}"),
+        ("-8", r"\(-8\)"),
+        (r"362,\!880", "362880"),
+        ("6290000", r"\boxed{6.29 \times 10^6}"),
+        (r"\$187.12", r"\boxed{187.12}"),
+        ("187.12", r"It costs \$187.12."),
+        ("50\\%", r"\boxed{50\%}"),
+        (r"\sqrt{2}", r"\boxed{\frac{2}{\sqrt{2}}}"),
+        (r"\dfrac{\pi}{2}", r"\boxed{\pi/2}"),
+        ("x^2 + x + 1", r"\boxed{1 + x + x^2}"),
+        ("(x+1)^2", r"\boxed{x^2 + 2x + 1}"),
+        (r"\infty", r"\boxed{\infty}"),
+        ("2-6i", r"\boxed{-6i + 2}"),
+        ("[0, 1)", r"\boxed{[0, 1)}"),
+        (r"(-\infty, 2) \cup (3, \infty)", r"\boxed{(-\infty, 2) \cup (3, \infty)}"),
+        (r"\{1, 2, 3\}", r"\boxed{\{3, 2, 1\}}"),
+        ("2, 16", r"\boxed{16, 2}"),
+        ("(91, 60)", r"\boxed{(91, 60)}"),
+        (r"\begin{pmatrix} 7 \\ -2 \end{pmatrix}", r"\boxed{\begin{pmatrix} 7 \\ -2 \end{pmatrix}}"),
+        ("Yes", r"\boxed{\text{Yes}}"),
+        ("Yes", r"\boxed{yes}"),
+        ("Yes", "The answer is Yes."),
+        ("True", r"\boxed{\textbf{True}}"),
+        ("B", r"\boxed{\text{(B)}}"),
+        (r"\text{(B)}", "The answer is B."),
+        (r"\text{odd}", r"\boxed{Odd}"),
+        ("e", r"\boxed{e}"),
+    ],
+)
+def test_right_answers_in_many_forms_are_correct(ground_truth, response):
+    assert reason_of(response, ground_truth) == "correct"
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "response"),
+    [
+        ("11/16", r"\boxed{\frac{11}{17}}"),
+        (r"\frac{1}{3}", r"\boxed{0.333}"),
+        ("42", r"\boxed{43}"),
+        ("42", r"I first thought 42, but it is \boxed{7}"),
+        ("x^2 + 1", r"\boxed{x^2 - 1}"),
+        ("[0, 1)", r"\boxed{[0, 1]}"),
+        ("(1, 2)", r"\boxed{(2, 1)}"),
+        (r"\{1, 2\}", r"\boxed{\{1, 3\}}"),
+        ("Yes", r"\boxed{No}"),
+        ("No", r"\boxed{on}"),
+        ("A", r"\boxed{B}"),
+        ("A", "The answer is B."),
+        ("3", r"\boxed{\frac{}{}}"),
+        ("3", r"\boxed{3x}"),
+    ],
+)
+def test_wrong_answers_are_wrong(ground_truth, response):
+    assert reason_of(response, ground_truth) == "wrong_answer"
+
+
+@pytest.mark.parametrize("response", ["", "   \n", "I do not know.", r"\boxed{}", "?!*"])
+def test_a_response_without_an_answer_says_so(response):
+    assert reason_of(response, "42") == "no_answer"
+    assert reason_of(response, "42", is_truncated=True) == "truncated"
+
+
+def test_of_a_truncated_response_only_an_announced_answer_counts():
+    assert reason_of("We have x = 42 and then", "42", is_truncated=True) == "truncated"
+    assert reason_of(r"\boxed{42}. Let me check that", "42", is_truncated=True) == "correct"
+    assert reason_of("The final answer is $42$. Let me", "42", is_truncated=True) == "correct"
+    assert reason_of(r"\boxed{41}. Let me check that", "42", is_truncated=True) == "wrong_answer"
+
+
+@pytest.mark.parametrize("ground_truth", ["", "  ", "?", r"\frac{"])
+def test_a_ground_truth_that_cannot_be_read_is_named(ground_truth):
+    assert reason_of(r"\boxed{42}", ground_truth) == "unparsable_ground_truth"
+
+
+def test_judging_math_needs_no_torch():
+    program = (
+        "import sys, rollpacker.rewards.math as math, rollpacker.rewards.judging_process\n"
+        "math.prepare()\n"
+        "print(sorted({'torch', 'transformers', 'ray', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""

@@ -1,0 +1,282 @@
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.schema import RewardSection
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent
+from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.rewards.factory import make_reward_worker
+from rollpacker.rewards.worker import KillableRewardWorker
+
+HERE = Path(__file__).parent
+LONG_S = 60.0
+"""A time limit that is never reached; what waits for it fails the test by pytest's own limit."""
+
+
+@pytest.fixture(autouse=True)
+def _hostile_judges_can_be_imported(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def request_of(sample, ground_truth, response_text="", prompt_text="", is_truncated=False):
+    return ScoringRequest(
+        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
+        domain=Domain("math"),
+        prompt_text=prompt_text,
+        response_text=response_text,
+        is_truncated=is_truncated,
+        ground_truth=ground_truth,
+    )
+
+
+@asynccontextmanager
+async def hostile_worker(timeout_s=LONG_S, num_workers=1):
+    worker = KillableRewardWorker("hostile_judges", num_workers, timeout_s)
+    try:
+        yield worker
+    finally:
+        await worker.close()
+
+
+async def collect(worker, num_verdicts):
+    verdicts = []
+    while len(verdicts) < num_verdicts:
+        verdicts += await worker.collect()
+    return verdicts
+
+
+async def score(worker, *ground_truths):
+    """Give the reasons in the order of the orders."""
+    await worker.score([request_of(sample, order) for sample, order in enumerate(ground_truths)])
+    verdicts = await collect(worker, len(ground_truths))
+    assert Counter(verdict.request.sample for verdict in verdicts) == Counter(range(len(ground_truths)))
+    return [verdict.reason for verdict in sorted(verdicts, key=lambda verdict: verdict.request.sample)]
+
+
+async def read_fifo(path):
+    return int(await asyncio.to_thread(path.read_text))
+
+
+@contextmanager
+def watched(*pids):
+    """Give a function that waits until all these processes have ended."""
+    files = [os.pidfd_open(pid) for pid in pids]
+
+    def wait_for_the_end():
+        for file in files:
+            assert select.select([file], [], [], LONG_S)[0], "a process is still there"
+
+    try:
+        yield wait_for_the_end
+    finally:
+        for file in files:
+            os.close(file)
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+async def test_a_judgement_depends_on_the_four_arguments_and_takes_its_time():
+    async with hostile_worker() as worker:
+        await worker.score([request_of(3, "echo", 'line\n"two" é\ud800', "prompt", is_truncated=True)])
+        [verdict] = await worker.collect()
+        assert verdict.request.sample == 3
+        assert (verdict.reward, verdict.reason) == (1.0, 'prompt|line\n"two" é\ud800')
+        assert verdict.time_s > 0
+
+
+async def test_a_check_that_hangs_in_c_is_killed_and_the_next_is_judged():
+    async with hostile_worker(timeout_s=0.5) as worker:
+        assert await score(worker, "hang_in_c", "ok", "hang_in_c", "ok") == ["timeout", "judged", "timeout", "judged"]
+
+
+@pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory"])
+async def test_a_check_that_crashes_says_so_and_the_next_is_judged(order):
+    async with hostile_worker() as worker:
+        assert await score(worker, order, "ok", order, "ok") == ["checker_crashed", "judged"] * 2
+
+
+async def test_what_a_check_prints_is_not_taken_for_its_verdict():
+    async with hostile_worker() as worker:
+        assert await score(worker, "print", "ok") == ["judged", "judged"]
+
+
+async def test_the_time_limit_counts_from_the_start_of_the_check_not_of_the_queueing():
+    async with hostile_worker(timeout_s=2.0) as worker:
+        assert await score(worker, *["sleep 0.8"] * 4) == ["judged"] * 4
+
+
+async def test_a_waiting_check_does_not_hold_up_the_other_workers(fifo):
+    async with hostile_worker(num_workers=2) as worker:
+        await worker.score([request_of(0, f"wait {fifo}")])
+        await read_fifo(fifo)
+        await worker.score([request_of(sample, "ok") for sample in range(1, 20)])
+        assert {verdict.request.sample for verdict in await collect(worker, 19)} == set(range(1, 20))
+        await asyncio.to_thread(fifo.write_text, "go on")
+        [last] = await worker.collect()
+        assert last.request.sample == 0
+
+
+async def test_a_killed_judge_is_a_crash_and_the_next_is_judged(fifo):
+    async with hostile_worker() as worker:
+        await worker.score([request_of(0, f"hang_in_c {fifo}"), request_of(1, "ok")])
+        os.kill(await read_fifo(fifo), signal.SIGKILL)
+        verdicts = await collect(worker, 2)
+        assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "judged"]
+
+
+async def test_a_killed_keeper_is_a_crash_its_judge_dies_and_the_next_is_judged(fifo):
+    async with hostile_worker() as worker:
+        await worker.score([request_of(0, f"hang_in_c {fifo}"), request_of(1, "ok")])
+        with watched(await read_fifo(fifo)) as wait_for_the_end:
+            os.kill(worker.pids[0], signal.SIGKILL)
+            verdicts = await collect(worker, 2)
+            assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "judged"]
+            wait_for_the_end()
+
+
+async def test_a_keeper_killed_between_checks_costs_at_most_the_next_one():
+    async with hostile_worker() as worker:
+        assert await score(worker, "ok") == ["judged"]
+        os.kill(worker.pids[0], signal.SIGKILL)
+        assert (await score(worker, "ok", "ok"))[1] == "judged"
+
+
+async def test_ctrl_c_does_not_end_the_processes():
+    async with hostile_worker() as worker:
+        [verdict] = [await _pid_verdict(worker)]
+        os.kill(worker.pids[0], signal.SIGINT)
+        os.kill(int(verdict.reward), signal.SIGINT)
+        assert (await _pid_verdict(worker)).reward == verdict.reward
+
+
+async def test_a_judge_serves_many_checks_and_is_renewed_now_and_then():
+    async with hostile_worker() as worker:
+        await worker.score([request_of(sample, "pid") for sample in range(1500)])
+        judges = Counter(verdict.reward for verdict in await collect(worker, 1500))
+        assert sorted(judges.values()) == [500, 1000]
+
+
+async def _pid_verdict(worker):
+    await worker.score([request_of(0, "pid")])
+    [verdict] = await worker.collect()
+    return verdict
+
+
+async def test_closing_ends_every_process_even_in_the_middle_of_a_check(fifo):
+    async with hostile_worker(num_workers=2) as worker:
+        await worker.score([request_of(0, f"hang_in_c {fifo}")])
+        with watched(await read_fifo(fifo), *worker.pids) as wait_for_the_end:
+            pending = asyncio.create_task(worker.collect())
+            await worker.close()
+            wait_for_the_end()
+            assert await pending == []
+        with pytest.raises(ImpossibleEvent):
+            await worker.score([request_of(1, "ok")])
+
+
+async def test_closing_before_the_first_request_ends_every_process():
+    worker = KillableRewardWorker("hostile_judges", 2, LONG_S)
+    with watched(*worker.pids) as wait_for_the_end:
+        await worker.close()
+        wait_for_the_end()
+
+
+async def test_the_end_of_the_thread_that_started_a_worker_is_not_its_end():
+    """The kernel reports the death of the starting thread as that of the parent."""
+    made = []
+    thread = threading.Thread(target=lambda: made.append(KillableRewardWorker("hostile_judges", 1, LONG_S)))
+    thread.start()
+    thread.join()
+    [worker] = made
+    try:
+        pid = worker.pids[0]
+        assert await score(worker, "ok", "ok") == ["judged", "judged"]
+        assert worker.pids == [pid]
+    finally:
+        await worker.close()
+
+
+@pytest.mark.parametrize(("how", "words"), [("raise", "no module named sympathy"), ("die", "ended with code 9")])
+async def test_a_reward_that_cannot_be_loaded_is_an_error_not_a_verdict(monkeypatch, how, words):
+    monkeypatch.setenv("HOSTILE_PREPARE", how)
+    async with hostile_worker() as worker:
+        await worker.score([request_of(0, "ok")])
+        with pytest.raises(EngineFailed, match=words):
+            await worker.collect()
+
+
+PARENT = """
+import asyncio, sys
+sys.path.insert(0, {here!r})
+from test_worker import KillableRewardWorker, request_of
+
+async def main(fifo):
+    worker = KillableRewardWorker("hostile_judges", 2, 600.0)
+    print(*worker.pids, flush=True)
+    if fifo:
+        await worker.score([request_of(0, f"hang_in_c {{fifo}}")])
+    await asyncio.Event().wait()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_no_process_outlives_a_parent_that_is_killed(fifo, has_begun):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
+    program = [sys.executable, "-c", PARENT.format(here=str(HERE)), str(fifo) if has_begun else ""]
+    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        if has_begun:
+            pids.append(int(fifo.read_text()))
+        assert len(pids) == 2 + has_begun
+        with watched(*pids) as wait_for_the_end:
+            parent.kill()
+            wait_for_the_end()
+
+
+async def test_math_answers_that_sympy_never_finishes_are_killed_and_the_next_is_judged():
+    worker = make_reward_worker(RewardSection(name="math", timeout_s=1.0))
+    try:
+        responses = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{7}", r"\boxed{(10^8)!}", r"\boxed{8}", "no idea"]
+        await worker.score([request_of(sample, "7", response) for sample, response in enumerate(responses)])
+        verdicts = await collect(worker, len(responses))
+        assert [verdict.reason for verdict in verdicts] == [
+            "timeout",
+            "correct",
+            "timeout",
+            "wrong_answer",
+            "no_answer",
+        ]
+        assert [verdict.reward for verdict in verdicts] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    finally:
+        await worker.close()
+
+
+async def test_walks_are_judged_in_place():
+    worker = make_reward_worker(RewardSection(name="walk"))
+    await worker.score([request_of(0, "3 5", "+2 5"), request_of(1, "3 5", "+1 4", is_truncated=True)])
+    verdicts = await worker.collect()
+    assert [(verdict.request.sample, verdict.reward, verdict.reason) for verdict in verdicts] == [
+        (0, 1.0, "correct"),
+        (1, 0.0, "truncated"),
+    ]
+    pending = asyncio.create_task(worker.collect())
+    await asyncio.sleep(0)
+    assert not pending.done()
+    await worker.close()
+    assert await pending == []
