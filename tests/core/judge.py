@@ -74,9 +74,7 @@ class Judge:
         """Whether a fact may change nothing."""
         match event:
             case ResponseFinished(request=request, engine=engine):
-                return (
-                    self._is_over(request) or request in self.finished or self.holders.get(request, engine) != engine
-                )
+                return self._is_over(request) or request in self.finished or self.holders.get(request, engine) != engine
             case RewardComputed(request=request):
                 return self._is_over(request) or request in self.scored
             case ResponseAborted():
@@ -92,38 +90,42 @@ class Judge:
     # Facts
 
     def note(self, event: Event, commands: tuple[Command, ...]) -> None:
-        is_late = self.is_late(event)
         orphans: list[RequestId] = []
-        match event:
-            case EngineJoined(engine=engine):
-                orphans = self._remove(engine)
-                self.loads[engine] = 0
-            case EngineLost(engine=engine):
-                orphans = self._remove(engine)
-            case StepStarted(step=step, policy_version=version):
-                assert self.round is None
-                self.step, self.version = step, version
-            case PromptsDrawn():
-                self._note_draw(event)
-            case ResponseFinished(request=request) if not is_late:
-                assert event.policy_version == self.version, "a finish of another policy version was taken"
-                self.finished.add(request)
-                self._release(request)
-            case RewardComputed(request=request) if not is_late:
-                assert request in self.to_score
-                self.scored.add(request)
-            case _:
-                pass
-        if is_late:
+        if self.is_late(event):
             assert commands == (), f"a late fact had consequences: {event} -> {commands}"
-        if orphans or isinstance(event, EngineJoined | EngineLost):
-            assert [command.request for command in commands if isinstance(command, Launch)] == orphans
-            assert len(commands) == len(orphans)
+        else:
+            orphans = self._note_news(event)
+        if isinstance(event, EngineJoined | EngineLost):
+            relaunched = [command.request for command in commands if isinstance(command, Launch)]
+            assert relaunched == orphans, "not exactly what was in flight was launched again"
         for command in commands:
             self._note_command(command, is_relaunch=bool(orphans))
         if any(isinstance(command, BeginRound) for command in commands):
             self._check_begun()
-        self._check_awaited_scores(event, commands)
+        self._check_score_orders(event)
+
+    def _note_news(self, event: Event) -> list[RequestId]:
+        """Gives what was in flight on an engine that restarted or was lost."""
+        match event:
+            case EngineJoined(engine=engine):
+                orphans = self._remove(engine)
+                self.loads[engine] = 0
+                return orphans
+            case EngineLost(engine=engine):
+                return self._remove(engine)
+            case StepStarted(step=step, policy_version=version):
+                self.step, self.version = step, version
+            case PromptsDrawn():
+                self._note_draw(event)
+            case ResponseFinished(request=request):
+                assert event.policy_version == self.version, "a finish of another policy version was taken"
+                self.finished.add(request)
+                self._release(request)
+            case RewardComputed(request=request):
+                self.scored.add(request)
+            case _:
+                pass
+        return []
 
     def _note_draw(self, event: PromptsDrawn) -> None:
         asked = self.awaited.pop(event.domain)
@@ -172,7 +174,7 @@ class Judge:
                 assert engine == min(self.loads, key=self.loads.__getitem__), "not the least loaded engine"
                 assert request not in self.holders
                 assert self.round is not None
-                assert request.round == self.round.round
+                assert request.round == self.round.round, "a request carries another round"
                 assert request.prompt not in self.decided
                 self.loads[engine] += 1
                 self.holders[request] = engine
@@ -209,12 +211,14 @@ class Judge:
         else:
             kind = RoundKind.SHORT
             self.expected_prompts = self._take_drawn()
-        assert begun.kind is kind
+        assert begun.kind is kind, f"a {begun.kind} round began with {len(self.long_queue)} prompts still queued"
         if len(self.expected_prompts) < num_prompts:
-            assert len(self.ended_domains) == len(self.settings.domain_weights), "a batch came short while data was left"
+            assert len(self.ended_domains) == len(self.settings.domain_weights), (
+                "a batch came short while data was left"
+            )
         num_responses = self.settings.num_responses
         is_short = kind is RoundKind.SHORT
-        assert begun.num_prompts_launched == len(self.expected_prompts)
+        assert begun.num_prompts_launched == len(self.expected_prompts), "too few or too many prompts"
         assert begun.num_prompts_needed == min(len(self.expected_prompts), num_prompts)
         assert begun.num_responses_needed == num_responses
         assert begun.num_responses_launched == (
@@ -233,7 +237,7 @@ class Judge:
         samples = list(range(self.round.num_responses_launched))
         assert all(each == samples for each in self.launched.values())
 
-    def _check_awaited_scores(self, event: Event, commands: tuple[Command, ...]) -> None:
+    def _check_score_orders(self, event: Event) -> None:
         """Rewards are ordered at once, or without overlap all after the last finish."""
         if self.round is None:
             return
@@ -251,7 +255,9 @@ class Judge:
         assert list(command.samples) == sorted(set(command.samples))
         assert len(command.samples) == self.settings.num_responses, "not exactly a group"
         for sample in command.samples:
-            assert RequestId(command.round, command.prompt, sample) in self.scored, "a sample has no reward of this round"
+            assert RequestId(command.round, command.prompt, sample) in self.scored, (
+                "a sample has no reward of this round"
+            )
         self.accepted.add(command.prompt)
         self.decided.add(command.prompt)
         if self.round.kind is RoundKind.SHORT:
@@ -274,7 +280,7 @@ class Judge:
         assert len(command.prompts) == self.round.num_prompts_needed
         assert self.decided == set(self.launched), "a prompt was lost"
         assert not self.holders, "the round ended, and some of its requests still run"
-        assert command.long_queue_length == len(self.long_queue)
+        assert command.long_queue_length == len(self.long_queue), "the long queue has another length"
         if self.round.kind is RoundKind.SHORT:
             assert Counter(self.domain_of[prompt] for prompt in command.prompts) == Counter(self.quotas)
         self.trained += command.prompts

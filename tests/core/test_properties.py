@@ -63,7 +63,7 @@ def test_without_prompt_speculation_no_round_is_long() -> None:
 
 def test_commands_do_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from fractions import Fraction; from tests.core.test_properties import steady; from tests.core.world import World;"
+        "from fractions import Fraction; from tests.core.test_properties import World, steady;"
         "world = World(steady(Fraction(5, 4), num_steps=6)); world.run(); print(world.digest.hexdigest())"
     )
     digests = {

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-import pytest
 from hypothesis import strategies as st
 
 from rollpacker.core.commands import Abort, Command, DrawPrompts, EndRound, EndRun, Launch, ScoreResponse
@@ -109,7 +108,9 @@ class World:
     # The run
 
     def run(self) -> Judge:
-        while not self.judge.has_ended and (self.scenario.num_epochs is not None or self.step < self.scenario.num_steps):
+        while not self.judge.has_ended and (
+            self.scenario.num_epochs is not None or self.step < self.scenario.num_steps
+        ):
             self.run_step()
         if self.scenario.num_epochs is not None:
             everything = {
@@ -196,9 +197,7 @@ class World:
     def finish(self, engine: EngineId, request: RequestId) -> None:
         version = self.running.pop((engine, request))
         self.inbox.append(
-            ResponseFinished(
-                request=request, engine=engine, num_tokens=self.rng.randint(1, 99), policy_version=version
-            )
+            ResponseFinished(request=request, engine=engine, num_tokens=self.rng.randint(1, 99), policy_version=version)
         )
 
     def abort(self, engine: EngineId, request: RequestId) -> None:
@@ -247,8 +246,12 @@ class World:
     def try_the_impossible(self) -> None:
         for event in self.impossible_events():
             before = self.scheduler.snapshot()
-            with pytest.raises(ImpossibleEvent):
+            try:
                 self.scheduler.handle(event, 0.0)
+            except ImpossibleEvent:
+                pass
+            else:
+                raise AssertionError(f"an impossible event was taken: {event}")
             assert self.scheduler.snapshot() == before, f"an impossible event changed something: {event}"
 
     def impossible_events(self) -> Iterator[Event]:
