@@ -1,0 +1,323 @@
+"""The embedded engine as the driver sees it: `protocols.engine.Engine` around a decoder in one thread.
+
+Orders are taken between decode steps, in the order in which they were given; when nothing is in flight the thread
+sleeps until the next one. An exception in the thread ends it and is raised from `collect`, and from everything after.
+
+States of the policy: none (fresh, or just woken) -> held (weights loaded) -> asleep. Requests are taken only while a
+policy is held, weights change only while nothing is in flight, so each response has one version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent, WeightSyncFailed
+from rollpacker.engines.torch.decoder import Decoder, Generation
+from rollpacker.engines.torch.model_files import end_tokens, load_model
+from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.rollout import Response, VersionSpan
+from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from rollpacker.config.schema import EngineSection
+    from rollpacker.core.ids import EngineId, RequestId
+    from rollpacker.protocols.rollout import GenerationRequest
+    from rollpacker.protocols.weights import Weights
+
+T = TypeVar("T")
+
+NO_VERSION = -1
+"""What `EngineStats.policy_version` says while no policy is held."""
+
+
+class TorchEngine:
+    """Generates with torch and transformers, in this process.
+
+    Args:
+        engine: Its name in responses.
+        model_path: A local Hugging Face directory.
+        section: Slots and threads.
+        max_tokens_per_seq: Prompt and response together.
+        dtype: A torch dtype by name, such as `float32`.
+
+    Raises:
+        ModelError: The directory holds no model that this engine can serve.
+    """
+
+    def __init__(
+        self,
+        engine: EngineId,
+        model_path: Path,
+        section: EngineSection,
+        max_tokens_per_seq: int,
+        dtype: str,
+    ) -> None:
+        self._engine = engine
+        self._num_threads = section.num_threads
+        self._model = load_model(model_path, dtype)
+        # a model with learned positions has no embedding for later ones
+        num_positions = getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self._max_tokens_per_seq = min(max_tokens_per_seq, num_positions or max_tokens_per_seq)
+        self._max_num_seqs = section.max_num_seqs
+        self._decoder = Decoder(
+            self._model,
+            max_num_seqs=section.max_num_seqs,
+            max_tokens_per_seq=self._max_tokens_per_seq,
+            eos_token_ids=end_tokens(self._model, model_path),
+            clock=time.monotonic,
+        )
+        # written by the thread alone
+        self._tensors = named_tensors(self._model)
+        self._policy_version = NO_VERSION
+        self._is_asleep = False
+        # shared; guarded by the condition
+        self._changed = threading.Condition()
+        self._orders: list[_Order] = []
+        self._done: list[Response] = []
+        self._collectors: list[Future[None]] = []
+        self._is_closing = False
+        self._has_ended = False
+        self._failure: EngineFailed | None = None
+        self._thread = threading.Thread(target=self._run, name=f"decode-{engine}", daemon=True)
+        self._thread.start()
+
+    # -- what the driver calls --
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        if self._policy_version == NO_VERSION:
+            raise ImpossibleEvent(
+                f"{self._engine} was asked to generate while it holds no policy.",
+                "Weights are loaded first, also after the engine was woken.",
+                "Call load_weights.",
+            )
+        for request in requests:
+            self._decoder.check(request)
+        now = time.monotonic()
+        self._order(lambda: self._add(requests, now))
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        self._order(lambda: self._deliver(self._decoder.abort(requests)))
+
+    async def collect(self) -> Sequence[Response]:
+        while True:
+            with self._changed:
+                if self._done:
+                    done, self._done = self._done, []
+                    return done
+                if self._failure is not None:
+                    raise self._failure
+                if self._has_ended:
+                    return ()
+                arrival: Future[None] = Future()
+                self._collectors.append(arrival)
+            await asyncio.wrap_future(arrival)
+
+    async def load_weights(self, weights: Weights) -> str:
+        return await self._ask(lambda: self._load(weights))
+
+    async def sleep(self) -> None:
+        await self._ask(self._free_memory)
+
+    async def wake(self) -> None:
+        await self._ask(self._take_memory)
+
+    async def stats(self) -> EngineStats:
+        return await self._ask(self._stats)
+
+    async def close(self) -> None:
+        """End the thread. What is in flight counts as aborted and can still be collected."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    # -- from the caller's thread into the engine's --
+
+    def _order(self, action: Callable[[], None]) -> None:
+        """Let the thread do something between two decode steps. What it raises ends the engine."""
+        self._post(_Order(action=action, give_up=lambda _: None))
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """Let the thread compute something between two decode steps. What it raises is the caller's."""
+        answer: Future[T] = Future()
+
+        def action() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001  # handed on whole, to the caller whose mistake it is
+                answer.set_exception(error)
+
+        self._post(_Order(action=action, give_up=answer.set_exception))
+        return await asyncio.wrap_future(answer)
+
+    def _post(self, order: _Order) -> None:
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_closing:
+                raise ImpossibleEvent(f"{self._engine} was called after it was closed.", "", "")
+            self._orders.append(order)
+            self._changed.notify()
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)  # holds per thread
+        try:
+            while self._carry_out_orders():
+                self._deliver(self._decoder.step())
+            self._deliver(self._decoder.abort_all())
+        except Exception as error:  # noqa: BLE001  # the thread's boundary: `collect` raises it
+            failure = EngineFailed(f"{self._engine} stopped generating: {type(error).__name__}: {error}", "", "")
+            failure.__cause__ = error
+            self._end(failure)
+        else:
+            self._end(None)
+
+    def _carry_out_orders(self) -> bool:
+        """Wait until there is something to do and do what was ordered; False when the engine is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._orders or self._is_closing or not self._decoder.is_idle)
+            orders, self._orders = self._orders, []
+            is_closing = self._is_closing
+        for order in orders:
+            order.action()
+        return not is_closing
+
+    def _deliver(self, generations: Sequence[Generation]) -> None:
+        if not generations:
+            return
+        responses = [self._response(generation) for generation in generations]
+        with self._changed:
+            self._done += responses
+            self._wake_collectors()
+
+    def _end(self, failure: EngineFailed | None) -> None:
+        with self._changed:
+            self._failure = failure
+            self._has_ended = True
+            orders, self._orders = self._orders, []
+            self._wake_collectors()
+        for order in orders:
+            order.give_up(failure)
+
+    def _wake_collectors(self) -> None:
+        for arrival in self._collectors:
+            if arrival.set_running_or_notify_cancel():
+                arrival.set_result(None)
+        self._collectors = []
+
+    # -- what the thread is ordered to do --
+
+    def _add(self, requests: Sequence[GenerationRequest], time_added: float) -> None:
+        for request in requests:
+            self._decoder.add(request, time_added)
+
+    def _response(self, generation: Generation) -> Response:
+        num_tokens = len(generation.token_ids)
+        span = VersionSpan(policy_version=self._policy_version, num_tokens=num_tokens)
+        return Response(
+            request=generation.request,
+            engine=self._engine,
+            finish_reason=generation.finish_reason,
+            token_ids=generation.token_ids,
+            logprobs=generation.logprobs,
+            spans=(span,) if num_tokens else (),
+            queue_time_s=generation.queue_time_s,
+            generation_time_s=generation.generation_time_s,
+        )
+
+    def _load(self, weights: Weights) -> str:
+        self._require_idle("load weights")
+        if self._is_asleep:
+            raise ImpossibleEvent(f"{self._engine} was asked to load weights while it sleeps.", "Wake it first.", "")
+        payload: Mapping[str, torch.Tensor] = weights.payload
+        _check_fit(self._engine, self._tensors, payload)
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                tensor.copy_(payload[name])
+        self._policy_version = weights.policy_version
+        self._decoder.release()  # its spare columns may hold what an old policy made infinite
+        return checksum_of_tensors(self._tensors)
+
+    def _free_memory(self) -> None:
+        self._require_idle("sleep")
+        if self._is_asleep:
+            return
+        self._decoder.release()
+        for tensor in self._tensors.values():
+            tensor.untyped_storage().resize_(0)
+        self._is_asleep = True
+        self._policy_version = NO_VERSION
+
+    def _take_memory(self) -> None:
+        if not self._is_asleep:
+            return
+        for tensor in self._tensors.values():
+            tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+        self._is_asleep = False
+
+    def _require_idle(self, wish: str) -> None:
+        decoder = self._decoder
+        if not decoder.is_idle:
+            raise ImpossibleEvent(
+                f"{self._engine} was asked to {wish} with {decoder.num_running} requests running and "
+                f"{decoder.num_waiting} waiting.",
+                "Nothing may be in flight.",
+                "Abort the requests, or wait for them.",
+            )
+
+    def _stats(self) -> EngineStats:
+        decoder = self._decoder
+        return EngineStats(
+            num_running=decoder.num_running,
+            num_waiting=decoder.num_waiting,
+            kv_tokens_used=decoder.num_cached_tokens,
+            kv_tokens_capacity=self._max_num_seqs * self._max_tokens_per_seq,
+            num_preemptions=0,
+            num_generated_tokens=decoder.num_generated_tokens,
+            num_decode_steps=decoder.num_decode_steps,
+            busy_slot_steps=decoder.busy_slot_steps,
+            idle_slot_steps=decoder.idle_slot_steps,
+            policy_version=self._policy_version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """Something that the thread is to do."""
+
+    action: Callable[[], None]
+    give_up: Callable[[EngineFailed | None], None]
+    """Called instead when the engine failed before it came to it."""
+
+
+def _check_fit(engine: EngineId, held: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights of another model, before the first tensor is touched."""
+    missing, unexpected = sorted(held.keys() - given.keys()), sorted(given.keys() - held.keys())
+    if missing or unexpected:
+        raise WeightSyncFailed(
+            f"{engine} was sent other tensors than its model has: missing {missing}, unexpected {unexpected}.",
+            f"Exactly the {len(held)} names of the model's state dict, tied tensors once.",
+            "Give trainer and engine the same model.path.",
+        )
+    for name, tensor in held.items():
+        other = given[name]
+        if other.shape != tensor.shape or other.dtype != tensor.dtype:
+            raise WeightSyncFailed(
+                f"{engine} was sent {name} as {other.dtype} of shape {tuple(other.shape)}.",
+                f"It holds {tensor.dtype} of shape {tuple(tensor.shape)}.",
+                "Give trainer and engine the same model.path and model.dtype.",
+            )

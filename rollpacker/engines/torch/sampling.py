@@ -1,0 +1,61 @@
+"""Draws a batch's next tokens, each row from its own generator.
+
+The random number of a token is a function of its sample's seed and its position alone, so what else is in the batch
+cannot change it. Nothing is kept between draws: the generator is counter-based, SplitMix64 (Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators", OOPSLA 2014) started at the scrambled seed and read at the position.
+
+Shapes: B rows, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+"""SplitMix64's increment: odd, closest to 2^64 divided by the golden ratio."""
+
+
+def uniform_numbers(seeds_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """One number in [0, 1) per row, in steps of 2^-24: all that float32 can tell apart below 1."""
+    states_B = _scramble(seeds_B) + (positions_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
+    top_24_bits_B = _scramble(states_B) >> np.uint64(40)
+    return top_24_bits_B.astype(np.float32) * np.float32(2**-24)
+
+
+def sample(
+    logits_BV: torch.Tensor, temperatures_B: torch.Tensor | None, uniforms_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a token per row by inverting its cumulative distribution.
+
+    Args:
+        logits_BV: Any floating type; all arithmetic is float32.
+        temperatures_B: Divides the logits; None means 1 for every row.
+        uniforms_B: float32 in [0, 1).
+
+    Returns:
+        tokens_B (int64) and logprobs_B (float32), the latter under the distribution that was drawn from.
+    """
+    scaled_BV = logits_BV.float()
+    if temperatures_B is not None:
+        scaled_BV = scaled_BV / temperatures_B[:, None]
+    logprobs_BV = scaled_BV.log_softmax(dim=-1)
+    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1)
+    total_B1 = cumulative_BV[:, -1:]
+    # rounding may lift a threshold to the total; strictly below it, a token of probability above 0 is always found
+    below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))
+    threshold_B1 = torch.minimum(uniforms_B[:, None] * total_B1, below_total_B1)
+    tokens_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True)
+    return tokens_B1[:, 0], logprobs_BV.gather(1, tokens_B1)[:, 0]
+
+
+def _scramble(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's output function: a bijection in which every input bit moves about half of the output bits."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,90 @@
+"""Drawing tokens: the right distribution, each row from its own seed, never a token that cannot come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollpacker.engines.torch.sampling import sample, uniform_numbers
+
+
+def test_numbers_are_those_of_splitmix64() -> None:
+    # An independent implementation in Python integers, after the paper's listing.
+    def scramble(word: int) -> int:
+        word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+        return word ^ (word >> 31)
+
+    assert scramble(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the reference generator's first output for state 0
+    seeds, positions = [0, 1, 2**63 + 5, 2**64 - 1], [0, 7, 100, 31_999]
+    expected = [
+        (scramble((scramble(seed) + (position + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 40) / 2**24
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+    assert uniform_numbers(np.array(seeds, np.uint64), np.array(positions)).tolist() == expected
+
+
+def test_numbers_are_even_over_positions_and_over_neighbouring_seeds() -> None:
+    num, num_bins = 60_000, 50
+    along = uniform_numbers(np.full(num, 7, np.uint64), np.arange(num))
+    across = uniform_numbers(np.arange(num, dtype=np.uint64), np.zeros(num, np.int64))
+    for numbers in (along, across):
+        counts = np.histogram(numbers, bins=num_bins, range=(0, 1))[0]
+        assert _chi_square(counts, np.full(num_bins, num / num_bins)) < 100  # 49 degrees: p < 1e-4
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
+    assert abs(np.corrcoef(along, across)[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_their_probability_says(temperature: float) -> None:
+    num = 40_000
+    logits = torch.tensor([2.0, -1.0, 0.5, 0.0, 1.5, -3.0])
+    uniforms = torch.from_numpy(uniform_numbers(np.full(num, 3, np.uint64), np.arange(num)))
+    tokens, logprobs = sample(logits.expand(num, -1), torch.full((num,), temperature), uniforms)
+    expected = (logits / temperature).log_softmax(-1)
+    counts = np.bincount(tokens.numpy(), minlength=6)
+    assert _chi_square(counts, expected.exp().numpy() * num) < 30  # 5 degrees: p < 2e-5
+    torch.testing.assert_close(logprobs, expected[tokens])
+
+
+def test_rows_have_their_own_temperature() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0]]).expand(2, -1)
+    tokens, logprobs = sample(logits, torch.tensor([1.0, 0.1]), torch.tensor([0.5, 0.5]))
+    expected = torch.stack([logits[0].log_softmax(-1)[2], (logits[1] / 0.1).log_softmax(-1)[2]])
+    assert tokens.tolist() == [2, 2]
+    torch.testing.assert_close(logprobs, expected)
+
+
+@given(
+    st.lists(st.floats(-200, 200, width=32) | st.just(float("-inf")), min_size=1, max_size=20),
+    st.integers(0, 2**24 - 1),
+)
+def test_a_token_of_probability_zero_is_never_drawn(logits: list[float], bits: int) -> None:
+    if max(logits) == float("-inf"):
+        logits[0] = 0.0
+    tokens, logprobs = sample(torch.tensor([logits]), None, torch.tensor([bits / 2**24], dtype=torch.float32))
+    assert 0 <= int(tokens) < len(logits)
+    assert float(logprobs.exp()) > 0
+
+
+def test_the_largest_number_still_finds_a_token_when_rounding_lifts_the_total() -> None:
+    uniforms = torch.full((200,), 1 - 2**-24)
+    logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0))
+    logits[:, 500:] = float("-inf")
+    tokens, _ = sample(logits, None, uniforms)
+    assert int(tokens.max()) < 500
+
+
+def test_logprobs_are_float32_for_a_bfloat16_model() -> None:
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+    tokens, logprobs = sample(logits, None, torch.tensor([0.1, 0.5, 0.9]))
+    assert logprobs.dtype == torch.float32
+    expected = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=0)
+
+
+def _chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())

@@ -1,0 +1,159 @@
+"""Tiny random models of several architectures, and requests for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+
+from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.engines.torch.decoder import Decoder, Generation
+from rollpacker.protocols.rollout import GenerationRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+torch.set_num_threads(1)
+
+VOCABULARY = 40
+EOS = 1
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
+
+
+def _config(architecture: str) -> Any:
+    match architecture:
+        case "qwen2":
+            return transformers.Qwen2Config(**_SIZES, tie_word_embeddings=True)
+        case "llama":
+            return transformers.LlamaConfig(**_SIZES, tie_word_embeddings=False)
+        case "gemma3":  # sliding-window and full layers take turns; another scaling, norms and head size
+            return transformers.Gemma3TextConfig(
+                **_SIZES, head_dim=16, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
+            )
+        case "gpt2":  # learned positions, no rotary embedding, no grouped heads
+            return transformers.GPT2Config(
+                vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=512, bos_token_id=0, eos_token_id=EOS
+            )
+        case "bloom":  # ALiBi computed from the two-dimensional mask; takes no position ids
+            return transformers.BloomConfig(
+                vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=EOS
+            )
+        case "lfm2":  # convolution states beside attention
+            return transformers.Lfm2Config(**_SIZES, layer_types=["conv", "full_attention"])
+        case "mixtral":  # experts
+            return transformers.MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2)
+        case "deepseek_v3":  # latent attention: keys and values of different sizes
+            sizes = {**_SIZES, "num_key_value_heads": 4}
+            return transformers.DeepseekV3Config(
+                **sizes,
+                q_lora_rank=16,
+                kv_lora_rank=16,
+                qk_nope_head_dim=8,
+                qk_rope_head_dim=8,
+                v_head_dim=8,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                n_group=2,
+                topk_group=1,
+                moe_intermediate_size=16,
+                first_k_dense_replace=1,
+            )
+        case "falcon_h1":  # both kinds of state in one layer
+            return transformers.FalconH1Config(
+                **_SIZES, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8
+            )
+    raise ValueError(architecture)
+
+
+def make_model(architecture: str = "qwen2", seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(_config(architecture)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.5)  # far from uniform, so that a mistake shows
+    return model
+
+
+def make_request(  # noqa: PLR0913
+    name: str = "p",
+    prompt: Sequence[int] = (3, 4, 5),
+    *,
+    sample: int = 0,
+    seed: int = 0,
+    max_response_tokens: int = 12,
+    temperature: float = 1.0,
+) -> GenerationRequest:
+    return GenerationRequest(
+        request=RequestId(0, PromptId(0, name), sample),
+        prompt_token_ids=np.asarray(prompt, dtype=np.int32),
+        seed=seed,
+        max_response_tokens=max_response_tokens,
+        temperature=temperature,
+    )
+
+
+def mixed_requests(num: int, *, seed: int = 0, max_response_tokens: int = 40) -> list[GenerationRequest]:
+    """Requests of many prompt lengths, response lengths and temperatures; some share a prompt."""
+    numbers = np.random.default_rng(seed)
+    prompts = [numbers.integers(2, VOCABULARY, numbers.integers(1, 24)) for _ in range(max(1, num // 2))]
+    return [
+        make_request(
+            f"p{index}",
+            prompts[index % len(prompts)],
+            seed=int(numbers.integers(2**62)),
+            max_response_tokens=int(numbers.integers(1, max_response_tokens + 1)),
+            temperature=float(numbers.choice([0.7, 1.0, 1.3])),
+        )
+        for index in range(num)
+    ]
+
+
+class Ticks:
+    """A clock that advances by one second per look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def make_decoder(model: Any, *, max_num_seqs: int = 8, eos: Sequence[int] = (EOS,), max_tokens: int = 128) -> Decoder:
+    return Decoder(model, max_num_seqs=max_num_seqs, max_tokens_per_seq=max_tokens, eos_token_ids=eos, clock=Ticks())
+
+
+def run_all(decoder: Decoder, requests: Sequence[GenerationRequest]) -> dict[str, Generation]:
+    """Generate to the end; by prompt name."""
+    for request in requests:
+        decoder.add(request)
+    ended: dict[str, Generation] = {}
+    while not decoder.is_idle:
+        for generation in decoder.step():
+            assert generation.request.prompt.key not in ended
+            ended[generation.request.prompt.key] = generation
+    return ended
+
+
+@torch.no_grad()
+def reference_logprobs(model: Any, request: GenerationRequest, token_ids: Sequence[int]) -> torch.Tensor:
+    """The log-probabilities of a response by one forward pass over prompt and response, without a cache."""
+    prompt = request.prompt_token_ids.tolist()
+    sequence = torch.tensor([[*prompt, *(int(token) for token in token_ids)]])
+    logits = model(input_ids=sequence, use_cache=False).logits[0].float() / request.temperature
+    chosen = logits.log_softmax(-1)[:-1].gather(1, sequence[0, 1:, None])[:, 0]
+    return chosen[len(prompt) - 1 :]
