@@ -198,7 +198,8 @@ class LiveProgress:
         if history.rows:
             parts += [Text(), self._reward_line(), Text(), self._recent_steps()]
         width = min(self._console.width, MAX_WIDTH)
-        return Panel(Group(*parts), title=Text(history.title, style="bold"), title_align="left", width=width)
+        title = Text(history.title, style="bold")
+        return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
 
     def _run_line(self) -> RenderableType:
         history = self._history
@@ -208,7 +209,12 @@ class LiveProgress:
             line.add_column(ratio=ratio, no_wrap=True)
         line.add_row(
             Text(f"step {history.num_finished}/{history.num_steps}", style="bold"),
-            ProgressBar(total=max(history.num_steps, 1), completed=history.num_finished),
+            ProgressBar(
+                total=max(history.num_steps, 1),
+                completed=history.num_finished,
+                complete_style="green",
+                finished_style="green",
+            ),
             Text(f"elapsed {elapsed}"),
             Text(f"left {format_duration(history.time_left_s(self._now()))}", style="bold"),
         )
