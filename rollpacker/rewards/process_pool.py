@@ -62,6 +62,8 @@ class JudgingProcess:
         Raises:
             EngineFailed: The process cannot start; then no request could ever be judged.
         """
+        if self._process.poll() is not None and self._reader is not None:
+            self._restart()  # it died while idle, which is no fault of this request
         reader, writer = await self._connect()
         try:
             writer.write(json.dumps(request).encode() + b"\n")

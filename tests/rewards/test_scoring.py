@@ -1,0 +1,98 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.schema import RewardSection
+from rollpacker.core.errors import DataError, StorageFailed
+from rollpacker.rewards.scoring import score_file
+
+WALK = RewardSection(name="walk")
+DEEPMATH = Path(
+    os.environ.get("ROLLPACKER_DEEPMATH", Path(__file__).parents[3] / "shared/data/deepmath_math_rule.jsonl")
+)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    rows = [
+        {"id": "walk-1", "domain": "walk", "prompt": "3 5 :", "ground_truth": "3 5"},
+        {"id": 2, "domain": "walk", "prompt": "1 2 :", "ground_truth": "1 2"},
+    ]
+    return write(tmp_path / "prompts.jsonl", rows)
+
+
+def test_each_response_gets_a_line_in_the_order_of_the_input(tmp_path, prompts):
+    answers = [("2", "+1 2"), ("walk-1", "+2 5"), ("walk-1", "+2 6"), ("2", "hm"), ("walk-1", "+1 4")]
+    responses = write(tmp_path / "answers.jsonl", [{"id": key, "response": text} for key, text in answers])
+    told = []
+    summary = score_file(WALK, prompts, responses, tmp_path / "scores.jsonl", lambda *counts: told.append(counts))
+    assert read(tmp_path / "scores.jsonl") == [
+        {"id": "2", "reward": 1.0, "reason": "correct"},
+        {"id": "walk-1", "reward": 1.0, "reason": "correct"},
+        {"id": "walk-1", "reward": 0.0, "reason": "wrong_sum"},
+        {"id": "2", "reward": 0.0, "reason": "malformed"},
+        {"id": "walk-1", "reward": 0.0, "reason": "missed_target"},
+    ]
+    assert (summary.num_responses, summary.reward_mean) == (5, 0.4)
+    assert summary.num_by_reason == {"correct": 2, "wrong_sum": 1, "malformed": 1, "missed_target": 1}
+    assert told[-1] == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"id": "walk-2", "response": ""}, ["line 2", "'walk-2' is not in the prompt file", "Did you mean 'walk-1'?"]),
+        ({"id": "walk-1"}, ["line 2", "`response` is missing"]),
+        ({"id": "walk-1", "answer": ""}, ["line 2", "`response` is missing"]),
+        ({"id": "walk-1", "response": 5}, ["line 2", "`response` is 5"]),
+        ({"response": "+2 5"}, ["line 2", "`id` is missing"]),
+    ],
+)
+def test_a_wrong_response_line_is_named_and_nothing_is_written(tmp_path, prompts, row, words):
+    responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}, row])
+    with pytest.raises(DataError) as caught:
+        score_file(WALK, prompts, responses, tmp_path / "scores.jsonl")
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "scores.jsonl").exists()
+
+
+def test_an_empty_response_file_is_refused(tmp_path, prompts):
+    with pytest.raises(DataError, match=r"response file .* is empty"):
+        score_file(WALK, prompts, write(tmp_path / "answers.jsonl", []), tmp_path / "scores.jsonl")
+
+
+def test_an_input_file_is_never_overwritten(tmp_path, prompts):
+    responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}])
+    for out in (prompts, responses, tmp_path / "x" / ".." / "answers.jsonl"):
+        with pytest.raises(DataError, match="one of the input files"):
+            score_file(WALK, prompts, responses, out)
+    assert read(responses) == [{"id": "walk-1", "response": "+2 5"}]
+
+
+def test_an_output_that_cannot_be_written_is_a_storage_failure(tmp_path, prompts):
+    responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}])
+    with pytest.raises(StorageFailed):
+        score_file(WALK, prompts, responses, responses / "scores.jsonl")
+
+
+@pytest.mark.skipif(not DEEPMATH.is_file(), reason="the DeepMath prompts are not here")
+def test_real_ground_truths_given_as_answers_are_correct(tmp_path):
+    rows = read(DEEPMATH)[:60]
+    responses = write(
+        tmp_path / "answers.jsonl",
+        [{"id": row["id"], "response": f"So it is \\boxed{{{row['ground_truth']}}}."} for row in rows],
+    )
+    summary = score_file(RewardSection(timeout_s=20), DEEPMATH, responses, tmp_path / "scores.jsonl")
+    assert summary.num_by_reason == {"correct": 60}
