@@ -13,16 +13,12 @@ decode slots idle. Tail batching makes most batches not contain one.
 * A **long round** runs the first `P0` prompts of the queue with exactly `R0` responses, each to its end. It comes as
   soon as the queue is that long. Nobody races in it, so no prompt waits forever, whatever its domain.
 
-                           ┌──────────────────── queue < P0: draw ───────────────────┐
-                           │                                                         v
-    resting ──StepStarted──┤                                                      drawing ──all data trained──> resting
-       ^                   │                                                         │                          (EndRun)
-       │                   │                                        every quota came │ the data ends
-       │                   │                                                         │
-       │                   │                                   ┌─── short round <────┴────> drain: a long round
-       │                   └── queue >= P0: long round ──┐     │                            of what is left
-       │                                                 v     v                                   │
-       └──────────────── last place taken: EndRound ─── racing <───────────────────────────────────┘
+    state    event               next state
+    resting  StepStarted         racing, a long round, if the queue holds P0 prompts; otherwise drawing
+    drawing  last PromptsDrawn   racing, a short round, if every launch has its prompt; otherwise the data ends:
+                                 drawing again, to top up the queue; racing, a long round, when that is done;
+                                 or resting, with EndRun, when nothing is left
+    racing   last place taken    resting, with EndRound
 
 An aborted prompt is generated again from scratch, under a new round number: so every accepted token comes from the
 current policy. It is in exactly one place at any time (drawn, queued, racing or accepted): so it is trained exactly
