@@ -26,7 +26,7 @@ from tests.engines.tiny import (
     run_all,
 )
 
-ARCHITECTURES = ["qwen2", "llama", "gemma3", "gpt2", "bloom", "lfm2", "mixtral", "deepseek_v3"]
+ARCHITECTURES = ["qwen2", "llama", "gemma3", "gpt2", "bloom", "lfm2", "qwen3_next", "mixtral", "deepseek_v3"]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -55,7 +55,7 @@ def test_a_model_whose_state_is_unknown_is_refused_at_once() -> None:
         make_decoder(model)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "gemma3", "lfm2"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3_next"])
 def test_a_samples_tokens_do_not_depend_on_the_batch_the_order_or_the_slots(architecture: str) -> None:
     model = make_model(architecture)
     requests = mixed_requests(24)

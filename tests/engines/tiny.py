@@ -13,7 +13,7 @@ from rollpacker.engines.torch.decoder import Decoder, Generation
 from rollpacker.protocols.rollout import GenerationRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 torch.set_num_threads(1)
 
@@ -34,61 +34,71 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def _config(architecture: str) -> Any:
-    match architecture:
-        case "qwen2":
-            return transformers.Qwen2Config(**_SIZES, tie_word_embeddings=True)
-        case "llama":
-            return transformers.LlamaConfig(**_SIZES, tie_word_embeddings=False)
-        case "gemma3":  # sliding-window and full layers take turns; another scaling, norms and head size
-            return transformers.Gemma3TextConfig(
-                **_SIZES, head_dim=16, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
-            )
-        case "gpt2":  # learned positions, no rotary embedding, no grouped heads
-            return transformers.GPT2Config(
-                vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=512, bos_token_id=0, eos_token_id=EOS
-            )
-        case "bloom":  # ALiBi computed from the two-dimensional mask; takes no position ids
-            return transformers.BloomConfig(
-                vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=EOS
-            )
-        case "lfm2":  # convolution states beside attention
-            return transformers.Lfm2Config(**_SIZES, layer_types=["conv", "full_attention"])
-        case "mixtral":  # experts
-            return transformers.MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2)
-        case "deepseek_v3":  # latent attention: keys and values of different sizes
-            sizes = {**_SIZES, "num_key_value_heads": 4}
-            return transformers.DeepseekV3Config(
-                **sizes,
-                q_lora_rank=16,
-                kv_lora_rank=16,
-                qk_nope_head_dim=8,
-                qk_rope_head_dim=8,
-                v_head_dim=8,
-                n_routed_experts=4,
-                num_experts_per_tok=2,
-                n_group=2,
-                topk_group=1,
-                moe_intermediate_size=16,
-                first_k_dense_replace=1,
-            )
-        case "falcon_h1":  # both kinds of state in one layer
-            return transformers.FalconH1Config(
-                **_SIZES, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8
-            )
-    raise ValueError(architecture)
+_CONFIGS: dict[str, Callable[[], Any]] = {
+    "qwen2": lambda: transformers.Qwen2Config(**_SIZES, tie_word_embeddings=True),
+    "llama": lambda: transformers.LlamaConfig(**_SIZES, tie_word_embeddings=False),
+    # sliding-window and full layers take turns; another scaling, norms and head size
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **_SIZES, head_dim=16, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
+    ),
+    # learned positions, no rotary embedding, no grouped heads
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=512, bos_token_id=0, eos_token_id=EOS
+    ),
+    # ALiBi computed from the two-dimensional mask; takes no position ids
+    "bloom": lambda: transformers.BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=EOS
+    ),
+    # convolution states beside attention
+    "lfm2": lambda: transformers.Lfm2Config(**_SIZES, layer_types=["conv", "full_attention"]),
+    # recurrent states beside attention
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **_SIZES,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+    # experts
+    "mixtral": lambda: transformers.MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2),
+    # latent attention: keys and values of different sizes
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **{**_SIZES, "num_key_value_heads": 4},
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+    ),
+    # a recurrent state and attention in one layer
+    "falcon_h1": lambda: transformers.FalconH1Config(
+        **_SIZES, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8
+    ),
+}
 
 
 def make_model(architecture: str = "qwen2", seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(_config(architecture)).eval()
+    model = transformers.AutoModelForCausalLM.from_config(_CONFIGS[architecture]()).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.5)  # far from uniform, so that a mistake shows
     return model
 
 
-def make_request(  # noqa: PLR0913
+def make_request(
     name: str = "p",
     prompt: Sequence[int] = (3, 4, 5),
     *,

@@ -78,6 +78,7 @@ class TorchEngine:
         )
         # written by the thread alone
         self._tensors = named_tensors(self._model)
+        self._shapes: list[tuple[torch.nn.Parameter, torch.Size]] = []
         self._policy_version = NO_VERSION
         self._is_asleep = False
         # shared; guarded by the condition
@@ -257,16 +258,20 @@ class TorchEngine:
         if self._is_asleep:
             return
         self._decoder.release()
-        for tensor in self._tensors.values():
-            tensor.untyped_storage().resize_(0)
+        # tied tensors are one parameter, so they stay tied
+        self._shapes = [(parameter, parameter.shape) for parameter in self._model.parameters()]
+        self._tensors = {}
+        for parameter, _ in self._shapes:
+            parameter.data = parameter.data.new_empty(0)
         self._is_asleep = True
         self._policy_version = NO_VERSION
 
     def _take_memory(self) -> None:
         if not self._is_asleep:
             return
-        for tensor in self._tensors.values():
-            tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+        for parameter, shape in self._shapes:
+            parameter.data = parameter.data.new_empty(shape)
+        self._tensors = named_tensors(self._model)
         self._is_asleep = False
 
     def _require_idle(self, wish: str) -> None:

@@ -1,7 +1,6 @@
 """A policy for decoding, from a local Hugging Face directory: model, and which tokens end a response.
 
-Every parameter and persistent buffer owns its memory, so that the engine can free it while it sleeps and fill it again
-in place; tied tensors stay one tensor.
+Invariant: the model is ready to decode (no gradients, no dropout, grouped attention, on this process's device).
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ def load_model(model_path: Path, dtype: str) -> Any:
     model.requires_grad_(requires_grad=False)
     model.eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
     use_grouped_attention(model)
     return model
 
