@@ -376,11 +376,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def format_duration(duration_s: float) -> str:
-    """Write seconds as m:ss or h:mm:ss; unknown is `-:--`."""
+    """Write seconds as m:ss, h:mm:ss or, from 100 hours on, 4d 04h; unknown is `-:--`."""
     if not math.isfinite(duration_s):
         return "-:--"
     minutes, seconds = divmod(round(duration_s), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 100:  # noqa: PLR2004 the first that would not fit into its column
+        return f"{hours // 24}d {hours % 24:02d}h"
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 

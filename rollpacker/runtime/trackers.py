@@ -31,6 +31,9 @@ INSTALL_COMMAND = "pip install 'rollpacker[trackers]'"
 
 API_KEY_VARIABLE = "WANDB_API_KEY"
 
+ONLINE_START_TIMEOUT_S = 30
+"""A server that does not answer by then is an error before any engine starts; wandb itself would try for 90 s."""
+
 
 class Tracker(Protocol):
     """Receives metrics."""
@@ -140,6 +143,7 @@ class WandbTracker:
             run_dir.mkdir(parents=True, exist_ok=True)  # wandb falls back to the system's temporary folder otherwise
         settings = wandb.Settings(
             silent=True,  # the run's own progress is on the screen
+            init_timeout=ONLINE_START_TIMEOUT_S,
             console="off",  # nothing that is printed leaves the machine
             disable_git=True,
             disable_code=True,
