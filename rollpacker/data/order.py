@@ -16,17 +16,7 @@ from rollpacker.core.events import PromptsDrawn
 from rollpacker.core.ids import Domain, PromptId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from rollpacker.protocols.rollout import Prompt
-
-
-def group_keys(prompts: Iterable[Prompt]) -> dict[Domain, tuple[str, ...]]:
-    """Group the keys of prompts by domain; domains and keys stay in the order of the file."""
-    keys_by_domain: dict[Domain, list[str]] = {}
-    for prompt in prompts:
-        keys_by_domain.setdefault(prompt.domain, []).append(prompt.key)
-    return {domain: tuple(keys) for domain, keys in keys_by_domain.items()}
+    from collections.abc import Mapping, Sequence
 
 
 class PromptOrder:

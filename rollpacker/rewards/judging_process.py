@@ -60,7 +60,6 @@ def main(arguments: list[str]) -> int:
     module_name, timeout_s, parent_pid = arguments
     requests = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(2, 1)  # what a check prints must not be taken for an answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     _exit_when_parent_dies(int(parent_pid))
     try:
@@ -162,7 +161,6 @@ def _judge_until_killed(requests: socket.socket, module: RewardModule, keeper_pi
     _limit(resource.RLIMIT_AS, _JUDGE_MEMORY_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
     os.dup2(0, 2)  # a crash is a verdict, and its traceback nobody's reading
-    os.dup2(0, 1)
     with requests.makefile("rb") as lines:
         for line in lines:
             judgement = module.judge(**json.loads(line))

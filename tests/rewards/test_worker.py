@@ -197,18 +197,34 @@ async def test_closing_before_the_first_request_ends_every_process():
         wait_for_the_end()
 
 
+def wait_until_the_kernel_ended(thread):
+    """`join` returns a moment earlier."""
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        os.sched_yield()
+
+
 async def test_the_end_of_the_thread_that_started_a_worker_is_not_its_end():
     """The kernel reports the death of the starting thread as that of the parent."""
-    made = []
-    thread = threading.Thread(target=lambda: made.append(KillableRewardWorker("hostile_judges", 1, LONG_S)))
+    made, may_end = asyncio.Future(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def start():
+        worker = KillableRewardWorker("hostile_judges", 1, LONG_S)
+        loop.call_soon_threadsafe(made.set_result, worker)
+        may_end.wait()
+
+    thread = threading.Thread(target=start)
     thread.start()
-    thread.join()
-    [worker] = made
+    worker = await made
     try:
         pid = worker.pids[0]
+        assert await score(worker, "ok") == ["judged"]
+        may_end.set()
+        wait_until_the_kernel_ended(thread)
         assert await score(worker, "ok", "ok") == ["judged", "judged"]
         assert worker.pids == [pid]
     finally:
+        may_end.set()
         await worker.close()
 
 
