@@ -115,7 +115,8 @@ def check_creatable(key: str, path: Path) -> None:
             "Above it are only folders.",
             f"Choose another {key}.",
         )
-    if not os.access(existing, os.W_OK | os.X_OK if existing.is_dir() else os.W_OK):
+    needed = os.W_OK | os.X_OK if existing.is_dir() else os.W_OK
+    if not os.access(existing, needed, effective_ids=True):
         raise ConfigError(
             f"{key}={path} cannot be written: {existing} does not let you.",
             "The nearest part of the path that exists must be writable.",

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.config.compose import compose
+from rollpacker.config.fingerprint import config_fingerprint
+from tests.cli.inputs import tree_of
+
+RUN = ["model.path=model", "data.path=prompts.jsonl"]
+
+BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
+    "misspelt key": ([*RUN, "run.sed=1"], ["`run.sed` is not a key", "`run.seed`"]),
+    "key without its section": ([*RUN, "num_steps=5"], ["`num_steps` is not a key", "`run.num_steps`"]),
+    "unknown key": ([*RUN, "colour=blue"], ["`colour` is not a key", "rollpacker train --help"]),
+    "unknown key, added": ([*RUN, "+run.sed=1"], ["`run.sed` is not a key", "`run.seed`"]),
+    "unknown key in a mapping": ([*RUN, "model={pth: x}"], ["`model.pth` is not a key", "`model.path`"]),
+    "misspelt group": ([*RUN, "sytem=verl"], ["`sytem` is not a key", "`system`"]),
+    "unknown option of a group": ([*RUN, "system=rolpacker"], ["`rolpacker`", "rollpacker, verl", "system=rollpacker"]),
+    "option without its group": ([*RUN, "verl"], ["`verl` has no value", "system=verl"]),
+    "override that cannot be read": ([*RUN, "run.dir=[a"], ["`run.dir=[a` cannot be read", "key=value"]),
+    "value below its bound": ([*RUN, "rollout.num_prompts=0"], ["rollout.num_prompts=0", "at least 1"]),
+    "value above its bound": ([*RUN, "rollout.temperature=11"], ["rollout.temperature=11", "at most 10"]),
+    "value that is no number": ([*RUN, "run.seed=one"], ["run.seed=one", "an integer, at least 0"]),
+    "not a number": ([*RUN, "trainer.learning_rate=nan"], ["trainer.learning_rate=nan", "above 0"]),
+    "infinity": ([*RUN, "trainer.learning_rate=inf"], ["trainer.learning_rate=inf", "above 0"]),
+    "unknown choice": ([*RUN, "trainer.lr_schedule=cosin"], ["one of constant, linear, cosine", "lr_schedule=cosine"]),
+    "eta of prompts below 1": ([*RUN, "system.eta_prompts=0.9"], ["system.eta_prompts=0.9", "at least 1"]),
+    "eta of responses below 1": ([*RUN, "system.eta_responses=0"], ["system.eta_responses=0", "at least 1"]),
+    "batch that does not divide": (
+        [*RUN, "rollout.num_prompts=32", "trainer.num_minibatches=5"],
+        ["rollout.num_prompts=32", "trainer.num_minibatches=5", "1, 2, 4, 8, 16, 32"],
+    ),
+    "a race without rewards": ([*RUN, "system.overlap_rewards=false"], ["system.overlap_rewards", "batching=plain"]),
+    "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),
+    "no prompts": (["model.path=model"], ["`data.path` is not set", "Add data.path="]),
+    "several values in one run": ([*RUN, "system=verl,rollpacker"], ["several values", "Add -m"]),
+    "interpolation of nothing": ([*RUN, "run.dir=${systm.name}"], ["run.dir", "systm.name"]),
+    "unknown domain": ([*RUN, "data.domain_weights.mth=1"], ["`mth`", "data.domain_weights.math"]),
+    "fewer prompts than a batch": ([*RUN, "rollout.num_prompts=41"], ["40 prompts", "rollout.num_prompts=40"]),
+    "more tokens than positions": (
+        [*RUN, "rollout.max_response_tokens=2000"],
+        ["add up to 3024", "2048 positions", "data.max_prompt_tokens=48"],
+    ),
+    "more CPUs than the backend offers": ([*RUN, "backend.num_cpus=1"], ["reserve 3.5 CPUs", "backend.num_cpus"]),
+    "GPUs that are not there": (
+        [*RUN, "backend.num_gpus=0", "engine.resources.num_gpus=1"],
+        ["2 GPUs", "offers", "0 GPUs"],
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+@pytest.mark.parametrize("case", BAD_KEYS_AND_VALUES)
+def test_a_bad_key_or_value_ends_with_exit_code_2_a_remedy_and_nothing_created(
+    case: str, command: str, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides, expected = BAD_KEYS_AND_VALUES[case]
+    before = tree_of(workdir)
+    assert main([command, *overrides]) == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    for part in expected:
+        assert part in message
+    assert tree_of(workdir) == before
+
+
+def _no_tokenizer(workdir: Path) -> None:
+    (workdir / "model" / "tokenizer.json").unlink()
+
+
+def _no_weights(workdir: Path) -> None:
+    (workdir / "model" / "model.safetensors").unlink()
+
+
+def _weights_that_are_text(workdir: Path) -> None:
+    (workdir / "model" / "model.safetensors").write_text("these are not weights")
+
+
+def _no_model(workdir: Path) -> None:
+    (workdir / "model").rename(workdir / "modell")
+
+
+def _no_prompt_file(workdir: Path) -> None:
+    (workdir / "prompts.jsonl").rename(workdir / "prompt.jsonl")
+
+
+def _empty_prompt_file(workdir: Path) -> None:
+    (workdir / "prompts.jsonl").write_text("")
+
+
+def _broken_line(workdir: Path) -> None:
+    lines = (workdir / "prompts.jsonl").read_text().splitlines()
+    lines[6] = lines[6][:-1]
+    (workdir / "prompts.jsonl").write_text("\n".join(lines))
+
+
+def _duplicate_id(workdir: Path) -> None:
+    lines = (workdir / "prompts.jsonl").read_text().splitlines()
+    (workdir / "prompts.jsonl").write_text("\n".join([*lines, lines[3]]))
+
+
+def _missing_field(workdir: Path) -> None:
+    lines = (workdir / "prompts.jsonl").read_text().splitlines()
+    prompt = json.loads(lines[8])
+    del prompt["ground_truth"]
+    (workdir / "prompts.jsonl").write_text("\n".join([*lines[:8], json.dumps(prompt), *lines[9:]]))
+
+
+def _run_dir_is_a_file(workdir: Path) -> None:
+    (workdir / "run").write_text("")
+
+
+def _finished_run(workdir: Path, **changes: object) -> None:
+    fingerprint = config_fingerprint(compose([*RUN, "run.dir=run"]))
+    identity = {"schema_version": 1, "run_id": "a", "fingerprint": fingerprint} | changes
+    folder = workdir / "run" / "checkpoints" / "step-000010"
+    folder.mkdir(parents=True)
+    (workdir / "run" / "run.json").write_text(json.dumps(identity))
+    (folder / "meta.json").write_text(json.dumps(identity | {"step": 10}))
+
+
+def _another_run(workdir: Path) -> None:
+    _finished_run(workdir, fingerprint="0123456789abcdef")
+
+
+def _another_version(workdir: Path) -> None:
+    _finished_run(workdir, schema_version=0)
+
+
+BAD_FILES = {
+    _no_model: ["model directory", "does not exist", "modell"],
+    _no_tokenizer: ["has no tokenizer", "save_pretrained"],
+    _no_weights: ["has no weights"],
+    _weights_that_are_text: ["model.safetensors is not a safetensors file"],
+    _no_prompt_file: ["prompts.jsonl does not exist", "prompt.jsonl"],
+    _empty_prompt_file: ["prompts.jsonl is empty"],
+    _broken_line: ["prompts.jsonl, line 7"],
+    _duplicate_id: ["prompts.jsonl, line 41", "line 4 already"],
+    _missing_field: ["prompts.jsonl, line 9", "ground_truth"],
+    _run_dir_is_a_file: ["run.dir=run is a file"],
+    _finished_run: ["already holds this run", "after step 10", "run.resume=auto"],
+    _another_run: ["holds another run", "choose another run.dir"],
+    _another_version: ["schema version 0", "schema version 1"],
+}
+
+
+@pytest.mark.parametrize("spoil", BAD_FILES, ids=lambda spoil: spoil.__name__.strip("_"))
+def test_a_bad_file_ends_with_exit_code_2_its_name_and_nothing_created(
+    spoil: object, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(spoil)
+    spoil(workdir)
+    before = tree_of(workdir)
+    assert main(["train", *RUN, "run.dir=run"]) == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    for part in BAD_FILES[spoil]:
+        assert part in message
+    assert tree_of(workdir) == before
+
+
+@pytest.mark.parametrize("spoil", [_another_run, _another_version])
+def test_a_checkpoint_of_another_run_or_version_is_not_resumed(
+    spoil: object, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(spoil)
+    spoil(workdir)
+    assert main(["check", *RUN, "run.dir=run", "run.resume=auto"]) == 2
+    assert "choose another run.dir" in capsys.readouterr().err
+
+
+def test_a_run_directory_below_a_file_is_refused(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *RUN, "run.dir=prompts.jsonl/run"]) == 2
+    assert "prompts.jsonl is a file" in capsys.readouterr().err
+
+
+def test_mistakes_in_keys_values_and_files_are_listed_together(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "model.path=nowhere", "data.path=nothing.jsonl", "backend.num_cpus=1"]) == 2
+    message = capsys.readouterr().err
+    assert "3 mistakes" in message
+    assert all(part in message for part in ("nowhere", "nothing.jsonl", "reserve 3.5 CPUs"))
+
+
+BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
+    "misspelt command": (["trian"], ["`trian` is not a command", "Write rollpacker train"]),
+    "unknown command": (["frobnicate"], ["train, check, score, replay"]),
+    "misspelt option": (["train", "--mutlirun"], ["`--mutlirun`", "Write --multirun"]),
+    "a key written as an option": (["train", "--num-steps=5"], ["`--num-steps=5`", "write run.num_steps=5"]),
+    "unknown option": (["check", "--xyz"], ["`--xyz` is not an option", "--help"]),
+    "an option of another command": (["score", "-m"], ["`-m` is not an option"]),
+    "replay of nothing": (["replay"], ["one argument"]),
+    "replay of two": (["replay", "a", "b"], ["one argument"]),
+    "replay of no run": (["replay", "model"], ["has no event log"]),
+    "score without its files": (["score", "reward=math"], ["`responses`", "`out`", "`data.path`"]),
+    "score with a key of train": (
+        ["score", "data.path=prompts.jsonl", "run.seed=1"],
+        ["`run.seed` is not a key", "score --help"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_WORDS)
+def test_a_bad_word_ends_with_exit_code_2_and_the_nearest_legal_one(
+    case: str, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv, expected = BAD_WORDS[case]
+    before = tree_of(workdir)
+    assert main(argv) == 2
+    message = capsys.readouterr().err
+    for part in expected:
+        assert part in message
+    assert tree_of(workdir) == before
+
+
+def test_one_bad_point_refuses_the_whole_multirun_before_its_first_point(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree_of(workdir)
+    assert main(["train", "-m", *RUN, "rollout.num_prompts=8,16,64"]) == 2
+    assert "fewer than rollout.num_prompts=64" in capsys.readouterr().err
+    assert main(["train", "-m", *RUN, "system=verl,rollpacker", "run.dir=run"]) == 2
+    assert "both write into run.dir=run" in capsys.readouterr().err
+    assert tree_of(workdir) == before
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["train", *RUN, "run.sed=1"], ["train", "model.path=nowhere", RUN[1]], ["train", "-m", *RUN, "run.seed=0,x"]],
+)
+def test_the_program_itself_exits_2_with_one_block_on_stderr(argv: list[str], workdir: Path) -> None:
+    before = tree_of(workdir)
+    done = subprocess.run(
+        [sys.executable, "-m", "rollpacker.cli", *argv], capture_output=True, text=True, check=False, env=_environment()
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error:\n")
+    assert len(done.stderr.splitlines()) <= 4
+    assert tree_of(workdir) == before
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

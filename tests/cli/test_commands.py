@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import COMMANDS, main
+from rollpacker.config.keys import legal_keys
+from rollpacker.config.roots import SCORE, TRAIN, groups
+from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.core.events import EngineJoined, StepStarted
+from rollpacker.core.ids import Domain, EngineId
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.metrics.event_log import EventLogWriter
+from tests.cli.inputs import NUM_PARAMETERS, tree_of, write_prompts
+
+RUN = ["model.path=model", "data.path=prompts.jsonl"]
+ROOT = Path(__file__).parents[2]
+
+
+def _run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(argv) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return " ".join(printed.out.split())
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_names_every_command_and_every_group(
+    argv: list[str], workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _run(argv, capsys)
+    for command in COMMANDS:
+        assert f"{command.name} {command.summary}" in text
+    for name, group in groups(TRAIN).items():
+        assert f"{name} {' | '.join(group.options)}" in text
+
+
+@pytest.mark.parametrize(("command", "schema"), [("train", RunConfig), ("check", RunConfig), ("score", ScoreConfig)])
+def test_the_help_of_a_command_names_every_key_with_its_documentation(
+    command: str,
+    schema: type[RunConfig | ScoreConfig],
+    workdir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main([command, "--help"]) == 0
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= width
+        for key in legal_keys(schema).values():
+            assert f"{key.name}=" in printed
+            # Columns break lines anywhere, so the words are looked for one by one.
+            assert set(key.doc.split()) <= set(printed.split())
+
+
+@pytest.mark.parametrize(("command", "root"), [("train", TRAIN), ("score", SCORE)])
+def test_the_help_of_a_command_names_every_option_of_every_group(
+    command: str, root: object, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _run([command, "--help"], capsys)
+    known = groups(TRAIN if root is TRAIN else SCORE)
+    assert known
+    for group in known.values():
+        assert all(f"{group.name}={option} " in text for option in group.options)
+
+
+def test_the_help_of_replay_says_what_it_takes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rollpacker replay RUN" in _run(["replay", "--help"], capsys)
+
+
+def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree_of(workdir)
+    text = _run(["check", *RUN, "rollout.num_prompts=16", "run.num_steps=10", "run.dir=runs/x"], capsys)
+    assert f"Qwen2ForCausalLM, {NUM_PARAMETERS:,} parameters" in text
+    assert "40 in prompts.jsonl: math 40" in text
+    assert "16 prompts x 8 responses = 128 responses per step" in text
+    assert "launch 20 prompts x 10 responses and take the first 16 x 8; the 4 slower prompts are deferred" in text
+    assert "4 short rounds per long round" in text
+    assert "10, which is 4 epochs of 2.5 steps" in text
+    assert "2 engines x 1 CPU, 1 trainer x 1 CPU, 1 reward x 0.5 CPUs" in text
+    assert "runs/x/" in text
+    assert "from the beginning" in text
+    assert "max_response_tokens: 256" in text
+    assert tree_of(workdir) == before
+
+
+def test_check_says_what_plain_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _run(["check", *RUN, "system=verl", "run.num_epochs=2"], capsys)
+    assert "verl: every response of a batch is waited for; they are scored after the last one" in text
+    assert "launch" not in text
+    assert "about 3, limited by run.num_epochs" in text
+
+
+def test_check_shows_quotas_that_add_up_to_the_batch(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_prompts(workdir / "prompts.jsonl", ["math"] * 30 + ["code"] * 20)
+    text = _run(["check", *RUN, "rollout.num_prompts=16"], capsys)
+    assert "math 30, code 20" in text
+    assert "of each domain: math 10, code 6" in text
+    text = _run(["check", *RUN, "rollout.num_prompts=16", "data.domain_weights={math: 1, code: 3}"], capsys)
+    assert "of each domain: math 4, code 12" in text
+
+
+def test_check_says_where_a_resumed_run_goes_on(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rollpacker.config.compose import compose
+    from rollpacker.config.fingerprint import config_fingerprint
+
+    identity = {"schema_version": 1, "fingerprint": config_fingerprint(compose([*RUN, "run.dir=run"]))}
+    for step in (10, 20):
+        folder = workdir / "run" / "checkpoints" / f"step-{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "meta.json").write_text(json.dumps(identity | {"step": step}))
+    (workdir / "run" / "run.json").write_text(json.dumps(identity))
+    assert "start after step 20" in _run(
+        ["check", *RUN, "run.dir=run", "run.resume=auto", "tracker.wandb=true"], capsys
+    )
+
+
+def test_check_of_a_multirun_shows_what_the_points_share_once(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _run(["check", "-m", *RUN, "system=verl,rollpacker", "run.seed=0,1"], capsys)
+    assert text.count("40 in prompts.jsonl") == 1
+    for number, words in enumerate(
+        ["system=verl run.seed=0", "system=verl run.seed=1", "system=rollpacker run.seed=0"]
+    ):
+        assert f"Point {number} {words}" in text
+    assert not (workdir / "runs").exists()
+
+
+def test_score_prints_a_summary_and_writes_a_line_per_response(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    responses = [{"id": "p0", "response": r"\boxed{1}"}, {"id": "p1", "response": r"\boxed{1}"}]
+    (workdir / "answers.jsonl").write_text("\n".join(map(json.dumps, responses)))
+    text = _run(["score", "data.path=prompts.jsonl", "responses=answers.jsonl", "out=scores.jsonl"], capsys)
+    assert "responses 2" in text
+    assert "mean reward 0.5" in text
+    assert "correct 1 (50.0%)" in text
+    scores = [json.loads(line) for line in (workdir / "scores.jsonl").read_text().splitlines()]
+    assert [(score["id"], score["reward"]) for score in scores] == [("p0", 1.0), ("p1", 0.0)]
+
+
+def test_a_full_disk_is_the_worlds_failure_and_exits_1(workdir: Path) -> None:
+    (workdir / "answers.jsonl").write_text(json.dumps({"id": "p0", "response": r"\boxed{1}"}))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "rollpacker.cli",
+            "score",
+            "data.path=prompts.jsonl",
+            "responses=answers.jsonl",
+            "out=s",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8)),
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("failed:\n")
+    assert not (workdir / "s").exists()
+
+
+def _write_log(run_dir: Path, *, is_honest: bool) -> None:
+    settings = SchedulerSettings(
+        batching="plain",
+        num_prompts=1,
+        num_responses=1,
+        eta_prompts=Fraction(1),
+        eta_responses=Fraction(1),
+        overlap_rewards=True,
+        domain_weights=((Domain("math"), Fraction(1)),),
+    )
+    scheduler = Scheduler(settings)
+    writer = EventLogWriter(run_dir / "events" / "attempt-000.jsonl", settings, None)
+    for event in (EngineJoined(engine=EngineId("engine-0")), StepStarted(step=0, policy_version=0)):
+        commands = scheduler.handle(event, 0.0)
+        writer.append(event, 0.0, commands if is_honest else ())
+    writer.close()
+
+
+def test_replay_says_what_it_verified(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_log(workdir / "run", is_honest=True)
+    assert "1 attempt, 2 events replayed; all 1 commands are the same" in _run(["replay", "run"], capsys)
+
+
+def test_a_replay_that_diverges_is_our_bug_and_exits_70(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_log(workdir / "run", is_honest=False)
+    assert main(["replay", "run"]) == 70
+    assert "a bug in rollpacker" in capsys.readouterr().err
+
+
+def test_help_check_and_errors_load_neither_torch_nor_ray_nor_transformers(workdir: Path) -> None:
+    program = """
+import sys
+from rollpacker.cli.main import main
+for argv in (["--help"], ["train", "--help"], ["score", "--help"], ["check", *sys.argv[1:]],
+             ["check", "-m", *sys.argv[1:], "system=verl,rollpacker"], ["train", "run.sed=1"]):
+    main(argv)
+    heavy = {"torch", "ray", "transformers", "pyarrow", "pandas"} & sys.modules.keys()
+    assert not heavy, (argv, heavy)
+print("nothing heavy")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *RUN],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.endswith("nothing heavy\n"), done.stderr
+
+
+def test_a_reader_who_leaves_early_is_no_error(workdir: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "rollpacker.cli", "train", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert program.stdout is not None
+    program.stdout.close()
+    assert program.stderr is not None
+    assert program.stderr.read() == ""
+    assert program.wait() == 0

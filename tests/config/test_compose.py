@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from rollpacker.config.compose import compose, to_yaml
+from rollpacker.config.keys import legal_keys, nearest, section_docs, section_names
+from rollpacker.config.roots import conf_dir
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import ConfigError
+
+INPUTS = ["model.path=model", "data.path=prompts.jsonl"]
+
+
+def test_later_words_win_over_experiments_and_experiments_over_groups() -> None:
+    demo = compose([*INPUTS, "experiment=demo"])
+    assert demo.reward.name == "walk"
+    assert compose([*INPUTS, "experiment=demo", "reward=math"]).reward.name == "math"
+    assert compose([*INPUTS, "experiment=demo", "rollout.num_prompts=7"]).rollout.num_prompts == 7
+
+
+def test_every_key_of_the_schema_can_be_set_without_a_plus() -> None:
+    required = {"run.dir": "x", "model.path": "m", "data.path": "p", "system.name": "mine", "system.batching": "plain"}
+    values = {key.name: required.get(key.name, key.default) for key in legal_keys(RunConfig).values()}
+    words = [f"{name}={json.dumps(value)}" for name, value in values.items()]
+    config = compose([*words, "data.domain_weights={math: 2}"])
+    assert config.system.name == "mine"
+    assert config.data.domain_weights == {"math": 2}
+
+
+def test_domains_are_named_by_the_user() -> None:
+    config = compose([*INPUTS, "data.domain_weights.math=2", "data.domain_weights.code=0.5"])
+    assert config.data.domain_weights == {"math": 2, "code": 0.5}
+    assert compose([*INPUTS, "data.domain_weights={qa: 1}"]).data.domain_weights == {"qa": 1}
+
+
+def test_a_value_may_refer_to_another_key() -> None:
+    config = compose([*INPUTS, "run.dir=runs/${system.name}-${run.seed}", "run.seed=3"])
+    assert config.run.dir == Path("runs/rollpacker-3")
+
+
+def test_a_run_without_a_directory_gets_a_dated_one_that_names_its_system() -> None:
+    assert compose([*INPUTS, "system=verl"]).run.dir.match("runs/20??-??-??_??-??-??-verl")
+
+
+def test_all_mistakes_of_the_schema_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["rollout.num_prompts=0", "trainer.learning_rate=-1", "run.seed=x", "engine.name=vllm"])
+    message = str(caught.value)
+    assert message.startswith("6 mistakes")
+    for part in ("model.path", "data.path", "rollout.num_prompts=0", "trainer.learning_rate=-1", "run.seed=x", "vllm"):
+        assert part in message
+
+
+def test_all_unknown_names_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([*INPUTS, "sytem=verl", "run.sed=1", "reward=mth", "verl"])
+    message = str(caught.value)
+    assert message.startswith("4 mistakes")
+    for part in ("`sytem`", "`run.sed`", "`mth`", "`verl`"):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "override", ["hydra.foo=1", "hydra/launcher=nowhere", "run.dir=${now}", "run.dir=${oc.env:NO_SUCH}"]
+)
+def test_what_hydra_refuses_is_a_config_error_too(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([*INPUTS, override])
+    assert caught.value.problem
+
+
+def test_experiments_of_the_user_are_judged_like_our_own(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nrun:\n  seed: 7\n")
+    (tmp_path / "experiment" / "wrong.yaml").write_text("# @package _global_\nrun:\n  sed: 7\n")
+    searchpath = f"hydra.searchpath=[file://{tmp_path}]"
+    assert compose([*INPUTS, searchpath, "experiment=mine"]).run.seed == 7
+    with pytest.raises(ConfigError, match=r"`run\.sed` is not a key"):
+        compose([*INPUTS, searchpath, "experiment=wrong"])
+    with pytest.raises(ConfigError, match="`nobodys` is not an option of the group `experiment`"):
+        compose([*INPUTS, searchpath, "experiment=nobodys"])
+
+
+def test_composing_creates_nothing_and_leaves_a_surrounding_hydra_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        surrounding = GlobalHydra.instance().hydra
+        compose(INPUTS)
+        with pytest.raises(ConfigError):
+            compose(["run.sed=1"])
+        assert GlobalHydra.instance().hydra is surrounding
+    assert HydraConfig.instance().cfg is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_resolved_configuration_reads_back_as_itself() -> None:
+    config = compose([*INPUTS, "data.domain_weights.math=2", "trainer.learning_rate=1e-7"])
+    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+
+
+def test_every_key_and_section_says_what_it_is() -> None:
+    assert not [key.name for key in legal_keys(RunConfig).values() if not key.doc]
+    assert all(section_docs(RunConfig).values())
+    assert {name for name in section_names(RunConfig) if "." not in name} == set(section_docs(RunConfig))
+
+
+@pytest.mark.parametrize(
+    ("key", "legal"),
+    [
+        ("system.eta_prompts", "a number, at least 1 and at most 8"),
+        ("run.num_epochs", "an integer, at least 1, or null"),
+        ("run.resume", "one of never, auto"),
+        ("data.shuffle", "true or false"),
+        ("data.domain_weights", "a mapping of each name to a number above 0"),
+        ("trainer.clip_ratio_low", "a number, above 0 and below 1"),
+        ("model.path", "a path"),
+    ],
+)
+def test_a_key_says_in_words_what_it_takes(key: str, legal: str) -> None:
+    assert legal_keys(RunConfig)[key].legal == legal
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"),
+    [
+        ("run.sed", "run.seed"),
+        ("seed", "run.seed"),
+        ("rollout.num_step", "run.num_steps"),
+        ("trainer.lr_shedule", "trainer.lr_schedule"),
+        ("engine.resources.cpus", "engine.resources.num_cpus"),
+    ],
+)
+def test_the_nearest_name_is_found_across_sections(name: str, closest: str) -> None:
+    assert nearest(name, legal_keys(RunConfig)) == (closest,)
+
+
+def test_nothing_is_near_a_name_like_no_other() -> None:
+    assert nearest("zzz", legal_keys(RunConfig)) == ()

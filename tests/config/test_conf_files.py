@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rollpacker.config.compose import compose, compose_score
+from rollpacker.config.keys import default_tree, legal_keys
+from rollpacker.config.roots import SCORE, TRAIN, conf_dir, groups, option_summary
+from rollpacker.config.schema import RunConfig
+
+INPUTS = ["model.path=model", "data.path=prompts.jsonl"]
+FILES = sorted(conf_dir().rglob("*.yaml"))
+OPTIONS = [(group.name, option) for group in groups(TRAIN).values() for option in group.options]
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            leaves |= _leaves(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)
+def test_every_option_of_every_group_composes(group: str, option: str) -> None:
+    config = compose([*INPUTS, f"{group}={option}"])
+    section = getattr(config, group, None)
+    assert getattr(section, "name", option) == option
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)
+def test_every_key_of_an_option_is_legal_and_repeats_no_default(group: str, option: str) -> None:
+    content = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text()) or {}
+    content.pop("defaults", None)
+    keys = legal_keys(RunConfig)
+    for name, value in _leaves(content, "" if group == "experiment" else f"{group}.").items():
+        assert name in keys
+        is_repetition_meant = name == f"{group}.name" or group == "experiment"  # an experiment pins what it needs
+        assert is_repetition_meant or value != keys[name].default, f"{name} repeats the schema's default"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(conf_dir())))
+def test_every_file_begins_with_a_comment_that_says_what_it_is(file: Path) -> None:
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("# @package")]
+    assert lines[0].startswith("# ")
+    assert len(lines[0]) > len("# something")
+
+
+def test_every_folder_of_conf_is_a_group_and_every_default_is_an_option() -> None:
+    known = groups(TRAIN)
+    assert set(known) == {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    for group in (known | groups(SCORE)).values():
+        assert group.default is None or group.default in group.options
+
+
+def test_the_summary_of_an_option_is_the_first_sentence_of_its_file() -> None:
+    assert option_summary("reward", "walk") == "The demo's own checker of worked-out arithmetic."
+
+
+def test_without_a_word_the_run_is_the_schemas_defaults_and_tail_batching() -> None:
+    config = compose(INPUTS)
+    defaults = default_tree(RunConfig)
+    defaults["model"]["path"], defaults["data"]["path"] = "model", "prompts.jsonl"
+    defaults["run"]["dir"] = str(config.run.dir)
+    defaults["system"] |= {"name": "rollpacker", "batching": "tail"}
+    assert config == RunConfig.model_validate(defaults)
+
+
+def test_the_systems_differ_in_their_scheduling_only() -> None:
+    verl, rollpacker = (compose([*INPUTS, "run.dir=x", f"system={name}"]) for name in ("verl", "rollpacker"))
+    assert (verl.system.batching, verl.system.overlap_rewards) == ("plain", False)
+    assert (rollpacker.system.batching, rollpacker.system.overlap_rewards) == ("tail", True)
+    assert verl.model_copy(update={"system": rollpacker.system}) == rollpacker
+
+
+def test_a_score_needs_no_model() -> None:
+    config = compose_score(["data.path=p", "responses=r", "out=o", "reward=walk"])
+    assert config.reward.name == "walk"

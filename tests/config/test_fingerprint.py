@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.config.fingerprint import NOT_DEFINING, config_fingerprint, defining_values
+from rollpacker.config.keys import legal_keys, section_names
+from rollpacker.config.schema import RunConfig
+
+RUN = ["model.path=/m", "data.path=/p.jsonl", "run.dir=x"]
+
+
+def _fingerprint(*overrides: str) -> str:
+    return config_fingerprint(compose([*RUN, *overrides]))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.dir=y",
+        "run.resume=auto",
+        "run.num_steps=7",
+        "run.checkpoint_every_steps=1",
+        "run.progress=none",
+        "tracker.wandb=true",
+        "backend.num_cpus=64",
+        "backend.deadlines.train_s=5",
+        "engine.num_engines=4",
+        "engine.max_num_seqs=8",
+        "trainer.num_threads=4",
+        "trainer.resources.num_gpus=1",
+        "trainer.max_tokens_per_microbatch=100",
+        "reward.num_workers=4",
+    ],
+)
+def test_what_changes_only_the_place_or_the_speed_leaves_the_fingerprint(override: str) -> None:
+    assert _fingerprint(override) == _fingerprint()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.seed=1",
+        "run.num_epochs=1",
+        "model.path=/n",
+        "model.dtype=bfloat16",
+        "data.path=/q.jsonl",
+        "data.domain_weights.math=1",
+        "data.shuffle=false",
+        "rollout.temperature=0.9",
+        "system=verl",
+        "system.eta_responses=1.5",
+        "trainer.learning_rate=1e-5",
+        "trainer.lr_schedule=linear",
+        "reward=walk",
+        "reward.timeout_s=9",
+    ],
+)
+def test_what_changes_the_result_changes_the_fingerprint(override: str) -> None:
+    assert _fingerprint(override) != _fingerprint()
+
+
+def test_the_number_of_steps_counts_where_a_schedule_spans_them() -> None:
+    assert _fingerprint("trainer.lr_schedule=cosine", "run.num_steps=7") != _fingerprint("trainer.lr_schedule=cosine")
+
+
+def test_the_same_inputs_named_from_elsewhere_are_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    absolute = _fingerprint(f"model.path={tmp_path}/m", f"data.path={tmp_path}/p")
+    assert _fingerprint("model.path=m", "data.path=p") == absolute
+
+
+def test_what_is_left_out_exists_and_all_else_is_in() -> None:
+    keys = set(legal_keys(RunConfig))
+    assert set(NOT_DEFINING) <= keys | set(section_names(RunConfig))
+    config = compose([*RUN, "trainer.lr_schedule=linear", "data.domain_weights.math=1"])
+    left_out = {key for key in keys if any(key == name or key.startswith(f"{name}.") for name in NOT_DEFINING)}
+    assert set(defining_values(config)) == keys - left_out - {"data.domain_weights"} | {"data.domain_weights.math"}

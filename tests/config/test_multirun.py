@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rollpacker.config.multirun import compose_sweep, config_of_point, expand_sweep, run_sweep
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import ConfigError, StorageFailed
+
+INPUTS = ["model.path=model", "data.path=prompts.jsonl"]
+
+
+@pytest.fixture(autouse=True)
+def _workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Recorder:
+    """A task that remembers the points it was given, and fails where told."""
+
+    def __init__(self, failing_seeds: tuple[int, ...] = ()) -> None:
+        self.configs: list[RunConfig] = []
+        self._failing_seeds = failing_seeds
+
+    def __call__(self, composed: DictConfig) -> None:
+        config = config_of_point(composed)
+        self.configs.append(config)
+        if config.run.seed in self._failing_seeds:
+            raise StorageFailed(f"seed {config.run.seed}")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["system=verl,rollpacker", "run.seed=1,2"],
+        ["run.seed=range(0,3)"],
+        ["rollout.num_prompts=16", "system=glob(*)"],
+        ["run.dir=runs/${hydra:job.num}/${system.name}", "system=verl,rollpacker"],
+        ["run.dir='a b-${run.seed}'", "run.seed=0,1"],
+        ["data.domain_weights={math: 1}", "trainer.adam_betas=[0.9,0.99],[0.8,0.9]"],
+        ["experiment=demo"],
+        ["+data.domain_weights.math=1,2", "hydra.job.name=mine"],
+    ],
+    ids=" ".join,
+)
+def test_the_points_that_were_judged_are_the_points_that_hydra_runs(overrides: list[str]) -> None:
+    sweep = compose_sweep([*INPUTS, *overrides])
+    task = Recorder()
+    run_sweep(sweep, task)
+    assert tuple(task.configs) == sweep.configs
+
+
+def test_a_sweep_is_the_product_of_its_choices_in_order() -> None:
+    assert expand_sweep([*INPUTS, "system=verl,rollpacker", "run.seed=1,2"]) == [
+        [*INPUTS, f"system={system}", f"run.seed={seed}"] for system in ("verl", "rollpacker") for seed in (1, 2)
+    ]
+
+
+def test_every_point_gets_a_directory_of_its_own_in_one_dated_folder() -> None:
+    configs = compose_sweep([*INPUTS, "run.seed=0,1", "system=verl,rollpacker"]).configs
+    assert [config.run.dir.name for config in configs] == ["0-verl", "1-rollpacker", "2-verl", "3-rollpacker"]
+    assert len({config.run.dir.parent for config in configs}) == 1
+    assert configs[0].run.dir.parent.match("runs/20*")
+
+
+def test_hydra_writes_nothing_but_its_record_into_the_folder_that_the_points_share() -> None:
+    run_sweep(compose_sweep([*INPUTS, "run.dir=sweep/${system.name}", "system=verl,rollpacker"]), Recorder())
+    assert sorted(str(path) for path in Path().rglob("*")) == ["sweep", "sweep/multirun.yaml"]
+
+
+def test_judging_a_sweep_creates_nothing() -> None:
+    compose_sweep([*INPUTS, "run.seed=0,1"])
+    assert not list(Path().iterdir())
+
+
+def test_two_points_in_one_directory_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Points 0 and 1 .* run\.dir=x"):
+        compose_sweep([*INPUTS, "run.dir=x", "run.seed=0,1"])
+    with pytest.raises(ConfigError, match="both write into"):
+        compose_sweep([*INPUTS, "run.dir=x,./x"])
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("run.num_steps=1,0,0", "run.num_steps=0 is out of bounds"),
+        ("system=verl,rolpacker", "`rolpacker` is not an option"),
+        ("run.seeds=1,2", "`run.seeds` is not a key"),
+        ("run.seed=interval(0,1)", "no countable values"),
+    ],
+)
+def test_one_bad_point_refuses_the_sweep_and_is_said_once(override: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_sweep([*INPUTS, override])
+    assert str(caught.value).count(problem) == 1
+
+
+def test_a_failing_point_does_not_stop_the_others_and_is_raised_in_the_end() -> None:
+    task = Recorder(failing_seeds=(0, 1))
+    with pytest.raises(StorageFailed, match="seed 0"):
+        run_sweep(compose_sweep([*INPUTS, "run.seed=0,1,2"]), task)
+    assert [config.run.seed for config in task.configs] == [0, 1, 2]
