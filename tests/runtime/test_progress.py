@@ -103,10 +103,10 @@ def test_plain_lines_fit_into_80_columns_with_large_numbers_too() -> None:
         response_length_max_tokens=131_072,
         bubble_ratio=1.0,
         long_queue_length=12_345,
-        step_time_s=86_400.0,
+        step_time_s=9_999.9,
     )
     progress.step_finished(large)
-    assert written(console).splitlines()[-1].endswith("998d 00h")
+    assert written(console).splitlines()[-1].endswith("115d 12h")
     assert [len(line) for line in written(console).splitlines()[1:]] == [WIDTH, WIDTH]
 
 
