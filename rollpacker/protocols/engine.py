@@ -26,11 +26,13 @@ class EngineStats:
     num_generated_tokens: int
     """Total."""
     num_decode_steps: int
-    """Total forward passes."""
+    """Total forward passes that extended running sequences; those over prompts are not counted."""
     busy_slot_steps: int
-    """Total over forward passes of the decode slots in use."""
+    """Total over decode steps of the decode slots in use."""
     idle_slot_steps: int
-    """Total over forward passes of the decode slots that stood idle while the engine decoded; the bubble."""
+    """Total over decode steps of the decode slots that stood idle; the bubble. A step has as many slots as requests
+    were in flight at most since the engine was last empty, up to its limit: slots that no request ever asked for do
+    not count."""
     policy_version: int
 
 
