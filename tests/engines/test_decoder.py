@@ -33,9 +33,9 @@ ARCHITECTURES = ["qwen2", "llama", "gemma3", "gpt2", "bloom", "lfm2", "qwen3_nex
 def test_logprobs_are_those_of_a_forward_pass(architecture: str) -> None:
     reference, model = make_model(architecture), make_model(architecture)
     use_grouped_attention(model)
-    requests = mixed_requests(20)
-    ended = run_all(make_decoder(model, max_num_seqs=8), requests)
-    assert len(ended) == 20
+    requests = mixed_requests(14)
+    ended = run_all(make_decoder(model, max_num_seqs=6), requests)
+    assert len(ended) == 14
     for request in requests:
         generation = ended[request.request.prompt.key]
         expected = reference_logprobs(reference, request, generation.token_ids)
@@ -58,8 +58,8 @@ def test_a_model_whose_state_is_unknown_is_refused_at_once() -> None:
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3_next"])
 def test_a_samples_tokens_do_not_depend_on_the_batch_the_order_or_the_slots(architecture: str) -> None:
     model = make_model(architecture)
-    requests = mixed_requests(24)
-    together = run_all(make_decoder(model, max_num_seqs=24), requests)
+    requests = mixed_requests(12)
+    together = run_all(make_decoder(model, max_num_seqs=12), requests)
     in_turns = run_all(make_decoder(model, max_num_seqs=5), list(reversed(requests)))
     for request in requests:
         key = request.request.prompt.key
