@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollpacker.core.errors import ConfigError, InternalError, RollpackerError
+from rollpacker.core.errors import ConfigError, InternalError, RollpackerError, WorldError
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
@@ -75,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has left (`rollpacker --help | head`). Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        _show(WorldError(f"The operating system reports: {error}.", "", "Check the disk, its quota and permissions."))
+        return WorldError.exit_code
     except Exception as error:  # noqa: BLE001 - the process boundary: whatever was not foreseen is our bug
         import traceback
 

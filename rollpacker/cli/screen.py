@@ -14,9 +14,16 @@ from rich.text import Text
 from rollpacker.core.errors import InternalError, RollpackerError, UserError
 
 
+class _Output(Console):
+    """Leaves a reader who went away to the process boundary; rich would end the process with exit code 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def output() -> Console:
     """The console for results."""
-    return Console(highlight=False)
+    return _Output(highlight=False)
 
 
 def show_error(error: RollpackerError, *, title: str | None = None) -> None:

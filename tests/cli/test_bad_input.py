@@ -56,14 +56,13 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["train", "check"])
 @pytest.mark.parametrize("case", BAD_KEYS_AND_VALUES)
 def test_a_bad_key_or_value_ends_with_exit_code_2_a_remedy_and_nothing_created(
-    case: str, command: str, workdir: Path, capsys: pytest.CaptureFixture[str]
+    case: str, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides, expected = BAD_KEYS_AND_VALUES[case]
     before = tree_of(workdir)
-    assert main([command, *overrides]) == 2
+    assert main(["train", *overrides]) == 2
     message = capsys.readouterr().err
     assert "Traceback" not in message
     for part in expected:
@@ -179,6 +178,15 @@ def test_a_checkpoint_of_another_run_or_version_is_not_resumed(
 def test_a_run_directory_below_a_file_is_refused(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *RUN, "run.dir=prompts.jsonl/run"]) == 2
     assert "prompts.jsonl is a file" in capsys.readouterr().err
+
+
+def test_check_refuses_what_train_refuses(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for overrides in ([*RUN, "run.sed=1"], [*RUN, "rollout.num_prompts=41"], ["-m", *RUN, "rollout.num_prompts=8,41"]):
+        messages = []
+        for command in ("train", "check"):
+            assert main([command, *overrides]) == 2
+            messages.append(capsys.readouterr().err)
+        assert messages[0] == messages[1]
 
 
 def test_mistakes_in_keys_values_and_files_are_listed_together(

@@ -149,18 +149,19 @@ def test_score_prints_a_summary_and_writes_a_line_per_response(
     assert [(score["id"], score["reward"]) for score in scores] == [("p0", 1.0), ("p1", 0.0)]
 
 
-def test_a_full_disk_is_the_worlds_failure_and_exits_1(workdir: Path) -> None:
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["score", "data.path=prompts.jsonl", "responses=answers.jsonl", "out=s"],
+        ["train", *RUN, "run.dir=s", "run.progress=none"],
+        ["train", "-m", *RUN, "run.dir=s/${system.name}", "run.progress=none"],
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_the_worlds_failure_and_exits_1(argv: list[str], workdir: Path) -> None:
     (workdir / "answers.jsonl").write_text(json.dumps({"id": "p0", "response": r"\boxed{1}"}))
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "rollpacker.cli",
-            "score",
-            "data.path=prompts.jsonl",
-            "responses=answers.jsonl",
-            "out=s",
-        ],
+        [sys.executable, "-m", "rollpacker.cli", *argv],
         capture_output=True,
         text=True,
         check=False,
@@ -169,7 +170,8 @@ def test_a_full_disk_is_the_worlds_failure_and_exits_1(workdir: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("failed:\n")
-    assert not (workdir / "s").exists()
+    assert "Traceback" not in done.stderr
+    assert not any(path.is_file() and path.stat().st_size > 8 for path in workdir.glob("s/**/*"))
 
 
 def _write_log(run_dir: Path, *, is_honest: bool) -> None:
