@@ -139,5 +139,5 @@ def _has_formula(parsed: list[Any]) -> bool:
 def _words(parsed: list[Any]) -> set[str]:
     r"""Give the texts that are words, bare and in lower case: `\text{(A)}.` becomes `a`."""
     texts = (part for part in parsed if isinstance(part, str))
-    bare = (_TEXT_COMMAND.sub(r"\1", text).strip(" \t\n.,:;!()*$").casefold() for text in texts)
+    bare = (_TEXT_COMMAND.sub(r"\1", text).strip(" \t\n.,:;()$").casefold() for text in texts)
     return {text for text in bare if _WORD.fullmatch(text)}

@@ -77,6 +77,7 @@ def test_right_answers_in_many_forms_are_correct(ground_truth, response):
         ("A", "The answer is B."),
         ("3", r"\boxed{\frac{}{}}"),
         ("3", r"\boxed{3x}"),
+        ("n", r"\boxed{n!}"),
     ],
 )
 def test_wrong_answers_are_wrong(ground_truth, response):
