@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TOKENIZER_FILES = (
+COPIED_FILES = (
+    "generation_config.json",
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -33,20 +34,21 @@ TOKENIZER_FILES = (
     "*.model",
     "*.tiktoken",
 )
-"""What a tokenizer may consist of; copied as they are, so that no library version rewrites them."""
+"""Defaults of generation, and what a tokenizer may consist of: training changes none of them, so they are copied as
+they are. Writing them anew would refuse a `generation_config.json` that reading accepts with a warning."""
 
 
 def load_model(model_path: Path) -> torch.nn.Module:
     """Load in float32 for training without dropout; raises `ModelError` when the directory is not a causal model.
 
-    Dropout is off because the engines sample without it: with it the current policy would be another one.
+    Dropout is off because the engines sample without it: with it the current policy would be another one. Defaults of
+    generation are cleared, for a trainer never generates; `save_model` brings the original ones back.
     """
     try:
         with _quiet():
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 model_path,
                 dtype=torch.float32,
-                attn_implementation="sdpa",
                 local_files_only=True,
                 output_loading_info=True,
             )
@@ -56,6 +58,7 @@ def load_model(model_path: Path) -> torch.nn.Module:
     missing = sorted(report["missing_keys"])
     if missing:
         raise _unusable(model_path, f"{len(missing)} weights are missing, such as {missing[0]}")
+    _clear_generation_defaults(model)
     module: torch.nn.Module = model
     return module.eval()
 
@@ -68,10 +71,22 @@ def save_model(model: Any, model_path: Path, folder: Path) -> None:
     with storage_errors(folder):
         with _quiet(), _safetensors_errors_are_os_errors():
             model.save_pretrained(folder)
-        for pattern in TOKENIZER_FILES:
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        for pattern in COPIED_FILES:
             for source in sorted(model_path.glob(pattern)):
                 if source.is_file():
                     shutil.copyfile(source, folder / source.name)
+
+
+def _clear_generation_defaults(model: Any) -> None:
+    """Make the model savable: transformers reads contradicting or misplaced defaults and refuses to write them."""
+    defaults = transformers.GenerationConfig()
+    model.generation_config = defaults
+    own = type(model.config)().to_dict()
+    for name in defaults.to_dict():
+        # Old directories keep them in config.json, among the keys that make the architecture.
+        if name not in own and getattr(model.config, name, None) is not None:
+            setattr(model.config, name, None)
 
 
 @contextlib.contextmanager

@@ -316,6 +316,14 @@ async def test_a_batch_without_any_signal_is_still_an_update_of_the_optimizer(be
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+async def test_a_first_batch_without_any_signal_counts_as_an_update_too(bench):
+    trainer = bench.trainer(weight_decay=0.1)
+    before = await weights(trainer)
+    await step(trainer, bench, bench.groups([(1, 1), (0, 0)]))
+    after = await weights(trainer)
+    assert all(not torch.equal(before[name], after[name]) for name in before if before[name].any())
+
+
 async def test_foreign_tokens_are_refused_and_change_nothing(bench):
     groups = bench.groups(REWARDS)
     trainer, undisturbed = bench.trainer(), bench.trainer()

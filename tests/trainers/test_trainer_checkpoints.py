@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import resource
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,6 +98,35 @@ async def test_the_saved_model_is_a_complete_hugging_face_directory(bench, tmp_p
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(bench.model_path).chat_template
     original = (bench.model_path / "tokenizer.json").read_bytes()
     assert (tmp_path / "model" / "tokenizer.json").read_bytes() == original
+
+
+async def test_defaults_of_generation_that_contradict_each_other_do_not_lose_the_checkpoint(bench, tmp_path: Path):
+    """Transformers warns when it reads such a file, and refuses to write it."""
+    source = tmp_path / "source"
+    shutil.copytree(bench.model_path, source)
+    (source / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "eos_token_id": [1, 3]}')
+    await type(bench)(model_path=source).trainer().save(tmp_path)
+    saved = tmp_path / "model" / "generation_config.json"
+    assert saved.read_bytes() == (source / "generation_config.json").read_bytes()
+
+
+async def test_defaults_of_generation_in_an_old_config_do_not_lose_the_checkpoint(bench, tmp_path: Path):
+    source = tmp_path / "source"
+    shutil.copytree(bench.model_path, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "temperature": 0.6, "max_length": 33}))
+    trainer = type(bench)(model_path=source).trainer()
+    await trainer.save(tmp_path)
+    await trainer.load(tmp_path)
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["eos_token_id"] == 1
+
+
+async def test_without_defaults_of_generation_none_are_made_up(bench, tmp_path: Path):
+    source = tmp_path / "source"
+    shutil.copytree(bench.model_path, source)
+    (source / "generation_config.json").unlink()
+    await type(bench)(model_path=source).trainer().save(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config.eos_token_id == 1
 
 
 async def test_hyperparameters_come_from_the_configuration_not_from_the_checkpoint(bench, tmp_path: Path):
