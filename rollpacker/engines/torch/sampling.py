@@ -36,7 +36,7 @@ def sample(
     Args:
         logits_BV: Any floating type; all arithmetic is float32.
         temperatures_B: Divides the logits; None means 1 for every row.
-        uniforms_B: float32 in [0, 1).
+        uniforms_B: As `uniform_numbers` makes them.
 
     Returns:
         tokens_B (int64) and logprobs_B (float32), the latter under the distribution that was drawn from.
@@ -46,10 +46,8 @@ def sample(
         scaled_BV = scaled_BV / temperatures_B[:, None]
     logprobs_BV = scaled_BV.log_softmax(dim=-1)
     cumulative_BV = logprobs_BV.exp().cumsum(dim=-1)
-    total_B1 = cumulative_BV[:, -1:]
-    # rounding may lift a threshold to the total; strictly below it, a token of probability above 0 is always found
-    below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))
-    threshold_B1 = torch.minimum(uniforms_B[:, None] * total_B1, below_total_B1)
+    # a uniform is at most 1 - 2^-24, so the product rounds to below the total, and a token is always found
+    threshold_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
     tokens_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True)
     return tokens_B1[:, 0], logprobs_BV.gather(1, tokens_B1)[:, 0]
 
