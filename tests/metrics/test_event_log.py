@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.commands import Abort, BeginRound, Command, EndRun, Launch, RoundKind
@@ -50,12 +50,14 @@ def writer(path: Path) -> EventLogWriter:
     return EventLogWriter(path, SETTINGS, None)
 
 
+@settings(deadline=None)
 @given(event=st.from_type(Event))
 def test_every_event_survives_json(event: Event) -> None:
     codec: UnionCodec[Event] = UnionCodec(Event)
     assert repr(codec.decode(json.loads(json.dumps(codec.encode(event))))) == repr(event)
 
 
+@settings(deadline=None)
 @given(command=st.from_type(Command))
 def test_every_command_survives_json(command: Command) -> None:
     codec: UnionCodec[Command] = UnionCodec(Command)
@@ -122,6 +124,9 @@ def test_the_log_is_on_disk_after_a_flush_and_not_before(path: Path, writer: Eve
     assert len(read_event_log(path).records) == 0
     writer.flush()
     assert len(read_event_log(path).records) == 1
+    writer.append(FINISHED, 2.0, ())
+    writer.flush()
+    assert [record.now for record in read_event_log(path).records] == [1.0, 2.0]
     writer.close()
     writer.close()
 

@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.errors import DataError, InternalError, StorageFailed
@@ -158,7 +159,8 @@ def test_many_steps_become_few_files_with_the_same_content(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(orders=st.lists(st.one_of(st.just("write"), st.just("reopen"), st.integers(-1, 14)), max_size=30))
+@given(orders=st.lists(st.one_of(st.just("write"), st.just("reopen"), st.integers(-1, 14)), max_size=20))
+@example(orders=[*["write"] * 9, 1, "write", "write", "reopen", 0, "write"])  # cuts a merged part twice
 def test_after_any_steps_truncations_and_restarts_each_step_is_there_once(
     tmp_path_factory: pytest.TempPathFactory, merging_by_4: None, orders: list[str | int]
 ) -> None:
@@ -217,7 +219,38 @@ def test_a_reader_beside_a_busy_writer_always_sees_the_steps_from_0_on_without_g
     assert all(steps == list(range(len(steps))) for steps in seen)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.1])
+def test_steps_that_are_made_again_while_somebody_reads_are_read_from_one_attempt_only(
+    run_dir: Path, writer: MetricsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(3):
+        writer.write_step(step, make_rows(step, num_responses=1, mark="first"))
+    original = tables._in_current_schema
+
+    def resume_between_two_parts(*arguments: Any) -> pa.Table:
+        monkeypatch.setattr(tables, "_in_current_schema", original)
+        writer.truncate_after(-1)
+        for step in range(3):
+            writer.write_step(step, make_rows(step, num_responses=1, mark="second"))
+        return original(*arguments)
+
+    monkeypatch.setattr(tables, "_in_current_schema", resume_between_two_parts)
+    assert read_table(run_dir, "responses")["engine"].to_pylist() == ["second"] * 3
+
+
+def test_a_merge_under_way_does_not_bring_back_steps_that_were_taken_back(
+    run_dir: Path, writer: MetricsWriter, merging_by_4: None
+) -> None:
+    for step in range(4):
+        writer.write_step(step, make_rows(step, num_responses=1, mark="first"))
+    writer.truncate_after(1)
+    for step in range(2, 9):
+        writer.write_step(step, make_rows(step, num_responses=1, mark="second"))
+    writer.close()
+    assert steps_of(run_dir) == list(range(9))
+    assert read_table(run_dir, "responses")["engine"].to_pylist() == ["first"] * 2 + ["second"] * 7
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_a_killed_writer_leaves_whole_steps_and_the_next_one_goes_on(run_dir: Path, delay_s: float) -> None:
     script = f"""
     import sys
