@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollpacker import __version__
 from rollpacker.core.errors import ConfigError, InternalError, RollpackerError, WorldError
 
 EXIT_INTERRUPTED = 130
@@ -94,9 +95,7 @@ def _dispatch(argv: Sequence[str]) -> None:
 
         show_overview(COMMANDS)
     elif name in {"-V", "--version", "version"}:
-        from importlib.metadata import version
-
-        print(f"rollpacker {version('rollpacker')}")
+        print(f"rollpacker {__version__}")
     else:
         _run_command(_find(name), rest)
 

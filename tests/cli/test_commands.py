@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker import __version__
 from rollpacker.cli.main import COMMANDS, main
 from rollpacker.config.keys import legal_keys
 from rollpacker.config.roots import SCORE, TRAIN, groups
@@ -75,6 +76,10 @@ def test_the_help_of_a_command_names_every_option_of_every_group(
 
 def test_the_help_of_replay_says_what_it_takes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "rollpacker replay RUN" in _run(["replay", "--help"], capsys)
+
+
+def test_the_version_is_the_packages(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["--version"], capsys) == f"rollpacker {__version__}"
 
 
 def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
