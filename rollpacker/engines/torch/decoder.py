@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import sample, uniform_numbers
 from rollpacker.protocols.rollout import FinishReason
@@ -145,15 +145,13 @@ class Decoder:
                 "Drop longer prompts by data.max_prompt_tokens.",
             )
         if not request.temperature > 0:
-            raise ImpossibleEvent(
-                f"Request {request.request} has temperature {request.temperature}.", "It is above 0.", ""
-            )
+            raise ImpossibleEvent(f"Request {request.request} has temperature {request.temperature}.", "It is above 0.")
 
     def add(self, request: GenerationRequest, time_added: float | None = None) -> None:
         """Let a request wait for a slot."""
         self.check(request)
         if request.request in self._running or request.request in self._waiting:
-            raise ImpossibleEvent(f"Request {request.request} is in flight already.", "An id is used once.", "")
+            raise ImpossibleEvent(f"Request {request.request} is in flight already.", "An id is used once.")
         added = self._clock() if time_added is None else time_added
         self._waiting[request.request] = _Sequence(request=request, time_added=added)
         self._capacity = max(self._capacity, min(self._max_num_seqs, len(self._running) + len(self._waiting)))
@@ -278,9 +276,16 @@ class Decoder:
         if (rows["temperature"] != 1).any():
             temperatures_B = torch.from_numpy(rows["temperature"].copy()).to(self._device)
         drawn_B, drawn_logprobs_B = sample(logits_BV, temperatures_B, uniforms_B)
-        tokens_B = drawn_B.cpu().numpy()
+        tokens_B, logprobs_B = drawn_B.cpu().numpy(), drawn_logprobs_B.cpu().numpy()
+        if not np.isfinite(logprobs_B).all():
+            raise EngineFailed(
+                f"The model's logits for {self._sequence(rows['slot'][~np.isfinite(logprobs_B)][0]).request.request} "
+                "are not finite numbers.",
+                "",
+                "The policy has diverged: lower trainer.learning_rate or trainer.max_grad_norm.",
+            )
         self._token_ids[rows["slot"], rows["num_tokens"]] = tokens_B
-        self._logprobs[rows["slot"], rows["num_tokens"]] = drawn_logprobs_B.cpu().numpy()
+        self._logprobs[rows["slot"], rows["num_tokens"]] = logprobs_B
         rows["last_token"] = tokens_B
         rows["num_tokens"] += 1
         self.num_generated_tokens += len(rows)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, WeightSyncFailed
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError, WeightSyncFailed
 from rollpacker.engines.torch.decoder import Decoder, Generation
 from rollpacker.engines.torch.model_files import end_tokens, load_model
 from rollpacker.protocols.engine import EngineStats
@@ -168,7 +168,7 @@ class TorchEngine:
             if self._failure is not None:
                 raise self._failure
             if self._is_closing:
-                raise ImpossibleEvent(f"{self._engine} was called after it was closed.", "", "")
+                raise ImpossibleEvent(f"{self._engine} was called after it was closed.")
             self._orders.append(order)
             self._changed.notify()
 
@@ -181,7 +181,9 @@ class TorchEngine:
                 self._deliver(self._decoder.step())
             self._deliver(self._decoder.abort_all())
         except Exception as error:  # noqa: BLE001  # the thread's boundary: `collect` raises it
-            failure = EngineFailed(f"{self._engine} stopped generating: {type(error).__name__}: {error}", "", "")
+            is_ours = isinstance(error, RollpackerError)
+            what = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            failure = EngineFailed(f"{self._engine} stopped generating: {what}")
             failure.__cause__ = error
             self._end(failure)
         else:
@@ -250,7 +252,6 @@ class TorchEngine:
             for name, tensor in self._tensors.items():
                 tensor.copy_(payload[name])
         self._policy_version = weights.policy_version
-        self._decoder.release()  # its spare columns may hold what an old policy made infinite
         return checksum_of_tensors(self._tensors)
 
     def _free_memory(self) -> None:

@@ -39,7 +39,8 @@ def sample(
         uniforms_B: As `uniform_numbers` makes them.
 
     Returns:
-        tokens_B (int64) and logprobs_B (float32), the latter under the distribution that was drawn from.
+        tokens_B (int64) and logprobs_B (float32), the latter under the distribution that was drawn from. A row whose
+        logits are not all finite or minus infinity gets a log-probability that is not finite.
     """
     scaled_BV = logits_BV.float()
     if temperatures_B is not None:
@@ -49,6 +50,7 @@ def sample(
     # a uniform is at most 1 - 2^-24, so the product rounds to below the total, and a token is always found
     threshold_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
     tokens_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True)
+    tokens_B1.clamp_(max=logits_BV.shape[1] - 1)  # where logits are not numbers, nothing is found
     return tokens_B1[:, 0], logprobs_BV.gather(1, tokens_B1)[:, 0]
 
 
