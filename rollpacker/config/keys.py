@@ -96,14 +96,15 @@ def nearest(name: str, legal: Iterable[str], *, limit: int = 1) -> tuple[str, ..
     A dotted name is compared whole and by its last part, so that `num_steps` finds `run.num_steps`.
     """
 
-    def similarity(candidate: str) -> float:
+    def similarity(candidate: str) -> tuple[float, float]:
         whole = difflib.SequenceMatcher(a=name.lower(), b=candidate.lower()).ratio()
         leaf, candidate_leaf = name.rpartition(".")[2].lower(), candidate.rpartition(".")[2].lower()
         # A leaf in another section is a worse match than the same distance in the right one.
-        return max(whole, 0.9 * difflib.SequenceMatcher(a=leaf, b=candidate_leaf).ratio())
+        return max(whole, 0.9 * difflib.SequenceMatcher(a=leaf, b=candidate_leaf).ratio()), whole
 
-    ranked = sorted(((similarity(candidate), candidate) for candidate in legal), key=lambda pair: (-pair[0], pair[1]))
-    return tuple(candidate for score, candidate in ranked[:limit] if score >= NEAREST_CUTOFF)
+    scores = {candidate: similarity(candidate) for candidate in sorted(legal)}
+    ranked = sorted(scores, key=scores.__getitem__, reverse=True)
+    return tuple(candidate for candidate in ranked[:limit] if scores[candidate][0] >= NEAREST_CUTOFF)
 
 
 def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str) -> Iterable[Key]:

@@ -137,9 +137,14 @@ def select_fitting(
 
 
 def _load_tokenizer(model_path: Path) -> Any:
-    from transformers import AutoTokenizer
-
+    """Load a tokenizer by its `tokenizer.json` where there is one: AutoTokenizer would import torch, for seconds."""
     try:
+        if (model_path / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(str(model_path), local_files_only=True)
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ModelError(

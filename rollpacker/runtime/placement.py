@@ -1,4 +1,4 @@
-"""Which actors a run has, what each reserves, and how they all start together or not at all.
+"""How the planned actors of a run take their places: all together or not at all.
 
 All reservations are one placement group, so that a cluster too small fails at once and as a whole, instead of
 leaving the last actor waiting for resources that never come.
@@ -7,8 +7,6 @@ leaving the last actor waiting for resources that never come.
 from __future__ import annotations
 
 import asyncio
-import math
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,68 +15,11 @@ from pathlib import Path
 from ray.util import placement_group
 
 from rollpacker.config.schema import ActorResources, RunConfig
-from rollpacker.core.errors import ConfigError, RollpackerError
+from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.runtime.actors import RemoteEngine, RemoteReward, RemoteTrainer, Seat
+from rollpacker.runtime.planning import planned_actors
 from rollpacker.runtime.watchdog import Watchdog
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedActor:
-    """One actor and what it reserves."""
-
-    name: str
-    role: str
-    resources: ActorResources
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSize:
-    """What Ray is told that this machine has."""
-
-    num_cpus: int
-    num_gpus: int
-
-
-def planned_actors(config: RunConfig) -> list[PlannedActor]:
-    """Every actor of the run, in the order in which they start."""
-    engines = [
-        PlannedActor(name=f"engine-{index}", role="engine", resources=config.engine.resources)
-        for index in range(config.engine.num_engines)
-    ]
-    trainer = PlannedActor(name="trainer", role="trainer", resources=config.trainer.resources)
-    reward = PlannedActor(name="reward", role="reward", resources=config.reward.resources)
-    return [*engines, trainer, reward]
-
-
-def usable_cpus() -> int:
-    """Cores that this process may use, which on a shared node is less than the machine has."""
-    return len(os.sched_getaffinity(0))
-
-
-def visible_gpus() -> int:
-    """GPUs that CUDA_VISIBLE_DEVICES names."""
-    return sum(1 for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip())
-
-
-def cluster_size(config: RunConfig) -> ClusterSize:
-    """Size the local Ray; raises `ConfigError` when the actors reserve more than there is.
-
-    Cores may be shared, since engines and trainer take turns; GPUs may not.
-    """
-    actors = planned_actors(config)
-    cpus_reserved = sum(actor.resources.num_cpus for actor in actors)
-    gpus_reserved = sum(actor.resources.num_gpus for actor in actors)
-    given = config.backend
-    num_cpus = max(usable_cpus(), math.ceil(cpus_reserved)) if given.num_cpus is None else given.num_cpus
-    num_gpus = visible_gpus() if given.num_gpus is None else given.num_gpus
-    if cpus_reserved > num_cpus or gpus_reserved > num_gpus:
-        raise ConfigError(
-            f"The actors reserve {cpus_reserved:g} CPUs and {gpus_reserved:g} GPUs.",
-            f"The backend offers {num_cpus} CPUs and {num_gpus} GPUs.",
-            "Lower engine.num_engines or the resources of engine, trainer or reward, or raise backend.num_cpus.",
-        )
-    return ClusterSize(num_cpus=num_cpus, num_gpus=num_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

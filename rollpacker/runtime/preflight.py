@@ -27,6 +27,7 @@ from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
 from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
 from rollpacker.runtime.planning import ClusterSize, cluster_size, scheduler_settings
+from rollpacker.runtime.trackers import check_trackers
 
 Found = TypeVar("Found")
 
@@ -78,6 +79,7 @@ def judge(config: RunConfig) -> Outlook:
     cluster = look(lambda: cluster_size(config))
     finished_steps = look(lambda: _finished_steps(config))
     look(lambda: _check_run_dir(config.run.dir))
+    look(lambda: check_trackers(config.tracker))
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None

@@ -137,7 +137,7 @@ def _authenticate(token_file: Path | None) -> None:
     Ray keeps what it once read of these variables, so it is told to read them again; there is no public call for it
     (Ray 2.60: `ray._private.authentication_test_utils` does the same).
     """
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # its stub lacks both
 
     if token_file is None:
         os.environ.pop("RAY_AUTH_MODE", None)

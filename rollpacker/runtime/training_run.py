@@ -7,24 +7,23 @@ an orderly end.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
 from rollpacker.config.fingerprint import config_fingerprint
-from rollpacker.config.schema import RunConfig, exact
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.order import PromptOrder
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer, select_fitting
-from rollpacker.metrics.event_log import EventLogWriter
+from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_paths
 from rollpacker.metrics.files import storage_errors
 from rollpacker.metrics.tables import MetricsWriter
 from rollpacker.protocols.engine import EngineStats
@@ -40,7 +39,8 @@ from rollpacker.runtime.checkpoints import (
 )
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.driver import Driver
-from rollpacker.runtime.placement import cluster_size, start_actors
+from rollpacker.runtime.placement import start_actors
+from rollpacker.runtime.planning import cluster_size, scheduler_settings
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.ray_cluster import RayCluster
 from rollpacker.runtime.recorder import StepRecorder
@@ -158,6 +158,7 @@ class TrainingRun:
         if num_finished_steps == self._last_checkpoint:
             return
         self._progress.stage("checkpoint")
+        self._metrics.make_durable()
         meta = CheckpointMeta(
             schema_version=SCHEMA_VERSION,
             run_id=self._identity.run_id,
@@ -214,30 +215,20 @@ async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[Traini
     checkpoint = checkpoints.latest() if config.run.resume == "auto" else None
     first_step = checkpoint.meta.step if checkpoint else 0
     clock = RunClock(checkpoint.meta.elapsed_s if checkpoint else 0.0)
-    attempt = sum(1 for _ in (run_dir / "events").glob("attempt-*.jsonl"))
+    attempt = len(attempt_paths(run_dir))
     logs = run_dir / "logs" / f"attempt-{attempt:03d}"
     watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
 
-    progress.stage("reading prompts")
-    prompts = _tokenized_prompts(config, progress)
-    order = _prompt_order(config, prompts)
-    settings = scheduler_settings(config, prompts.values())
-    if checkpoint:
-        order.restore(checkpoint.order)
-    scheduler = Scheduler.restore(settings, checkpoint.scheduler) if checkpoint else Scheduler(settings)
-    metrics = MetricsWriter(run_dir / "metrics")
-    metrics.truncate_after(first_step - 1)
-
+    checkpoint_scheduler = checkpoint.scheduler if checkpoint else None
     async with AsyncExitStack() as stack:
-        event_log = EventLogWriter(
-            run_dir / "events" / f"attempt-{attempt:03d}.jsonl",
-            settings,
-            checkpoint.scheduler if checkpoint else None,
-        )
-        stack.callback(event_log.close)
+        metrics = MetricsWriter(run_dir / "metrics")
+        stack.callback(metrics.close)
+        metrics.truncate_after(first_step - 1)
         trackers = make_trackers(config.tracker, run_dir, identity.run_id, config.model_dump(mode="json"))
         stack.callback(trackers.close)
-        progress.stage("starting Ray")
+
+        progress.stage("reading prompts and starting Ray")
+        reading = asyncio.create_task(asyncio.to_thread(_tokenized_prompts, config))
         size = cluster_size(config)
         await stack.enter_async_context(
             RayCluster(
@@ -248,6 +239,19 @@ async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[Traini
                 start_deadline_s=deadlines.start_s,
             )
         )
+        prompts, num_dropped = await reading
+        if num_dropped:
+            limit = config.data.max_prompt_tokens
+            progress.note(f"Dropped {num_dropped} prompts of more than data.max_prompt_tokens={limit} tokens.")
+        order = _prompt_order(config, prompts)
+        settings = scheduler_settings(config, Counter(prompt.prompt.domain for prompt in prompts.values()))
+        scheduler = Scheduler(settings)
+        if checkpoint:
+            order.restore(checkpoint.order)
+            scheduler = Scheduler.restore(settings, checkpoint.scheduler)
+        event_log = EventLogWriter(attempt_path(run_dir, attempt), settings, checkpoint_scheduler)
+        stack.callback(event_log.close)
+
         watchdog.start()
         stack.push_async_callback(watchdog.stop)
         progress.stage("starting engines, trainer and reward")
@@ -294,30 +298,12 @@ async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[Traini
         await actors.close(deadlines.stop_s)
 
 
-def scheduler_settings(config: RunConfig, prompts: Iterable[TokenizedPrompt]) -> SchedulerSettings:
-    """What the scheduler is told; without `data.domain_weights` every domain has its share of the file."""
-    shares = Counter(prompt.prompt.domain for prompt in prompts)
-    weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
-        domain: Fraction(count) for domain, count in shares.items()
-    }
-    return SchedulerSettings(
-        batching=config.system.batching,
-        num_prompts=config.rollout.num_prompts,
-        num_responses=config.rollout.num_responses,
-        eta_prompts=exact(config.system.eta_prompts),
-        eta_responses=exact(config.system.eta_responses),
-        overlap_rewards=config.system.overlap_rewards,
-        domain_weights=tuple(weights.items()),
-    )
-
-
-def _tokenized_prompts(config: RunConfig, progress: Progress) -> dict[str, TokenizedPrompt]:
+def _tokenized_prompts(config: RunConfig) -> tuple[dict[str, TokenizedPrompt], int]:
+    """Read and tokenize the prompts; also gives how many were too long."""
     tokenizer = PromptTokenizer(config.model.path)
-    limit = config.data.max_prompt_tokens
-    fitting, num_dropped = select_fitting(load_prompts(config.data.path), tokenizer, limit)
-    if num_dropped:
-        progress.note(f"Dropped {num_dropped} prompts of more than data.max_prompt_tokens={limit} tokens.")
-    return {prompt.key: TokenizedPrompt(prompt=prompt, token_ids=token_ids) for prompt, token_ids in fitting}
+    fitting, num_dropped = select_fitting(load_prompts(config.data.path), tokenizer, config.data.max_prompt_tokens)
+    prompts = {prompt.key: TokenizedPrompt(prompt=prompt, token_ids=token_ids) for prompt, token_ids in fitting}
+    return prompts, num_dropped
 
 
 def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:

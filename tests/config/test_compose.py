@@ -133,6 +133,7 @@ def test_a_key_says_in_words_what_it_takes(key: str, legal: str) -> None:
     ("name", "closest"),
     [
         ("run.sed", "run.seed"),
+        ("modle.path", "model.path"),
         ("seed", "run.seed"),
         ("rollout.num_step", "run.num_steps"),
         ("trainer.lr_shedule", "trainer.lr_schedule"),

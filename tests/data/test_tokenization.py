@@ -1,10 +1,14 @@
 # ruff: noqa: S106 these tokens are no passwords
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from rollpacker.core.errors import DataError, ModelError
 from rollpacker.core.ids import Domain
@@ -116,3 +120,18 @@ def test_a_damaged_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{broken")
     with pytest.raises(ModelError, match="cannot be loaded"):
         PromptTokenizer(tmp_path)
+
+
+def test_a_tokenizer_file_is_read_as_transformers_would_but_without_torch(tmp_path):
+    save_tokenizer(tmp_path, eos_token="</s>", chat_template=TEMPLATE)
+    program = (
+        "import sys; from pathlib import Path; from rollpacker.data.tokenization import PromptTokenizer;"
+        f"print(PromptTokenizer(Path({str(tmp_path)!r})).decode([4, 5]), 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "one two False\n"
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    prompt = chat(("system", "one"), ("user", "two"))
+    ids = theirs.apply_chat_template(list(prompt.messages), add_generation_prompt=True)["input_ids"]
+    assert PromptTokenizer(tmp_path).encode(prompt).tolist() == ids
+    assert PromptTokenizer(tmp_path).encode(plain("one two")).tolist() == theirs("one two")["input_ids"]

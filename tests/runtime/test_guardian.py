@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-import rollpacker.runtime.guardian as guardian
+from rollpacker.runtime import guardian
 
 GUARDIAN = guardian.__file__
 
