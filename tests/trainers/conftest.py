@@ -44,6 +44,7 @@ def _config(num_layers: int) -> Qwen2Config:
         max_position_embeddings=64,
         tie_word_embeddings=True,
         initializer_range=0.3,
+        attention_dropout=0.5,  # Engines sample without dropout, so a trainer that applies it is found out.
         eos_token_id=1,
         pad_token_id=0,
     )

@@ -236,7 +236,13 @@ async def test_with_two_minibatches_the_ratio_leaves_one_and_clipping_engages(be
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.5])
 async def test_each_minibatch_is_one_ppo_update_against_the_policy_before_the_step(bench, kl_coefficient):
     groups = bench.groups(REWARDS)
-    trainer = bench.trainer(num_minibatches=2, learning_rate=0.01, kl_coefficient=kl_coefficient, max_grad_norm=0.5)
+    trainer = bench.trainer(
+        num_minibatches=2,
+        learning_rate=0.01,
+        kl_coefficient=kl_coefficient,
+        max_grad_norm=0.5,
+        loss_normalisation="token_bound",
+    )
     metrics = await step(trainer, bench, groups, split=(1, 4))
     model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
     before = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
@@ -253,7 +259,7 @@ async def test_each_minibatch_is_one_ppo_update_against_the_policy_before_the_st
                 gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
                 num_clipped += int((gain != ratio * advantage).sum())
                 k3 = (-(current - proximal)).exp() - 1 + (current - proximal)
-                loss = loss + (-gain + kl_coefficient * k3).mean() / 12
+                loss = loss + (-gain + kl_coefficient * k3).sum() / (12 * 16)
         optimizer.zero_grad()
         loss.backward()
         losses.append(loss.item())
@@ -261,6 +267,7 @@ async def test_each_minibatch_is_one_ppo_update_against_the_policy_before_the_st
         optimizer.step()
     assert num_clipped > 0
     assert metrics.clip_fraction == pytest.approx(num_clipped / metrics.num_tokens)
+    assert abs(losses[0]) > 1e-3
     assert metrics.loss == pytest.approx(sum(losses) / 2, abs=1e-5)
     assert metrics.grad_norm == pytest.approx(sum(norms) / 2, rel=1e-3)
     for name, parameter in model.named_parameters():
@@ -395,9 +402,13 @@ async def test_gradient_clipping_bounds_the_update_and_reports_the_norm_before(b
 async def test_the_learning_rate_follows_the_pipeline_step_not_the_number_of_updates(bench):
     groups = bench.groups(REWARDS)
     trainer = bench.trainer(learning_rate=1.0, lr_schedule="linear", num_minibatches=2, num_steps=4)
+    before = await weights(trainer)
     await trainer.begin_step(bench.shape(groups, step=3))
     await trainer.accumulate(groups)
     assert (await trainer.finish_step()).learning_rate == pytest.approx(0.25)
+    # AdamW moves a weight by at most about its rate, in each of the two updates.
+    moved = max((tensor - before[name]).abs().max().item() for name, tensor in (await weights(trainer)).items())
+    assert 0.25 < moved < 0.6
 
 
 async def test_exported_weights_have_version_and_checksum_and_are_not_changed_by_later_updates(bench):
@@ -433,7 +444,10 @@ async def test_bfloat16_exports_bfloat16_while_updates_add_up_in_float32(bench):
     master = trainer._parameters[name].detach().clone()
     first = (await weights(trainer))[name]
     assert first.dtype == torch.bfloat16
+    dtypes: set[torch.dtype] = set()
+    trainer._model.register_forward_hook(lambda *call: dtypes.add(call[-1].logits.dtype))
     metrics = await step(trainer, bench, groups)
+    assert dtypes == {torch.bfloat16}
     assert metrics.logprob_mismatch_max < 0.3  # Autocast against float32 log-probabilities.
     moved = (trainer._parameters[name].detach() - master).abs()
     assert 0 < moved.max().item() < 1e-4
