@@ -1,8 +1,9 @@
 """The RL loop on one screen: roll out, learn, publish, record. Read this first.
 
 What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`); who generates,
-judges and learns is the configuration's (`rollpacker.runtime.training_run` opens them). What is left is the order of
-a synchronous, strictly on-policy step: every trained token comes from the policy that the step began with.
+judges and learns is the configuration's: a backend brings them, and `rollpacker.runtime.training_run` opens the run.
+What is left is the order of a synchronous, strictly on-policy step: every trained token comes from the policy that the
+step began with.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rollpacker.runtime.training_run import open_run
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.protocols.backend import Backend
 
 
 def run(config: RunConfig) -> None:
@@ -24,14 +26,16 @@ def run(config: RunConfig) -> None:
         RollpackerError: Why the run could not start or go on; everything it had started has ended.
         KeyboardInterrupt: Ctrl-C or SIGTERM; likewise.
     """
-    asyncio.run(_train(config))
+    match config.backend.name:
+        case "ray":
+            from rollpacker.runtime.ray_backend import RayBackend
+
+            asyncio.run(_train(config, RayBackend(config)))
 
 
-async def _train(config: RunConfig) -> None:
-    loop, this_task = asyncio.get_running_loop(), asyncio.current_task()
-    assert this_task is not None
-    loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-    async with open_run(config) as run:
+async def _train(config: RunConfig, backend: Backend) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+    async with open_run(config, backend) as run:
         num_finished = config.run.num_steps
         for step in run.remaining_steps():
             recorder = run.recorder(step)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 
 
 class RunClock:
-    """A monotonic clock that starts where the last checkpoint stopped."""
+    """The running event loop's clock, started where the last checkpoint stopped; a virtual loop gives virtual time."""
 
     def __init__(self, already_elapsed_s: float = 0.0) -> None:
-        self._zero = time.monotonic() - already_elapsed_s
+        self._time = asyncio.get_running_loop().time
+        self._zero = self._time() - already_elapsed_s
 
     def now(self) -> float:
-        return time.monotonic() - self._zero
+        return self._time() - self._zero

@@ -10,16 +10,15 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from ray.util import placement_group
 
 from rollpacker.config.schema import ActorResources, RunConfig
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
+from rollpacker.protocols.backend import Surroundings
 from rollpacker.runtime.actors import RemoteEngine, RemoteReward, RemoteTrainer, Seat
 from rollpacker.runtime.planning import planned_actors
-from rollpacker.runtime.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +40,16 @@ class Actors:
                 await asyncio.gather(*closings, return_exceptions=True)
 
 
-async def start_actors(config: RunConfig, logs: Path, watchdog: Watchdog) -> Actors:
+async def start_actors(config: RunConfig, surroundings: Surroundings) -> Actors:
     """Start every actor side by side; when this returns, models are loaded."""
     planned = planned_actors(config)
     group = placement_group([_bundle(actor.resources) for actor in planned], strategy="PACK")
     deadline_s = config.backend.deadlines.start_s
-    await watchdog.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
+    await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
     seats = {
-        actor.name: Seat(group=group, index=index, resources=actor.resources, log=logs / f"{actor.name}.log")
+        actor.name: Seat(
+            group=group, index=index, resources=actor.resources, log=surroundings.logs / f"{actor.name}.log"
+        )
         for index, actor in enumerate(planned)
     }
     engine_ids = [EngineId(actor.name) for actor in planned if actor.role == "engine"]
@@ -58,9 +59,9 @@ async def start_actors(config: RunConfig, logs: Path, watchdog: Watchdog) -> Act
         reward=RemoteReward(seats["reward"]),
     )
     for actor in actors.all():
-        watchdog.add_witness(actor.name, actor.stacks)
+        surroundings.add_witness(actor.name, actor.stacks)
     starts = asyncio.gather(*(actor.start(config) for actor in actors.all()))
-    await watchdog.within(deadline_s, "engines, trainer and reward to start", starts)
+    await surroundings.within(deadline_s, "engines, trainer and reward to start", starts)
     return actors
 
 

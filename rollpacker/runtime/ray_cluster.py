@@ -81,6 +81,7 @@ class RayCluster:
         command += ["--num-cpus", str(self._num_cpus), "--num-gpus", str(self._num_gpus)]
         command += ["--object-store-memory", str(self._object_store_mb * _MEBIBYTE), "--include-dashboard", "false"]
         command += ["--dashboard-agent-listen-port", "0", "--temp-dir", str(temp_dir / "ray"), "--log-style", "record"]
+        command += ["--no-monitor", "--include-log-monitor", "false"]  # no autoscaling; actors write logs of their own
         guardian = str(Path(__file__).with_name("guardian.py"))
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:

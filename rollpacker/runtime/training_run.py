@@ -1,13 +1,11 @@
 """One attempt of one run: everything that the pipeline works with, opened together and closed together.
 
-Opening order: files (cheap, and most mistakes show there), Ray, actors, then the newest checkpoint. Closing undoes it
-in any case; what the actors still hold is ended with Ray's session (see `guardian.py`), so an error never waits for
-an orderly end.
+Opening order: the run's folder (cheap, and most mistakes show there), the backend's workers, the newest checkpoint, the
+first weights. Closing undoes it in any case.
 """
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
@@ -21,11 +19,10 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
-from rollpacker.data.prompts import load_prompts
-from rollpacker.data.tokenization import PromptTokenizer, select_fitting
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_paths
 from rollpacker.metrics.files import storage_errors
 from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.protocols.backend import Backend, Surroundings
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
@@ -39,10 +36,8 @@ from rollpacker.runtime.checkpoints import (
 )
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.driver import Driver
-from rollpacker.runtime.placement import start_actors
-from rollpacker.runtime.planning import cluster_size, scheduler_settings
+from rollpacker.runtime.planning import scheduler_settings
 from rollpacker.runtime.progress import Progress, make_progress
-from rollpacker.runtime.ray_cluster import RayCluster
 from rollpacker.runtime.recorder import StepRecorder
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.trackers import Tracker, make_trackers
@@ -72,6 +67,7 @@ class TrainingRun:
         metrics: MetricsWriter,
         event_log: EventLogWriter,
         checkpoints: CheckpointStore,
+        is_modelled: bool,
     ) -> None:
         self.config = config
         self._identity = identity
@@ -88,6 +84,7 @@ class TrainingRun:
         self._metrics = metrics
         self._event_log = event_log
         self._checkpoints = checkpoints
+        self._is_modelled = is_modelled
         self._deadlines = config.backend.deadlines
         self._policy_version = 0
         self._engine_stats: Mapping[EngineId, EngineStats] = {}
@@ -99,7 +96,11 @@ class TrainingRun:
 
     def recorder(self, step: int) -> StepRecorder:
         return StepRecorder(
-            step=step, system=self.config.system.name, attempt=self._attempt, clock=self._clock, is_modelled=False
+            step=step,
+            system=self.config.system.name,
+            attempt=self._attempt,
+            clock=self._clock,
+            is_modelled=self._is_modelled,
         )
 
     async def roll_out(self, step: int) -> RoundRecord | None:
@@ -193,13 +194,13 @@ class TrainingRun:
 
 
 @asynccontextmanager
-async def open_run(config: RunConfig) -> AsyncIterator[TrainingRun]:
+async def open_run(config: RunConfig, backend: Backend) -> AsyncIterator[TrainingRun]:
     """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
     progress = make_progress(config.run.progress)
     progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
     try:
         with _only_process_in(config.run.dir):
-            async with _opened(config, progress) as run:
+            async with _opened(config, backend, progress) as run:
                 yield run
     except BaseException as error:
         progress.fail(error)
@@ -208,7 +209,7 @@ async def open_run(config: RunConfig) -> AsyncIterator[TrainingRun]:
 
 
 @asynccontextmanager
-async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[TrainingRun]:
+async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> AsyncIterator[TrainingRun]:
     run_dir, deadlines = config.run.dir, config.backend.deadlines
     identity = identify_run(run_dir, config_fingerprint(config))
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
@@ -218,8 +219,6 @@ async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[Traini
     attempt = len(attempt_paths(run_dir))
     logs = run_dir / "logs" / f"attempt-{attempt:03d}"
     watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
-
-    checkpoint_scheduler = checkpoint.scheduler if checkpoint else None
     async with AsyncExitStack() as stack:
         metrics = MetricsWriter(run_dir / "metrics")
         stack.callback(metrics.close)
@@ -227,41 +226,36 @@ async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[Traini
         trackers = make_trackers(config.tracker, run_dir, identity.run_id, config.model_dump(mode="json"))
         stack.callback(trackers.close)
 
-        progress.stage("reading prompts and starting Ray")
-        reading = asyncio.create_task(asyncio.to_thread(_tokenized_prompts, config))
-        size = cluster_size(config)
-        await stack.enter_async_context(
-            RayCluster(
-                num_cpus=size.num_cpus,
-                num_gpus=size.num_gpus,
-                object_store_mb=config.backend.object_store_mb,
-                log=logs / "ray.log",
-                start_deadline_s=deadlines.start_s,
+        watchdog.start()
+        stack.push_async_callback(watchdog.stop)
+        workers = await stack.enter_async_context(
+            backend.open(
+                Surroundings(
+                    logs=logs,
+                    stage=progress.stage,
+                    note=progress.note,
+                    within=watchdog.within,
+                    add_witness=watchdog.add_witness,
+                )
             )
         )
-        prompts, num_dropped = await reading
-        if num_dropped:
-            limit = config.data.max_prompt_tokens
-            progress.note(f"Dropped {num_dropped} prompts of more than data.max_prompt_tokens={limit} tokens.")
-        order = _prompt_order(config, prompts)
-        settings = scheduler_settings(config, Counter(prompt.prompt.domain for prompt in prompts.values()))
+        order = _prompt_order(config, workers.prompts)
+        settings = scheduler_settings(config, Counter(prompt.prompt.domain for prompt in workers.prompts.values()))
         scheduler = Scheduler(settings)
         if checkpoint:
             order.restore(checkpoint.order)
             scheduler = Scheduler.restore(settings, checkpoint.scheduler)
-        event_log = EventLogWriter(attempt_path(run_dir, attempt), settings, checkpoint_scheduler)
+        event_log = EventLogWriter(
+            attempt_path(run_dir, attempt), settings, checkpoint.scheduler if checkpoint else None
+        )
         stack.callback(event_log.close)
 
-        watchdog.start()
-        stack.push_async_callback(watchdog.stop)
-        progress.stage("starting engines, trainer and reward")
-        actors = await start_actors(config, logs, watchdog)
         driver = Driver(
             scheduler=scheduler,
             order=order,
-            prompts=prompts,
-            engines=actors.engines,
-            reward=actors.reward,
+            prompts=workers.prompts,
+            engines=workers.engines,
+            reward=workers.reward,
             rollout=config.rollout,
             deadlines=deadlines,
             seed=config.run.seed,
@@ -280,13 +274,14 @@ async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[Traini
             scheduler=scheduler,
             order=order,
             driver=driver,
-            trainer=actors.trainer,
+            trainer=workers.trainer,
             watchdog=watchdog,
             progress=progress,
             trackers=trackers,
             metrics=metrics,
             event_log=event_log,
             checkpoints=checkpoints,
+            is_modelled=backend.is_modelled,
         )
         if checkpoint:
             progress.note(f"Resuming after step {checkpoint.meta.step} of {checkpoint.folder}")
@@ -295,15 +290,6 @@ async def _opened(config: RunConfig, progress: Progress) -> AsyncIterator[Traini
         driver.start()
         stack.push_async_callback(driver.stop)
         yield run
-        await actors.close(deadlines.stop_s)
-
-
-def _tokenized_prompts(config: RunConfig) -> tuple[dict[str, TokenizedPrompt], int]:
-    """Read and tokenize the prompts; also gives how many were too long."""
-    tokenizer = PromptTokenizer(config.model.path)
-    fitting, num_dropped = select_fitting(load_prompts(config.data.path), tokenizer, config.data.max_prompt_tokens)
-    prompts = {prompt.key: TokenizedPrompt(prompt=prompt, token_ids=token_ids) for prompt, token_ids in fitting}
-    return prompts, num_dropped
 
 
 def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:

@@ -1,0 +1,63 @@
+"""Who generates, learns and judges: a backend brings the workers of a run, real or modelled.
+
+The driver and the pipeline above it work with any backend; which one is the configuration's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from rollpacker.core.ids import EngineId
+    from rollpacker.protocols.engine import Engine
+    from rollpacker.protocols.reward import RewardService
+    from rollpacker.protocols.rollout import TokenizedPrompt
+    from rollpacker.protocols.trainer import Trainer
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """What a backend brings, started; the engines hold no policy yet."""
+
+    prompts: Mapping[str, TokenizedPrompt]
+    """By key, in the order of the file; those that are too long are left out."""
+    engines: Mapping[EngineId, Engine]
+    trainer: Trainer
+    reward: RewardService
+
+
+class Within(Protocol):
+    """Awaits an answer for so many seconds, or ends the run with what was awaited."""
+
+    def __call__(self, deadline_s: float, what: str, answer: Awaitable[Answer], /) -> Awaitable[Answer]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a run offers to its backend."""
+
+    logs: Path
+    """A folder for the logs of this attempt; it need not exist yet."""
+    stage: Callable[[str], None]
+    """Names what the backend does now, for whoever follows the run."""
+    note: Callable[[str], None]
+    """Tells that person something."""
+    within: Within
+    add_witness: Callable[[str, Callable[[], Awaitable[str]]], None]
+    """Names a process and how to ask it for its stacks when a wait expires."""
+
+
+class Backend(Protocol):
+    """Brings the workers of one run, and ends them with it."""
+
+    is_modelled: bool
+    """True when times are computed by a model instead of measured."""
+
+    def open(self, surroundings: Surroundings) -> AbstractAsyncContextManager[Workers]:
+        """Start the workers; when the context ends, however it ends, nothing of them is left."""
