@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Makes or completes the environment in .venv. Takes what it is for: `demo`, or `test` for the demo and every tool.
+# Needs Python >= 3.11. Reads PYTHON (default python3). Versions are those of .ci/constraints.txt.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly UV_VERSION=0.13.8
+readonly PURPOSE="${1:?usage: .ci/install.sh demo|test}"
+readonly PYTHON="${PYTHON:-python3}"
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+
+fail() {
+    printf 'error: %s\n' "$@" >&2
+    exit 1
+}
+
+require_python() {
+    command -v "$PYTHON" >/dev/null || fail \
+        "there is no $PYTHON on this machine" \
+        "install Python 3.11 or newer (Debian, Ubuntu: apt-get install python3), or name one: make PYTHON=/path/to/python3"
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail \
+        "$PYTHON is $("$PYTHON" --version 2>&1)" \
+        "RollPacker needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11"
+}
+
+can_make_environments() { "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; }
+
+# Debian and Ubuntu ship Python without the module that makes environments.
+require_venv() {
+    can_make_environments && return
+    local package as_root=()
+    package="python$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
+    command -v apt-get >/dev/null || fail "$PYTHON cannot make environments" "install its venv and ensurepip modules"
+    if [[ $EUID -ne 0 ]]; then
+        command -v sudo >/dev/null || fail \
+            "$PYTHON cannot make environments, and neither root nor sudo is here to install what is missing" \
+            "ask an administrator for: apt-get install $package"
+        as_root=(sudo)
+    fi
+    say "installing $package, which $PYTHON needs to make environments"
+    "${as_root[@]}" apt-get update -qq || true # an old list may still know the package
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" || true
+    can_make_environments || fail "$PYTHON still cannot make environments" "install $package by hand, then try again"
+}
+
+# Where torch comes from: a folder of wheels that pip knows, else PyTorch's own index, which uv chooses by what the
+# machine has. Without this a machine without a GPU would get gigabytes of CUDA.
+torch_source() {
+    local folder
+    for folder in $(.venv/bin/pip config get global.find-links 2>/dev/null || true) ${PIP_FIND_LINKS:-}; do
+        if compgen -G "$folder/torch-*.whl" >/dev/null; then
+            printf '%s\n' --find-links "$folder"
+            return
+        fi
+    done
+    printf '%s\n' --torch-backend auto
+}
+
+if [[ ! -x .venv/bin/python ]]; then
+    require_python
+    require_venv
+    say "making the environment in .venv ($("$PYTHON" --version))"
+    "$PYTHON" -m venv .venv
+fi
+if [[ "$(.venv/bin/uv --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
+fi
+
+case "$PURPOSE" in
+    demo) what=(--editable .) ;;
+    test) what=(--editable '.[trackers]' --group test) ;;
+    *) fail "'$PURPOSE' is not something to install for" "usage: .ci/install.sh demo|test" ;;
+esac
+mapfile -t source < <(torch_source)
+say "installing what $PURPOSE needs, torch by ${source[*]}"
+.venv/bin/uv pip install --python .venv/bin/python --constraints .ci/constraints.txt "${source[@]}" "${what[@]}"

@@ -1,0 +1,57 @@
+# What a newcomer types. Everything lands in this folder: .venv/ (the environment) and runs/demo/ (what the demo makes).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+CHECKED := rollpacker analysis tests
+
+# More torch threads than cores make every test slower, and the tests start processes of their own.
+test lint types imports unit: export OMP_NUM_THREADS := 1
+
+.PHONY: help demo install test lint types imports unit format constraints clean
+
+help: ## show this
+	@echo "make TARGET, where TARGET is"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "PYTHON=/path/to/python3 chooses the Python (3.11 or newer) that a new environment is made from."
+
+demo: .venv/.demo ## install what the demo needs, train under both systems on this machine, draw table and figure
+	@$(BIN)/python -m rollpacker.demo
+
+install: .venv/.test ## install everything, the tools that test it too
+
+test: lint types imports unit ## install everything and run every check: lint, types, import contracts, tests
+
+lint: .venv/.test ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.test ## check types
+	$(BIN)/mypy
+
+imports: .venv/.test ## check who imports whom
+	$(BIN)/lint-imports
+
+unit: .venv/.test ## run the tests
+	$(BIN)/pytest
+
+format: .venv/.test ## rewrite the code in the house's format, and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+constraints: .venv/.demo ## choose new exact versions: rewrites .ci/constraints.txt
+	@bash .ci/constrain.sh
+
+clean: ## remove the environment, the demo's runs and all caches; other runs stay
+	rm -rf .venv runs/demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is newer than everything that decides what is installed, so a second run installs nothing.
+.venv/.demo .venv/.test: .venv/.%: pyproject.toml .ci/constraints.txt .ci/install.sh
+	@PYTHON="$(PYTHON)" bash .ci/install.sh $*
+	@touch $@
