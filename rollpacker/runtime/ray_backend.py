@@ -11,6 +11,7 @@ from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer, select_fitting
 from rollpacker.protocols.backend import Surroundings, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
+from rollpacker.runtime.blocking import in_daemon_thread
 from rollpacker.runtime.placement import start_actors
 from rollpacker.runtime.planning import cluster_size
 from rollpacker.runtime.ray_cluster import RayCluster
@@ -29,7 +30,7 @@ class RayBackend:
         """Start Ray while the prompts are read, then the actors."""
         config, deadlines = self._config, self._config.backend.deadlines
         surroundings.stage("reading prompts and starting Ray")
-        reading = asyncio.create_task(asyncio.to_thread(_tokenized_prompts, config))
+        reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
         size = cluster_size(config)
         async with RayCluster(
             num_cpus=size.num_cpus,

@@ -6,7 +6,6 @@ bytes), no dashboard, no usage report, and a guardian that ends it all when this
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from rollpacker.core.errors import WorldError
+from rollpacker.runtime.blocking import in_daemon_thread
 
 _MEBIBYTE = 1 << 20
 _POLL_S = 0.05
@@ -43,7 +43,7 @@ class RayCluster:
 
     async def __aenter__(self) -> Self:
         try:
-            await asyncio.to_thread(self._start)
+            await in_daemon_thread(self._start)
         except BaseException:
             await self._stop()
             raise
@@ -121,14 +121,14 @@ class RayCluster:
         ray.init(address=f"127.0.0.1:{port}", logging_level="ERROR", log_to_driver=False)
 
     async def _stop(self) -> None:
-        if "ray" in sys.modules:
-            import ray
+        import ray
 
-            await asyncio.to_thread(ray.shutdown)
-            _authenticate(None)
+        if ray.is_initialized():  # not so while it still connects: that ends with the cluster
+            await in_daemon_thread(ray.shutdown)
+        _authenticate(None)
         if self._guardian is not None and self._guardian.stdin is not None:
             self._guardian.stdin.close()
-            await asyncio.to_thread(self._guardian.wait)
+            await in_daemon_thread(self._guardian.wait)
             self._guardian = None
 
 
