@@ -1,0 +1,102 @@
+"""A run started as a user starts it, and what can be seen of it from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+
+from rollpacker.metrics.tables import read_table
+
+MARK = "ROLLPACKER_TEST_RUN"
+
+
+class LaunchedRun:
+    """`rollpacker train` in a process of its own; every process that it starts carries its mark."""
+
+    def __init__(self, run_dir: Path, *overrides: str, logs: Path | None = None) -> None:
+        self.run_dir = run_dir
+        self.mark = uuid.uuid4().hex
+        self.log = (logs or run_dir.parent) / f"{self.mark[:6]}.log"
+        command = [sys.executable, "-m", "rollpacker.cli", "train", f"run.dir={run_dir}", "run.progress=plain"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *overrides],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout_s: float = 240) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"the run did not end:\n{self.output()}") from None
+
+    def wait_for_steps(self, num_steps: int, timeout_s: float = 240) -> None:
+        """Until this many steps are in the tables."""
+        self.wait_until(lambda: num_recorded_steps(self.run_dir) >= num_steps, timeout_s)
+
+    def wait_until(self, condition, timeout_s: float = 240) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the run ended too early:\n{self.output()}"
+            assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
+            time.sleep(0.02)
+
+    def kill_9(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def processes(self) -> dict[int, str]:
+        """Pid and command line of everything that the run started and that is alive."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (folder / "environ").read_bytes()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if f"{MARK}={self.mark}".encode() in environment and command:
+                found[int(folder.name)] = command
+        return found
+
+    def pid_of_actor(self, actor_class: str) -> int:
+        """Some process of a Ray actor."""
+        return next(pid for pid, command in self.processes().items() if f"ray::{actor_class}" in command)
+
+    def assert_nothing_is_left(self, timeout_s: float = 20) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.processes():
+            assert time.monotonic() < deadline, f"left behind: {self.processes()}"
+            time.sleep(0.05)
+
+
+def num_recorded_steps(run_dir: Path) -> int:
+    return len(list((run_dir / "metrics" / "steps").glob("*.parquet")))
+
+
+def rows(run_dir: Path, table: str) -> list[dict]:
+    read: pa.Table = read_table(run_dir, table)
+    return read.to_pylist()
+
+
+def trained_prompts(run_dir: Path) -> list[tuple[int, str]]:
+    """(epoch, prompt) of every trained group, in the order of the steps."""
+    groups = {(r["step"], r["epoch"], r["prompt"]) for r in rows(run_dir, "responses") if r["accepted"]}
+    return [(epoch, prompt) for _, epoch, prompt in sorted(groups)]
+
+
+def batches(run_dir: Path) -> list[tuple]:
+    """What was trained, row by row, without anything that time decides."""
+    columns = ("step", "epoch", "prompt", "sample", "policy_version", "length_tokens", "finish_reason", "reward")
+    return sorted(tuple(r[c] for c in columns) for r in rows(run_dir, "responses") if r["accepted"])
