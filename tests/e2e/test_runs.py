@@ -177,7 +177,7 @@ def test_an_interrupted_run_ends_at_once_and_leaves_nothing(inputs, tmp_path, nu
 
 def test_ctrl_c_while_ray_starts_ends_at_once_and_leaves_nothing(inputs, tmp_path):
     run = LaunchedRun(tmp_path / "run", *endless(inputs))
-    run.wait_until(lambda: (run.run_dir / "logs" / "attempt-000" / "ray.log").exists())
+    run.wait_until((run.run_dir / "logs" / "attempt-000" / "ray.log").exists)
     time.sleep(1)  # while the driver connects to it
     run.process.send_signal(signal.SIGINT)
     assert run.wait(15) == 130
@@ -197,6 +197,12 @@ def test_a_run_goes_on_without_an_engine_that_died_and_ends_with_the_reason_when
     run.assert_nothing_is_left()
 
 
+def fill(disk: Path):
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1 << 12))
+
+
 def test_a_full_disk_ends_the_run_with_the_reason_and_what_was_written_stays_readable(inputs, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -206,10 +212,8 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_what_was_written_stays_rea
     try:
         run = LaunchedRun(disk / "run", *endless(inputs, "run.checkpoint_every_steps=0"), logs=tmp_path)
         run.wait_for_steps(1)
-        with (disk / "filler").open("wb") as filler, pytest.raises(OSError, match="No space left"):
-            while True:
-                filler.write(bytes(1 << 16))
-                filler.flush()
+        with pytest.raises(OSError, match="No space left"):
+            fill(disk)
         assert run.wait(60) == 1
         assert "disk is full" in run.output()
         run.assert_nothing_is_left()
@@ -220,7 +224,7 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_what_was_written_stays_rea
 
 def test_a_run_directory_belongs_to_one_process(inputs, tmp_path):
     run = LaunchedRun(tmp_path / "run", *endless(inputs))
-    run.wait_until(lambda: (run.run_dir / "run.json").exists())
+    run.wait_until((run.run_dir / "run.json").exists)
     second = LaunchedRun(tmp_path / "run", *endless(inputs, "run.resume=auto"))
     assert second.wait(60) == 2
     assert "Another process is running" in second.output()
