@@ -31,6 +31,11 @@ def run(config: RunConfig) -> None:
             from rollpacker.runtime.ray_backend import RayBackend
 
             asyncio.run(_train(config, RayBackend(config)))
+        case "sim":
+            from rollpacker.sim.backend import ModelledBackend
+            from rollpacker.sim.virtual_time import run_in_virtual_time
+
+            run_in_virtual_time(_train(config, ModelledBackend(config)))
 
 
 async def _train(config: RunConfig, backend: Backend) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
+from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.runtime.planning import planned_actors, usable_cpus, visible_gpus
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
     from rollpacker.core.settings import SchedulerSettings
-    from rollpacker.runtime.preflight import ModelFacts, Outlook
+    from rollpacker.protocols.backend import ModelFacts
+    from rollpacker.runtime.planning import ClusterSize
+    from rollpacker.runtime.preflight import Outlook
 
 
 def run(arguments: Arguments) -> None:
@@ -38,11 +41,12 @@ def show_help() -> None:
 
 
 def _check_run(overrides: Sequence[str]) -> None:
+    from rollpacker.cli.prospects import prospect_of
     from rollpacker.config.compose import compose, to_yaml
     from rollpacker.runtime.preflight import judge
 
     config = compose(overrides)
-    outlook = judge(config)
+    outlook = judge(config, prospect_of)
     console = output()
     console.print(heading("Configuration"), Text(f"{to_yaml(config)}"), sep="\n")
     console.print(heading("What it will do"), facts(_as_text(_describe(config, outlook))), sep="\n")
@@ -50,13 +54,13 @@ def _check_run(overrides: Sequence[str]) -> None:
 
 def _check_sweep(overrides: Sequence[str]) -> None:
     """Print what all points share, then each point with what is its own."""
+    from rollpacker.cli.prospects import prospect_of
     from rollpacker.config.multirun import compose_sweep
     from rollpacker.runtime.preflight import judge_all
 
     sweep = compose_sweep(overrides)
-    points = [
-        _describe(config, outlook) for config, outlook in zip(sweep.configs, judge_all(sweep.configs), strict=True)
-    ]
+    outlooks = judge_all(sweep.configs, prospect_of)
+    points = [_describe(config, outlook) for config, outlook in zip(sweep.configs, outlooks, strict=True)]
     shared = {label: text for label, text in points[0].items() if all(point[label] == text for point in points)}
     console = output()
     console.print(heading(f"All {len(points)} points"), facts(_as_text(shared)), "", sep="\n")
@@ -72,13 +76,13 @@ def _as_text(described: Mapping[str, str]) -> list[tuple[str, Text]]:
 
 def _describe(config: RunConfig, outlook: Outlook) -> dict[str, str]:
     return {
-        "model": f"{_model(outlook.model)}\ncomputed in {config.model.dtype}, from {config.model.path}",
+        "model": f"{_model(outlook.model)}\n{_computed(config)}",
         "prompts": _prompts(config, outlook),
         "lengths": _lengths(config, outlook.model),
         "batch": _batch(config, outlook.settings),
         "rollout": _rollout(config, outlook.settings),
         "steps": _steps(config, outlook),
-        "actors": _actors(config, outlook),
+        "actors": _actors(config, outlook.cluster),
         "writes": _writes(config),
         "start": f"after step {outlook.finished_steps}" if outlook.finished_steps else "from the beginning",
     }
@@ -94,7 +98,17 @@ def _model(model: ModelFacts) -> str:
 def _prompts(config: RunConfig, outlook: Outlook) -> str:
     domains = outlook.num_prompts_by_domain
     by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
-    return f"{sum(domains.values()):,} in {config.data.path}: {by_domain}"
+    source = f"in {config.data.path}" if config.data.path else f"made up for the workload {_workload(config)}"
+    return f"{sum(domains.values()):,} {source}: {by_domain}"
+
+
+def _workload(config: RunConfig) -> str:
+    return config.workload.name if config.workload else ""
+
+
+def _computed(config: RunConfig) -> str:
+    source = f", from {config.model.path}" if config.model.path else ""
+    return f"computed in {config.model.dtype}{source}"
 
 
 def _batch(config: RunConfig, settings: SchedulerSettings) -> str:
@@ -151,7 +165,28 @@ def _steps(config: RunConfig, outlook: Outlook) -> str:
     return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
 
 
-def _actors(config: RunConfig, outlook: Outlook) -> str:
+def _actors(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
+    match cluster:
+        case ModelledCluster():
+            return _modelled_actors(config, cluster)
+        case _:
+            return _real_actors(config, cluster)
+
+
+def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
+    tensor_parallel = config.engine.tensor_parallel
+    replicas = "1 replica" if cluster.num_replicas == 1 else f"{cluster.num_replicas} replicas"
+    return (
+        f"MODELLED on {cluster.num_gpus} GPUs ({cluster.hardware}), in virtual time: nothing is generated or trained\n"
+        f"{cluster.num_engines} engines of {tensor_parallel} GPU{'s' if tensor_parallel > 1 else ''}, "
+        f"each with a KV cache of {cluster.kv_tokens_per_engine:,} tokens\n"
+        f"the trainer takes turns on the same GPUs: {replicas} of "
+        f"{config.trainer.tensor_parallel} x {config.trainer.pipeline_parallel} x {config.trainer.context_parallel} "
+        "(tensor x pipeline x context parallel)"
+    )
+
+
+def _real_actors(config: RunConfig, cluster: ClusterSize) -> str:
     actors = planned_actors(config)
     kinds = Counter((actor.role, actor.resources.num_cpus, actor.resources.num_gpus) for actor in actors)
     listed = ", ".join(
@@ -161,10 +196,10 @@ def _actors(config: RunConfig, outlook: Outlook) -> str:
     reserved = _resources(
         sum(actor.resources.num_cpus for actor in actors), sum(actor.resources.num_gpus for actor in actors)
     )
-    offered = _resources(outlook.cluster.num_cpus, outlook.cluster.num_gpus)
+    offered = _resources(cluster.num_cpus, cluster.num_gpus)
     here = _resources(usable_cpus(), visible_gpus())
     text = f"{listed}\nreserving {reserved} of {offered} in Ray; this machine has {here}"
-    return f"{text}, which the actors share" if outlook.cluster.num_cpus > usable_cpus() else text
+    return f"{text}, which the actors share" if cluster.num_cpus > usable_cpus() else text
 
 
 def _writes(config: RunConfig) -> str:

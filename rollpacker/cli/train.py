@@ -19,11 +19,12 @@ def run(arguments: Arguments) -> None:
     if arguments.is_multirun:
         _run_sweep(arguments.words)
     else:
+        from rollpacker.cli.prospects import prospect_of
         from rollpacker.config.compose import compose
         from rollpacker.runtime.preflight import judge
 
         config = compose(arguments.words)
-        judge(config)
+        judge(config, prospect_of)
 
         from rollpacker import pipeline
 
@@ -33,13 +34,14 @@ def run(arguments: Arguments) -> None:
 def run_point(composed: DictConfig) -> None:
     """Train one point of a multirun; Hydra's launcher calls it, perhaps on another machine."""
     from rollpacker import pipeline
+    from rollpacker.cli.prospects import prospect_of
     from rollpacker.cli.screen import show_error
     from rollpacker.config.multirun import config_of_point
     from rollpacker.runtime.preflight import judge
 
     config = config_of_point(composed)
     try:
-        judge(config)
+        judge(config, prospect_of)
         pipeline.run(config)
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} failed")
@@ -54,9 +56,10 @@ def show_help() -> None:
 
 
 def _run_sweep(overrides: Sequence[str]) -> None:
+    from rollpacker.cli.prospects import prospect_of
     from rollpacker.config.multirun import compose_sweep, run_sweep
     from rollpacker.runtime.preflight import judge_all
 
     sweep = compose_sweep(overrides)
-    judge_all(sweep.configs)
+    judge_all(sweep.configs, prospect_of)
     run_sweep(sweep, run_point)

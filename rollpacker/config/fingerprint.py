@@ -5,8 +5,9 @@ is reached, or how long the run goes on:
 
 * `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `tracker`: what is
   written, and where;
-* `backend`, `resources`, `num_threads`, `engine.num_engines`, `engine.max_num_seqs`, `reward.num_workers`: who works on
-  it; a sample draws from its own generator, so its tokens do not depend on them beyond floating-point ties;
+* `backend` but for its name, tensor, pipeline and context parallelism, `resources`, `num_threads`,
+  `engine.num_engines`, `engine.max_num_seqs`, `reward.num_workers`: who works on it; a sample draws from its own
+  generator, so its tokens do not depend on them beyond floating-point ties;
 * `trainer.max_tokens_per_microbatch`: the loss is a sum, so its parts change only the rounding;
 * `run.num_steps` under a constant learning rate: a finished run may be continued. A decaying schedule spans the steps,
   so there it counts.
@@ -27,14 +28,21 @@ NOT_DEFINING = (
     "run.keep_checkpoints",
     "run.progress",
     "tracker",
-    "backend",
+    "backend.num_cpus",
+    "backend.num_gpus",
+    "backend.object_store_mb",
+    "backend.deadlines",
     "engine.resources",
+    "engine.tensor_parallel",
     "engine.num_threads",
     "engine.num_engines",
     "engine.max_num_seqs",
     "trainer.resources",
     "trainer.num_threads",
     "trainer.max_tokens_per_microbatch",
+    "trainer.tensor_parallel",
+    "trainer.pipeline_parallel",
+    "trainer.context_parallel",
     "reward.resources",
     "reward.num_workers",
 )
@@ -47,8 +55,8 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
         for name, value in _flatten(config.model_dump(mode="json"), "")
         if not any(name == left_out or name.startswith(f"{left_out}.") for left_out in NOT_DEFINING)
     }
-    values["model.path"] = str(config.model.path.resolve())
-    values["data.path"] = str(config.data.path.resolve())
+    for name, path in (("model.path", config.model.path), ("data.path", config.data.path)):
+        values[name] = str(path.resolve()) if path else None
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
     return values

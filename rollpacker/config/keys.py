@@ -46,6 +46,8 @@ class Key:
     """True when null is legal."""
     is_mapping: bool
     """True when the user chooses the names below it."""
+    absent_section: str
+    """The section above it that is null unless a group's option brings it; empty when there is none."""
 
     @property
     def legal(self) -> str:
@@ -71,10 +73,9 @@ def section_names(schema: type[BaseModel]) -> tuple[str, ...]:
 
 def section_docs(schema: type[BaseModel]) -> dict[str, str]:
     """The docstring of every top-level section, as one line without a full stop at its end."""
+    sections = {name: _section(field) for name, field in schema.model_fields.items()}
     return {
-        name: " ".join((field.annotation.__doc__ or "").split()).rstrip(".")
-        for name, field in schema.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        name: " ".join((section.__doc__ or "").split()).rstrip(".") for name, section in sections.items() if section
     }
 
 
@@ -82,11 +83,11 @@ def default_tree(schema: type[BaseModel]) -> dict[str, Any]:
     """The schema's defaults as nested plain data."""
     tree: dict[str, Any] = {}
     for key in legal_keys(schema).values():
-        *sections, leaf = key.name.split(".")
+        *sections, leaf = (key.absent_section or key.name).split(".")
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
-        node[leaf] = key.default
+        node[leaf] = None if key.absent_section else key.default
     return tree
 
 
@@ -107,18 +108,32 @@ def nearest(name: str, legal: Iterable[str], *, limit: int = 1) -> tuple[str, ..
     return tuple(candidate for candidate in ranked[:limit] if scores[candidate][0] >= NEAREST_CUTOFF)
 
 
-def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str) -> Iterable[Key]:
+def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent_section: str = "") -> Iterable[Key]:
     for name, field in schema.model_fields.items():
         dotted = f"{prefix}{name}"
         given = field.get_default(call_default_factory=True) if values is None else getattr(values, name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _walk(field.annotation, None if field.is_required() else given, f"{dotted}.")
+        section = _section(field)
+        if section is not None:
+            is_absent = given is None and not field.is_required()
+            yield from _walk(
+                section,
+                None if field.is_required() else given,
+                f"{dotted}.",
+                absent_section or (dotted if is_absent else ""),
+            )
         else:
             is_required = values is None and field.is_required()
-            yield _leaf(dotted, field, REQUIRED if is_required else given)
+            no_default = None if absent_section else REQUIRED
+            yield _leaf(dotted, field, no_default if is_required else given, absent_section)
 
 
-def _leaf(name: str, field: FieldInfo, default: object) -> Key:
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, if it holds one."""
+    annotation, _ = _without_none(field.annotation)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _leaf(name: str, field: FieldInfo, default: object, absent_section: str) -> Key:
     annotation, is_optional = _without_none(field.annotation)
     choices: tuple[str, ...] = ()
     if typing.get_origin(annotation) is Literal:
@@ -132,6 +147,7 @@ def _leaf(name: str, field: FieldInfo, default: object) -> Key:
         doc=" ".join((field.description or "").split()),
         is_optional=is_optional,
         is_mapping=typing.get_origin(annotation) is dict,
+        absent_section=absent_section,
     )
 
 

@@ -57,26 +57,87 @@ class RunSection(Section):
     """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
 
 
+class ShapeSection(Section):
+    """The sizes of a transformer with gated MLPs and grouped-query attention, as its config.json gives them."""
+
+    num_layers: int = Field(ge=1)
+    """`num_hidden_layers`."""
+    hidden_size: int = Field(ge=1)
+    """Width of the residual stream."""
+    num_heads: int = Field(ge=1)
+    """`num_attention_heads`."""
+    num_kv_heads: int = Field(ge=1)
+    """`num_key_value_heads`."""
+    head_dim: int = Field(ge=1)
+    """Width of one head."""
+    intermediate_size: int = Field(ge=1)
+    """Width of the MLP."""
+    vocab_size: int = Field(ge=1)
+    """Rows of the embedding."""
+    has_tied_embeddings: bool = False
+    """The output layer is the embedding."""
+
+
 class ModelSection(Section):
     """The policy."""
 
-    path: Path
-    """A local directory in Hugging Face format, with its tokenizer."""
+    path: Path | None
+    """A local directory in Hugging Face format, with its tokenizer. null in a modelled run that has a shape instead."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights, in engines and trainer."""
+    shape: ShapeSection | None = None
+    """What a modelled run without a model directory knows of the model; a real one reads it from the directory."""
+
+    @property
+    def directory(self) -> Path:
+        """The path, which every real run has."""
+        assert self.path is not None
+        return self.path
 
 
 class DataSection(Section):
     """The prompts."""
 
-    path: Path
-    """A JSONL file; each line has `id`, `domain`, `messages` or `prompt`, and `ground_truth`."""
+    path: Path | None
+    """A JSONL file; each line has `id`, `domain`, `messages` or `prompt`, and `ground_truth`. null in a modelled run
+    that makes up its prompts."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longer prompts are dropped before the run starts, and counted."""
     domain_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Share of each domain in every batch; empty means the shares of the file."""
     shuffle: bool = True
     """A new order in every epoch, from `run.seed`."""
+
+    @property
+    def file(self) -> Path:
+        """The path, which every real run has."""
+        assert self.path is not None
+        return self.path
+
+
+class WorkloadSection(Section):
+    """What a modelled run knows of its responses: their lengths, their rewards and how long these take."""
+
+    name: str
+    """What people call it."""
+    lengths: Path | None = None
+    """Where response lengths come from: the run.dir of a recorded run, or a CSV, Parquet or JSONL file with the column
+    `length_tokens` and, where known, `prompt` and `domain`; or with `p` and `tokens`, a table of quantiles. null takes
+    the quantiles that the paper measured (Fig 2a)."""
+    domain: str | None = None
+    """The one domain that is used; null uses every domain of the lengths."""
+    num_prompts: int = Field(16384, ge=1)
+    """Of each domain, where neither data.path nor the lengths name the prompts."""
+    prompt_tokens: int = Field(256, ge=1)
+    """Length of every prompt; the paper does not give it."""
+    rho: float = Field(0.3, ge=0, lt=1)
+    """Correlation of the lengths within a prompt (Gaussian copula), where the lengths do not name their prompts.
+    A guess: the paper shows marginals only."""
+    solve_rate: float = Field(0.5, ge=0, le=1)
+    """Share of the complete responses that are right; one that reaches its length limit never is."""
+    reward_time_s: float | None = Field(None, ge=0)
+    """Time to judge one response; null takes the times of its domain: those of the paper's sandbox (Fig 7a) for `code`,
+    0.01 s for all others."""
 
 
 class RolloutSection(Section):
@@ -135,6 +196,8 @@ class EngineSection(Section):
     """Each holds the whole model."""
     max_num_seqs: int = Field(256, ge=1)
     """Decode slots per engine; further requests wait."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one engine. Only modelled engines take more than 1 so far."""
     num_threads: int = Field(1, ge=1)
     """torch threads per engine process."""
     resources: ActorResources = ActorResources()
@@ -175,6 +238,12 @@ class TrainerSection(Section):
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
     max_tokens_per_microbatch: int = Field(16384, ge=1)
     """Padded tokens per forward pass."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that share each layer. Only a modelled trainer takes more than 1 so far, as in the next two."""
+    pipeline_parallel: int = Field(1, ge=1)
+    """Groups of GPUs that share the layers among them."""
+    context_parallel: int = Field(1, ge=1)
+    """Groups of GPUs that share each sequence."""
     num_threads: int = Field(1, ge=1)
     """torch threads of the trainer process."""
     resources: ActorResources = ActorResources()
@@ -183,8 +252,8 @@ class TrainerSection(Section):
 class RewardSection(Section):
     """Who judges."""
 
-    name: Literal["math", "walk"] = "math"
-    """Which check."""
+    name: Literal["math", "walk", "modelled"] = "math"
+    """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
     num_workers: int = Field(1, ge=1)
     """Responses that are checked at the same time."""
     timeout_s: float = Field(2.0, gt=0)
@@ -211,11 +280,44 @@ class DeadlineSection(Section):
     """Closing one actor at the end; after it the actor is killed."""
 
 
+class HardwareSection(Section):
+    """The GPUs of a modelled run and how much of their peak is reached; `engine.num_engines` says how many they are."""
+
+    name: str
+    """What people call them."""
+    memory_gb: float = Field(gt=0)
+    """Of one GPU, 10^9 bytes."""
+    memory_gb_per_s: float = Field(gt=0)
+    """Peak rate at which a GPU reads its memory."""
+    tflops: float = Field(gt=0)
+    """Peak of dense bf16 matrix multiplication, 10^12 per second and GPU."""
+    nvlink_gb_per_s: float = Field(gt=0)
+    """Per GPU, both directions together, as data sheets count it."""
+    network_gb_per_s: float = Field(gt=0)
+    """Per node and direction."""
+    gpus_per_node: int = Field(8, ge=1)
+    """A tensor-parallel group stays within a node."""
+    memory_share: float = Field(0.9, gt=0, le=1)
+    """Of a GPU's memory that an engine takes; what its weights leave of it holds the KV cache. vLLM's default."""
+    memory_efficiency: float = Field(0.8, gt=0, le=1)
+    """Share of `memory_gb_per_s` that decoding reaches. A common figure, not fitted."""
+    matmul_efficiency: float = Field(0.6, gt=0, le=1)
+    """Share of `tflops` that prefill and decode reach. A common figure, not fitted."""
+    training_efficiency: float = Field(0.4, gt=0, le=1)
+    """Share of `tflops` that forward and backward passes reach (MFU). A common figure, not fitted."""
+    link_efficiency: float = Field(0.7, gt=0, le=1)
+    """Share of NVLink's and the network's rate that transfers reach. A common figure, not fitted."""
+    step_overhead_s: float = Field(0.002, ge=0)
+    """Of every forward pass of an engine: scheduling, sampling, kernel launches. A common figure, not fitted."""
+    allreduce_latency_s: float = Field(1e-5, ge=0)
+    """Of one all-reduce within a node, however small. A common figure, not fitted."""
+
+
 class BackendSection(Section):
     """Where the actors run."""
 
-    name: Literal["ray"] = "ray"
-    """Which implementation."""
+    name: Literal["ray", "sim"] = "ray"
+    """`ray` runs them on this machine; `sim` computes what they would do and when."""
     num_cpus: int | None = Field(None, ge=1)
     """Told to Ray; null takes the cores that this process may use, or what the actors reserve if that is more: on one
     machine engines and trainer take turns."""
@@ -251,6 +353,10 @@ class RunConfig(Section):
     trainer: TrainerSection = TrainerSection()
     reward: RewardSection = RewardSection()
     backend: BackendSection = BackendSection()
+    hardware: HardwareSection | None = None
+    """Only of a modelled run."""
+    workload: WorkloadSection | None = None
+    """Only of a modelled run."""
     tracker: TrackerSection = TrackerSection()
 
     @model_validator(mode="after")
@@ -262,6 +368,63 @@ class RunConfig(Section):
                 f"rollout.num_prompts={num_prompts} is not divisible by trainer.num_minibatches={num_minibatches}.\n"
                 f"All minibatches of a step are equally large; {num_prompts} is divisible by {divisors}.\n"
                 "Change one of the two."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _real_run_has_what_it_needs(self) -> Self:
+        if self.backend.name == "sim":
+            return self
+        for key, value, needed in (
+            ("model.path", self.model.path, "A real run loads a model from a local directory in Hugging Face format."),
+            ("data.path", self.data.path, "A real run reads its prompts from a JSONL file."),
+        ):
+            if value is None:
+                raise ValueError(f"{key}=null with backend.name=ray.\n{needed}\nSet {key}, or choose backend=sim.")
+        for key, degree in (
+            ("engine.tensor_parallel", self.engine.tensor_parallel),
+            ("trainer.tensor_parallel", self.trainer.tensor_parallel),
+            ("trainer.pipeline_parallel", self.trainer.pipeline_parallel),
+            ("trainer.context_parallel", self.trainer.context_parallel),
+        ):
+            if degree > 1:
+                raise ValueError(
+                    f"{key}={degree} with backend.name=ray.\nThe torch engine and trainer use one device each.\n"
+                    f"Set {key}=1, or choose backend=sim."
+                )
+        if self.reward.name == "modelled":
+            raise ValueError(
+                "reward.name=modelled with backend.name=ray.\nReal responses are judged by math or walk.\n"
+                "Choose reward=math or reward=walk, or backend=sim."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _modelled_run_has_what_it_needs(self) -> Self:
+        if self.backend.name != "sim":
+            return self
+        for group, section in (("hardware", self.hardware), ("workload", self.workload)):
+            if section is None:
+                raise ValueError(
+                    f"backend.name=sim without {group}.\nA modelled run takes it from the group `{group}`.\n"
+                    f"Choose an option of `{group}`; `rollpacker train --help` lists them."
+                )
+        if self.model.path is None and self.model.shape is None:
+            raise ValueError(
+                "backend.name=sim without model.shape and model.path.\n"
+                "A modelled run needs a model's shape, published or read from a model directory.\n"
+                "Choose model=qwen2.5-7b or another option with a shape, or set model.path."
+            )
+        num_gpus = self.engine.num_engines * self.engine.tensor_parallel
+        trainer = self.trainer
+        num_sharing = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
+        if num_gpus % num_sharing:
+            raise ValueError(
+                f"engine.num_engines={self.engine.num_engines} of engine.tensor_parallel="
+                f"{self.engine.tensor_parallel} are {num_gpus} GPUs, on which a trainer of {num_sharing} GPUs per "
+                "replica does not fit.\n"
+                "The trainer takes turns with the engines on the same GPUs, in whole replicas.\n"
+                "Change engine.num_engines or the trainer's parallel degrees."
             )
         return self
 

@@ -108,7 +108,10 @@ STEPS = TableSchema(
         _seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
         _seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
         _seconds("checkpoint_time_s", "Time spent writing a checkpoint; 0 in most steps"),
-        _seconds("driver_time_s", "Time that the driver computed while engines, trainer and rewards waited for it"),
+        _seconds(
+            "driver_time_s",
+            "Time that the driver computed while engines, trainer and rewards waited for it; 0 when modelled",
+        ),
         _seconds("finished_at_s", "End of the step, since the run began"),
         _number("reward_mean", "Mean reward of the trained responses"),
         _count("num_prompts", "Prompts in the trained batch"),

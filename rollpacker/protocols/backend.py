@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from rollpacker.core.ids import EngineId
+    from rollpacker.core.ids import Domain, EngineId
     from rollpacker.protocols.engine import Engine
     from rollpacker.protocols.reward import RewardService
     from rollpacker.protocols.rollout import TokenizedPrompt
@@ -30,6 +30,46 @@ class Workers:
     engines: Mapping[EngineId, Engine]
     trainer: Trainer
     reward: RewardService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model before it is loaded."""
+
+    architecture: str
+    num_parameters: int | None
+    """None when the weights are not in safetensors files, whose headers can be read without torch."""
+    num_weight_bytes: int
+    max_positions: int | None
+    """Longest sequence, prompt and response together; None when the configuration does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledCluster:
+    """The GPUs of a modelled run and who shares them."""
+
+    hardware: str
+    num_gpus: int
+    num_engines: int
+    kv_tokens_per_engine: int
+    """What an engine's KV cache holds."""
+    num_replicas: int
+    """Data-parallel replicas of the trainer."""
+
+
+ClusterT_co = TypeVar("ClusterT_co", covariant=True)
+
+
+class Prospect(Protocol[ClusterT_co]):
+    """What a backend says of a run before it starts; each answer may raise a `UserError`, and nothing is created."""
+
+    def model(self) -> ModelFacts: ...
+
+    def num_prompts_by_domain(self) -> Mapping[Domain, int]:
+        """In the order of the data; before prompts that are too long are dropped."""
+
+    def cluster(self) -> ClusterT_co:
+        """Where the engines and the trainer work."""
 
 
 class Within(Protocol):

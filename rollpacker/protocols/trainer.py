@@ -37,19 +37,20 @@ class UpdateMetrics:
 
     policy_version: int
     """The version after the update."""
-    loss: float
-    grad_norm: float
+    loss: float | None
+    """None when modelled, as every number below that only real tensors give."""
+    grad_norm: float | None
     """Before clipping."""
-    learning_rate: float
-    clip_fraction: float
+    learning_rate: float | None
+    clip_fraction: float | None
     """Share of trained tokens whose ratio was clipped."""
     kl_to_reference: float | None
     """Mean per token, estimator k3; None without a reference."""
-    entropy: float
+    entropy: float | None
     """Mean per trained token of the policy's distribution, nats."""
-    logprob_mismatch_max: float
+    logprob_mismatch_max: float | None
     """Largest absolute difference per token between the engine's log-probability and the trainer's forward pass."""
-    logprob_mismatch_mean: float
+    logprob_mismatch_mean: float | None
     num_tokens: int
     """Response tokens in the batch."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.core.errors import ConfigError
 from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
 
 if TYPE_CHECKING:
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def make_reward_worker(section: RewardSection) -> RewardWorker:
-    """Make the worker of the configured reward. It belongs to the event loop that first calls it."""
+    """Make the worker of the configured reward. It belongs to the event loop that first calls it.
+
+    Raises:
+        ConfigError: The reward judges no texts.
+    """
     match section.name:
         case "walk":
             from rollpacker.rewards import walk
@@ -20,3 +25,7 @@ def make_reward_worker(section: RewardSection) -> RewardWorker:
             return InPlaceRewardWorker(walk)
         case "math":
             return KillableRewardWorker("rollpacker.rewards.math", section.num_workers, section.timeout_s)
+        case "modelled":
+            raise ConfigError(
+                "reward.name=modelled judges no texts.", "Texts are judged by math or walk.", "Choose reward=math."
+            )

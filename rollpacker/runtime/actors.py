@@ -80,7 +80,7 @@ class EngineActor(_Actor):
 
                 self._engine = TorchEngine(
                     engine=engine,
-                    model_path=config.model.path,
+                    model_path=config.model.directory,
                     section=config.engine,
                     max_tokens_per_seq=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
                     dtype=config.model.dtype,
@@ -124,7 +124,7 @@ class TrainerActor(_Actor):
                 from rollpacker.trainers.torch_trainer import TorchTrainer
 
                 self._trainer = TorchTrainer(
-                    model_path=config.model.path,
+                    model_path=config.model.directory,
                     section=config.trainer,
                     model_dtype=config.model.dtype,
                     num_steps=config.run.num_steps,
@@ -164,7 +164,7 @@ class RewardActor(_Actor):
         from rollpacker.data.tokenization import PromptTokenizer
         from rollpacker.rewards.factory import make_reward_worker
 
-        self._tokenizer = PromptTokenizer(config.model.path)
+        self._tokenizer = PromptTokenizer(config.model.directory)
         self._worker = make_reward_worker(config.reward)
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:

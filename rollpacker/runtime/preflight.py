@@ -25,6 +25,7 @@ from rollpacker.core.quotas import apportion
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
+from rollpacker.protocols.backend import ModelFacts, ModelledCluster, Prospect
 from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
 from rollpacker.runtime.planning import ClusterSize, cluster_size, scheduler_settings
 from rollpacker.runtime.trackers import check_trackers
@@ -36,18 +37,6 @@ MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What a model directory says of itself."""
-
-    architecture: str
-    num_parameters: int | None
-    """None when the weights are not in safetensors files, whose headers can be read without torch."""
-    num_weight_bytes: int
-    max_positions: int | None
-    """Longest sequence, prompt and response together; None when the configuration does not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """A legal run and what it will work with."""
 
@@ -55,13 +44,34 @@ class Outlook:
     num_prompts_by_domain: Mapping[Domain, int]
     """In the order of the file; before prompts that are too long are dropped."""
     settings: SchedulerSettings
-    cluster: ClusterSize
+    cluster: ClusterSize | ModelledCluster
     finished_steps: int
     """Of an earlier attempt that this one continues; 0 starts from the beginning."""
 
 
-def judge(config: RunConfig) -> Outlook:
+class RealProspect:
+    """What the files and the resources of this machine say of a run; implements `Prospect`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    def model(self) -> ModelFacts:
+        return _model_facts(self._config)
+
+    def num_prompts_by_domain(self) -> Mapping[Domain, int]:
+        return dict(Counter(prompt.domain for prompt in load_prompts(self._config.data.file)))
+
+    def cluster(self) -> ClusterSize:
+        return cluster_size(self._config)
+
+
+ProspectOf = Callable[[RunConfig], Prospect[ClusterSize | ModelledCluster]]
+"""Chooses who foresees a run."""
+
+
+def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
     """Judge a run; raises a `UserError` that lists every mistake found."""
+    prospect = prospect_of(config)
     mistakes: list[UserError] = []
 
     def look(check: Callable[[], Found]) -> Found | None:
@@ -71,12 +81,12 @@ def judge(config: RunConfig) -> Outlook:
             mistakes.append(mistake)
             return None
 
-    model = look(lambda: _model_facts(config))
-    num_prompts_by_domain = look(lambda: _count_prompts(config))
+    model = look(prospect.model)
+    num_prompts_by_domain = look(lambda: _enough_prompts(config, prospect.num_prompts_by_domain()))
     settings = None
     if num_prompts_by_domain is not None:
         settings = look(lambda: _settings(config, num_prompts_by_domain))
-    cluster = look(lambda: cluster_size(config))
+    cluster = look(prospect.cluster)
     finished_steps = look(lambda: _finished_steps(config))
     look(lambda: _check_run_dir(config.run.dir))
     look(lambda: check_trackers(config.tracker))
@@ -95,13 +105,13 @@ def judge(config: RunConfig) -> Outlook:
     )
 
 
-def judge_all(configs: Sequence[RunConfig]) -> tuple[Outlook, ...]:
+def judge_all(configs: Sequence[RunConfig], prospect_of: ProspectOf = RealProspect) -> tuple[Outlook, ...]:
     """Judge every point of a multirun; a mistake that several points share is said once."""
     outlooks: list[Outlook] = []
     mistakes: dict[str, UserError] = {}
     for config in configs:
         try:
-            outlooks.append(judge(config))
+            outlooks.append(judge(config, prospect_of))
         except UserError as mistake:
             mistakes.setdefault(str(mistake), mistake)
     raise_mistakes(list(mistakes.values()))
@@ -127,7 +137,7 @@ def check_creatable(key: str, path: Path) -> None:
 
 
 def _model_facts(config: RunConfig) -> ModelFacts:
-    path = config.model.path
+    path = config.model.directory
     check_model_files(path)
     description = json.loads((path / "config.json").read_text(encoding="utf-8"))
     text_model = description.get("text_config", description)
@@ -168,14 +178,13 @@ def _count_parameters(shard: Path) -> int:
         ) from error
 
 
-def _count_prompts(config: RunConfig) -> dict[Domain, int]:
-    counts = dict(Counter(prompt.domain for prompt in load_prompts(config.data.path)))
+def _enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[Domain, int]:
     total = sum(counts.values())
     if total < config.rollout.num_prompts:
         raise DataError(
-            f"{config.data.path} has {_count(total, 'prompt')}, fewer than rollout.num_prompts="
+            f"{_source(config)} has {_count(total, 'prompt')}, fewer than rollout.num_prompts="
             f"{config.rollout.num_prompts}.",
-            "A prompt is in a batch once, so the file fills at least one batch.",
+            "A prompt is in a batch once, so the data fills at least one batch.",
             f"Add prompts, or set rollout.num_prompts={total} or lower.",
         )
     return counts
@@ -187,14 +196,14 @@ def _settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) ->
         if name not in domains:
             close = nearest(name, domains)
             raise ConfigError(
-                f"data.domain_weights names `{name}`, which no prompt in {config.data.path} has as its domain.",
+                f"data.domain_weights names `{name}`, which no prompt in {_source(config)} has as its domain.",
                 f"Its domains are {', '.join(domains)}.",
                 f"Write data.domain_weights.{close[0]}." if close else f"Leave out data.domain_weights.{name}.",
             )
     if weights and (unweighted := [domain for domain in domains if domain not in weights]):
         raise ConfigError(
             f"data.domain_weights has no weight for {', '.join(unweighted)}, so these prompts would never be trained.",
-            f"Every domain in {config.data.path} has a weight, or none has.",
+            f"Every domain in {_source(config)} has a weight, or none has.",
             f"Add data.domain_weights.{unweighted[0]}=..., or remove its prompts from the file.",
         )
     settings = scheduler_settings(config, num_prompts_by_domain)
@@ -268,6 +277,11 @@ def _read_object(file: Path) -> dict[str, Any]:
             f"{file} is not a JSON object.", "It is written by a run.", "Choose another run.dir, or remove the file."
         )
     return content
+
+
+def _source(config: RunConfig) -> str:
+    """Where the prompts come from, in words."""
+    return str(config.data.path) if config.data.path else "the workload"
 
 
 def _count(number: int, noun: str) -> str:

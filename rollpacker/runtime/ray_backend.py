@@ -51,7 +51,7 @@ class RayBackend:
 
 def _tokenized_prompts(config: RunConfig) -> tuple[dict[str, TokenizedPrompt], int]:
     """Read and tokenize the prompts; also gives how many were too long."""
-    tokenizer = PromptTokenizer(config.model.path)
-    fitting, num_dropped = select_fitting(load_prompts(config.data.path), tokenizer, config.data.max_prompt_tokens)
+    tokenizer = PromptTokenizer(config.model.directory)
+    fitting, num_dropped = select_fitting(load_prompts(config.data.file), tokenizer, config.data.max_prompt_tokens)
     prompts = {prompt.key: TokenizedPrompt(prompt=prompt, token_ids=token_ids) for prompt, token_ids in fitting}
     return prompts, num_dropped

@@ -84,7 +84,7 @@ class StepRecorder:
             "train_time_s": self._times.duration_s("train"),
             "weight_sync_time_s": self._times.duration_s("weight_sync"),
             "checkpoint_time_s": self._times.duration_s("checkpoint"),
-            "driver_time_s": time.process_time() - self._driver_cpu_zero_s,
+            "driver_time_s": 0.0 if self._is_modelled else time.process_time() - self._driver_cpu_zero_s,
             "finished_at_s": finished_at,
             "reward_mean": sum(request.verdict.reward for request in accepted if request.verdict) / len(accepted),
             "num_prompts": len(record.accepted),

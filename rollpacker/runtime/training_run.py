@@ -6,6 +6,7 @@ first weights. Closing undoes it in any case.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
@@ -196,7 +197,7 @@ class TrainingRun:
 @asynccontextmanager
 async def open_run(config: RunConfig, backend: Backend) -> AsyncIterator[TrainingRun]:
     """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
-    progress = make_progress(config.run.progress)
+    progress = make_progress(config.run.progress, now=asyncio.get_running_loop().time)
     progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
     try:
         with _only_process_in(config.run.dir):
@@ -226,8 +227,9 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
         trackers = make_trackers(config.tracker, run_dir, identity.run_id, config.model_dump(mode="json"))
         stack.callback(trackers.close)
 
-        watchdog.start()
-        stack.push_async_callback(watchdog.stop)
+        if not backend.is_modelled:  # in virtual time nothing blocks for long, and a heart would beat a million times
+            watchdog.start()
+            stack.push_async_callback(watchdog.stop)
         workers = await stack.enter_async_context(
             backend.open(
                 Surroundings(

@@ -1,0 +1,168 @@
+"""How long engines, trainer and weight transfer take on given GPUs, from first principles.
+
+Invariant: every time is a function of sizes (`Transformer`), peaks and shares of peaks (`HardwareSection`) and of what
+is done; nothing is fitted to a result. What is left out is left out on purpose: it would need a measurement.
+
+    a forward pass   step_overhead_s
+                   + max(weights read at the memory's rate, matrix work at the processors' rate)      a roofline
+                   + KV cache of all decoding sequences, read at the memory's rate
+                   + attention work of prefilled tokens on their context
+                   + two all-reduces per layer among the engine's GPUs
+    a training step  forward and backward of the fullest replica at `training_efficiency`, three times the forward work
+                   + pipeline bubble, all-reduces of tensor parallelism, gradients' all-reduce over the replicas.
+                     Ring attention hides the communication of context parallelism behind its compute.
+    weights          once over the network into every node, then over NVLink into every engine
+
+Everything that a GPU of a tensor-parallel group does is divided by the group's size.
+Sources: the roofline model (Williams et al., 2009); FLOPs per token as in Kaplan et al., 2020; ring all-reduce moves
+2 (n - 1) / n of the bytes per GPU.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollpacker.config.schema import HardwareSection
+from rollpacker.sim.shapes import Transformer
+
+GIGA = 1e9
+TERA = 1e12
+
+KV_BLOCK_TOKENS = 16
+"""vLLM's default."""
+
+_ALLREDUCES_PER_LAYER = 2
+"""After attention and after the MLP (Megatron-LM, section 3), in each of the two passes."""
+
+_GRADIENT_BYTES = 4
+"""Gradients are reduced in fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCosts:
+    """An engine on `tensor_parallel` GPUs of one node."""
+
+    model: Transformer
+    hardware: HardwareSection
+    tensor_parallel: int
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks that fit beside the weights; 0 or less when the weights alone are too large."""
+        memory = self.hardware.memory_gb * GIGA * self.hardware.memory_share * self.tensor_parallel
+        return math.floor((memory - self.model.num_weight_bytes) / (self.model.kv_bytes_per_token * KV_BLOCK_TOKENS))
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return max(self.num_kv_blocks, 0) * KV_BLOCK_TOKENS
+
+    @property
+    def kv_read_s(self) -> float:
+        """To read the KV cache of one token."""
+        return self.model.kv_bytes_per_token / self._memory_rate
+
+    def pass_s(self, num_tokens: int) -> float:
+        """One forward pass over so many tokens, without their attention."""
+        weights_s = self.model.num_weight_bytes / self._memory_rate
+        matmul_s = self.model.forward_flops(num_tokens) / self._matmul_rate
+        return self.hardware.step_overhead_s + max(weights_s, matmul_s) + self._allreduce_s(num_tokens)
+
+    def prefill_attention_s(self, begin: int, end: int) -> float:
+        """Attention of the tokens at positions `begin` to `end` of one sequence."""
+        return self.model.attention_flops(begin, end) / self._matmul_rate
+
+    @property
+    def _memory_rate(self) -> float:
+        return self.hardware.memory_gb_per_s * GIGA * self.hardware.memory_efficiency * self.tensor_parallel
+
+    @property
+    def _matmul_rate(self) -> float:
+        return self.hardware.tflops * TERA * self.hardware.matmul_efficiency * self.tensor_parallel
+
+    def _allreduce_s(self, num_tokens: int) -> float:
+        if self.tensor_parallel == 1:
+            return 0.0
+        shape = self.model.shape
+        num_bytes = num_tokens * shape.hidden_size * self.model.bytes_per_number
+        each = self.hardware.allreduce_latency_s + _allreduce_s(
+            num_bytes, self.tensor_parallel, nvlink_rate(self.hardware)
+        )
+        return shape.num_layers * _ALLREDUCES_PER_LAYER * each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerCosts:
+    """A trainer on all GPUs of the run."""
+
+    model: Transformer
+    hardware: HardwareSection
+    num_gpus: int
+    tensor_parallel: int
+    pipeline_parallel: int
+    context_parallel: int
+    max_tokens_per_microbatch: int
+
+    @property
+    def gpus_per_replica(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_gpus // self.gpus_per_replica
+
+    def passes_s(self, lengths_tokens: Sequence[int]) -> float:
+        """Forward and backward over sequences, packed without padding and spread over the replicas."""
+        flops, tokens = self._fullest_replica(lengths_tokens)
+        rate = self.hardware.tflops * TERA * self.hardware.training_efficiency * self.gpus_per_replica
+        num_microbatches = max(1, math.ceil(tokens / self.max_tokens_per_microbatch))
+        bubble = (self.pipeline_parallel - 1) / num_microbatches
+        return (flops / rate + self._tensor_parallel_s(tokens)) * (1 + bubble)
+
+    def update_s(self) -> float:
+        """Sum the gradients over the replicas."""
+        if self.num_replicas == 1:
+            return 0.0
+        num_bytes = self.model.num_parameters * _GRADIENT_BYTES / (self.tensor_parallel * self.pipeline_parallel)
+        per_node = self.hardware.gpus_per_node
+        rate = nvlink_rate(self.hardware) if self.num_gpus <= per_node else network_rate(self.hardware) / per_node
+        return _allreduce_s(num_bytes, self.num_replicas, rate)
+
+    def _fullest_replica(self, lengths_tokens: Sequence[int]) -> tuple[float, int]:
+        """Work and tokens of the replica with most work, when each sequence goes, longest first, to the emptiest."""
+        replicas = [(0.0, index, 0) for index in range(self.num_replicas)]
+        for length in sorted(lengths_tokens, reverse=True):
+            flops, index, tokens = replicas[0]
+            # the backward pass is twice the forward pass: gradients of inputs and of weights
+            flops += 3 * (self.model.forward_flops(length) + self.model.attention_flops(0, length))
+            heapq.heapreplace(replicas, (flops, index, tokens + length))
+        fullest = max(replicas)
+        return fullest[0], fullest[2]
+
+    def _tensor_parallel_s(self, tokens: int) -> float:
+        shape = self.model.shape
+        num_bytes = tokens / self.context_parallel * shape.hidden_size * self.model.bytes_per_number
+        num_allreduces = 2 * _ALLREDUCES_PER_LAYER * shape.num_layers / self.pipeline_parallel
+        return num_allreduces * _allreduce_s(num_bytes, self.tensor_parallel, nvlink_rate(self.hardware))
+
+
+def weight_transfer_s(model: Transformer, hardware: HardwareSection, *, num_gpus: int, tensor_parallel: int) -> float:
+    """Bring a policy from the trainer to every engine."""
+    over_network = model.num_weight_bytes / network_rate(hardware) if num_gpus > hardware.gpus_per_node else 0.0
+    return over_network + model.num_weight_bytes / tensor_parallel / nvlink_rate(hardware)
+
+
+def nvlink_rate(hardware: HardwareSection) -> float:
+    """Bytes per second in one direction; data sheets add both."""
+    return hardware.nvlink_gb_per_s / 2 * GIGA * hardware.link_efficiency
+
+
+def network_rate(hardware: HardwareSection) -> float:
+    """Bytes per second into one node."""
+    return hardware.network_gb_per_s * GIGA * hardware.link_efficiency
+
+
+def _allreduce_s(num_bytes: float, num_ranks: int, rate: float) -> float:
+    return 2 * (num_ranks - 1) / num_ranks * num_bytes / rate

@@ -1,0 +1,418 @@
+"""Continuous batching as vLLM does it, in computed time: forward passes over many requests, one event per change.
+
+Theory of operation
+===================
+
+Sequences wait, are prefilled, decode one token per forward pass, and end. At every boundary between two passes
+
+1. what was ordered is taken in (new requests, aborts);
+2. when the next token of the decoding sequences needs more KV blocks than are free, the sequences admitted last are
+   preempted: their blocks are freed, and they wait again, first in line, to be prefilled with all that they had
+   (recomputation);
+3. unless one was preempted, waiting sequences are admitted, first come first served, while there is a slot, a block
+   for each of their tokens, and room in the pass for their prompt.
+
+A pass with prompt tokens in it is computed by itself. A stretch of passes that only decode is computed in one jump, up
+to the first end of a sequence or the pass before blocks run out: with n sequences and K cached tokens, pass j takes
+`pass_s(n) + kv_read_s * (K + n * (j + 1))`, so k passes are a quadratic in k. An order in the middle cuts the stretch
+at the first boundary that follows. So the cost of a run is per request and order, not per token.
+
+Invariants: blocks in use never exceed the capacity and add up over the sequences (`check`); in every counted pass busy
+plus idle slots are the slots; each added sequence ends exactly once.
+
+Deviations from vLLM, all small: a sequence takes the blocks of its whole prompt when it is admitted, not per chunk;
+there is no prefix cache, so the samples of a prompt are prefilled one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
+from rollpacker.sim.costs import KV_BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from rollpacker.core.ids import RequestId
+    from rollpacker.sim.costs import EngineCosts
+
+PREFILL_TOKENS_PER_PASS = 8192
+"""Tokens of one pass, decoding sequences included: vLLM's `max_num_batched_tokens` on large GPUs when it serves."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Generation:
+    """One request and how far it is."""
+
+    request: RequestId
+    num_prompt_tokens: int
+    length_tokens: int
+    """How long its response will be, at least 1."""
+    asked_at_s: float
+    started_at_s: float | None = None
+    """Begin of the first pass that worked on it."""
+    num_generated: int = 0
+    """Response tokens; while it decodes, as of its last admission."""
+    num_prefilled: int = 0
+    """Tokens of the current prefill that are done."""
+    place: int = -1
+    """Its offset while it decodes: cached tokens minus the decoder's pass counter."""
+    admission: int = -1
+    """Number of its last admission."""
+
+    @property
+    def num_known(self) -> int:
+        """What a prefill of it must compute."""
+        return self.num_prompt_tokens + self.num_generated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A sequence that is done with."""
+
+    sequence: Generation
+    is_aborted: bool
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Passes that only decode."""
+
+    begins_at_s: float
+    num_passes: int
+    first_s: float
+    """Duration of the first pass."""
+    growth_s: float
+    """How much longer each pass is than the one before."""
+
+    def duration_s(self, num_passes: int) -> float:
+        return num_passes * self.first_s + self.growth_s * (num_passes * (num_passes - 1) / 2)
+
+    @property
+    def ends_at_s(self) -> float:
+        return self.begins_at_s + self.duration_s(self.num_passes)
+
+    def cut(self, now: float) -> None:
+        """End at the first boundary that is not before `now`."""
+        elapsed = now - self.begins_at_s
+        linear = self.first_s - self.growth_s / 2
+        root = (math.sqrt(linear * linear + 2 * self.growth_s * elapsed) - linear) / self.growth_s
+        num_passes = min(max(math.ceil(root), 0), self.num_passes)
+        while num_passes < self.num_passes and self.duration_s(num_passes) < elapsed:  # the root is rounded
+            num_passes += 1
+        while num_passes > 0 and self.duration_s(num_passes - 1) >= elapsed:
+            num_passes -= 1
+        self.num_passes = num_passes
+
+
+@dataclass(slots=True)
+class _PrefillPass:
+    """One pass with prompt tokens in it."""
+
+    begins_at_s: float
+    ends_at_s: float
+    chunks: list[tuple[Generation, int]]
+    """Sequences and how many of their tokens are prefilled."""
+
+    def cut(self, now: float) -> None:
+        """Stay: a pass cannot be cut, unless it has not begun."""
+        if now <= self.begins_at_s:
+            self.ends_at_s = now
+            self.chunks = []
+
+
+class Decoder:
+    """The batch of one engine. The caller calls `advance` at `next_at_s` and after every order, and may not be late."""
+
+    def __init__(self, costs: EngineCosts, max_num_seqs: int) -> None:
+        self._costs = costs
+        self._max_num_seqs = max_num_seqs
+        self._kv_read_s = costs.kv_read_s
+        self._num_blocks = costs.num_kv_blocks
+        self._free_blocks = self._num_blocks
+        self._sequences: dict[RequestId, Generation] = {}
+        self._waiting: deque[Generation] = deque()
+        self._prefilling: deque[Generation] = deque()
+        """Admitted; the last ones were admitted last of all."""
+        self._decoding: dict[RequestId, Generation] = {}
+        """In order of admission."""
+        self._ends: list[tuple[int, int, Generation]] = []
+        """Heap of (pass counter at its end, admission, sequence); an entry of an earlier admission is void."""
+        self._num_at_place = [0] * KV_BLOCK_TOKENS
+        """Decoding sequences by their place modulo the block size: who needs a block when."""
+        self._sum_places = 0
+        self._admissions = itertools.count()
+        self._orders: list[tuple[list[Generation], list[RequestId]]] = []
+        self._plan: _Stretch | _PrefillPass | None = None
+        self._peak_in_flight = 0
+        self.num_passes = 0
+        """Decoding passes; also the counter that places refer to."""
+        self.num_generated_tokens = 0
+        self.num_preemptions = 0
+        self.busy_slot_steps = 0
+        self.idle_slot_steps = 0
+
+    # Orders
+
+    def add(self, sequences: Iterable[Generation], now: float) -> None:
+        self._order(list(sequences), [], now)
+
+    def abort(self, requests: Iterable[RequestId], now: float) -> None:
+        """Stop requests at the next boundary; unknown ones are ignored."""
+        self._order([], list(requests), now)
+
+    def _order(self, sequences: list[Generation], requests: list[RequestId], now: float) -> None:
+        self._orders.append((sequences, requests))
+        if self._plan is None:
+            self._plan = _PrefillPass(now, now, [])  # a boundary at once
+        else:
+            self._plan.cut(now)
+
+    # Time
+
+    @property
+    def next_at_s(self) -> float | None:
+        """When the next boundary comes at which something changes; None while nothing is to be done."""
+        return None if self._plan is None else self._plan.ends_at_s
+
+    def advance(self) -> list[Ended]:
+        """Go to the boundary at `next_at_s`, and plan from there."""
+        plan = self._plan
+        if plan is None:
+            return []
+        now = plan.ends_at_s
+        ended: list[Ended] = []
+        match plan:
+            case _Stretch():
+                self._decode(plan.num_passes)
+            case _PrefillPass():
+                if plan.chunks:
+                    self._decode(1 if self._decoding else 0)
+                    self._prefill(plan)
+        self._collect_ends(ended)
+        for sequences, requests in self._orders:
+            self._take_in(sequences)
+            ended += [Ended(sequence=self._drop(request), is_aborted=True) for request in self._known(requests)]
+        self._orders.clear()
+        self._plan = self._make_plan(now)
+        return ended
+
+    def _decode(self, num_passes: int) -> None:
+        num_decoding = len(self._decoding)
+        self._free_blocks -= self._blocks_needed(num_passes)
+        self.num_passes += num_passes
+        self.num_generated_tokens += num_decoding * num_passes
+        num_busy = num_decoding + len(self._prefilling)
+        self.busy_slot_steps += num_busy * num_passes
+        self.idle_slot_steps += (min(self._peak_in_flight, self._max_num_seqs) - num_busy) * num_passes
+
+    def _prefill(self, plan: _PrefillPass) -> None:
+        """Prefill chunks; a sequence whose last chunk is done has its next token from the same pass, and decodes."""
+        for sequence, num_tokens in plan.chunks:
+            if sequence.started_at_s is None:
+                sequence.started_at_s = plan.begins_at_s
+            sequence.num_prefilled += num_tokens
+            if sequence.num_prefilled == sequence.num_known:
+                self._prefilling.popleft()
+                self._enter_decoding(sequence)
+
+    def _enter_decoding(self, sequence: Generation) -> None:
+        sequence.place = sequence.num_known - self.num_passes
+        sequence.num_generated += 1
+        self.num_generated_tokens += 1
+        self._decoding[sequence.request] = sequence
+        self._num_at_place[sequence.place % KV_BLOCK_TOKENS] += 1
+        self._sum_places += sequence.place
+        end = self.num_passes + sequence.length_tokens - sequence.num_generated
+        heapq.heappush(self._ends, (end, sequence.admission, sequence))
+
+    def _collect_ends(self, ended: list[Ended]) -> None:
+        while self._ends and self._ends[0][0] <= self.num_passes:
+            _, admission, sequence = heapq.heappop(self._ends)
+            if self._is_valid_end(admission, sequence):
+                ended.append(Ended(sequence=self._drop(sequence.request), is_aborted=False))
+
+    # Taking in and letting go
+
+    def _take_in(self, sequences: Sequence[Generation]) -> None:
+        for sequence in sequences:
+            num_tokens = sequence.num_prompt_tokens + sequence.length_tokens
+            if _num_blocks(num_tokens) > self._num_blocks:
+                raise ImpossibleEvent(
+                    f"{sequence.request} needs {num_tokens} tokens of KV cache.",
+                    f"The engine has {self.kv_tokens_capacity}.",
+                )
+            self._sequences[sequence.request] = sequence
+            self._waiting.append(sequence)
+        self._peak_in_flight = max(self._peak_in_flight, len(self._sequences))
+
+    def _known(self, requests: Iterable[RequestId]) -> list[RequestId]:
+        return [request for request in requests if request in self._sequences]
+
+    def _drop(self, request: RequestId) -> Generation:
+        """Forget a sequence, wherever it is."""
+        sequence = self._sequences.pop(request)
+        if request in self._decoding:
+            self._leave_decoding(sequence)
+        elif sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+            self._free_blocks += _num_blocks(sequence.num_known)
+        else:
+            self._waiting.remove(sequence)
+        return sequence
+
+    def _leave_decoding(self, sequence: Generation) -> None:
+        """Free its blocks, and note how far it came."""
+        del self._decoding[sequence.request]
+        self._num_at_place[sequence.place % KV_BLOCK_TOKENS] -= 1
+        self._sum_places -= sequence.place
+        num_cached = sequence.place + self.num_passes
+        sequence.num_generated = num_cached - sequence.num_prompt_tokens + 1
+        self._free_blocks += _num_blocks(num_cached)
+
+    # Planning
+
+    def _make_plan(self, now: float) -> _Stretch | _PrefillPass | None:
+        if not self._sequences:
+            self._peak_in_flight = 0
+            return None
+        has_preempted = self._preempt()
+        if not has_preempted:
+            self._admit()
+        if self._prefilling:
+            return self._plan_prefill(now)
+        return self._plan_stretch(now, at_most=1 if has_preempted else None)  # after it, admission is tried again
+
+    def _preempt(self) -> bool:
+        """Free blocks for the next token of every decoding sequence; False when there were enough."""
+        has_preempted = False
+        while self._blocks_needed(1) > self._free_blocks:
+            has_preempted = True
+            self.num_preemptions += 1
+            if self._prefilling:
+                sequence = self._prefilling.pop()
+                self._free_blocks += _num_blocks(sequence.num_known)
+            else:
+                sequence = next(reversed(self._decoding.values()))
+                self._leave_decoding(sequence)
+            sequence.num_prefilled = 0
+            sequence.admission = -1
+            self._waiting.appendleft(sequence)
+        return has_preempted
+
+    def _admit(self) -> None:
+        room = self._prefill_room() - sum(sequence.num_known - sequence.num_prefilled for sequence in self._prefilling)
+        while self._waiting and room > 0 and len(self._decoding) + len(self._prefilling) < self._max_num_seqs:
+            sequence = self._waiting[0]
+            num_blocks = _num_blocks(sequence.num_known)
+            if num_blocks > self._free_blocks - self._blocks_needed(1):
+                return
+            self._waiting.popleft()
+            self._free_blocks -= num_blocks
+            sequence.admission = next(self._admissions)
+            self._prefilling.append(sequence)
+            room -= sequence.num_known
+
+    def _prefill_room(self) -> int:
+        return max(PREFILL_TOKENS_PER_PASS - len(self._decoding), 1)
+
+    def _plan_prefill(self, now: float) -> _PrefillPass:
+        room = self._prefill_room()
+        num_tokens = len(self._decoding)
+        attention_s = 0.0
+        chunks: list[tuple[Generation, int]] = []
+        for sequence in self._prefilling:
+            size = min(sequence.num_known - sequence.num_prefilled, room)
+            if size == 0:
+                break
+            chunks.append((sequence, size))
+            attention_s += self._costs.prefill_attention_s(sequence.num_prefilled, sequence.num_prefilled + size)
+            room -= size
+            num_tokens += size
+        pass_s = self._costs.pass_s(num_tokens) + self._kv_read_s * self._num_read() + attention_s
+        return _PrefillPass(now, now + pass_s, chunks)
+
+    def _plan_stretch(self, now: float, at_most: int | None) -> _Stretch:
+        num_decoding = len(self._decoding)
+        num_passes = min(self._first_end() - self.num_passes, self._passes_in_free_blocks())
+        return _Stretch(
+            begins_at_s=now,
+            num_passes=min(num_passes, at_most or num_passes),
+            first_s=self._costs.pass_s(num_decoding) + self._kv_read_s * self._num_read(),
+            growth_s=self._kv_read_s * num_decoding,
+        )
+
+    def _first_end(self) -> int:
+        """The pass counter at which the next sequence ends."""
+        while not self._is_valid_end(*self._ends[0][1:]):
+            heapq.heappop(self._ends)
+        return self._ends[0][0]
+
+    def _is_valid_end(self, admission: int, sequence: Generation) -> bool:
+        return sequence.admission == admission and sequence.request in self._decoding
+
+    def _num_read(self) -> int:
+        """Cached tokens that the next decoding pass reads, the tokens that it adds included."""
+        return self._sum_places + len(self._decoding) * (self.num_passes + 1)
+
+    # Blocks
+
+    def _blocks_needed(self, num_passes: int) -> int:
+        """Further blocks that the decoding sequences need for so many passes."""
+        cycles, rest = divmod(num_passes, KV_BLOCK_TOKENS)
+        return cycles * len(self._decoding) + sum(self._num_crossing(ahead) for ahead in range(rest))
+
+    def _passes_in_free_blocks(self) -> int:
+        cycles, free = divmod(self._free_blocks, len(self._decoding))
+        num_passes = cycles * KV_BLOCK_TOKENS
+        for ahead in range(KV_BLOCK_TOKENS):
+            free -= self._num_crossing(ahead)
+            if free < 0:
+                break
+            num_passes += 1
+        return num_passes
+
+    def _num_crossing(self, ahead: int) -> int:
+        """Sequences whose blocks are full before the pass `ahead` passes from now."""
+        return self._num_at_place[-(self.num_passes + ahead) % KV_BLOCK_TOKENS]
+
+    # Views
+
+    @property
+    def num_running(self) -> int:
+        return len(self._decoding) + len(self._prefilling)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._sequences) + sum(len(sequences) for sequences, _ in self._orders)
+
+    @property
+    def kv_tokens_used(self) -> int:
+        """In whole blocks."""
+        return (self._num_blocks - self._free_blocks) * KV_BLOCK_TOKENS
+
+    @property
+    def kv_tokens_capacity(self) -> int:
+        return self._num_blocks * KV_BLOCK_TOKENS
+
+    def check(self) -> None:
+        """Re-derive the invariants from scratch; raises `InvariantViolated`."""
+        cached = [sequence.place + self.num_passes for sequence in self._decoding.values()]
+        used = sum(map(_num_blocks, cached)) + sum(_num_blocks(sequence.num_known) for sequence in self._prefilling)
+        if used + self._free_blocks != self._num_blocks or self._free_blocks < 0:
+            raise InvariantViolated(f"{used} of {self._num_blocks} blocks are used, {self._free_blocks} free.")
+        if sum(cached) != self._sum_places + len(cached) * self.num_passes:
+            raise InvariantViolated(f"{sum(cached)} tokens are cached.")
+        if len(self._decoding) + len(self._prefilling) + len(self._waiting) != len(self._sequences):
+            raise InvariantViolated(f"{len(self._sequences)} sequences are in flight, and some are nowhere.")
+        if self.num_running > self._max_num_seqs:
+            raise InvariantViolated(f"{self.num_running} sequences run in {self._max_num_seqs} slots.")
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // KV_BLOCK_TOKENS)

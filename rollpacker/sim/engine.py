@@ -1,0 +1,178 @@
+"""A modelled engine: `protocols.engine.Engine` over a `Decoder`, driven by timers of a virtual-time loop.
+
+Invariant: the only thing that takes time is the decoder and the transfer of weights. Responses have a length and no
+content: their tokens are zeros that take no memory. A response's length is known to the workload from the beginning;
+nothing above the engine sees it before the response ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.rollout import FinishReason, Response, VersionSpan
+from rollpacker.sim.arrivals import Arrivals
+from rollpacker.sim.decoder import Decoder, Ended, Generation
+
+if TYPE_CHECKING:
+    from rollpacker.core.ids import EngineId, RequestId
+    from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
+    from rollpacker.protocols.weights import Weights
+    from rollpacker.sim.costs import EngineCosts
+
+NO_VERSION = -1
+"""What `EngineStats.policy_version` says while no policy is held."""
+
+
+class ResponseLength(NamedTuple):
+    """How a response will end."""
+
+    num_tokens: int
+    is_truncated: bool
+
+
+class ModelledEngine:
+    """Generates nothing, in the time that it would take.
+
+    Args:
+        engine: Its name in responses.
+        costs: How long passes take, and how much fits.
+        max_num_seqs: Decode slots.
+        weight_transfer_s: How long new weights take to arrive.
+        length_of: How each response will end.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: EngineId,
+        costs: EngineCosts,
+        max_num_seqs: int,
+        weight_transfer_s: float,
+        length_of: Callable[[GenerationRequest], ResponseLength],
+    ) -> None:
+        self._engine = engine
+        self._decoder = Decoder(costs, max_num_seqs)
+        self._weight_transfer_s = weight_transfer_s
+        self._length_of = length_of
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._truncated: set[RequestId] = set()
+        self._arrivals: Arrivals[Response] = Arrivals()
+        self._policy_version = NO_VERSION
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        if self._policy_version == NO_VERSION:
+            raise ImpossibleEvent(f"{self._engine} was asked to generate while it holds no policy.", "Load weights.")
+        now = self._loop.time()
+        self._decoder.add([self._generation(request, now) for request in requests], now)
+        self._arm()
+
+    def _generation(self, request: GenerationRequest, now: float) -> Generation:
+        length = self._length_of(request)
+        if length.is_truncated:
+            self._truncated.add(request.request)
+        return Generation(
+            request=request.request,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            length_tokens=length.num_tokens,
+            asked_at_s=now,
+        )
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        self._decoder.abort(requests, self._loop.time())
+        self._arm()
+
+    async def collect(self) -> Sequence[Response]:
+        return await self._arrivals.collect()
+
+    async def load_weights(self, weights: Weights) -> str:
+        self._require_idle("load weights")
+        await asyncio.sleep(self._weight_transfer_s)
+        self._policy_version = weights.policy_version
+        return weights.checksum
+
+    async def sleep(self) -> None:
+        self._require_idle("sleep")
+        self._policy_version = NO_VERSION
+
+    async def wake(self) -> None:
+        """Do nothing: that weights must be loaded first is what `sleep` left behind."""
+
+    async def stats(self) -> EngineStats:
+        decoder = self._decoder
+        return EngineStats(
+            num_running=decoder.num_running,
+            num_waiting=decoder.num_in_flight - decoder.num_running,
+            kv_tokens_used=decoder.kv_tokens_used,
+            kv_tokens_capacity=decoder.kv_tokens_capacity,
+            num_preemptions=decoder.num_preemptions,
+            num_generated_tokens=decoder.num_generated_tokens,
+            num_decode_steps=decoder.num_passes,
+            busy_slot_steps=decoder.busy_slot_steps,
+            idle_slot_steps=decoder.idle_slot_steps,
+            policy_version=self._policy_version,
+        )
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._arrivals.close()
+
+    def _arm(self) -> None:
+        """Have `_advance` called at the decoder's next boundary."""
+        due = self._decoder.next_at_s
+        if self._timer is not None:
+            if self._timer.when() == due and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._advance)
+
+    def _advance(self) -> None:
+        self._timer = None
+        ended = self._decoder.advance()
+        self._arm()
+        self._arrivals.put([self._response(each) for each in ended])
+
+    def _response(self, ended: Ended) -> Response:
+        now, sequence = self._loop.time(), ended.sequence
+        started_at_s = now if sequence.started_at_s is None else sequence.started_at_s
+        is_truncated = sequence.request in self._truncated
+        self._truncated.discard(sequence.request)
+        reason = FinishReason.LENGTH if is_truncated else FinishReason.STOP
+        num_tokens = sequence.num_generated
+        spans = (VersionSpan(policy_version=self._policy_version, num_tokens=num_tokens),) if num_tokens else ()
+        return Response(
+            request=sequence.request,
+            engine=self._engine,
+            finish_reason=FinishReason.ABORTED if ended.is_aborted else reason,
+            token_ids=blank_tokens(num_tokens),
+            logprobs=_blank_logprobs(num_tokens),
+            spans=spans,
+            queue_time_s=started_at_s - sequence.asked_at_s,
+            generation_time_s=now - started_at_s,
+        )
+
+    def _require_idle(self, wish: str) -> None:
+        if self._decoder.num_in_flight:
+            raise ImpossibleEvent(
+                f"{self._engine} was asked to {wish} with {self._decoder.num_in_flight} requests in flight.",
+                "Nothing may be in flight.",
+            )
+
+
+@functools.cache
+def blank_tokens(num_tokens: int) -> TokenIds:
+    """So many zeros that share four bytes; read-only."""
+    return np.broadcast_to(np.zeros(1, dtype=np.int32), (num_tokens,))
+
+
+@functools.cache
+def _blank_logprobs(num_tokens: int) -> Logprobs:
+    return np.broadcast_to(np.zeros(1, dtype=np.float32), (num_tokens,))

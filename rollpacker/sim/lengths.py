@@ -1,0 +1,294 @@
+"""Where response lengths come from: quantile tables, a user's lengths, or a recorded run.
+
+Invariant: a length is a function of the request and of the uniform numbers that come with it; a source has no state and
+no randomness of its own. What a source knows of single prompts it gives to those prompts; else it knows the
+distribution of a domain.
+
+A recorded run is exact where the same request ended by itself: the same step, prompt, epoch and sample had this length.
+A response that was aborted after n tokens was longer than n: it gets a length above n from its domain's distribution.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from rollpacker.core.errors import DataError
+from rollpacker.core.ids import Domain, RequestId
+from rollpacker.metrics.tables import read_frame
+
+ANY_DOMAIN = Domain("any")
+"""What a file without domains is of; it serves every domain."""
+
+_TAIL_FROM = 0.95
+"""Beyond a length limit a distribution goes on as a Pareto tail through this quantile and the limit's own."""
+
+_COLUMNS = "length_tokens and, where known, prompt and domain; or domain, p and tokens for quantiles"
+
+
+@dataclass(frozen=True, slots=True)
+class Uniforms:
+    """Two numbers in (0, 1)."""
+
+    of_sample: float
+    """This sample's own."""
+    correlated: float
+    """This sample's, correlated with those of its prompt's other samples."""
+
+
+class LengthSource(Protocol):
+    """Knows how long responses are."""
+
+    @property
+    def prompts(self) -> Mapping[str, tuple[Domain, int | None]]:
+        """The prompts that it knows by name, with the length of each where it knows that; empty when it knows none."""
+
+    @property
+    def domains(self) -> tuple[Domain, ...]: ...
+
+    def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
+        """A length in tokens before any limit; infinite when it is only known to be above all that was seen."""
+
+
+class Quantiles:
+    """One distribution, by interpolation; above a limit that many values share it goes on as a Pareto tail."""
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        """Take (p, value) pairs with rising p; values that stay equal at the end are a limit that cut them."""
+        pairs = sorted(points)
+        self._probabilities = [p for p, _ in pairs]
+        self._values = [value for _, value in pairs]
+        self._limit_p = 1.0
+        self._tail_index = 0.0
+        if len(pairs) > 1 and self._values[-1] == self._values[-2]:
+            limit = self._values[-1]
+            self._limit_p = self._probabilities[self._values.index(limit)]
+            below = self._interpolate(_TAIL_FROM)
+            if self._limit_p > _TAIL_FROM and limit > below > 0:
+                self._tail_index = math.log(limit / below) / math.log((1 - _TAIL_FROM) / (1 - self._limit_p))
+
+    def value(self, p: float) -> float:
+        if p <= self._limit_p:
+            return self._interpolate(p)
+        return self._values[-1] * math.pow((1 - self._limit_p) / (1 - p), self._tail_index)
+
+    def share_below(self, value: float) -> float:
+        """The p of a value."""
+        index = bisect.bisect_right(self._values, value)
+        if index == 0:
+            return self._probabilities[0]
+        if index == len(self._values):
+            return self._limit_p if value > self._values[-1] else self._probabilities[-1]
+        p0, p1 = self._probabilities[index - 1 : index + 1]
+        x0, x1 = self._values[index - 1 : index + 1]
+        return p0 + (p1 - p0) * (value - x0) / (x1 - x0)
+
+    def _interpolate(self, p: float) -> float:
+        index = bisect.bisect_left(self._probabilities, p)
+        if index == 0:
+            return self._values[0]
+        if index == len(self._values):
+            return self._values[-1]
+        p0, p1 = self._probabilities[index - 1 : index + 1]
+        x0, x1 = self._values[index - 1 : index + 1]
+        return x0 + (x1 - x0) * (p - p0) / (p1 - p0)
+
+
+class QuantileTable:
+    """A distribution per domain."""
+
+    prompts: Mapping[str, tuple[Domain, int | None]] = {}
+
+    def __init__(self, by_domain: Mapping[Domain, Quantiles]) -> None:
+        self._by_domain = by_domain
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        return tuple(self._by_domain)
+
+    def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:  # noqa: ARG002  (LengthSource)
+        return self.distribution(domain).value(uniforms.correlated)
+
+    def distribution(self, domain: Domain) -> Quantiles:
+        return self._by_domain.get(domain) or self._by_domain[ANY_DOMAIN]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledLengths:
+    """Lengths that were seen, of prompts that have names or not."""
+
+    table: QuantileTable
+    """The distribution of each domain."""
+    prompts: Mapping[str, tuple[Domain, int | None]]
+    by_prompt: Mapping[str, Sequence[float]]
+    """Lengths of responses that ended by themselves, ascending."""
+    exact: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
+    """By step, epoch, prompt and sample, for the responses of a recorded run that ended by themselves."""
+    at_least: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
+    """Likewise, for those that were aborted: what they had generated."""
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        return self.table.domains
+
+    def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
+        key = (request.round, request.prompt.epoch, request.prompt.key, request.sample)
+        if key in self.exact:
+            return self.exact[key]
+        if key in self.at_least:
+            return self._longer_than(self.at_least[key], domain, uniforms.of_sample)
+        lengths = self.by_prompt.get(request.prompt.key)
+        if lengths:
+            return lengths[int(uniforms.of_sample * len(lengths))]
+        return self.table.length(request, domain, uniforms)
+
+    def _longer_than(self, num_tokens: float, domain: Domain, uniform: float) -> float:
+        distribution = self.table.distribution(domain)
+        below = distribution.share_below(num_tokens)
+        return max(distribution.value(below + (1 - below) * uniform), num_tokens + 1)
+
+
+def paper_lengths() -> QuantileTable:
+    """What the paper measured (Fig 2a)."""
+    return _quantile_table(pd.DataFrame(read_packaged("response_lengths.csv")).astype({"p": float, "tokens": float}))
+
+
+def read_packaged(name: str) -> list[dict[str, str]]:
+    """The rows of a table that comes with the package."""
+    file = Path(__file__).with_name("tables") / name
+    lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return list(csv.DictReader(lines))
+
+
+def read_lengths(path: Path) -> LengthSource:
+    """Read a recorded run's directory, or a user's file.
+
+    Raises:
+        DataError: It is neither, or a value in it is no length.
+    """
+    if path.is_dir():
+        return _recorded(read_frame(path, "responses"))
+    frame = _read_file(path)
+    if {"p", "tokens"} <= set(frame.columns):
+        return _quantile_table(_checked(path, frame, ("p", "tokens")))
+    if "length_tokens" in frame.columns:
+        return _samples(_checked(path, frame, ("length_tokens",)))
+    raise DataError(
+        f"{path} has the columns {', '.join(map(str, frame.columns))}.",
+        f"A file of lengths has {_COLUMNS}.",
+        "Rename its columns.",
+    )
+
+
+def _read_file(path: Path) -> pd.DataFrame:
+    readers = {
+        ".csv": lambda: pd.read_csv(path, comment="#", dtype={"prompt": str, "domain": str}),
+        ".parquet": lambda: pd.read_parquet(path),
+        ".jsonl": lambda: pd.read_json(path, lines=True, dtype={"prompt": str, "domain": str}),
+    }
+    if path.suffix not in readers:
+        raise DataError(
+            f"workload.lengths={path} is neither a folder nor a file of a known kind.",
+            "A run.dir, or a file that ends in .csv, .parquet or .jsonl.",
+            "Check the path.",
+        )
+    try:
+        frame: pd.DataFrame = readers[path.suffix]()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"workload.lengths={path} cannot be read: {error}.", f"It has the columns {_COLUMNS}.", "Check the file."
+        ) from error
+    if frame.empty:
+        raise DataError(f"workload.lengths={path} has no rows.", f"It has the columns {_COLUMNS}.", "Check the file.")
+    return frame
+
+
+def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    for column in columns:
+        numbers = pd.to_numeric(frame[column], errors="coerce")
+        bad = numbers.isna() | (numbers < 0)
+        if bad.any():
+            row = int(bad.to_numpy().argmax())
+            raise DataError(
+                f"{path}, row {row + 1}: {column} is {frame[column].iloc[row]!r}.",
+                "It is a number of at least 0.",
+                "Correct the row, or delete it.",
+            )
+        frame[column] = numbers
+    return frame
+
+
+def _quantile_table(frame: pd.DataFrame) -> QuantileTable:
+    domains = _domains(frame)
+    pairs: dict[Domain, list[tuple[float, float]]] = {}
+    for domain, p, tokens in zip(domains, frame["p"], frame["tokens"], strict=True):
+        pairs.setdefault(domain, []).append((float(p), float(tokens)))
+    return QuantileTable({domain: Quantiles(points) for domain, points in pairs.items()})
+
+
+def _samples(frame: pd.DataFrame) -> LengthSource:
+    domains, lengths = _domains(frame), [float(length) for length in frame["length_tokens"]]
+    table = _pooled(zip(domains, lengths, strict=True))
+    if "prompt" not in frame.columns:
+        return table
+    keys = [str(key) for key in frame["prompt"]]
+    by_prompt: dict[str, list[float]] = {}
+    for key, length in zip(keys, lengths, strict=True):
+        by_prompt.setdefault(key, []).append(length)
+    return SampledLengths(
+        table=table,
+        prompts={key: (domain, None) for key, domain in zip(keys, domains, strict=True)},
+        by_prompt={key: sorted(of_prompt) for key, of_prompt in by_prompt.items()},
+    )
+
+
+def _recorded(frame: pd.DataFrame) -> LengthSource:
+    exact: dict[tuple[int, int, str, int], float] = {}
+    at_least: dict[tuple[int, int, str, int], float] = {}
+    by_prompt: dict[str, list[float]] = {}
+    prompts: dict[str, tuple[Domain, int | None]] = {}
+    ended: list[tuple[Domain, float]] = []
+    for row in frame.to_dict("records"):
+        key, domain, length = str(row["prompt"]), Domain(row["domain"]), float(row["length_tokens"])
+        prompts.setdefault(key, (domain, int(row["num_prompt_tokens"])))
+        name = (int(row["round"]), int(row["epoch"]), key, int(row["sample"]))
+        if row["finish_reason"] == "aborted":
+            at_least[name] = length
+        else:
+            exact[name] = length
+            ended.append((domain, length))
+            by_prompt.setdefault(key, []).append(length)
+    return SampledLengths(
+        table=_pooled(ended),
+        prompts=prompts,
+        by_prompt={key: sorted(lengths) for key, lengths in by_prompt.items()},
+        exact=exact,
+        at_least=at_least,
+    )
+
+
+def _pooled(lengths: Iterable[tuple[Domain, float]]) -> QuantileTable:
+    """The distribution of each domain's lengths."""
+    by_domain: dict[Domain, list[float]] = {}
+    for domain, length in lengths:
+        by_domain.setdefault(domain, []).append(length)
+    return QuantileTable({domain: Quantiles(_steps(values)) for domain, values in by_domain.items()})
+
+
+def _steps(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Quantiles of a sample: the k-th of n values stands at (k - 1/2) / n; of equal values the first and the last."""
+    ranked = [((rank + 0.5) / len(values), value) for rank, value in enumerate(sorted(values))]
+    runs = (list(run) for _, run in itertools.groupby(ranked, key=lambda point: point[1]))
+    return [point for run in runs for point in dict.fromkeys((run[0], run[-1]))]
+
+
+def _domains(frame: pd.DataFrame) -> list[Domain]:
+    return [Domain(str(name)) for name in frame["domain"]] if "domain" in frame.columns else [ANY_DOMAIN] * len(frame)

@@ -1,0 +1,45 @@
+"""What a modelled run would be, judged before it starts; implements `protocols.backend.Prospect`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.protocols.backend import ModelFacts, ModelledCluster
+from rollpacker.sim.plan import plan_cluster
+from rollpacker.sim.shapes import transformer_of
+from rollpacker.sim.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.core.ids import Domain
+
+
+class ModelledProspect:
+    """Reads what the configuration names and computes what fits."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    def model(self) -> ModelFacts:
+        model = transformer_of(self._config.model)
+        return ModelFacts(
+            architecture=f"{model.shape.num_layers} layers of width {model.shape.hidden_size:,}",
+            num_parameters=model.num_parameters,
+            num_weight_bytes=model.num_weight_bytes,
+            max_positions=None,
+        )
+
+    def num_prompts_by_domain(self) -> Mapping[Domain, int]:
+        return Workload(self._config).num_prompts_by_domain
+
+    def cluster(self) -> ModelledCluster:
+        plan = plan_cluster(self._config)
+        return ModelledCluster(
+            hardware=plan.hardware.name,
+            num_gpus=plan.num_gpus,
+            num_engines=self._config.engine.num_engines,
+            kv_tokens_per_engine=plan.engine.num_kv_tokens,
+            num_replicas=plan.trainer.num_replicas,
+        )

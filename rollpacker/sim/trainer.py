@@ -1,0 +1,99 @@
+"""A modelled trainer: learns nothing, in the time that it would take, and refuses what a real one refuses.
+
+Invariant: a step takes in exactly the batch that was announced, of one policy version; the admission is the real
+trainer's own. Its whole state is the number of its steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import CheckpointError, ImpossibleEvent
+from rollpacker.metrics.files import storage_errors
+from rollpacker.protocols.trainer import UpdateMetrics
+from rollpacker.protocols.weights import Weights
+from rollpacker.trainers.admission import Admission
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rollpacker.protocols.rollout import RolloutGroup
+    from rollpacker.protocols.trainer import BatchShape
+    from rollpacker.sim.costs import TrainerCosts
+
+STATE_FILE = "modelled_trainer.json"
+
+
+class ModelledTrainer:
+    """Counts tokens and takes their time."""
+
+    def __init__(self, costs: TrainerCosts) -> None:
+        self._costs = costs
+        self._num_steps = 0
+        self._num_tokens = 0
+        self._admission: Admission | None = None
+
+    async def begin_step(self, shape: BatchShape) -> None:
+        self._admission = Admission(shape)
+        self._num_tokens = 0
+
+    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
+        self._open().admit(groups)
+        responses = [(len(group.prompt_token_ids), response) for group in groups for response in group.responses]
+        self._num_tokens += sum(response.num_tokens for _, response in responses)
+        lengths = [num_prompt_tokens + response.num_tokens for num_prompt_tokens, response in responses]
+        await asyncio.sleep(self._costs.passes_s(lengths))
+
+    async def finish_step(self) -> UpdateMetrics:
+        self._open().require_complete()
+        self._admission = None
+        await asyncio.sleep(self._costs.update_s())
+        self._num_steps += 1
+        return UpdateMetrics(
+            policy_version=self._num_steps,
+            loss=None,
+            grad_norm=None,
+            learning_rate=None,
+            clip_fraction=None,
+            kl_to_reference=None,
+            entropy=None,
+            logprob_mismatch_max=None,
+            logprob_mismatch_mean=None,
+            num_tokens=self._num_tokens,
+        )
+
+    async def export_weights(self) -> Weights:
+        """Give weights without tensors; their checksum is their version, which every engine gives back."""
+        return Weights(
+            policy_version=self._num_steps,
+            checksum=f"{self._num_steps:08x}",
+            num_bytes=self._costs.model.num_weight_bytes,
+            payload=None,
+        )
+
+    async def save(self, folder: Path) -> None:
+        file = folder / STATE_FILE
+        with storage_errors(file):
+            file.write_text(json.dumps({"num_steps": self._num_steps}))
+
+    async def load(self, folder: Path) -> None:
+        file = folder / STATE_FILE
+        try:
+            self._num_steps = int(json.loads(file.read_text())["num_steps"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{file} cannot be read: {error}.",
+                "A modelled run continues from the checkpoint of a modelled run.",
+                "Remove this checkpoint folder to resume from an older one.",
+            ) from error
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to end."""
+
+    def _open(self) -> Admission:
+        if self._admission is None:
+            raise ImpossibleEvent("The trainer was called outside a step.", "begin_step comes first.")
+        return self._admission
