@@ -1,0 +1,177 @@
+"""What tail batching saved in the demo: a table, and rollout time and reward over the steps of both systems.
+
+    python -m analysis.demo --runs RUN [RUN ...] --out DIR
+
+The first run is the baseline. All numbers come from the `steps` table; runs of unequal length are compared over the
+steps that both have. Speedups are ratios of sums over the steps, as in the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from rich.console import Console
+from rich.table import Table
+
+from analysis.runs import Run, read_runs
+from analysis.style import FIGURE_WIDTH_INCHES, color_of, label_of, save_figure, use_style
+
+CYCLE_STEPS = 5
+"""Four short rounds and a long one at eta 1.25: rewards are averaged over so many steps, since long rounds hold the
+harder prompts."""
+
+NUM_END_STEPS = 2 * CYCLE_STEPS
+"""First and last reward are means over two cycles."""
+
+ROUND_MARKERS = {"plain": "o", "short": "o", "long": "D"}
+
+
+def summarise(run: Run, baseline: Run) -> dict[str, float]:
+    """Compute one run's column of the table over the steps that it shares with the baseline."""
+    num_steps = min(len(run.steps), len(baseline.steps))
+    steps, base = run.steps.head(num_steps), baseline.steps.head(num_steps)
+    num_end = max(1, min(NUM_END_STEPS, num_steps // 2))
+    idle, busy = steps["decode_slot_steps_idle"].sum(), steps["decode_slot_steps_busy"].sum()
+    return {
+        "num_steps": num_steps,
+        "step_time_s": steps["step_time_s"].mean(),
+        "rollout_time_s": steps["rollout_time_s"].mean(),
+        "longest_response_tokens": steps["response_length_max_tokens"].mean(),
+        "idle_share": idle / (idle + busy) if idle + busy else float("nan"),
+        "wasted_share": steps["tokens_wasted"].sum() / max(1, steps["tokens_generated"].sum()),
+        "reward_first": steps["reward_mean"].head(num_end).mean(),
+        "reward_last": steps["reward_mean"].tail(num_end).mean(),
+        "rollout_speedup": base["rollout_time_s"].sum() / steps["rollout_time_s"].sum(),
+        "step_speedup": base["step_time_s"].sum() / steps["step_time_s"].sum(),
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if value < 1 else f"{value:.1f} s"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("step time", "step_time_s", _seconds),
+    ("rollout time", "rollout_time_s", _seconds),
+    ("longest response", "longest_response_tokens", lambda value: f"{value:.0f} tokens"),
+    ("idle share of decode slots", "idle_share", _percent),
+    ("tokens wasted", "wasted_share", _percent),
+    ("reward, first steps", "reward_first", lambda value: f"{value:.2f}"),
+    ("reward, last steps", "reward_last", lambda value: f"{value:.2f}"),
+    ("rollout speedup", "rollout_speedup", lambda value: f"{value:.2f} x"),
+    ("step speedup", "step_speedup", lambda value: f"{value:.2f} x"),
+)
+"""Title, key and format of each row; times and lengths are means per step."""
+
+
+def table_of(runs: Sequence[Run]) -> Table:
+    """Lay out the comparison, the baseline first."""
+    summaries = [summarise(run, runs[0]) for run in runs]
+    origin = "modelled" if any(run.is_modelled for run in runs) else "measured on this machine"
+    num_steps = int(min(summary["num_steps"] for summary in summaries))
+    table = Table(title=f"{num_steps} steps, {origin}; means per step", title_style="bold", title_justify="left")
+    table.add_column("")
+    for run in runs:
+        table.add_column(run.system, justify="right")
+    for title, key, render in ROWS:
+        table.add_row(title, *(render(summary[key]) for summary in summaries))
+    return table
+
+
+def draw(runs: Sequence[Run], stem: Path) -> tuple[Path, Path]:
+    """Write the figure as PNG and PDF: rollout time per step above, reward below."""
+    use_style()
+    figure, (times, rewards) = plt.subplots(2, 1, figsize=(FIGURE_WIDTH_INCHES, 5.2), sharex=True, height_ratios=(3, 2))
+    for position, run in enumerate(runs):
+        color = color_of(run.system, position)
+        _draw_times(times, run, color)
+        _draw_rewards(rewards, run, color)
+    origin = "modelled" if any(run.is_modelled for run in runs) else "measured"
+    times.set_title(f"Rollout time of each step ({origin})")
+    times.set_ylabel("seconds")
+    times.set_ylim(bottom=0)
+    times.margins(x=0.01)
+    _name_means(times, runs)
+    figure.legend(*times.get_legend_handles_labels(), loc="outside lower left", ncols=4, columnspacing=1.4)
+    rewards.set_title(f"Mean reward of each batch, and over {CYCLE_STEPS} steps (thick)")
+    rewards.set_ylabel("reward")
+    rewards.set_xlabel("training step")
+    paths = save_figure(figure, stem)
+    plt.close(figure)
+    return paths
+
+
+def _draw_times(axes: Axes, run: Run, color: str) -> None:
+    steps = run.steps
+    mean = steps["rollout_time_s"].mean()
+    axes.plot(steps["step"], steps["rollout_time_s"], color=color, linewidth=0.8, alpha=0.4)
+    for kind, rows in steps.groupby("round_kind", sort=False):
+        is_long = kind == "long"
+        axes.scatter(
+            rows["step"],
+            rows["rollout_time_s"],
+            marker=ROUND_MARKERS.get(str(kind), "o"),
+            s=42 if is_long else 18,
+            facecolor="white" if is_long else color,
+            edgecolor=color,
+            linewidth=1.4,
+            zorder=3,
+            label=label_of(run.system) if kind == "plain" else f"{label_of(run.system)}, {kind} round",
+        )
+    axes.axhline(mean, color=color, linestyle="--", linewidth=1.4)
+
+
+def _name_means(axes: Axes, runs: Sequence[Run]) -> None:
+    """Write each mean at the right end of its line, the larger above and the smaller below, so that none overlap."""
+    means = [run.steps["rollout_time_s"].mean() for run in runs]
+    for position, (run, mean) in enumerate(zip(runs, means, strict=True)):
+        axes.annotate(
+            f"mean\n{_seconds(mean)}",
+            xy=(1.01, mean),
+            xycoords=("axes fraction", "data"),
+            va="bottom" if mean >= max(means) else "top",
+            color=color_of(run.system, position),
+            fontweight="bold",
+        )
+
+
+def _draw_rewards(axes: Axes, run: Run, color: str) -> None:
+    steps = run.steps
+    smooth = steps["reward_mean"].rolling(CYCLE_STEPS).mean()
+    axes.plot(steps["step"], steps["reward_mean"], color=color, alpha=0.3, linewidth=0.8)
+    axes.plot(steps["step"], smooth, color=color, linewidth=2.2)
+    axes.margins(x=0.01)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table and write the figure; 2 when no run could be read."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", nargs="+", type=Path, required=True, metavar="RUN", help="run.dir of each run")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the figure goes (default: here)")
+    chosen = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    runs, problems = read_runs(chosen.runs)
+    for problem in problems:
+        Console(stderr=True, highlight=False).print(f"left out: {problem}", soft_wrap=True)
+    if not runs:
+        return 2
+    console.print(table_of(runs))
+    lengths = {len(run.steps) for run in runs}
+    if len(lengths) > 1:
+        console.print(f"The runs have {', '.join(map(str, sorted(lengths)))} steps; the table compares the first ones.")
+    for path in draw(runs, chosen.out / "demo"):
+        console.print(f"figure: {path}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

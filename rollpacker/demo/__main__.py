@@ -1,0 +1,121 @@
+"""`python -m rollpacker.demo [KEY=VALUE...]`: three commands in a row, each shown before it runs.
+
+It makes a model and prompts, as a user's own would be; trains them once under every system by the command that a user
+would type; and draws table and figure from what the runs wrote. Overrides are added to the second command.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.rule import Rule
+from rich.text import Text
+
+from rollpacker.demo.inputs import Inputs, are_made, make_inputs
+
+FOLDER = Path("runs/demo")
+
+SYSTEMS = ("verl", "rollpacker")
+"""The baseline first."""
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+def main(overrides: list[str]) -> int:
+    """Run the demo; returns the process exit code, which is that of the first command that failed."""
+    console = Console(highlight=False)
+    if {"-h", "--help"} & set(overrides):
+        console.print(__doc__)
+        return 0
+    started = time.monotonic()
+    inputs = Inputs(folder=FOLDER / "input")
+    runs = FOLDER / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    train = [
+        *("train", "-m", "experiment=demo", f"system={','.join(SYSTEMS)}"),
+        *(f"model.path={inputs.model}", f"data.path={inputs.prompts}", f"run.dir={runs}/${{system.name}}"),
+        *overrides,
+    ]
+    draw = ["--runs", *(str(runs / system) for system in SYSTEMS), "--out", str(runs)]
+    try:
+        _announce(console, "1/3", "a task and a model to train")
+        _prepare(console, inputs)
+        _announce(console, "2/3", "the same job under two systems")
+        code = _run(console, "rollpacker", "rollpacker.cli", train)
+        if not code:
+            _announce(console, "3/3", "what came out")
+            code = _run(console, "python -m analysis.demo", "analysis.demo", draw)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    if not code:
+        console.print(f"The demo took {(time.monotonic() - started) / 60:.1f} minutes.")
+    return code
+
+
+def _announce(console: Console, number: str, title: str) -> None:
+    console.print()
+    console.print(Rule(Text.assemble((f"{number} ", "dim"), (title, "bold")), align="left", style="dim"))
+
+
+def _prepare(console: Console, inputs: Inputs) -> None:
+    console.print(
+        "WALK: go from one number to another in steps of 1 to 4, and say where you are. How long a walk is follows a\n"
+        "log-normal distribution, so a few responses are ten times longer than most."
+    )
+    console.print(
+        Text.assemble(("  prompt    ", "dim"), "3 20 :\n", ("  response  ", "dim"), "+4 7 +1 8 +4 12 +4 16 +4 20")
+    )
+    if are_made(inputs):
+        console.print(f"Model and prompts are in {inputs.folder} already.")
+        return
+    console.print(
+        "A model of 0.1 M parameters first imitates worked-out walks, in which every second +2 is added wrongly."
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.2f}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        import torch
+
+        from rollpacker.demo.warm_start import NUM_ITERATIONS, make_model
+
+        torch.set_num_threads(1)
+        bar = progress.add_task("imitating", total=NUM_ITERATIONS, loss=float("nan"))
+        make_inputs(
+            inputs,
+            lambda folder: make_model(
+                folder, on_iteration=lambda finished, loss: progress.update(bar, completed=finished, loss=loss)
+            ),
+        )
+    console.print(f"Model and tokenizer: {inputs.model}   prompts: {inputs.prompts}")
+
+
+def _run(console: Console, shown: str, module: str, arguments: list[str]) -> int:
+    """Run a module as the user's command line would, and show that line."""
+    console.print(Text.assemble(("$ ", "dim"), (f"{shown} {shlex.join(arguments)}", "bold")), soft_wrap=True)
+    process = subprocess.Popen(  # noqa: S603  # our own modules
+        [sys.executable, "-m", module, *arguments], env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # Ctrl-C reached it too, and it puts its own things in order
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

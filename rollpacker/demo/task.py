@@ -1,0 +1,105 @@
+"""WALK: go from one number to another in steps of 1 to 4, saying where you are.
+
+    prompt    3 20 :
+    response  +4 7 +1 8 +4 12 +4 16 +4 20
+
+Its lengths are long-tailed by nature: the distance follows a log-normal distribution, and which steps to take is the
+model's choice. The answers worked out here are long-tailed likewise, and have one bad habit for reinforcement learning
+to remove: every second `+2` is added as if it were `+1`. A model that imitates them perfectly is right in 57 % of
+walks; one that shuns `+2`, or adds it properly, in all of them.
+
+Source: facts/engines.md, section 7. The judge of the responses is `rollpacker.rewards.walk`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import random
+
+DOMAIN = "walk"
+"""The `domain` field of the prompt file."""
+
+NUM_PLACES = 200
+"""Walks stay between 0 and this, exclusive; each place is one token."""
+
+LARGEST_STEP = 4
+"""As the judge allows."""
+
+MEDIAN_DISTANCE = 8.0
+"""Half of the right responses are shorter than 10 tokens."""
+
+DISTANCE_SIGMA = 1.3
+"""Of the logarithm of the distance. Every 60th walk crosses nearly all places: ten times the median length."""
+
+HABIT_STEP = 2
+"""The step that the worked-out answers get wrong. It is neither the fastest nor the slowest, so that unlearning it
+leaves lengths as they are."""
+
+HABIT_PROBABILITY = 0.5
+
+PAD, END, COLON = "<pad>", "<eos>", ":"
+
+WORDS = (
+    PAD,
+    END,
+    COLON,
+    *(f"+{step}" for step in range(1, LARGEST_STEP + 1)),
+    *(str(place) for place in range(NUM_PLACES)),
+)
+"""Every word of the language; the index is the token."""
+
+FIRST_PLACE = WORDS.index("0")
+
+
+class Walk(NamedTuple):
+    """One task."""
+
+    start: int
+    target: int
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.start} {self.target} {COLON}"
+
+    @property
+    def ground_truth(self) -> str:
+        return f"{self.start} {self.target}"
+
+
+def draw_walk(rng: random.Random) -> Walk:
+    """Draw a walk of log-normal distance that fits between the first and the last place."""
+    distance = int(rng.lognormvariate(math.log(MEDIAN_DISTANCE), DISTANCE_SIGMA))
+    distance = min(max(distance, 1), NUM_PLACES - 1)
+    start = rng.randint(0, NUM_PLACES - 1 - distance)
+    return Walk(start, start + distance)
+
+
+def work_out(walk: Walk, rng: random.Random, *, habit_probability: float = HABIT_PROBABILITY) -> str:
+    """Write an answer with random steps; right unless the bad habit showed."""
+    words = []
+    place = walk.start
+    while place < walk.target:
+        step = rng.randint(1, min(LARGEST_STEP, walk.target - place))
+        is_slip = step == HABIT_STEP and rng.random() < habit_probability
+        place += step - 1 if is_slip else step
+        words += [f"+{step}", str(place)]
+    return " ".join(words)
+
+
+def prompt_file(num_prompts: int, rng: random.Random) -> str:
+    """Write the lines of a prompt file as users have them."""
+    lines = []
+    for number in range(num_prompts):
+        walk = draw_walk(rng)
+        record = {
+            "id": f"walk-{number:05d}",
+            "domain": DOMAIN,
+            "prompt": walk.prompt,
+            "ground_truth": walk.ground_truth,
+        }
+        lines.append(json.dumps(record) + "\n")
+    return "".join(lines)

@@ -1,0 +1,186 @@
+"""Makes the small language model that the demo trains: Qwen2 with 0.25 M parameters, taught to imitate worked-out walks.
+
+Invariant: the same seed, number of iterations and versions give the same files on the same machine; the number of
+torch threads is the caller's, and one thread is fastest for a model of this size.
+
+Numbers begin as points on circles of several wavelengths rather than as noise, so that near numbers are near from the
+start and adding is a rotation. With noise the same model is still wrong in every walk when this one has learnt them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from rollpacker.demo import task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# Shapes: B sequences, T tokens, V words, P places, H hidden size, C circles.
+
+NUM_ITERATIONS = 1400
+"""About 45 s on one core. The model learns to add after some 400, to arrive after some 800; then only habits are left."""
+
+SEED = 1
+
+LEARNING_RATE = 4e-3
+RAMP_UP_ITERATIONS = 30
+LAST_RATE_RATIO = 0.02
+"""The rate falls linearly to this share."""
+
+TOKENS_PER_BATCH = 1024
+EXAMPLES_PER_DRAW = 1024
+"""Sorted by length and cut into batches, so that little of a batch is padding."""
+
+HIDDEN_SIZE = 64
+INTERMEDIATE_SIZE = 512
+INITIAL_SPREAD = 0.1
+"""Standard deviation of the initial weights. The usual 0.02 is meant for wider models and learns half as fast."""
+
+NUM_CIRCLES = 12
+"""Enough to tell all places apart. With more, a step is harder to learn, because every circle turns by another angle."""
+
+CIRCLE_RADIUS = 1.0
+"""Far above the spread, so that a place is clear from the start."""
+
+SHORTEST_WAVELENGTH = 3.0
+"""Places. Tells neighbours apart."""
+
+MAX_TOKENS = 512
+"""Positions of the model: far beyond every right answer."""
+
+
+def make_model(
+    folder: Path,
+    *,
+    num_iterations: int = NUM_ITERATIONS,
+    seed: int = SEED,
+    on_iteration: Callable[[int, float], None] = lambda _iteration, _loss: None,
+) -> None:
+    """Write a warmed-up model and its tokenizer into a folder, as ordinary Hugging Face files.
+
+    Args:
+        folder: Created when missing.
+        num_iterations: Batches to imitate.
+        seed: Of the initial weights and the examples.
+        on_iteration: Told the number of finished iterations and the loss, nats per token.
+    """
+    model = _initial_model(seed)
+    _imitate(model, num_iterations, random.Random(seed), on_iteration)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+
+
+def make_tokenizer() -> Any:
+    """Build the tokenizer: one token per word between white space."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: token for token, word in enumerate(task.WORDS)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=task.PAD))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=task.PAD, eos_token=task.END, model_max_length=MAX_TOKENS
+    )
+
+
+def _initial_model(seed: int) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=len(task.WORDS),
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=INTERMEDIATE_SIZE,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=MAX_TOKENS,
+        tie_word_embeddings=True,
+        initializer_range=INITIAL_SPREAD,
+        bos_token_id=None,
+        eos_token_id=task.WORDS.index(task.END),
+        pad_token_id=task.WORDS.index(task.PAD),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        places_PH = model.model.embed_tokens.weight[task.FIRST_PLACE :]
+        places_PH.zero_()
+        places_PH[:, : 2 * NUM_CIRCLES] = _points_on_circles()
+    return model
+
+
+def _points_on_circles() -> torch.Tensor:
+    """Place the numbers on circles, shape [P, 2 * C]. The longest wavelength is twice all places: near from far."""
+    longest = 2.0 * task.NUM_PLACES
+    wavelengths_C = torch.logspace(math.log10(SHORTEST_WAVELENGTH), math.log10(longest), NUM_CIRCLES)
+    angles_PC = torch.arange(task.NUM_PLACES)[:, None] * (2 * math.pi / wavelengths_C)
+    return CIRCLE_RADIUS * torch.cat([angles_PC.cos(), angles_PC.sin()], dim=1)
+
+
+def _imitate(model: Any, num_iterations: int, rng: random.Random, on_iteration: Callable[[int, float], None]) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    batches = _batches(rng)
+    for iteration in range(num_iterations):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * _rate_ratio(iteration, num_iterations)
+        tokens_BT, targets_BT = next(batches)
+        logits_BTV = model(tokens_BT).logits
+        loss = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=_NOT_LEARNED)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        on_iteration(iteration + 1, loss.item())
+
+
+_NOT_LEARNED = -100
+"""Marks targets that do not count: prompt and padding."""
+
+
+def _rate_ratio(iteration: int, num_iterations: int) -> float:
+    return min(1.0, (iteration + 1) / RAMP_UP_ITERATIONS) * max(LAST_RATE_RATIO, 1 - iteration / num_iterations)
+
+
+def _batches(rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield tokens and next tokens, both [B, T], without end."""
+    while True:
+        examples = sorted((_example(rng) for _ in range(EXAMPLES_PER_DRAW)), key=len)
+        batches: list[list[list[int]]] = [[]]
+        for example in examples:
+            if (len(batches[-1]) + 1) * len(example) > TOKENS_PER_BATCH:
+                batches.append([])
+            batches[-1].append(example)
+        rng.shuffle(batches)
+        for batch in batches:
+            yield _to_tensors(batch)
+
+
+_TOKEN_OF = {word: token for token, word in enumerate(task.WORDS)}
+
+_PROMPT_LENGTH = 3
+"""Start, target, colon."""
+
+
+def _example(rng: random.Random) -> list[int]:
+    walk = task.draw_walk(rng)
+    text = f"{walk.prompt} {task.work_out(walk, rng)} {task.END}"
+    return [_TOKEN_OF[word] for word in text.split()]
+
+
+def _to_tensors(examples: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = len(examples[-1])
+    pad = _TOKEN_OF[task.PAD]
+    sequences_BT = torch.tensor([example + [pad] * (longest - len(example)) for example in examples])
+    targets_BT = sequences_BT[:, 1:].clone()
+    targets_BT[targets_BT == pad] = _NOT_LEARNED
+    targets_BT[:, : _PROMPT_LENGTH - 1] = _NOT_LEARNED
+    return sequences_BT[:, :-1], targets_BT

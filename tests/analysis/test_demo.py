@@ -1,0 +1,102 @@
+"""The demo's table and figure: the numbers, and what happens when a run is missing or unfinished."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from analysis import demo
+from analysis.runs import read_runs
+from rollpacker.metrics.schemas import STEPS
+from rollpacker.metrics.tables import MetricsWriter
+
+ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
+
+
+def step_row(step, **values):
+    row = {column.name: None if column.is_nullable else ZEROS[column.type] for column in STEPS.columns}
+    return row | {"step": step, "round": step} | values
+
+
+def write_run(folder, system, rollout_times, **values):
+    writer = MetricsWriter(folder / "metrics")
+    for step, rollout_time in enumerate(rollout_times):
+        kind = "plain" if system == "verl" else "long" if step % 5 == 4 else "short"
+        row = step_row(step, system=system, round_kind=kind, rollout_time_s=rollout_time, **values)
+            row |= {"step_time_s": rollout_time + 1, "reward_mean": step / 10, "response_length_max_tokens": 10 + step}
+        writer.write_step(step, {"steps": [row], "responses": [], "intervals": []})
+    writer.close()
+    return folder
+
+
+@pytest.fixture
+def both(tmp_path):
+    idle = {"decode_slot_steps_idle": 30, "decode_slot_steps_busy": 10}
+    tail = {"decode_slot_steps_idle": 10, "decode_slot_steps_busy": 30, "tokens_generated": 100, "tokens_wasted": 25}
+    return [
+        write_run(tmp_path / "verl", "verl", [4.0] * 10, **idle),
+        write_run(tmp_path / "rollpacker", "rollpacker", [1.0, 1.0, 1.0, 1.0, 4.0] * 2, **tail),
+    ]
+
+
+def test_speedups_are_ratios_of_sums_over_the_steps_that_both_runs_have(both):
+    runs, problems = read_runs(both)
+    assert problems == []
+    summary = demo.summarise(runs[1], baseline=runs[0])
+    assert summary["rollout_speedup"] == pytest.approx(40 / 16)
+    assert summary["step_speedup"] == pytest.approx(50 / 26)
+    assert summary["idle_share"] == pytest.approx(0.25)
+    assert summary["wasted_share"] == pytest.approx(0.25)
+    assert summary["reward_first"] == pytest.approx(0.2)
+    assert summary["reward_last"] == pytest.approx(0.7)
+    assert demo.summarise(runs[0], baseline=runs[0])["rollout_speedup"] == 1
+
+
+def test_an_unfinished_run_is_compared_over_its_own_steps(both, tmp_path):
+    shorter = write_run(tmp_path / "short", "rollpacker", [2.0] * 4)
+    runs, _ = read_runs([both[0], shorter])
+    summary = demo.summarise(runs[1], baseline=runs[0])
+    assert summary["num_steps"] == 4
+    assert summary["rollout_speedup"] == pytest.approx(2)
+
+
+def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(both, tmp_path, monkeypatch):
+    shown = {}
+
+    def catch(figure, stem):
+        times = figure.axes[0]
+        shown.update({group.get_label(): group.get_offsets().data.tolist() for group in times.collections})
+        return stem, stem
+
+    monkeypatch.setattr(demo, "save_figure", catch)
+    demo.draw(read_runs(both)[0], tmp_path / "demo")
+    assert [len(points) for points in shown.values()] == [10, 8, 2]
+    assert shown["tail batching, long round"] == [[4.0, 4.0], [9.0, 4.0]]
+
+
+def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, capsys):
+    assert demo.main(["--runs", *map(str, both), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "measured on this machine" in printed
+    assert "2.50 x" in printed
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "demo.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_missing_run_is_named_and_the_rest_is_drawn(both, tmp_path, capsys):
+    code = demo.main(["--runs", str(both[0]), str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
+    assert code == 0
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_without_any_run_nothing_is_drawn_and_the_exit_code_is_2(tmp_path, capsys):
+    assert demo.main(["--runs", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_modelled_numbers_are_called_modelled(tmp_path):
+    run = write_run(tmp_path / "modelled", "verl", [1.0] * 3, modelled=True)
+    console = Console(width=100, file=io.StringIO())
+    console.print(demo.table_of(read_runs([run])[0]))
+    assert "modelled" in console.file.getvalue()
