@@ -22,8 +22,8 @@ def write_run(folder, system, rollout_times, **values):
     writer = MetricsWriter(folder / "metrics")
     for step, rollout_time in enumerate(rollout_times):
         kind = "plain" if system == "verl" else "long" if step % 5 == 4 else "short"
-        row = step_row(step, system=system, round_kind=kind, rollout_time_s=rollout_time, **values)
-            row |= {"step_time_s": rollout_time + 1, "reward_mean": step / 10, "response_length_max_tokens": 10 + step}
+        times = {"rollout_time_s": rollout_time, "step_time_s": rollout_time + 1}
+        row = step_row(step, system=system, round_kind=kind, reward_mean=step / 10, **times, **values)
         writer.write_step(step, {"steps": [row], "responses": [], "intervals": []})
     writer.close()
     return folder
