@@ -159,7 +159,9 @@ def _key_table(keys: Iterable[Key], chosen: Mapping[str, object]) -> Table:
     table.add_column()
     for key in keys:
         default = chosen.get(key.name, key.default)
-        value = Text("REQUIRED", style="yellow") if default == REQUIRED else Text(_default_text(default))
+        value = Text(_default_text(default))
+        if default == REQUIRED:  # what is required of an absent section comes with its group's option
+            value = Text("...") if key.absent_section else Text("REQUIRED", style="yellow")
         name = Text.assemble((key.name, "bold"), "=", value)
         table.add_row(name, Text.assemble(key.doc, " " if key.doc else "", (_takes(key), "dim")))
     return table

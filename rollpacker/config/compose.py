@@ -90,7 +90,7 @@ def judge(root: Root[Schema_co], config: DictConfig) -> Schema_co:
     with translated_errors(root):
         tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
     try:
-        return root.schema.model_validate(_without_missing(tree))
+        return root.schema.model_validate(_without_missing(_with_absent_sections(root, tree)))
     except ValidationError as error:
         raise_mistakes([_schema_mistake(root, details) for details in error.errors(include_url=False)])
         raise AssertionError("a validation error lists at least one mistake") from error
@@ -139,6 +139,19 @@ def _base_config(root: Root[BaseModel]) -> DictConfig:
             # Hydra closes the whole tree against new keys; here the user chooses them.
             OmegaConf.set_struct(OmegaConf.select(config, key.name), False)
     return config
+
+
+def _with_absent_sections(root: Root[BaseModel], tree: Any) -> Any:
+    """Make a section null that nobody chose: it is as the base configuration has it, its required keys missing."""
+    defaults = root.defaults()
+    for name in dict.fromkeys(key.absent_section for key in legal_keys(root.schema).values() if key.absent_section):
+        *parents, leaf = name.split(".")
+        node, default = tree, defaults
+        for parent in parents:
+            node, default = node[parent], default[parent]
+        if node[leaf] == default[leaf]:
+            node[leaf] = None
+    return tree
 
 
 def _without_missing(tree: Any) -> Any:

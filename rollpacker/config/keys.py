@@ -47,7 +47,7 @@ class Key:
     is_mapping: bool
     """True when the user chooses the names below it."""
     absent_section: str
-    """The section above it that is null unless a group's option brings it; empty when there is none."""
+    """The section above it that is null as long as nothing in it is set; empty when there is none."""
 
     @property
     def legal(self) -> str:
@@ -83,11 +83,11 @@ def default_tree(schema: type[BaseModel]) -> dict[str, Any]:
     """The schema's defaults as nested plain data."""
     tree: dict[str, Any] = {}
     for key in legal_keys(schema).values():
-        *sections, leaf = (key.absent_section or key.name).split(".")
+        *sections, leaf = key.name.split(".")
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
-        node[leaf] = None if key.absent_section else key.default
+        node[leaf] = key.default
     return tree
 
 
@@ -123,8 +123,7 @@ def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent
             )
         else:
             is_required = values is None and field.is_required()
-            no_default = None if absent_section else REQUIRED
-            yield _leaf(dotted, field, no_default if is_required else given, absent_section)
+            yield _leaf(dotted, field, REQUIRED if is_required else given, absent_section)
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:

@@ -197,7 +197,11 @@ class Decoder:
         self._collect_ends(ended)
         for sequences, requests in self._orders:
             self._take_in(sequences)
-            ended += [Ended(sequence=self._drop(request), is_aborted=True) for request in self._known(requests)]
+            ended.extend(  # one after the other, so that a request named twice is dropped once
+                Ended(sequence=self._drop(request), is_aborted=True)
+                for request in requests
+                if request in self._sequences
+            )
         self._orders.clear()
         self._plan = self._make_plan(now)
         return ended
@@ -250,9 +254,6 @@ class Decoder:
             self._sequences[sequence.request] = sequence
             self._waiting.append(sequence)
         self._peak_in_flight = max(self._peak_in_flight, len(self._sequences))
-
-    def _known(self, requests: Iterable[RequestId]) -> list[RequestId]:
-        return [request for request in requests if request in self._sequences]
 
     def _drop(self, request: RequestId) -> Generation:
         """Forget a sequence, wherever it is."""

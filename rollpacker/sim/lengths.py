@@ -218,7 +218,7 @@ def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.Data
         if bad.any():
             row = int(bad.to_numpy().argmax())
             raise DataError(
-                f"{path}, row {row + 1}: {column} is {frame[column].iloc[row]!r}.",
+                f"{path}, row {row + 1}: {column} is `{frame[column].iloc[row]}`.",
                 "It is a number of at least 0.",
                 "Correct the row, or delete it.",
             )

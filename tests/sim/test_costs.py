@@ -1,0 +1,123 @@
+"""Sizes agree with what is published, and times follow from sizes and peaks."""
+
+import json
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.sim.costs import EngineCosts, TrainerCosts, weight_transfer_s
+from rollpacker.sim.plan import plan_cluster
+from rollpacker.sim.shapes import Transformer, transformer_of
+from tests.sim.clusters import SMALL, hardware
+
+PUBLISHED = {
+    "qwen2.5-7b": (7.61e9, 57_344),
+    "qwen2.5-14b": (14.7e9, 196_608),
+    "qwen2.5-32b": (32.5e9, 262_144),
+    "qwen3-8b": (8.2e9, 147_456),
+}
+"""Parameters from the model cards; KV bytes per token in bf16 from shared knowledge of the paper's setup."""
+
+
+def model_of(name: str) -> Transformer:
+    return transformer_of(compose([f"model={name}", "backend=sim", "run.dir=x"]).model)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_shape_gives_the_published_parameters_and_kv_bytes(name):
+    num_parameters, kv_bytes = PUBLISHED[name]
+    model = model_of(name)
+    assert model.num_parameters == pytest.approx(num_parameters, rel=0.01)
+    assert model.kv_bytes_per_token == kv_bytes
+
+
+def test_a_shape_is_read_from_a_model_directory(tmp_path):
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    config = compose([f"model.path={tmp_path}", "backend=sim", "model.dtype=bfloat16", "run.dir=x"])
+    assert transformer_of(config.model) == SMALL
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="does not give the sizes"):
+        transformer_of(config.model)
+
+
+def engine(name="qwen2.5-7b", tensor_parallel=1, **changes) -> EngineCosts:
+    return EngineCosts(model=model_of(name), hardware=hardware(**changes), tensor_parallel=tensor_parallel)
+
+
+def test_a_small_batch_takes_the_time_to_read_the_weights_and_a_large_one_that_of_the_matrix_work():
+    costs = engine(step_overhead_s=0)
+    weights_s = costs.model.num_weight_bytes / (3350e9 * 0.8)
+    assert costs.pass_s(1) == costs.pass_s(64) == pytest.approx(weights_s)
+    assert costs.pass_s(8192) == pytest.approx(2 * costs.model.num_multiplied_parameters * 8192 / (989e12 * 0.6))
+
+
+def test_tensor_parallelism_shortens_a_pass_by_less_than_its_degree():
+    one, two = engine("qwen2.5-32b"), engine("qwen2.5-32b", tensor_parallel=2)
+    assert one.pass_s(1) / 2 < two.pass_s(1) < one.pass_s(1)
+    assert two.num_kv_tokens > 2 * one.num_kv_tokens  # the weights are stored once
+
+
+def test_prefill_in_chunks_does_the_attention_of_the_whole():
+    costs = engine()
+    whole = costs.prefill_attention_s(0, 5000)
+    assert costs.prefill_attention_s(0, 1200) + costs.prefill_attention_s(1200, 5000) == pytest.approx(whole)
+
+
+def trainer(num_gpus=16, tp=1, pp=1, cp=1, **changes) -> TrainerCosts:
+    return TrainerCosts(
+        model=model_of("qwen2.5-7b"),
+        hardware=hardware(**changes),
+        num_gpus=num_gpus,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        context_parallel=cp,
+        max_tokens_per_microbatch=16384,
+    )
+
+
+def test_a_training_step_is_three_forward_passes_of_the_fullest_replica():
+    costs = trainer(num_gpus=2)
+    model = costs.model
+    flops = 3 * (model.forward_flops(4000) + model.attention_flops(0, 4000))
+    assert costs.passes_s([4000, 1000, 1000]) == pytest.approx(flops / (989e12 * 0.4))
+
+
+def test_twice_the_gpus_train_a_large_batch_in_half_the_time():
+    lengths = [1000] * 512
+    assert trainer(num_gpus=32).passes_s(lengths) == pytest.approx(trainer(num_gpus=16).passes_s(lengths) / 2)
+
+
+def test_a_pipeline_idles_while_it_fills():
+    lengths = [1000] * 64
+    assert trainer(pp=2).passes_s(lengths) > trainer(cp=2).passes_s(lengths)
+
+
+def test_gradients_cross_the_network_only_when_the_replicas_do():
+    assert trainer(num_gpus=16, tp=8, cp=2).update_s() == 0
+    assert trainer(num_gpus=16).update_s() > trainer(num_gpus=8).update_s() > 0
+
+
+def test_weights_cross_the_network_once_for_every_node():
+    model = model_of("qwen2.5-7b")
+    one_node, two_nodes, many = (
+        weight_transfer_s(model, hardware(), num_gpus=num_gpus, tensor_parallel=1) for num_gpus in (8, 16, 128)
+    )
+    assert two_nodes - one_node == pytest.approx(model.num_weight_bytes / (50e9 * 0.7))
+    assert many == two_nodes
+
+
+def test_a_model_that_leaves_no_room_for_one_sequence_is_refused():
+    words = ["backend=sim", "model=qwen2.5-32b", "hardware=a100-40g", "run.dir=x"]
+    with pytest.raises(ConfigError, match=r"66 GB of weights in 40 GB has room for 0 tokens") as caught:
+        plan_cluster(compose(words))
+    assert "engine.tensor_parallel" in caught.value.remedy
+    assert plan_cluster(compose([*words, "engine.tensor_parallel=4"])).num_gpus == 8

@@ -1,0 +1,205 @@
+"""Whole modelled runs, as a user starts them: deterministic, resumable, replayable, and right where theory says how."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.cli.prospects import prospect_of
+from rollpacker.config.compose import compose
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
+from rollpacker.metrics.tables import read_frame
+from rollpacker.runtime.preflight import judge
+from rollpacker.runtime.replay import replay
+
+SMALL = [
+    "backend=sim",
+    "model=qwen2.5-7b",
+    "run.progress=none",
+    "run.num_steps=7",
+    "rollout.num_prompts=8",
+    "rollout.num_responses=4",
+    "rollout.max_response_tokens=4096",
+    "engine.num_engines=4",
+    "run.checkpoint_every_steps=0",
+]
+
+
+def train(run_dir: Path, *words: str) -> Path:
+    config = compose([*SMALL, f"run.dir={run_dir}", *words])
+    judge(config, prospect_of)
+    pipeline.run(config)
+    return run_dir
+
+
+def content(run_dir: Path) -> dict[str, str]:
+    """Every byte of tables and event logs."""
+    files = sorted([*(run_dir / "metrics").rglob("*"), *(run_dir / "events").rglob("*")])
+    return {
+        str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+        if file.is_file()
+    }
+
+
+@pytest.mark.parametrize("system", ["verl", "rollpacker"])
+def test_a_modelled_run_is_the_same_byte_for_byte_in_any_process(tmp_path, system):
+    first = train(tmp_path / "first", f"system={system}")
+    for hash_seed in ("1", "2"):
+        other = tmp_path / hash_seed
+        subprocess.run(
+            [sys.executable, "-m", "rollpacker.cli", "train", *SMALL, f"system={system}", f"run.dir={other}"],
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        )
+        assert content(other) == content(first)
+    assert content(train(tmp_path / "other seed", f"system={system}", "run.seed=1")) != content(first)
+
+
+def test_every_row_says_that_it_is_modelled_and_real_numbers_are_not_made_up(tmp_path):
+    run_dir = train(tmp_path / "run")
+    for table in ("steps", "responses", "intervals"):
+        frame = read_frame(run_dir, table)
+        assert len(frame) > 0
+        assert frame["modelled"].all()
+    steps = read_frame(run_dir, "steps")
+    assert steps[["loss", "grad_norm", "entropy", "logprob_mismatch_max"]].isna().all(axis=None)
+    assert (steps["driver_time_s"] == 0).all()
+    assert set(steps["round_kind"]) == {"short", "long"}
+
+
+def test_the_rows_of_a_step_add_up(tmp_path):
+    run_dir = train(tmp_path / "run")
+    responses = read_frame(run_dir, "responses")
+    for step in read_frame(run_dir, "steps").to_dict("records"):
+        own = responses[responses["step"] == step["step"]]
+        assert step["num_responses_launched"] == len(own)
+        assert step["tokens_generated"] == own["length_tokens"].sum()
+        assert step["tokens_trained"] == own[own["accepted"]]["length_tokens"].sum()
+        assert set(own["policy_version"]) == {step["step"]}
+        assert 0 <= step["bubble_ratio"] < 1
+        parts = ("rollout_time_s", "reward_time_s", "train_time_s", "weight_sync_time_s")
+        assert sum(step[part] for part in parts) <= step["step_time_s"] + 1e-9
+
+
+def test_the_event_log_of_a_modelled_run_replays(tmp_path):
+    assert replay(train(tmp_path / "run")).events > 300
+
+
+@pytest.mark.parametrize("system", ["verl", "rollpacker"])
+def test_a_run_resumed_at_any_step_makes_the_tables_of_an_unbroken_one(tmp_path, system):
+    whole = read_frame(train(tmp_path / "whole", f"system={system}"), "responses")
+    broken = tmp_path / "broken"
+    for num_steps in (1, 2, 5, 7):
+        train(broken, f"system={system}", "run.resume=auto", f"run.num_steps={num_steps}")
+    resumed = read_frame(broken, "responses")
+    times = [name for name in whole.columns if name.endswith("_s")]
+    assert resumed.drop(columns=times).equals(whole.drop(columns=times))
+    for name in times:  # each attempt brings the engines their weights once more, so its steps begin a little later
+        for frame in (resumed, whole):
+            if name.endswith("_at_s") and name != "launched_at_s":
+                frame[name] -= frame["launched_at_s"]
+        if name != "launched_at_s":
+            assert (resumed[name] - whole[name]).abs().max() < 1e-6
+    columns = ["step_time_s", "rollout_time_s", "train_time_s", "bubble_ratio", "tokens_wasted", "long_queue_length"]
+    steps, whole_steps = (read_frame(run, "steps")[columns] for run in (broken, tmp_path / "whole"))
+    assert (steps - whole_steps).abs().to_numpy().max() < 1e-6
+
+
+def step_time(run_dir: Path) -> float:
+    return read_frame(run_dir, "steps")["step_time_s"].mean()
+
+
+def test_when_all_responses_are_equally_long_nothing_is_gained_and_without_speculation_nothing_lost(tmp_path):
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("length_tokens\n500\n")
+    words = [f"workload.lengths={lengths}", "workload.reward_time_s=0", "run.num_epochs=null"]
+    no_speculation = ["system.eta_prompts=1", "system.eta_responses=1"]
+    plain = step_time(train(tmp_path / "verl", "system=verl", *words))
+    tail = step_time(train(tmp_path / "rollpacker", "system=rollpacker", *words, *no_speculation))
+    assert plain / tail == pytest.approx(1, abs=1e-9)
+
+
+def test_long_tails_are_where_tail_batching_gains(tmp_path):
+    words = ["workload=math", "run.num_steps=10", "workload.reward_time_s=0"]
+    plain = step_time(train(tmp_path / "verl", "system=verl", *words))
+    tail = step_time(train(tmp_path / "rollpacker", "system=rollpacker", *words))
+    assert plain / tail > 1.3
+
+
+def test_each_prompt_is_trained_once_per_epoch(tmp_path):
+    run_dir = train(
+        tmp_path / "run", "workload=math", "workload.num_prompts=40", "run.num_epochs=1", "run.num_steps=99"
+    )
+    responses = read_frame(run_dir, "responses")
+    trained = responses[responses["accepted"]].groupby("prompt")["sample"].count()
+    assert len(trained) == 40
+    assert set(trained) == {4}
+
+
+def test_a_recorded_run_gives_back_the_lengths_of_its_requests(tmp_path):
+    recorded = train(tmp_path / "recorded", "system=verl", "workload=math", "workload.num_prompts=200")
+    again = train(tmp_path / "again", "system=verl", f"workload.lengths={recorded}", "data.shuffle=false", "run.seed=0")
+    first, second = read_frame(recorded, "responses"), read_frame(again, "responses")
+    key = ["step", "prompt", "sample"]
+    both = first.merge(second, on=key, suffixes=("", "_again"))
+    assert len(both) == 4 * 8 * 7  # the prompts are in the order in which they were recorded
+    assert (both["length_tokens"] == both["length_tokens_again"]).all()
+
+
+def test_what_was_aborted_in_a_recorded_run_is_longer_than_it_came(tmp_path):
+    recorded = train(tmp_path / "recorded", "workload=math", "run.num_steps=1")
+    frame = read_frame(recorded, "responses")
+    aborted = frame[frame["finish_reason"] == "aborted"][["prompt", "sample", "length_tokens"]]
+    words = ["system=verl", "run.num_steps=1", "rollout.num_prompts=10", "rollout.num_responses=5"]
+    again = train(tmp_path / "again", *words, f"workload.lengths={recorded}")
+    longer = aborted.merge(read_frame(again, "responses"), on=["prompt", "sample"], suffixes=("", "_again"))
+    assert len(longer) == len(aborted) > 0
+    assert (longer["length_tokens_again"] > longer["length_tokens"]).all()
+
+
+def test_a_rollout_that_stalls_ends_at_its_deadline_in_virtual_time(tmp_path):
+    with pytest.raises(DeadlineExceeded, match=r"Waited 0\.5 s for"):
+        train(tmp_path / "run", "backend.deadlines.rollout_stall_s=0.5")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trainer.tensor_parallel=3"], "does not fit"),
+        (["engine.tensor_parallel=3", "engine.num_engines=3"], "divides the GPUs of a node"),
+        (["hardware=a100-40g", "model=qwen2.5-32b"], "room for 0 tokens"),
+        (["workload.num_prompts=1"], "3 prompts, fewer than"),
+        (["data.domain_weights.poetry=1"], "which no prompt in the workload has"),
+    ],
+)
+def test_a_run_that_cannot_be_modelled_is_refused_before_it_starts(tmp_path, words, message):
+    with pytest.raises(UserError, match=message) as caught:
+        judge(compose([*SMALL, f"run.dir={tmp_path / 'run'}", *words]), prospect_of)
+    assert caught.value.remedy or "mistakes" in caught.value.problem
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_real_run_is_not_resumed_by_a_modelled_one_nor_parallelised_by_torch():
+    real = ["model.path=model", "data.path=prompts.jsonl", "run.dir=x"]
+    for words in (["engine.tensor_parallel=2"], ["trainer.context_parallel=2"], ["reward=modelled"]):
+        with pytest.raises(ConfigError, match=r"backend\.name=ray"):
+            compose([*real, *words])
+
+
+@pytest.mark.parametrize("section", ["hardware", "workload"])
+def test_a_modelled_run_without_hardware_or_workload_is_refused(section):
+    tree = compose([*SMALL, "run.dir=x"]).model_dump()
+    with pytest.raises(ValueError, match=f"sim without {section}"):
+        RunConfig.model_validate(tree | {section: None})
+
+
+def test_without_a_model_directory_a_shape_is_needed():
+    tree = compose([*SMALL, "run.dir=x"]).model_dump()
+    with pytest.raises(ValueError, match="Choose model="):
+        RunConfig.model_validate(tree | {"model": {"path": None}})
