@@ -7,9 +7,11 @@ handle, so the driver cannot tell a remote engine from one in its own process, a
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +33,30 @@ from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Weights
 
 
+_COLLECT_INTERVAL_S = 0.03
+"""Shortest time between two answers to `collect`. Such a call costs about 2 ms of processor time over both processes;
+where responses come in bursts, one answer then carries a burst. In the demo's tail batching, intervals of 0 and 40 ms
+took 0.65 and 0.51 s of processor time per step of 200 responses; on a cluster, where a rollout takes minutes, neither
+the calls nor the delay can be noticed."""
+
+
+class _Pace:
+    """Keeps answers apart."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s = -interval_s
+
+    async def wait(self) -> None:
+        """Return once the interval since the last answer is over."""
+        remaining_s = self._last_s + self._interval_s - time.monotonic()
+        if remaining_s > 0:
+            await asyncio.sleep(remaining_s)
+
+    def answered(self) -> None:
+        self._last_s = time.monotonic()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStorePayload:
     """Weights that lie in Ray's object store; a reference inside a dataclass is passed on, not fetched."""
@@ -48,6 +74,7 @@ class _Actor:
             os.dup2(file.fileno(), sys.stderr.fileno())
         os.environ["HF_HUB_OFFLINE"] = "1"  # models are local directories; a lookup would hang on a cluster
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self._pace = _Pace(_COLLECT_INTERVAL_S)
 
     async def pid(self) -> int:
         return os.getpid()
@@ -93,7 +120,10 @@ class EngineActor(_Actor):
         await self._engine.abort(requests)
 
     async def collect(self) -> Sequence[Response]:
-        return await self._engine.collect()
+        await self._pace.wait()
+        responses = await self._engine.collect()
+        self._pace.answered()
+        return responses
 
     async def load_weights(self, weights: Weights) -> str:
         tensors = await weights.payload.reference
@@ -181,7 +211,10 @@ class RewardActor(_Actor):
         )
 
     async def collect(self) -> Sequence[Verdict]:
-        return await self._worker.collect()
+        await self._pace.wait()
+        verdicts = await self._worker.collect()
+        self._pace.answered()
+        return verdicts
 
     async def close(self) -> None:
         await self._worker.close()
