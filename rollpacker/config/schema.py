@@ -126,7 +126,7 @@ class WorkloadSection(Section):
     the quantiles that the paper measured (Fig 2a)."""
     domain: str | None = None
     """The one domain that is used; null uses every domain of the lengths."""
-    num_prompts: int = Field(16384, ge=1)
+    num_prompts: int = Field(4096, ge=1)
     """Of each domain, where neither data.path nor the lengths name the prompts."""
     prompt_tokens: int = Field(256, ge=1)
     """Length of every prompt; the paper does not give it."""

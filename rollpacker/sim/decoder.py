@@ -26,6 +26,7 @@ there is no prefix cache, so the samples of a prompt are prefilled one by one.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -132,6 +133,7 @@ class Decoder:
     def __init__(self, costs: EngineCosts, max_num_seqs: int) -> None:
         self._costs = costs
         self._max_num_seqs = max_num_seqs
+        self._pass_s = functools.cache(costs.pass_s)
         self._kv_read_s = costs.kv_read_s
         self._num_blocks = costs.num_kv_blocks
         self._free_blocks = self._num_blocks
@@ -335,7 +337,7 @@ class Decoder:
             attention_s += self._costs.prefill_attention_s(sequence.num_prefilled, sequence.num_prefilled + size)
             room -= size
             num_tokens += size
-        pass_s = self._costs.pass_s(num_tokens) + self._kv_read_s * self._num_read() + attention_s
+        pass_s = self._pass_s(num_tokens) + self._kv_read_s * self._num_read() + attention_s
         return _PrefillPass(now, now + pass_s, chunks)
 
     def _plan_stretch(self, now: float, at_most: int | None) -> _Stretch:
@@ -344,7 +346,7 @@ class Decoder:
         return _Stretch(
             begins_at_s=now,
             num_passes=min(num_passes, at_most or num_passes),
-            first_s=self._costs.pass_s(num_decoding) + self._kv_read_s * self._num_read(),
+            first_s=self._pass_s(num_decoding) + self._kv_read_s * self._num_read(),
             growth_s=self._kv_read_s * num_decoding,
         )
 

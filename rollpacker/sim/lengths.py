@@ -17,13 +17,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
-
-import pandas as pd
+from typing import TYPE_CHECKING, Protocol
 
 from rollpacker.core.errors import DataError
 from rollpacker.core.ids import Domain, RequestId
-from rollpacker.metrics.tables import read_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ANY_DOMAIN = Domain("any")
 """What a file without domains is of; it serves every domain."""
@@ -158,7 +158,8 @@ class SampledLengths:
 
 def paper_lengths() -> QuantileTable:
     """What the paper measured (Fig 2a)."""
-    return _quantile_table(pd.DataFrame(read_packaged("response_lengths.csv")).astype({"p": float, "tokens": float}))
+    rows = read_packaged("response_lengths.csv")
+    return _quantile_table((row["domain"], float(row["p"]), float(row["tokens"])) for row in rows)
 
 
 def read_packaged(name: str) -> list[dict[str, str]]:
@@ -175,10 +176,13 @@ def read_lengths(path: Path) -> LengthSource:
         DataError: It is neither, or a value in it is no length.
     """
     if path.is_dir():
+        from rollpacker.metrics.tables import read_frame
+
         return _recorded(read_frame(path, "responses"))
     frame = _read_file(path)
     if {"p", "tokens"} <= set(frame.columns):
-        return _quantile_table(_checked(path, frame, ("p", "tokens")))
+        checked = _checked(path, frame, ("p", "tokens"))
+        return _quantile_table(zip(_domains(checked), checked["p"], checked["tokens"], strict=True))
     if "length_tokens" in frame.columns:
         return _samples(_checked(path, frame, ("length_tokens",)))
     raise DataError(
@@ -189,6 +193,8 @@ def read_lengths(path: Path) -> LengthSource:
 
 
 def _read_file(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
     readers = {
         ".csv": lambda: pd.read_csv(path, comment="#", dtype={"prompt": str, "domain": str}),
         ".parquet": lambda: pd.read_parquet(path),
@@ -212,6 +218,8 @@ def _read_file(path: Path) -> pd.DataFrame:
 
 
 def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    import pandas as pd
+
     for column in columns:
         numbers = pd.to_numeric(frame[column], errors="coerce")
         bad = numbers.isna() | (numbers < 0)
@@ -226,11 +234,11 @@ def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.Data
     return frame
 
 
-def _quantile_table(frame: pd.DataFrame) -> QuantileTable:
-    domains = _domains(frame)
+def _quantile_table(rows: Iterable[tuple[str, float, float]]) -> QuantileTable:
+    """Take rows of domain, p and tokens."""
     pairs: dict[Domain, list[tuple[float, float]]] = {}
-    for domain, p, tokens in zip(domains, frame["p"], frame["tokens"], strict=True):
-        pairs.setdefault(domain, []).append((float(p), float(tokens)))
+    for domain, p, tokens in rows:
+        pairs.setdefault(Domain(domain), []).append((float(p), float(tokens)))
     return QuantileTable({domain: Quantiles(points) for domain, points in pairs.items()})
 
 

@@ -118,7 +118,7 @@ def test_a_users_lengths_come_back(tmp_path, suffix):
     writers = {".csv": "to_csv", ".parquet": "to_parquet", ".jsonl": "to_json"}
     getattr(frame, writers[suffix])(file, **({"orient": "records", "lines": True} if suffix == ".jsonl" else {}))
     source = workload(f"workload.lengths={file}")
-    assert source.num_prompts_by_domain == {Domain("any"): 16384}
+    assert source.num_prompts_by_domain == {Domain("any"): 4096}
     drawn = flat(many(source, 500, 2))
     assert min(drawn) >= 100
     assert max(drawn) <= 400

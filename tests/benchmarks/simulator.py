@@ -1,0 +1,121 @@
+"""Measures the modelled cluster: `python tests/benchmarks/simulator.py [SETUP ...]`.
+
+Runs the paper's end-to-end setups (`e2e-7b`, `e2e-14b`, `e2e-32b`, 40 steps) under verl and rollpacker, each in a
+process of its own, and prints processor time after start-up, scheduler events per second, peak memory, and the modelled
+mean step time beside the paper's where it gives one (Fig 9). Nothing in the model is fitted to these. `scale` runs one
+step of 65,536 requests on 8,192 GPUs; `slope` runs one step of growing size on a growing cluster and prints the cost of
+a further event: of what comes on top of the size before. The goals: 64 GPUs in under 10 s, 8,192 GPUs in under 60 s,
+below 2 GiB, and a slope near 1.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: T201 a benchmark prints its figures
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PAPER_MEAN_STEP_S = {
+    ("e2e-7b", "verl"): 233,
+    ("e2e-7b", "rollpacker"): 115,
+    ("e2e-14b", "verl"): 383,
+    ("e2e-14b", "rollpacker"): 172,
+}
+"""Fig 9a and 9b, over 40 steps; RollPacker there has all four techniques, the modelled one only tail batching."""
+
+E2E = ("e2e-7b", "e2e-14b", "e2e-32b")
+SIZES = (16, 256, 1024, 4096)
+"""Engines of one GPU; each has 8 requests."""
+
+
+def measure(words: list[str]) -> dict[str, float]:
+    """Run in this process; start-up is not counted."""
+    from rollpacker import pipeline
+    from rollpacker.config.compose import compose
+    from rollpacker.metrics.tables import read_frame
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        config = compose([*words, f"run.dir={run_dir}", "run.progress=none"])
+        began = time.process_time()
+        pipeline.run(config)
+        elapsed_s = time.process_time() - began
+        steps = read_frame(run_dir, "steps")
+        num_events = sum(1 for log in (run_dir / "events").iterdir() for _ in log.open()) - 1
+    return {
+        "elapsed_s": elapsed_s,
+        "num_events": num_events,
+        "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "step_time_s": steps["step_time_s"].mean(),
+        "rollout_time_s": steps["rollout_time_s"].mean(),
+        "reward_time_s": steps["reward_time_s"].mean(),
+        "train_time_s": steps["train_time_s"].mean(),
+    }
+
+
+def measure_apart(*words: str) -> dict[str, float]:
+    """Run in a fresh process, so that memory is its own."""
+    answer = subprocess.run(
+        [sys.executable, __file__, "--measure", *words], check=True, stdout=subprocess.PIPE, env=os.environ
+    )
+    measured: dict[str, float] = json.loads(answer.stdout)
+    return measured
+
+
+def cost(measured: dict[str, float]) -> str:
+    rate = measured["num_events"] / measured["elapsed_s"]
+    return f"{measured['elapsed_s']:5.1f} s, {rate:6,.0f} events/s, {measured['memory_gib']:.2f} GiB"
+
+
+def run_setups(setups: list[str]) -> None:
+    for setup in setups:
+        means: dict[str, float] = {}
+        for system in ("verl", "rollpacker"):
+            measured = measure_apart(f"experiment={setup}", f"system={system}")
+            means[system] = measured["step_time_s"]
+            paper = PAPER_MEAN_STEP_S.get((setup, system))
+            print(
+                f"{setup:8} {system:11} {cost(measured)}; modelled step {means[system]:.0f} s "
+                f"(rollout {measured['rollout_time_s']:.0f}, reward {measured['reward_time_s']:.0f}, "
+                f"train {measured['train_time_s']:.0f}){f'; paper {paper} s' if paper else ''}"
+            )
+        print(f"{setup:8} modelled speedup of tail batching {means['verl'] / means['rollpacker']:.2f} x")
+
+
+def one_step(num_engines: int, system: str) -> dict[str, float]:
+    """One step of 8 requests per GPU."""
+    return measure_apart(
+        "experiment=e2e-7b",
+        f"system={system}",
+        "run.num_steps=1",
+        f"engine.num_engines={num_engines}",
+        f"rollout.num_prompts={num_engines}",
+    )
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["--measure", *words]:
+            print(json.dumps(measure(words)))
+        case ["scale"]:
+            print(f"8192 GPUs, 65,536 requests, verl: {cost(one_step(8192, 'verl'))}")
+        case ["slope"]:
+            rows = [(num_engines, one_step(num_engines, "rollpacker")) for num_engines in SIZES]
+            costs = []
+            for (_, smaller), (num_engines, larger) in itertools.pairwise(rows):
+                num_more = larger["num_events"] - smaller["num_events"]
+                costs.append((larger["elapsed_s"] - smaller["elapsed_s"]) / num_more)
+                print(f"{num_engines:5} GPUs: {cost(larger)}, {costs[-1] * 1e6:.0f} us per further event")
+            print(f"cost of an event at {SIZES[-1]} GPUs against {SIZES[1]}: {costs[-1] / costs[0]:.2f} x")
+        case setups:
+            run_setups(setups or list(E2E))
+
+
+if __name__ == "__main__":
+    main()
