@@ -32,7 +32,7 @@ LARGEST_STEP = 4
 MEDIAN_DISTANCE = 8.0
 """Half of the right responses are shorter than 10 tokens."""
 
-DISTANCE_SIGMA = 1.3
+DISTANCE_SIGMA = 1.6
 """Of the logarithm of the distance. Every 60th walk crosses nearly all places: ten times the median length."""
 
 HABIT_STEP = 2
