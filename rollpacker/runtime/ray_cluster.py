@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -69,19 +70,22 @@ class RayCluster:
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             "PYTHONUNBUFFERED": "1",
         }
+        options = {
+            "--node-ip-address": "127.0.0.1",
+            "--port": port,
+            "--num-cpus": self._num_cpus,
+            "--num-gpus": self._num_gpus,
+            "--object-store-memory": self._object_store_mb * _MEBIBYTE,
+            "--temp-dir": temp_dir / "ray",
+            "--dashboard-agent-listen-port": 0,
+            "--include-dashboard": "false",
+            "--include-log-monitor": "false",  # actors write logs of their own
+            "--log-style": "record",
+        }
+        if find_spec("grpc"):  # then Ray starts its client server, by default on a port that others may have
+            options["--ray-client-server-port"] = _free_port()
         command = [sys.executable, "-c", _RAY_START, "start", "--head", "--block", "--disable-usage-stats"]
-        command += [
-            "--node-ip-address",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--ray-client-server-port",
-            str(_free_port()),
-        ]
-        command += ["--num-cpus", str(self._num_cpus), "--num-gpus", str(self._num_gpus)]
-        command += ["--object-store-memory", str(self._object_store_mb * _MEBIBYTE), "--include-dashboard", "false"]
-        command += ["--dashboard-agent-listen-port", "0", "--temp-dir", str(temp_dir / "ray"), "--log-style", "record"]
-        command += ["--no-monitor", "--include-log-monitor", "false"]  # no autoscaling; actors write logs of their own
+        command += ["--no-monitor", *(str(part) for option in options.items() for part in option)]
         guardian = str(Path(__file__).with_name("guardian.py"))
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
