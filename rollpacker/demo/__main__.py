@@ -68,7 +68,7 @@ def _announce(console: Console, number: str, title: str) -> None:
 def _prepare(console: Console, inputs: Inputs) -> None:
     console.print(
         "WALK: go from one number to another in steps of 1 to 4, and say where you are. How long a walk is follows a\n"
-        "log-normal distribution, so a few responses are ten times longer than most."
+        "log-normal distribution, so a few responses are far longer than most."
     )
     console.print(
         Text.assemble(("  prompt    ", "dim"), "3 20 :\n", ("  response  ", "dim"), "+4 7 +1 8 +4 12 +4 16 +4 20")

@@ -24,7 +24,7 @@ NUM_PROMPTS = 4096
 """More than a run of the demo draws, so that no prompt is seen twice."""
 
 PROMPT_SEED = 2
-"""Other walks than those of the warm-up, but for chance: there are only 4,950 different ones."""
+"""Other walks than those of the warm-up, but for chance: there are 19,900 different ones, and short ones are common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

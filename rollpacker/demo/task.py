@@ -5,7 +5,7 @@
 
 Its lengths are long-tailed by nature: the distance follows a log-normal distribution, and which steps to take is the
 model's choice. The answers worked out here are long-tailed likewise, and have one bad habit for reinforcement learning
-to remove: every second `+2` is added as if it were `+1`. A model that imitates them perfectly is right in 57 % of
+to remove: every second `+2` is added as if it were `+1`. A model that imitates them perfectly is right in 56 % of
 walks; one that shuns `+2`, or adds it properly, in all of them.
 
 Source: facts/engines.md, section 7. The judge of the responses is `rollpacker.rewards.walk`.
@@ -33,7 +33,7 @@ MEDIAN_DISTANCE = 8.0
 """Half of the right responses are shorter than 10 tokens."""
 
 DISTANCE_SIGMA = 1.6
-"""Of the logarithm of the distance. Every 60th walk crosses nearly all places: ten times the median length."""
+"""Of the logarithm of the distance. Every 50th walk goes from the first place to the last: 18 times the median length."""
 
 HABIT_STEP = 2
 """The step that the worked-out answers get wrong. It is neither the fastest nor the slowest, so that unlearning it

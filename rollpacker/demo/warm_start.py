@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Shapes: B sequences, T tokens, V words, P places, H hidden size, C circles.
 
 NUM_ITERATIONS = 1600
-"""About 45 s on one core. The model learns to add after some 600, to arrive after some 1000; then only habits are left."""
+"""About 45 s on one core. The model can add after some 600 and arrives after some 1000; then only the habit is left."""
 
 SEED = 1
 
@@ -44,7 +44,7 @@ INITIAL_SPREAD = 0.1
 """Standard deviation of the initial weights. The usual 0.02 is meant for wider models and learns half as fast."""
 
 NUM_CIRCLES = 12
-"""Enough to tell all places apart. With more, a step is harder to learn, because every circle turns by another angle."""
+"""Enough to tell all places apart. With more, a step is harder to learn: every circle turns by another angle."""
 
 CIRCLE_RADIUS = 1.0
 """Far above the spread, so that a place is clear from the start."""
