@@ -33,7 +33,7 @@ MEDIAN_DISTANCE = 8.0
 """Half of the right responses are shorter than 10 tokens."""
 
 DISTANCE_SIGMA = 1.6
-"""Of the logarithm of the distance. Every 50th walk goes from the first place to the last: 18 times the median length."""
+"""Of the logarithm of the distance. Every 50th walk crosses all places: 18 times the median length."""
 
 HABIT_STEP = 2
 """The step that the worked-out answers get wrong. It is neither the fastest nor the slowest, so that unlearning it
