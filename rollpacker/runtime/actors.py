@@ -32,7 +32,6 @@ from rollpacker.protocols.rollout import GenerationRequest, Response, RolloutGro
 from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Weights
 
-
 _COLLECT_INTERVAL_S = 0.03
 """Shortest time between two answers to `collect`. Such a call costs about 2 ms of processor time over both processes;
 where responses come in bursts, one answer then carries a burst. In the demo's tail batching, intervals of 0 and 40 ms

@@ -41,9 +41,8 @@ def train_tokenizer(texts: list[str], vocabulary_size: int) -> PreTrainedTokeniz
             vocab_size=vocabulary_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
         ),
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
-    )
+    pad, _, end = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=end, pad_token=pad, chat_template=CHAT_TEMPLATE)
 
 
 def random_model(tokenizer: PreTrainedTokenizerFast, layers: int, hidden: int, positions: int) -> Qwen2ForCausalLM:
