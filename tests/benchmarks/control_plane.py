@@ -9,7 +9,6 @@ garbage collector and the processor's caches. The goal is 100,000 per second.
 
 from __future__ import annotations
 
-# ruff: noqa: T201 a benchmark prints its figures
 import random
 import time
 from fractions import Fraction

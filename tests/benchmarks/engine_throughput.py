@@ -8,8 +8,6 @@ asked for count. The machine is shared, so each round runs both sides in turn, t
 thread), and the table shows each side's best round; `ratio` is ours over transformers'.
 """
 
-# ruff: noqa: T201 a benchmark prints its figures
-
 from __future__ import annotations
 
 import argparse

@@ -6,7 +6,6 @@ Prints the time that one step's tables take (1 row, 2,000 responses, 50 interval
 
 from __future__ import annotations
 
-# ruff: noqa: T201 a benchmark prints its figures
 import random
 import shutil
 import statistics

@@ -10,7 +10,6 @@ below 2 GiB, and a slope near 1.
 
 from __future__ import annotations
 
-# ruff: noqa: T201 a benchmark prints its figures
 import itertools
 import json
 import os
