@@ -284,12 +284,9 @@ class Decoder:
         if not self._sequences:
             self._peak_in_flight = 0
             return None
-        has_preempted = self._preempt()
-        if not has_preempted:
+        if not self._preempt():
             self._admit()
-        if self._prefilling:
-            return self._plan_prefill(now)
-        return self._plan_stretch(now, at_most=1 if has_preempted else None)  # after it, admission is tried again
+        return self._plan_prefill(now) if self._prefilling else self._plan_stretch(now)
 
     def _preempt(self) -> bool:
         """Free blocks for the next token of every decoding sequence; False when there were enough."""
@@ -340,12 +337,16 @@ class Decoder:
         pass_s = self._pass_s(num_tokens) + self._kv_read_s * self._num_read() + attention_s
         return _PrefillPass(now, now + pass_s, chunks)
 
-    def _plan_stretch(self, now: float, at_most: int | None) -> _Stretch:
+    def _plan_stretch(self, now: float) -> _Stretch:
+        """Plan up to the first end: nobody can be admitted before it.
+
+        Free blocks only become fewer until then. That holds after a preemption too, where admission was not tried: the
+        first in line was preempted last, and needs the blocks that it gave, of which the others take some now.
+        """
         num_decoding = len(self._decoding)
-        num_passes = min(self._first_end() - self.num_passes, self._passes_in_free_blocks())
         return _Stretch(
             begins_at_s=now,
-            num_passes=min(num_passes, at_most or num_passes),
+            num_passes=min(self._first_end() - self.num_passes, self._passes_in_free_blocks()),
             first_s=self._pass_s(num_decoding) + self._kv_read_s * self._num_read(),
             growth_s=self._kv_read_s * num_decoding,
         )

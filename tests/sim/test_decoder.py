@@ -14,8 +14,8 @@ from tests.sim.clusters import engine_costs, generation, request, run_out
 class OnePassAtATime(Decoder):
     """The same policy without jumps."""
 
-    def _plan_stretch(self, now, at_most):  # noqa: ARG002  (the base's)
-        return super()._plan_stretch(now, at_most=1)
+    def _passes_in_free_blocks(self):
+        return 1
 
 
 def test_a_single_response_takes_its_prefill_and_one_pass_per_further_token():

@@ -1,0 +1,219 @@
+"""Modelled engine, trainer and reward keep their protocols, and take the time that they say."""
+
+import asyncio
+
+import pytest
+
+from rollpacker.core.errors import CheckpointError, ForeignVersion, ImpossibleEvent
+from rollpacker.core.ids import Domain, EngineId
+from rollpacker.protocols.reward import ResponseToScore
+from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Prompt, RolloutGroup
+from rollpacker.protocols.trainer import BatchShape
+from rollpacker.protocols.weights import Weights
+from rollpacker.sim.costs import TrainerCosts
+from rollpacker.sim.engine import ModelledEngine, ResponseLength, blank_tokens
+from rollpacker.sim.reward import Judgement, ModelledReward
+from rollpacker.sim.trainer import ModelledTrainer
+from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.sim.clusters import SMALL, engine_costs, hardware, request
+
+LENGTH = 300
+
+
+def weights(version: int = 3) -> Weights:
+    return Weights(policy_version=version, checksum=f"{version:08x}", num_bytes=1, payload=None)
+
+
+def make_engine(lengths: dict[int, ResponseLength] | None = None) -> ModelledEngine:
+    fates = {request(number): fate for number, fate in (lengths or {}).items()}
+    return ModelledEngine(
+        engine=EngineId("engine-0"),
+        costs=engine_costs(1000),
+        max_num_seqs=4,
+        weight_transfer_s=2.5,
+        length_of=lambda asked: fates.get(asked.request, ResponseLength(LENGTH, is_truncated=False)),
+    )
+
+
+def asked(number: int) -> GenerationRequest:
+    return GenerationRequest(
+        request=request(number), prompt_token_ids=blank_tokens(5), seed=1, max_response_tokens=LENGTH, temperature=1.0
+    )
+
+
+async def collect(engine: ModelledEngine, num_responses: int):
+    responses = []
+    while len(responses) < num_responses:
+        responses += await engine.collect()
+    return responses
+
+
+def in_virtual_time(test):
+    """Run an async test on the virtual loop; pytest-asyncio would run it on a real one."""
+    return lambda: run_in_virtual_time(test())
+
+
+@in_virtual_time
+async def test_responses_carry_their_length_reason_version_and_times():
+    engine = make_engine({1: ResponseLength(LENGTH, is_truncated=True), 2: ResponseLength(7, is_truncated=False)})
+    await engine.load_weights(weights())
+    began = asyncio.get_running_loop().time()
+    assert began == 2.5
+    await engine.generate([asked(number) for number in range(6)])
+    responses = {response.request: response for response in await collect(engine, 6)}
+    assert [responses[request(number)].num_tokens for number in range(3)] == [LENGTH, LENGTH, 7]
+    assert responses[request(0)].finish_reason is FinishReason.STOP
+    assert responses[request(1)].finish_reason is FinishReason.LENGTH
+    assert responses[request(0)].spans[0].policy_version == 3
+    assert responses[request(0)].queue_time_s == 0
+    waited = responses[request(5)]  # four slots
+    assert waited.queue_time_s > 0
+    assert began + waited.queue_time_s + waited.generation_time_s == pytest.approx(asyncio.get_running_loop().time())
+    assert len(waited.logprobs) == waited.num_tokens
+
+
+@in_virtual_time
+async def test_aborted_requests_come_back_once_and_unknown_ones_are_ignored():
+    engine = make_engine()
+    await engine.load_weights(weights())
+    await engine.generate([asked(number) for number in range(6)])
+    await asyncio.sleep(0.1)
+    await engine.abort([request(0), request(0), request(5), request(99)])
+    responses = await collect(engine, 6)
+    aborted = {each.request: each.num_tokens for each in responses if each.finish_reason is FinishReason.ABORTED}
+    assert aborted.keys() == {request(0), request(5)}
+    assert 0 < aborted[request(0)] < LENGTH
+    assert aborted[request(5)] == 0  # it was still waiting for a slot
+    assert len({each.request for each in responses}) == 6
+    stats = await engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_tokens_used) == (0, 0, 0)
+    assert stats.num_generated_tokens == sum(each.num_tokens for each in responses)
+
+
+@in_virtual_time
+async def test_weights_come_between_rounds_and_before_the_first_request():
+    engine = make_engine()
+    with pytest.raises(ImpossibleEvent, match="holds no policy"):
+        await engine.generate([asked(0)])
+    assert await engine.load_weights(weights()) == weights().checksum
+    await engine.generate([asked(0)])
+    with pytest.raises(ImpossibleEvent, match="1 requests in flight"):
+        await engine.load_weights(weights(4))
+    await collect(engine, 1)
+    await engine.sleep()
+    await engine.wake()
+    with pytest.raises(ImpossibleEvent, match="holds no policy"):
+        await engine.generate([asked(1)])
+
+
+@in_virtual_time
+async def test_a_closed_engine_answers_a_pending_collect_with_nothing():
+    engine = make_engine()
+    pending = asyncio.create_task(engine.collect())
+    await asyncio.sleep(0)
+    await engine.close()
+    assert list(await pending) == []
+
+
+def to_score(number: int) -> ResponseToScore:
+    prompt = Prompt(key=f"p{number}", domain=Domain("math"), messages=(), text="", ground_truth="")
+    return ResponseToScore(request=request(number), prompt=prompt, token_ids=blank_tokens(1), is_truncated=False)
+
+
+async def scored(reward: ModelledReward, numbers: range) -> list[tuple[int, float, str]]:
+    """(number, when, reason) of each verdict, in order."""
+    await reward.score([to_score(number) for number in numbers])
+    seen: list[tuple[int, float, str]] = []
+    while len(seen) < len(numbers):
+        verdicts = await reward.collect()
+        now = asyncio.get_running_loop().time()
+        seen += [(int(each.request.prompt.key[1:]), now, each.reason) for each in verdicts]
+    return seen
+
+
+@in_virtual_time
+async def test_as_many_responses_are_judged_at_once_as_there_are_workers():
+    judgement = Judgement(reward=1.0, reason="correct", time_s=2.0)
+    reward = ModelledReward(num_workers=2, timeout_s=30, judgement_of=lambda _: judgement)
+    seen = await scored(reward, range(5))
+    assert [(number, when) for number, when, _ in seen] == [(0, 2.0), (1, 2.0), (2, 4.0), (3, 4.0), (4, 6.0)]
+
+
+@in_virtual_time
+async def test_a_judgement_over_the_limit_ends_there_with_no_reward():
+    judgement = Judgement(reward=1.0, reason="correct", time_s=31.0)
+    reward = ModelledReward(num_workers=1, timeout_s=30, judgement_of=lambda _: judgement)
+    await reward.score([to_score(0)])
+    [verdict] = await reward.collect()
+    assert (verdict.reward, verdict.reason, verdict.time_s) == (0.0, "timeout", 30)
+    assert asyncio.get_running_loop().time() == 30
+
+
+def make_trainer() -> ModelledTrainer:
+    return ModelledTrainer(
+        TrainerCosts(
+            model=SMALL,
+            hardware=hardware(),
+            num_gpus=2,
+            tensor_parallel=1,
+            pipeline_parallel=1,
+            context_parallel=1,
+            max_tokens_per_microbatch=16384,
+        )
+    )
+
+
+def shape(version: int = 0) -> BatchShape:
+    return BatchShape(step=0, policy_version=version, num_groups=1, num_responses=2, max_response_tokens=LENGTH)
+
+
+async def group(version: int = 0) -> RolloutGroup:
+    engine = make_engine()
+    await engine.load_weights(weights(version))
+    await engine.generate([asked(0), asked(1)])
+    return RolloutGroup(
+        prompt=request(0).prompt,
+        domain=Domain("math"),
+        prompt_token_ids=blank_tokens(5),
+        responses=tuple(await collect(engine, 2)),
+        rewards=(0.0, 1.0),
+    )
+
+
+@in_virtual_time
+async def test_a_step_takes_its_time_counts_its_tokens_and_makes_a_new_version():
+    trainer, batch = make_trainer(), await group()
+    began = asyncio.get_running_loop().time()
+    await trainer.begin_step(shape())
+    await trainer.accumulate([batch])
+    update = await trainer.finish_step()
+    assert asyncio.get_running_loop().time() > began
+    assert (update.policy_version, update.num_tokens, update.loss) == (1, 2 * LENGTH, None)
+    assert (await trainer.export_weights()).policy_version == 1
+
+
+@in_virtual_time
+async def test_a_batch_that_a_real_trainer_refuses_is_refused():
+    trainer = make_trainer()
+    with pytest.raises(ImpossibleEvent, match="outside a step"):
+        await trainer.finish_step()
+    await trainer.begin_step(shape())
+    with pytest.raises(ForeignVersion):
+        await trainer.accumulate([await group(version=1)])
+    with pytest.raises(ImpossibleEvent, match="was to finish after 0 of 1 groups"):
+        await trainer.finish_step()
+
+
+def test_a_checkpoint_brings_the_version_back(tmp_path):
+    async def save_and_load():
+        trainer, resumed = make_trainer(), make_trainer()
+        await trainer.begin_step(shape())
+        await trainer.accumulate([await group()])
+        await trainer.finish_step()
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            await resumed.load(tmp_path)
+        await trainer.save(tmp_path)
+        await resumed.load(tmp_path)
+        return (await resumed.export_weights()).policy_version
+
+    assert run_in_virtual_time(save_and_load()) == 1
