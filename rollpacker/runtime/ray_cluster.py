@@ -122,7 +122,14 @@ class RayCluster:
         import ray
 
         _authenticate(token_file)
-        ray.init(address=f"127.0.0.1:{port}", logging_level="ERROR", log_to_driver=False)
+        try:
+            ray.init(address=f"127.0.0.1:{port}", logging_level="ERROR", log_to_driver=False)
+        except ConnectionError as error:
+            raise WorldError(
+                f"Ray started but did not let this process in: {error}",
+                f"Its log is {self._log}.",
+                "Is the machine overloaded or out of memory? Start the run again with run.resume=auto.",
+            ) from error
 
     async def _stop(self) -> None:
         import ray
