@@ -6,9 +6,9 @@
         --editable . --group benchmark
     /tmp/trl/bin/python tests/benchmarks/trl_comparison.py [--steps 60]
 
-TRL generates a batch with transformers' `generate`, in one process; RollPacker here has one engine instead of the
-demo's two, so that each side decodes with one thread and learns with one thread. Both systems of RollPacker run, and
-all three take the prompts in the order of the file. The first steps are not counted: allocators and caches warm up.
+TRL generates a batch with transformers' `generate`, in one process; RollPacker has one engine, so that each side
+decodes with one thread and learns with one thread. Both systems of RollPacker run, and all three take the prompts in
+the order of the file. The first steps are not counted: allocators and caches warm up.
 
 A decode slot of `generate` is a row of its batch; it is idle once its response has ended and others have not.
 """
