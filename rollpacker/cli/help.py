@@ -74,6 +74,35 @@ def show_train_help(command: str) -> None:
     _print_sections(output(), [*sections, *_key_sections(TRAIN)])
 
 
+def show_profile_help() -> None:
+    """Print what `rollpacker profile` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Measure what engines, trainer, reward and weight transfer take on this machine, by the calls that "
+                    "a run makes, and write it to one Parquet file. A modelled run reads it: backend=sim "
+                    "hardware.profile=FILE."
+                ),
+            ),
+            ("Usage", Text("rollpacker profile out=FILE [overwrite=true] [key=value | group=option] ...")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("out", Text("The Parquet file to write.")),
+                        ("overwrite", Text("true replaces it when it exists. Default: false")),
+                        ("all others", Text("As `rollpacker train` takes them; `rollpacker train --help` lists them.")),
+                    ]
+                ),
+            ),
+            ("Example", _commands(f"rollpacker profile {INPUTS} \\\n    reward=math out=profile.parquet")),
+        ],
+    )
+
+
 def show_score_help() -> None:
     """Print what `rollpacker score` takes."""
     _print_sections(

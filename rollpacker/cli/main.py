@@ -47,6 +47,12 @@ COMMANDS = (
         can_sweep=True,
     ),
     Command(
+        name="profile",
+        summary="Measure this machine's engines, trainer and transfers, for the modelled cluster.",
+        module="rollpacker.cli.profile",
+        can_sweep=False,
+    ),
+    Command(
         name="score",
         summary="Score given responses with a reward, to try it on your data before you train on it.",
         module="rollpacker.cli.score",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -63,3 +65,40 @@ def _heading(error: RollpackerError) -> str:
     if isinstance(error, UserError):
         return "error"
     return "a bug in rollpacker" if isinstance(error, InternalError) else "failed"
+
+
+class ProfileProgress:
+    """A bar in a terminal; a line for each tenth elsewhere."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None)
+        self._tenths_told = -1
+
+    def advance(self, num_done: int, num_points: int, what: str) -> None:
+        """So many points are measured, and this comes next; without points, a stage begins."""
+        self._bar.update(self._task, completed=num_done, total=num_points or None, description=what)
+        if not self._bar.console.is_terminal:
+            tenths = 10 * num_done // num_points if num_points else -1
+            if not num_points or tenths > self._tenths_told:
+                self._bar.console.print(f"{num_done} of {num_points} points" if num_points else f"{what} ...")
+                self._tenths_told = tenths
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(f"note: {text}", markup=False)
+
+
+@contextmanager
+def profile_progress() -> Iterator[ProfileProgress]:
+    """Show how far a profile is."""
+    columns = (
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield ProfileProgress(bar)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from rollpacker.config.schema import ActorResources, RunConfig, exact
 from rollpacker.core.errors import ConfigError
@@ -89,3 +92,21 @@ def scheduler_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain,
         overlap_rewards=config.system.overlap_rewards,
         domain_weights=tuple(weights.items()),
     )
+
+
+def hardware_name(*, has_gpus: bool) -> str:
+    """What this machine calls its GPUs, or its processor and how many cores of it this process may use."""
+    if has_gpus:
+        names = [_line_of(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+        return f"{len(names)} x {names[0]}" if names and names[0] else "GPUs of unknown name"
+    return f"{_line_of(Path('/proc/cpuinfo'), 'model name') or platform.machine()}, {usable_cpus()} cores"
+
+
+def _line_of(file: Path, label: str) -> str:
+    """The value of the first line `label: value`; empty when there is none."""
+    with suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == label:
+                return value.strip()
+    return ""

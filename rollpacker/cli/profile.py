@@ -1,0 +1,203 @@
+"""`rollpacker profile`: measures engines, trainer, reward and weight transfer, and writes a profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.metrics.profiles import Profile, ProfileFacts
+
+SHOWN = {
+    "prefill": "prefill: prompts, their tokens",
+    "decode": "decode: sequences, cached tokens",
+    "call": "empty call to an engine",
+    "request": "asking an engine: requests, tokens",
+    "response": "responses on their way back",
+    "reward": "reward, without judging: responses, tokens",
+    "train": "training: responses, tokens",
+    "train_forward": "training without advantage",
+    "update": "opening and closing a step",
+    "weight_sync": "weight sync: engines",
+}
+"""What a person reads for each measurement."""
+
+ROWS_SHOWN = 3
+"""Of each measurement: the smallest, one in the middle, the largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where the profile goes."""
+
+    out: Path
+    is_overwriting: bool
+
+
+def run(arguments: Arguments) -> None:
+    """Judge everything, measure, write, and show."""
+    from rollpacker.cli.prospects import prospect_of
+    from rollpacker.config.compose import compose
+    from rollpacker.runtime.preflight import judge
+
+    destination, words = split_words(arguments.words)
+    config = compose(words)
+    if config.backend.name != "ray":
+        raise ConfigError(
+            f"backend.name={config.backend.name} with `rollpacker profile`.",
+            "A profile is measured on real engines.",
+            "Leave out backend=sim; give the profile to a modelled run by hardware.profile.",
+        )
+    check_destination(destination)
+    judge(config, prospect_of)
+    profile = _measure(config)
+
+    from rollpacker.metrics.profiles import write_profile
+
+    write_profile(destination.out, profile)
+    _show(profile, destination.out)
+
+
+def show_help() -> None:
+    """Print what `rollpacker profile` takes."""
+    from rollpacker.cli.help import show_profile_help
+
+    show_profile_help()
+
+
+def split_words(words: Sequence[str]) -> tuple[Destination, list[str]]:
+    """Tell `out` and `overwrite` from the words of the run."""
+    own: dict[str, str] = {}
+    others: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in {"out", "overwrite"} and equals:
+            own[name] = value
+        else:
+            others.append(word)
+    if not own.get("out"):
+        raise ConfigError(
+            "`out` is not set.", "It is the Parquet file that the profile is written to.", "Add out=profile.parquet."
+        )
+    overwrite = own.get("overwrite", "false").lower()
+    if overwrite not in {"true", "false"}:
+        raise ConfigError(f"overwrite={overwrite} is not legal.", "It is true or false.", "Write overwrite=true.")
+    return Destination(out=Path(own["out"]), is_overwriting=overwrite == "true"), others
+
+
+def check_destination(destination: Destination) -> None:
+    """Refuse, before anything starts, a file that could not or should not be written."""
+    from rollpacker.runtime.preflight import check_creatable
+
+    out = destination.out
+    if out.suffix != ".parquet":
+        raise ConfigError(f"out={out} does not end in .parquet.", "A profile is a Parquet file.", "Rename it.")
+    if out.is_dir():
+        raise ConfigError(f"out={out} is a folder.", "A profile is one file.", "Choose another name.")
+    if out.exists() and not destination.is_overwriting:
+        raise ConfigError(
+            f"out={out} exists.", "A profile is not overwritten by accident.", "Add overwrite=true, or choose another."
+        )
+    check_creatable("out", out)
+
+
+def _measure(config: RunConfig) -> Profile:
+    import asyncio
+    import signal
+    import tempfile
+
+    from rollpacker.cli.screen import profile_progress
+    from rollpacker.runtime.profiling import measure
+    from rollpacker.runtime.ray_backend import RayBackend
+    from rollpacker.sim.shapes import transformer_of
+
+    facts, model = _facts(config), transformer_of(config.model)
+
+    async def measured(logs: Path) -> Profile:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        with profile_progress() as progress:
+            return await measure(
+                config,
+                RayBackend(config),
+                facts,
+                kv_bytes_per_token=model.kv_bytes_per_token,
+                logs=logs,
+                on_progress=progress.advance,
+                on_note=progress.note,
+            )
+
+    with tempfile.TemporaryDirectory(prefix="rollpacker-profile-") as logs:
+        return asyncio.run(measured(Path(logs)))
+
+
+def _facts(config: RunConfig) -> ProfileFacts:
+    from datetime import datetime
+
+    from rollpacker import __version__
+    from rollpacker.metrics.profiles import ProfileFacts
+    from rollpacker.runtime.actors import COLLECT_INTERVAL_S
+    from rollpacker.runtime.planning import hardware_name
+    from rollpacker.sim.shapes import transformer_of
+
+    model = transformer_of(config.model)
+    return ProfileFacts(
+        hardware=hardware_name(has_gpus=config.engine.resources.num_gpus > 0),
+        model=model.shape.model_dump_json(),
+        dtype=config.model.dtype,
+        num_parameters=model.num_parameters,
+        num_weight_bytes=model.num_weight_bytes,
+        engine=config.engine.name,
+        trainer=config.trainer.name,
+        num_engines=config.engine.num_engines,
+        engine_threads=config.engine.num_threads,
+        trainer_threads=config.trainer.num_threads,
+        collect_interval_s=COLLECT_INTERVAL_S,
+        measured_on=datetime.now().astimezone().date().isoformat(),
+        rollpacker_version=__version__,
+    )
+
+
+def _show(profile: Profile, out: Path) -> None:
+    from rich.text import Text
+
+    from rollpacker.cli.screen import facts, heading, output
+
+    kv = profile.of("kv_cache")[0]
+    console = output()
+    console.print(heading(f"Measured on {profile.facts.hardware}, {profile.facts.measured_on}"))
+    console.print(_table(profile))
+    console.print(
+        facts(
+            [
+                ("KV cache", Text(f"{kv.num_tokens:,.0f} tokens of {kv.num_bytes:,} bytes per engine")),
+                ("written to", Text(f"{out}   (give it to a modelled run: hardware.profile={out})")),
+            ]
+        )
+    )
+
+
+def _table(profile: Profile) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("")
+    for title in ("items", "tokens", "median", "10 %", "90 %"):
+        table.add_column(title, justify="right")
+    for measurement, label in SHOWN.items():
+        points = sorted(profile.of(measurement), key=lambda point: (point.num_items, point.num_tokens))
+        chosen = points if len(points) <= ROWS_SHOWN else [points[0], points[len(points) // 2], points[-1]]
+        for index, point in enumerate(chosen):
+            times = (f"{1000 * value:.2f} ms" for value in (point.seconds, point.seconds_low, point.seconds_high))
+            numbers = (f"{number:,.0f}" if number else "" for number in (point.num_items, point.num_tokens))
+            table.add_row("" if index else label, *numbers, *times)
+    return table
