@@ -10,12 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from rollpacker.core.commands import AcceptGroup, BeginRound, DrawPrompts, EndRound, EndRun, ScoreResponse
-from rollpacker.core.events import PromptsDrawn, ResponseAborted, ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.commands import AcceptGroup, BeginRound, DrawPrompts, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.events import (
+    PromptsDrawn,
+    ResponseAborted,
+    ResponseEvicted,
+    ResponseFinished,
+    RewardComputed,
+    StepStarted,
+)
 from rollpacker.core.ids import RequestId
 from rollpacker.core.settings import SchedulerSettings
 
-BatchingEvent = StepStarted | PromptsDrawn | ResponseFinished | ResponseAborted | RewardComputed
+BatchingEvent = StepStarted | PromptsDrawn | ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,12 @@ class BatchingMachine(Protocol):
 
         Raises:
             ImpossibleEvent: It cannot have happened; nothing was changed.
+        """
+
+    def next_kind(self) -> RoundKind:
+        """Tell, between two rounds, what the next one will be.
+
+        A draw that meets the end of the data turns a short round into a long one; nobody can know before.
         """
 
     def running_requests(self) -> list[RequestId]:

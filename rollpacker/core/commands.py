@@ -48,7 +48,7 @@ class BeginRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Generate one response on an engine."""
+    """Generate one response on an engine; one that was evicted in this round goes on from the tokens that it has."""
 
     request: RequestId
     engine: EngineId
@@ -56,7 +56,21 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """Stop a request; answered by `ResponseAborted`, or by `ResponseFinished` if the abort lost the race."""
+    """Stop a request; answered by `ResponseAborted`, or by `ResponseFinished` if the abort lost the race.
+
+    A request that was told to leave its engine before is answered for once: by either of these or by `ResponseEvicted`.
+    """
+
+    request: RequestId
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict:
+    """Take a request off an engine and keep its tokens; answered by `ResponseEvicted`, and a `Launch` follows that.
+
+    If it was done before, the answer is `ResponseFinished`. If an `Abort` comes after it, nothing is launched.
+    """
 
     request: RequestId
     engine: EngineId
@@ -67,6 +81,8 @@ class ScoreResponse:
     """Compute the reward of a finished response; answered by `RewardComputed`."""
 
     request: RequestId
+    case_limits_s: tuple[float, ...] = ()
+    """How long each test case may run; the last one holds for all further cases. Empty: the reward's own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +107,49 @@ class EndRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureProgress:
+    """Ask every engine how far its requests are; answered by one `ProgressMeasured`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendEngines:
+    """Let the trainer have these engines' GPUs until the step's weights are published: accepted groups stream to it.
+
+    Their requests are evicted first; an engine sleeps when its last one has left (paper, section 4.4).
+    """
+
+    round: int
+    engines: tuple[EngineId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseParallelism:
+    """Generate the next round on engines of another tensor-parallel degree.
+
+    Carried out between rounds: each new engine is reported by `EngineJoined`, then each old one by `EngineRetired`.
+    """
+
+    tensor_parallel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun:
     """All data has been trained; there is no further round."""
 
 
-Command = DrawPrompts | BeginRound | Launch | Abort | ScoreResponse | AcceptGroup | EndRound | EndRun
+Command = (
+    DrawPrompts
+    | BeginRound
+    | Launch
+    | Abort
+    | Evict
+    | ScoreResponse
+    | AcceptGroup
+    | EndRound
+    | MeasureProgress
+    | LendEngines
+    | UseParallelism
+    | EndRun
+)

@@ -14,7 +14,14 @@ from typing import Any, Self, assert_never
 from rollpacker.core.batching import BatchingEvent, Decision
 from rollpacker.core.commands import EndRound, EndRun, RoundKind, ScoreResponse
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
-from rollpacker.core.events import PromptsDrawn, ResponseAborted, ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.events import (
+    PromptsDrawn,
+    ResponseAborted,
+    ResponseEvicted,
+    ResponseFinished,
+    RewardComputed,
+    StepStarted,
+)
 from rollpacker.core.ids import RequestId
 from rollpacker.core.round import RoundLedger
 from rollpacker.core.settings import SchedulerSettings
@@ -36,7 +43,7 @@ class PlainBatching:
                 return self._count_finish(event)
             case RewardComputed():
                 return self._count_reward(event)
-            case ResponseAborted():
+            case ResponseAborted() | ResponseEvicted():
                 self._ledger.launched_group(event.request)
                 return ()
             case StepStarted():
@@ -85,10 +92,15 @@ class PlainBatching:
         group = ledger.score(event)
         if group is None or group.num_scored < ledger.num_responses:
             return ()
-        acceptance, _ = ledger.accept(group)
-        if not ledger.is_full:
+        ledger.place(group)
+        acceptance = ledger.accept(group)
+        if not ledger.is_complete:
             return (acceptance,)
         return acceptance, EndRound(round=ledger.round, prompts=ledger.close(), long_queue_length=0)
+
+    def next_kind(self) -> RoundKind:
+        """Tell what the next round will be; see `BatchingMachine`."""
+        return RoundKind.PLAIN
 
     def running_requests(self) -> list[RequestId]:
         """List what was started and has not finished."""

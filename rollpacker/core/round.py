@@ -7,16 +7,18 @@ It keeps the books and judges facts; it makes no policy. Both batching machines 
 and within an open round
 
     sample:  running ──finish──> finished ──score──> scored
-    group:   racing ──accept──> accepted       (its `num_responses` scored samples are the group)
-                    ──defer───> deferred       (it will run again, from scratch)
+    group:   racing ──place──> placed ──accept──> accepted      (its `num_responses` scored samples are the group)
+                    ──defer──> deferred                         (it will run again, from scratch)
 
-A group that is no longer racing is decided: its samples stand as they stood then.
+A group that is no longer racing has no running sample: what still ran is stopped, and its letter stands as it stood.
+Where places are taken by rewards, a group is placed and accepted at once; where they are taken by responses, it stays
+placed until its rewards are in. A group that is accepted or deferred is decided: its samples change no more.
 
 Every fact about a request is one of three:
 
-* news: it moves a running or finished sample of a racing group one state on;
-* late: of an older round, of a decided group, or told before; it changes nothing, because an abort may lose the race
-  with the last token and a message may come twice;
+* news: it moves a running or finished sample of an undecided group one state on;
+* late: of an older round, of a decided group, a finish of a placed one, or told before; it changes nothing, because an
+  abort may lose the race with the last token and a message may come twice;
 * impossible: of a round to come, of a prompt or sample never launched, a finish by a foreign policy version, a reward
   before its finish. It raises `ImpossibleEvent` and changes nothing.
 
@@ -26,7 +28,7 @@ There is one round per step, so a round has its step's number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -46,8 +48,12 @@ class Outcome(StrEnum):
     """What became of a prompt in its round."""
 
     RACING = "racing"
+    PLACED = "placed"
     ACCEPTED = "accepted"
     DEFERRED = "deferred"
+
+
+_UNDECIDED: Final = (Outcome.RACING, Outcome.PLACED)
 
 
 class Group:
@@ -64,6 +70,11 @@ class Group:
     @property
     def num_scored(self) -> int:
         return self.samples.count(SCORED)
+
+    @property
+    def num_finished(self) -> int:
+        """Scored ones too."""
+        return len(self.samples) - self.samples.count(RUNNING)
 
     def with_state(self, state: int) -> list[int]:
         """List the samples in one state, ascending."""
@@ -86,6 +97,8 @@ class RoundLedger:
         """Per domain, how many more groups the batch takes."""
         self.num_running = 0
         """Running samples of racing groups."""
+        self.num_placed = 0
+        """Groups that have a place and wait for rewards."""
 
     @property
     def is_open(self) -> bool:
@@ -93,8 +106,13 @@ class RoundLedger:
 
     @property
     def is_full(self) -> bool:
-        """True when the batch has all its groups."""
+        """True when every place of the batch is taken."""
         return not any(self.places.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """True when the batch has all its groups, with their rewards."""
+        return not self.num_placed and self.is_full
 
     # Opening and closing
 
@@ -191,7 +209,7 @@ class RoundLedger:
             return None
         if group.samples[request.sample] == RUNNING:
             raise ImpossibleEvent(f"{request} was scored before it finished.", "A response is scored once, after it.")
-        if group.outcome is not Outcome.RACING or group.samples[request.sample] == SCORED:
+        if group.outcome not in _UNDECIDED or group.samples[request.sample] == SCORED:
             return None
         group.samples[request.sample] = SCORED
         return group
@@ -213,18 +231,23 @@ class RoundLedger:
 
     # Decisions
 
-    def accept(self, group: Group) -> tuple[AcceptGroup, list[RequestId]]:
-        """Give a complete group its place; also gives its requests that still run."""
+    def place(self, group: Group) -> list[RequestId]:
+        """Give a racing group its place; gives its requests that still run."""
         self.places[group.domain] -= 1
-        running = self._decide(group, Outcome.ACCEPTED)
-        samples = tuple(group.with_state(SCORED))
-        return AcceptGroup(round=self.round, prompt=group.prompt, samples=samples), running
+        self.num_placed += 1
+        return self._end_race(group, Outcome.PLACED)
+
+    def accept(self, group: Group) -> AcceptGroup:
+        """Take a placed group, with its rewards, into the batch."""
+        self.num_placed -= 1
+        group.outcome = Outcome.ACCEPTED
+        return AcceptGroup(round=self.round, prompt=group.prompt, samples=tuple(group.with_state(SCORED)))
 
     def defer(self, group: Group) -> list[RequestId]:
         """Take a group out of the race; gives its requests that still run."""
-        return self._decide(group, Outcome.DEFERRED)
+        return self._end_race(group, Outcome.DEFERRED)
 
-    def _decide(self, group: Group, outcome: Outcome) -> list[RequestId]:
+    def _end_race(self, group: Group, outcome: Outcome) -> list[RequestId]:
         group.outcome = outcome
         running = [RequestId(self.round, group.prompt, sample) for sample in group.with_state(RUNNING)]
         self.num_running -= len(running)
@@ -238,16 +261,17 @@ class RoundLedger:
 
     def running_requests(self) -> Iterator[RequestId]:
         """What is still needed from the engines, in launch order."""
-        return self._requests(RUNNING)
+        return self._requests(RUNNING, (Outcome.RACING,))
 
     def finished_requests(self) -> Iterator[RequestId]:
-        """What waits for its reward, in launch order."""
-        return self._requests(FINISHED)
+        """What waits for its reward and may be in the batch, in launch order."""
+        return self._requests(FINISHED, _UNDECIDED)
 
-    def _requests(self, state: int) -> Iterator[RequestId]:
+    def _requests(self, state: int, outcomes: Collection[Outcome]) -> Iterator[RequestId]:
         return (
             RequestId(self.round, group.prompt, sample)
-            for group in self.racing_groups()
+            for group in self.groups.values()
+            if group.outcome in outcomes
             for sample in group.with_state(state)
         )
 
@@ -269,9 +293,13 @@ class RoundLedger:
                 )
             if len(group.samples) < self.num_responses:
                 raise InvariantViolated(f"{group.prompt} runs {len(group.samples)} samples of {self.num_responses}.")
+            if group.outcome is Outcome.PLACED and group.num_finished != self.num_responses:
+                raise InvariantViolated(f"{group.prompt} has a place with {group.num_finished} finished samples.")
         if self.num_running != sum(1 for _ in self.running_requests()):
             raise InvariantViolated(f"num_running is {self.num_running}.")
-        if self.is_open and self.is_full:
+        if self.num_placed != sum(group.outcome is Outcome.PLACED for group in self.groups.values()):
+            raise InvariantViolated(f"num_placed is {self.num_placed}.")
+        if self.is_open and self.is_complete:
             raise InvariantViolated(f"Round {self.round} is open although its batch is complete.")
         num_racing = Counter(group.domain for group in racing)
         for domain in self.places.keys() | num_racing.keys():
@@ -307,4 +335,5 @@ class RoundLedger:
             ledger.groups[drawn.prompt] = Group(drawn, bytearray(row["samples"].encode()), Outcome(row["outcome"]))
         ledger.places = {Domain(domain): places for domain, places in snapshot["places"].items()}
         ledger.num_running = sum(1 for _ in ledger.running_requests())
+        ledger.num_placed = sum(group.outcome is Outcome.PLACED for group in ledger.groups.values())
         return ledger

@@ -2,17 +2,21 @@
 
     Event ──> batching (which requests start and stop) ──Decision──> router (where) ──> Command
 
+    beside them, each where the settings have it:
+    RewardComputed ──> reward budget ──> the limits in ScoreResponse
+    RoundMeasured ──> parallelism planner ──> UseParallelism
+    ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router
+
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part judges before any part
-changes. A fact that comes late changes nothing and gives no command. The requests that the router holds in flight are
-those that the batching machine waits for.
+changes. A fact that comes late changes nothing and gives no command; only the reward budget learns from a late reward.
+The requests that the router holds in flight are those that the batching machine waits for.
 
 Adding a machine
 ================
 
-* A machine that reacts to facts of its own (a parallelism planner that counts preemptions, say) becomes one more field:
-  its events get cases in `handle`, its commands join the union, its state joins `snapshot`, `restore` and `check`.
-* One that refines decisions (a reward budget that puts a deadline on `ScoreResponse`) stands in `_carry_out`, where the
-  router stands today.
+* A machine that reacts to facts of its own becomes one more field: its events get cases in `handle`, its commands join
+  the union, its state joins `snapshot`, `restore` and `check`. The planner is one.
+* One that refines decisions stands in `_carry_out`, where the router and the reward budget stand today.
 * One that replaces the batching (dynamic sampling, asynchronous rounds) implements `BatchingMachine` and is chosen in
   `_BATCHING`.
 
@@ -25,25 +29,42 @@ from collections.abc import Sequence
 from typing import Any, Final, Self, assert_never
 
 from rollpacker.core.batching import BatchingMachine, Decision, StartRequests, StopRequests
-from rollpacker.core.commands import AcceptGroup, BeginRound, Command, DrawPrompts, EndRound, EndRun, ScoreResponse
+from rollpacker.core.commands import (
+    AcceptGroup,
+    BeginRound,
+    Command,
+    DrawPrompts,
+    EndRound,
+    EndRun,
+    Launch,
+    LendEngines,
+    ScoreResponse,
+)
 from rollpacker.core.errors import CheckpointError, ImpossibleEvent
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
+    EngineRetired,
     Event,
+    ProgressMeasured,
     PromptsDrawn,
     ResponseAborted,
+    ResponseEvicted,
     ResponseFinished,
     RewardComputed,
+    RoundMeasured,
     StepStarted,
 )
 from rollpacker.core.ids import EngineId
+from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.plain_batching import PlainBatching
+from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Router
 from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.stream_scaling import StreamScaling
 from rollpacker.core.tail_batching import TailBatching
 
-SNAPSHOT_FORMAT: Final = 1
+SNAPSHOT_FORMAT: Final = 2
 """Raised by one whenever a machine's snapshot changes its meaning."""
 
 _BATCHING: Final[dict[str, type[BatchingMachine]]] = {"plain": PlainBatching, "tail": TailBatching}
@@ -56,6 +77,9 @@ class Scheduler:
         self._settings = settings
         self._batching = _BATCHING[settings.batching](settings)
         self._router = Router()
+        self._budget = RewardBudget(settings.reward_budget) if settings.reward_budget else None
+        self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
+        self._stream = StreamScaling(settings.stream) if settings.stream else None
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take in one fact and give the orders that follow from it.
@@ -66,29 +90,56 @@ class Scheduler:
 
         Raises:
             ImpossibleEvent: It cannot have happened; nothing was changed.
-            EngineFailed: The last engine was lost; nothing was changed.
+            EngineFailed: The last engine was lost, or the last that is not lent; nothing was changed.
         """
         match event:
-            case ResponseFinished():
-                if self._router.has_moved(event.request, event.engine):
-                    return ()
-                decisions = self._batching.handle(event, now)
-                self._router.finish(event.request)
-            case RewardComputed():
-                decisions = self._batching.handle(event, now)
-            case ResponseAborted():
-                self._check_abort(event)
-                decisions = self._batching.handle(event, now)
-            case StepStarted() | PromptsDrawn():
-                if not self._router.has_engine:
-                    raise ImpossibleEvent(f"{event} came before any engine.", "An engine joins first.")
-                decisions = self._batching.handle(event, now)
-            case EngineJoined():
-                return tuple(self._router.join(event.engine))
-            case EngineLost():
-                return tuple(self._router.lose(event.engine))
+            case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
+                return self._follow_request(event, now)
+            case StepStarted() | PromptsDrawn() | RoundMeasured():
+                return self._prepare_round(event, now)
+            case EngineJoined() | EngineLost() | EngineRetired():
+                return self._change_fleet(event)
+            case ProgressMeasured():
+                return self._lend(event)
             case _:
                 assert_never(event)
+
+    # The life of a request
+
+    def _follow_request(
+        self, event: ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed, now: float
+    ) -> tuple[Command, ...]:
+        match event:
+            case ResponseFinished():
+                return self._finish(event, now)
+            case RewardComputed():
+                return self._reward(event, now)
+            case ResponseEvicted():
+                self._batching.handle(event, now)  # for the batching it runs on
+                return tuple(self._router.move(event.request, event.engine))
+            case ResponseAborted():
+                self._check_abort(event)
+                return self._carry_out(self._batching.handle(event, now))
+            case _:
+                assert_never(event)
+
+    def _finish(self, event: ResponseFinished, now: float) -> tuple[Command, ...]:
+        """Count a finish; it may be one that makes a measurement due."""
+        if self._router.has_moved(event.request, event.engine):
+            return ()
+        decisions = self._batching.handle(event, now)
+        is_news = self._router.finish(event.request)
+        commands = self._carry_out(decisions)
+        if is_news and self._stream:
+            commands += self._stream.count_finish(event.num_tokens)
+        return commands
+
+    def _reward(self, event: RewardComputed, now: float) -> tuple[Command, ...]:
+        if self._budget:
+            self._budget.judge(event)
+        decisions = self._batching.handle(event, now)
+        if self._budget:
+            self._budget.learn(event)
         return self._carry_out(decisions)
 
     def _check_abort(self, event: ResponseAborted) -> None:
@@ -96,6 +147,78 @@ class Scheduler:
         is_held = not self._router.has_moved(event.request, event.engine) and self._router.is_in_flight(event.request)
         if is_held:
             raise ImpossibleEvent(f"{event.request} was aborted, which nobody ordered.", "An abort follows its order.")
+
+    # Steps and engines
+
+    def _prepare_round(self, event: StepStarted | PromptsDrawn | RoundMeasured, now: float) -> tuple[Command, ...]:
+        match event:
+            case StepStarted():
+                return self._start_step(event, now)
+            case PromptsDrawn():
+                self._check_engines(event)
+                return self._carry_out(self._batching.handle(event, now))
+            case RoundMeasured():
+                return self._plan(event)
+            case _:
+                assert_never(event)
+
+    def _start_step(self, event: StepStarted, now: float) -> tuple[Command, ...]:
+        """Begin a step with all engines: the trainer has given back what was lent."""
+        self._check_engines(event)
+        if self._router.is_changing:
+            raise ImpossibleEvent(
+                f"Step {event.step} started before the engines had changed.",
+                "Every engine that was there at UseParallelism retires first.",
+            )
+        decisions = self._batching.handle(event, now)
+        self._router.take_back()
+        if self._planner:
+            self._planner.start_step()
+        return self._carry_out(decisions)
+
+    def _check_engines(self, event: StepStarted | PromptsDrawn) -> None:
+        if not self._router.has_engine:
+            raise ImpossibleEvent(f"{event} came before any engine.", "An engine joins first.")
+
+    def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
+        """Change the engines for the next round, if the planner says so."""
+        if not self._planner:
+            return ()
+        orders = self._planner.measure(event, self._batching.next_kind())
+        if orders:
+            self._router.order_retirement()
+        return orders
+
+    def _change_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
+        launches: list[Launch] = []
+        match event:
+            case EngineJoined():
+                launches = self._router.join(event.engine)
+            case EngineLost():
+                launches = self._router.lose(event.engine)
+            case EngineRetired():
+                self._router.retire(event.engine)
+            case _:
+                assert_never(event)
+        if self._stream and isinstance(event, EngineJoined):
+            self._stream.join(event.engine, event.gpus)
+        elif self._stream:
+            self._stream.leave(event.engine)
+        return tuple(launches)
+
+    def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
+        """Lend engines, if the measurement says that it pays."""
+        if not self._stream:
+            raise ImpossibleEvent(f"The progress of round {event.round} was measured, which nobody ordered.")
+        for progress in event.engines:
+            self._router.is_in_fleet(progress.engine)
+        self._stream.judge(event)
+        engines = self._stream.choose(event, self._router.engines, self._router.holders)
+        if not engines:
+            return ()
+        return LendEngines(round=event.round, engines=engines), *self._router.lend(engines)
+
+    # Decisions
 
     def _carry_out(self, decisions: Sequence[Decision]) -> tuple[Command, ...]:
         """Turn decisions into commands: the router says where requests start and stop."""
@@ -106,16 +229,39 @@ class Scheduler:
                     commands += self._router.launch(decision.requests)
                 case StopRequests():
                     commands += self._router.abort(decision.requests)
-                case ScoreResponse() | AcceptGroup() | DrawPrompts() | BeginRound() | EndRound() | EndRun():
+                case ScoreResponse():
+                    commands.append(self._with_limits(decision))
+                case BeginRound() | EndRound():
+                    self._note_round(decision)
+                    commands.append(decision)
+                case AcceptGroup() | DrawPrompts() | EndRun():
                     commands.append(decision)
                 case _:
                     assert_never(decision)
         return tuple(commands)
 
+    def _note_round(self, decision: BeginRound | EndRound) -> None:
+        """Tell the machines that watch rounds."""
+        for machine in (self._planner, self._stream):
+            if machine and isinstance(decision, BeginRound):
+                machine.begin_round(decision)
+            elif machine:
+                machine.end_round()
+
+    def _with_limits(self, order: ScoreResponse) -> ScoreResponse:
+        if not self._budget:
+            return order
+        return ScoreResponse(request=order.request, case_limits_s=self._budget.limits(order.request.prompt.key))
+
     @property
     def engines(self) -> tuple[EngineId, ...]:
-        """The engines that it launches on, in joining order."""
+        """The engines that are there, in joining order, lent ones too."""
         return self._router.engines
+
+    @property
+    def tensor_parallel(self) -> int | None:
+        """The degree that the engines have, or are to change to; None without a planner."""
+        return self._planner.in_use if self._planner else None
 
     def check(self) -> None:
         """Re-derive all invariants from scratch; costs as much as the state is large.
@@ -125,6 +271,12 @@ class Scheduler:
         """
         self._batching.check()
         self._router.check(self._batching.running_requests())
+        if self._budget:
+            self._budget.check()
+        if self._planner:
+            self._planner.check()
+        if self._stream:
+            self._stream.check(self._router.engines)
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the scheduler; legal between any two events."""
@@ -133,6 +285,9 @@ class Scheduler:
             "kind": self._settings.batching,
             "batching": self._batching.snapshot(),
             "router": self._router.snapshot(),
+            "reward_budget": self._budget and self._budget.snapshot(),
+            "parallelism": self._planner and self._planner.snapshot(),
+            "stream": self._stream and self._stream.snapshot(),
         }
 
     @classmethod
@@ -143,11 +298,21 @@ class Scheduler:
         that did not come back are reported by `EngineLost`.
 
         Raises:
-            CheckpointError: The snapshot is of another format or another kind of batching.
+            CheckpointError: The snapshot is of another format, another kind of batching, or other machines.
         """
+        machines = {
+            "reward_budget": settings.reward_budget,
+            "parallelism": settings.parallelism,
+            "stream": settings.stream,
+        }
         for key, found, wanted in (
             ("format", snapshot.get("format"), SNAPSHOT_FORMAT),
             ("kind", snapshot.get("kind"), settings.batching),
+            (
+                "machines",
+                [name for name in machines if snapshot.get(name)],
+                [name for name, wanted in machines.items() if wanted],
+            ),
         ):
             if found != wanted:
                 raise CheckpointError(
@@ -158,4 +323,10 @@ class Scheduler:
         scheduler = cls(settings)
         scheduler._batching = _BATCHING[settings.batching].restore(settings, snapshot["batching"])
         scheduler._router = Router.restore(snapshot["router"])
+        if settings.reward_budget:
+            scheduler._budget = RewardBudget.restore(settings.reward_budget, snapshot["reward_budget"])
+        if settings.parallelism:
+            scheduler._planner = ParallelismPlanner.restore(settings.parallelism, snapshot["parallelism"])
+        if settings.stream:
+            scheduler._stream = StreamScaling.restore(settings.stream, snapshot["stream"])
         return scheduler

@@ -1,11 +1,14 @@
 """What the scheduler is told once, before the run begins.
 
-Every number is exact: factors and weights are fractions, because 1.1 * 50 in floating point launches one prompt too
-many. The settings head every event log, so that a log alone is enough to replay a run.
+Every count and factor is exact: factors, shares and weights are fractions, because 1.1 * 50 in floating point launches
+one prompt too many. The settings head every event log, so that a log alone is enough to replay a run.
+
+The machines beside the batching are optional: a part that is None leaves its machine out. Defaults are the paper's.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Self
@@ -13,6 +16,179 @@ from typing import Any, Literal, Self
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
 from rollpacker.core.quotas import apportion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardBudgetSettings:
+    """How long a test case may run, from how long it took correct programs (paper, section 4.3)."""
+
+    factor: Fraction = Fraction(3, 2)
+    """lambda: a limit is this many times the longest run that passed; at least 1."""
+    min_limit_s: float = 2.0
+    """T_min: no limit is below it."""
+    max_limit_s: float = 30.0
+    """T_max: no limit is above it, and it is the limit of a case that nobody has passed."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that would stop correct programs, or nothing.
+
+        Raises:
+            ConfigError: A value out of bounds.
+        """
+        if self.factor < 1:
+            raise ConfigError(
+                f"system.reward.factor={self.factor}",
+                "It is at least 1 (below, the slowest correct program would be stopped).",
+                "Raise system.reward.factor.",
+            )
+        if not 0 < self.min_limit_s <= self.max_limit_s < math.inf:
+            raise ConfigError(
+                f"system.reward.min_limit_s={self.min_limit_s:g} with system.reward.max_limit_s={self.max_limit_s:g}",
+                "Both are above 0 s, and the first is at most the second.",
+                "Lower system.reward.min_limit_s, or raise system.reward.max_limit_s.",
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Turn into JSON data."""
+        return {"factor": str(self.factor), "min_limit_s": self.min_limit_s, "max_limit_s": self.max_limit_s}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """Undo `to_plain`."""
+        return cls(**{**plain, "factor": Fraction(plain["factor"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelismSettings:
+    """When rounds move to engines of another tensor-parallel degree (paper, section 4.2)."""
+
+    degrees: tuple[int, ...]
+    """Allowed degrees, ascending, each twice the one before."""
+    initial: int
+    """The degree of the first round of every kind."""
+    max_growth: Fraction = Fraction(21, 20)
+    """More preemptions than this many times the reference double the degree; at least 1."""
+    patience: int = 4
+    """So many rounds of a kind in a row without a preemption halve its degree."""
+    num_rounds_remembered: int = 16
+    """So many rounds of a kind a measured rate keeps its kind from going back to a slower degree. Not in the paper;
+    16 long rounds are 80 steps of 4 + 1, in which lengths drift."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no planner can work with.
+
+        Raises:
+            ConfigError: A value out of bounds, or degrees that contradict each other.
+        """
+        degrees = ", ".join(map(str, self.degrees))
+        if not self.degrees or self.degrees[0] < 1:
+            raise ConfigError(
+                f"system.planner.degrees=[{degrees}]", "At least one degree, from 1 up.", "Set it to [1, 2], say."
+            )
+        if any(larger != 2 * degree for degree, larger in zip(self.degrees, self.degrees[1:], strict=False)):
+            raise ConfigError(
+                f"system.planner.degrees=[{degrees}]",
+                "Each degree is twice the one before: the planner doubles and halves.",
+                "Set it to [1, 2, 4], say.",
+            )
+        if self.initial not in self.degrees:
+            raise ConfigError(
+                f"system.planner.initial={self.initial}",
+                f"Allowed are the degrees of system.planner.degrees: {degrees}.",
+                "Choose one of them.",
+            )
+        if self.max_growth < 1:
+            raise ConfigError(
+                f"system.planner.max_growth={self.max_growth}",
+                "It is at least 1 (below, fewer preemptions than before would double the degree).",
+                "Raise system.planner.max_growth.",
+            )
+        for key, count in (("patience", self.patience), ("num_rounds_remembered", self.num_rounds_remembered)):
+            if count < 1:
+                raise ConfigError(f"system.planner.{key}={count}", "It is at least 1.", f"Raise system.planner.{key}.")
+
+    def to_plain(self) -> dict[str, Any]:
+        """Turn into JSON data."""
+        return {
+            "degrees": list(self.degrees),
+            "initial": self.initial,
+            "max_growth": str(self.max_growth),
+            "patience": self.patience,
+            "num_rounds_remembered": self.num_rounds_remembered,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """Undo `to_plain`."""
+        return cls(**{**plain, "degrees": tuple(plain["degrees"]), "max_growth": Fraction(plain["max_growth"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """When half of the engines are lent to the trainer in the middle of a round (paper, section 4.4)."""
+
+    replicas: tuple[tuple[int, ...], ...]
+    """The GPUs of each training replica, counted over all nodes; a GPU is in at most one replica."""
+    max_response_tokens: int
+    """Where every response is cut off: what is expected of one that is longer than all seen lately."""
+    first_share: Fraction = Fraction(1, 5)
+    """Of the round's requests must be finished before the first test."""
+    last_share: Fraction = Fraction(1, 2)
+    """No test after more than this is finished."""
+    every_share: Fraction = Fraction(1, 20)
+    """From one test to the next."""
+    num_recent_lengths: int = 8192
+    """Finished responses that expectations are made of. 8,192 are more than four short rounds and a long one of
+    128 x 8, so that the long ones are among them."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can never be lent.
+
+        Raises:
+            ConfigError: A value out of bounds, or replicas that share GPUs.
+        """
+        gpus = [gpu for replica in self.replicas for gpu in replica]
+        if not self.replicas or not all(self.replicas) or min(gpus) < 0 or len(gpus) != len(set(gpus)):
+            raise ConfigError(
+                f"system.stream: the training replicas are on the GPUs {[list(replica) for replica in self.replicas]}.",
+                "There is at least one replica, each has at least one GPU, and no two share one.",
+                "Check the trainer's parallelism, or set system.stream=null.",
+            )
+        for key, count in (
+            ("rollout.max_response_tokens", self.max_response_tokens),
+            ("system.stream.num_recent_lengths", self.num_recent_lengths),
+        ):
+            if count < 1:
+                raise ConfigError(f"{key}={count}", "It is at least 1.", f"Raise {key}.")
+        if not 0 < self.first_share <= self.last_share <= 1:
+            raise ConfigError(
+                f"system.stream.first_share={self.first_share} with system.stream.last_share={self.last_share}",
+                "Both are above 0 and at most 1, and the first is at most the second.",
+                "Lower system.stream.first_share, or raise system.stream.last_share.",
+            )
+        if not 0 < self.every_share <= 1:
+            raise ConfigError(
+                f"system.stream.every_share={self.every_share}",
+                "It is above 0 and at most 1.",
+                "Set it to 0.05, the paper's.",
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Turn into JSON data."""
+        return {
+            "replicas": [list(replica) for replica in self.replicas],
+            "max_response_tokens": self.max_response_tokens,
+            "first_share": str(self.first_share),
+            "last_share": str(self.last_share),
+            "every_share": str(self.every_share),
+            "num_recent_lengths": self.num_recent_lengths,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """Undo `to_plain`."""
+        shares = {key: Fraction(plain[key]) for key in ("first_share", "last_share", "every_share")}
+        return cls(**{**plain, **shares, "replicas": tuple(map(tuple, plain["replicas"]))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +206,15 @@ class SchedulerSettings:
     eta_responses: Fraction
     """Responses launched per response needed in a short round, at least 1; `plain` ignores it."""
     overlap_rewards: bool
-    """Score each response as it finishes; False scores a batch after its last response. `tail` needs True."""
+    """Score each response as it finishes; False scores a batch when all its responses are there."""
     domain_weights: tuple[tuple[Domain, Fraction], ...]
     """Each domain with its share of every batch, in the order that breaks ties; they need not add up to 1."""
+    reward_budget: RewardBudgetSettings | None = None
+    """None: rewards keep their own time limits."""
+    parallelism: ParallelismSettings | None = None
+    """None: every round runs on the engines that are there."""
+    stream: StreamSettings | None = None
+    """None: no engine is lent to the trainer."""
 
     def __post_init__(self) -> None:
         """Refuse what no run can be scheduled by.
@@ -53,12 +235,6 @@ class SchedulerSettings:
         for key, factor in (("system.eta_prompts", self.eta_prompts), ("system.eta_responses", self.eta_responses)):
             if factor < 1:
                 raise ConfigError(f"{key}={factor}", "It is at least 1 (1 means no speculation).", f"Raise {key}.")
-        if self.batching == "tail" and not self.overlap_rewards:
-            raise ConfigError(
-                "system.overlap_rewards=false with system.batching=tail",
-                "A response counts in the race once its reward is known, so rewards must overlap the rollout.",
-                "Set system.overlap_rewards=true, or system.batching=plain.",
-            )
         self._check_domains()
 
     def _check_domains(self) -> None:
@@ -94,6 +270,9 @@ class SchedulerSettings:
             "eta_responses": str(self.eta_responses),
             "overlap_rewards": self.overlap_rewards,
             "domain_weights": [[domain, str(weight)] for domain, weight in self.domain_weights],
+            "reward_budget": self.reward_budget and self.reward_budget.to_plain(),
+            "parallelism": self.parallelism and self.parallelism.to_plain(),
+            "stream": self.stream and self.stream.to_plain(),
         }
 
     @classmethod
@@ -107,4 +286,7 @@ class SchedulerSettings:
             eta_responses=Fraction(plain["eta_responses"]),
             overlap_rewards=plain["overlap_rewards"],
             domain_weights=tuple((Domain(domain), Fraction(weight)) for domain, weight in plain["domain_weights"]),
+            reward_budget=plain["reward_budget"] and RewardBudgetSettings.from_plain(plain["reward_budget"]),
+            parallelism=plain["parallelism"] and ParallelismSettings.from_plain(plain["parallelism"]),
+            stream=plain["stream"] and StreamSettings.from_plain(plain["stream"]),
         )

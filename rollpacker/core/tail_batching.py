@@ -10,6 +10,8 @@ decode slots idle. Tail batching makes most batches not contain one.
   its reward is known. A prompt is complete with its first `R0` rewards and then takes a place of its domain's quota;
   its other responses are aborted. When a quota is full, the prompts of the domain that still race are aborted too, and
   join the **long queue**. The round ends when all quotas are full.
+* Without `overlap_rewards` the race counts *responses*: a prompt takes its place with its first `R0` of them. When all
+  places are taken, exactly the samples that took them are scored, and the round ends with the last of their rewards.
 * A **long round** runs the first `P0` prompts of the queue with exactly `R0` responses, each to its end. It comes as
   soon as the queue is that long. Nobody races in it, so no prompt waits forever, whatever its domain.
 
@@ -18,7 +20,8 @@ decode slots idle. Tail batching makes most batches not contain one.
     drawing  last PromptsDrawn   racing, a short round, if every launch has its prompt; otherwise the data ends:
                                  drawing again, to top up the queue; racing, a long round, when that is done;
                                  or resting, with EndRun, when nothing is left
-    racing   last place taken    resting, with EndRound
+    racing   last place taken,   resting, with EndRound
+             its rewards known
 
 An aborted prompt is generated again from scratch, under a new round number: so every accepted token comes from the
 current policy. It is in exactly one place at any time (drawn, queued, racing or accepted): so it is trained exactly
@@ -42,11 +45,18 @@ from typing import Any, Self, assert_never
 
 from rollpacker.core.batching import BatchingEvent, Decision, StopRequests
 from rollpacker.core.commands import EndRound, EndRun, RoundKind, ScoreResponse
-from rollpacker.core.errors import InvariantViolated
-from rollpacker.core.events import PromptsDrawn, ResponseAborted, ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
+from rollpacker.core.events import (
+    PromptsDrawn,
+    ResponseAborted,
+    ResponseEvicted,
+    ResponseFinished,
+    RewardComputed,
+    StepStarted,
+)
 from rollpacker.core.ids import RequestId
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
-from rollpacker.core.round import Outcome, RoundLedger
+from rollpacker.core.round import Group, Outcome, RoundLedger
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.supply import DrawnPrompt, PromptSupply
 
@@ -68,10 +78,10 @@ class TailBatching:
         """Take in one fact; see `BatchingMachine`."""
         match event:
             case ResponseFinished():
-                return (ScoreResponse(request=event.request),) if self._ledger.finish(event) else ()
+                return self._count_finish(event)
             case RewardComputed():
                 return self._count_reward(event)
-            case ResponseAborted():
+            case ResponseAborted() | ResponseEvicted():
                 self._ledger.launched_group(event.request)
                 return ()
             case StepStarted():
@@ -119,25 +129,54 @@ class TailBatching:
             num_needed=self._settings.num_responses,
         )
 
-    def _count_reward(self, event: RewardComputed) -> tuple[Decision, ...]:
-        """Accept the group that this reward completes, defer whom it shuts out, end the round that it fills."""
+    def _count_finish(self, event: ResponseFinished) -> tuple[Decision, ...]:
+        """Have the response scored, or, without overlap, count it in the race and have the whole batch scored."""
         ledger = self._ledger
+        if not ledger.finish(event):
+            return ()
+        if self._settings.overlap_rewards:
+            return (ScoreResponse(request=event.request),)
+        group = ledger.groups[event.request.prompt]
+        if group.num_finished < ledger.num_responses:
+            return ()
+        decisions = self._give_place(group)
+        if ledger.is_full:
+            decisions += [ScoreResponse(request=request) for request in ledger.finished_requests()]
+        return tuple(decisions)
+
+    def _count_reward(self, event: RewardComputed) -> tuple[Decision, ...]:
+        """Accept the group that this reward completes, and end the round that it completes."""
+        ledger = self._ledger
+        if not self._settings.overlap_rewards and not ledger.is_full and ledger.launched_group(event.request):
+            raise ImpossibleEvent(
+                f"{event.request} was scored while places of round {ledger.round} are open.",
+                "Without overlap_rewards a batch is scored when all its places are taken.",
+            )
         group = ledger.score(event)
         if group is None or group.num_scored < ledger.num_responses:
             return ()
-        acceptance, stopped = ledger.accept(group)
-        if not ledger.places[group.domain]:
-            for loser in [racing for racing in ledger.racing_groups() if racing.domain == group.domain]:
-                stopped += ledger.defer(loser)
-                self._long_queue.append(DrawnPrompt(loser.prompt, loser.domain))
-        decisions: list[Decision] = [acceptance]
-        if stopped:
-            decisions.append(StopRequests(requests=tuple(stopped)))
-        if ledger.is_full:
+        stopping = self._give_place(group) if group.outcome is Outcome.RACING else []
+        decisions: list[Decision] = [ledger.accept(group), *stopping]
+        if ledger.is_complete:
             decisions.append(
                 EndRound(round=ledger.round, prompts=ledger.close(), long_queue_length=len(self._long_queue))
             )
         return tuple(decisions)
+
+    def _give_place(self, group: Group) -> list[Decision]:
+        """Give a group its place, defer whom it shuts out, and stop what still runs of both."""
+        ledger = self._ledger
+        stopped = ledger.place(group)
+        if not ledger.places[group.domain]:
+            for loser in [racing for racing in ledger.racing_groups() if racing.domain == group.domain]:
+                stopped += ledger.defer(loser)
+                self._long_queue.append(DrawnPrompt(loser.prompt, loser.domain))
+        return [StopRequests(requests=tuple(stopped))] if stopped else []
+
+    def next_kind(self) -> RoundKind:
+        """Tell what the next round will be; see `BatchingMachine`."""
+        is_long = len(self._long_queue) >= self._settings.num_prompts or self._supply.has_ended_domain
+        return RoundKind.LONG if is_long else RoundKind.SHORT
 
     def running_requests(self) -> list[RequestId]:
         """List what was started and has neither finished nor been stopped."""

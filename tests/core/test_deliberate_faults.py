@@ -58,7 +58,12 @@ FAULTS = (
         right="if len(self._long_queue) >= num_prompts:",
         wrong="if len(self._long_queue) >= num_prompts - 1:",
     ),
-    Fault(name="forget aborts", module=tail_batching, right="if stopped:", wrong="if False:"),
+    Fault(
+        name="forget aborts",
+        module=tail_batching,
+        right="return [StopRequests(requests=tuple(stopped))] if stopped else []",
+        wrong="return []",
+    ),
     Fault(
         name="constant round id",
         module=round,
@@ -113,9 +118,9 @@ FAULTS = (
         name="believe an engine that lost the request",
         module=scheduler,
         right="""has_moved(event.request, event.engine):
-                    return ()""",
+            return ()""",
         wrong="""has_moved(event.request, event.engine):
-                    pass""",
+            pass""",
     ),
 )
 

@@ -26,7 +26,6 @@ def test_settings_survive_json_exactly() -> None:
         ({"num_responses": -1}, "rollout.num_responses=-1"),
         ({"eta_prompts": Fraction(9, 10)}, "system.eta_prompts=9/10\nIt is at least 1"),
         ({"eta_responses": Fraction(0)}, "system.eta_responses=0"),
-        ({"overlap_rewards": False}, "system.overlap_rewards=false with system.batching=tail"),
         ({"domain_weights": ()}, "No domain has a weight"),
         ({"domain_weights": ((Domain("math"), Fraction(0)),)}, "data.domain_weights.math=0"),
         ({"domain_weights": ((Domain("math"), Fraction(1)),) * 2}, "A domain has two weights: math, math"),

@@ -164,7 +164,7 @@ def test_a_missing_command_is_found(run_dir: Path) -> None:
 
 def test_a_changed_event_is_found(run_dir: Path) -> None:
     path = attempt_path(run_dir, 0)
-    rewrite(path, 0, {"event": {"type": "EngineJoined", "engine": "engine-9"}})
+    rewrite(path, 0, {"event": {"type": "EngineJoined", "engine": "engine-9", "gpus": []}})
     with pytest.raises(ReplayDiverged, match="attempt-000"):
         replay(run_dir)
 

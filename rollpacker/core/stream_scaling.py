@@ -1,0 +1,292 @@
+"""When half of the engines are lent to the trainer in the middle of a round, and which half.
+
+Theory of operation
+===================
+
+When a part of a round's requests is finished, the engines decode small batches, and groups that are complete could be
+trained already. So once per round half of the engines may be lent: what runs on them moves to the others, which
+recompute its KV cache, and accepted groups stream to the training replicas on the lent GPUs.
+
+    state      event                                                      next state
+    resting    BeginRound                                                 watching
+    watching   a finish, with a share of the launches finished that is    measuring, with MeasureProgress
+               due: `first_share`, and from there each `every_share`,
+               but never above `last_share`
+    measuring  ProgressMeasured, and both tests pass                      lent, with LendEngines
+               ProgressMeasured, and one of them fails                    watching, for the next share
+    any        EndRound                                                   resting
+
+The tests:
+
+* **Whole groups.** The GPUs that are lent are whole engines and whole training replicas at once. Engines and replicas
+  that share GPUs hang together; such a **block** can be lent if every GPU of it is in both. Blocks are taken in order
+  of the tokens per engine that would have to move, fewest first, as far as they fit into half of the engines (rounded
+  down). If no block fits, nothing is ever lent.
+* **Memory.** All running requests fit into the engines that remain, at the length that is expected of them:
+
+      sum over running requests of (prompt + E[L | L > generated so far])  <=  sum of the remaining engines' KV tokens
+
+  The expectation is the mean of the finished responses among the last `num_recent_lengths` that were longer, rounded up
+  to a whole token; where none was, `max_response_tokens`. Responses that lose a race are never seen at full length, so
+  in short rounds the estimate leans low; the long rounds' lengths, in the same window, make up for it.
+
+An engine of the fleet that is missing from the measurement may be full for all one knows: then the tests fail. A
+measurement that comes after its round, or a second time, changes nothing. The share counts finishes that were news,
+rewarded or not, of all launches of the round; what was aborted never finishes.
+
+Invariant: at most one lending per round, and at least half of the engines are kept.
+
+Source: RollPacker, section 4.4 and algorithm 1. The order in which blocks are chosen, the lean on finished lengths and
+the total instead of one sum per engine are this project's: the router spreads what moves by load.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any, Self
+
+from rollpacker.core.commands import BeginRound, MeasureProgress
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
+from rollpacker.core.events import EngineProgress, ProgressMeasured, RunningRequest
+from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.settings import StreamSettings
+
+
+class StreamScaling:
+    """Watches a round's progress, and chooses the engines that are lent."""
+
+    def __init__(self, settings: StreamSettings) -> None:
+        self._settings = settings
+        self._gpus: dict[EngineId, tuple[int, ...]] = {}
+        """Of every engine of the fleet."""
+        self._recent_lengths: deque[int] = deque(maxlen=settings.num_recent_lengths)
+        """Tokens of the last finished responses, oldest first."""
+        self._round = -1
+        """The open round, or the last one."""
+        self._num_launched = 0
+        """0 between rounds."""
+        self._num_finished = 0
+        self._num_tests = 0
+        """Ordered in this round."""
+        self._next_point = 0
+        """The share that is due next is `first_share` plus so many times `every_share`."""
+        self._due_at = 0
+        """That share in finishes."""
+        self._last_at = 0
+        """`last_share` in finishes."""
+        self._is_measuring = False
+        self._has_lent = False
+
+    # The fleet
+
+    def join(self, engine: EngineId, gpus: tuple[int, ...]) -> None:
+        """Note an engine's GPUs."""
+        self._gpus[engine] = gpus
+
+    def leave(self, engine: EngineId) -> None:
+        """Forget an engine."""
+        self._gpus.pop(engine, None)
+
+    # The round
+
+    def begin_round(self, command: BeginRound) -> None:
+        """Watch a new round."""
+        self._round = command.round
+        self._num_launched = command.num_prompts_launched * command.num_responses_launched
+        self._num_finished = self._num_tests = self._next_point = 0
+        self._is_measuring = self._has_lent = False
+        self._count_out()
+
+    def end_round(self) -> None:
+        """Rest until the next round."""
+        self._num_launched = self._num_finished = 0
+        self._is_measuring = False
+        self._count_out()
+
+    def count_finish(self, num_tokens: int) -> tuple[MeasureProgress, ...]:
+        """Count a response that finished, and ask for a measurement when one is due."""
+        self._recent_lengths.append(num_tokens)
+        self._num_finished += 1
+        if not self._due_at <= self._num_finished <= self._last_at or self._is_measuring or self._has_lent:
+            return ()
+        while self._due_at <= self._num_finished:
+            self._next_point += 1
+            self._count_out()
+        self._is_measuring = True
+        self._num_tests += 1
+        return (MeasureProgress(round=self._round),)
+
+    def _count_out(self) -> None:
+        """Turn shares into finishes."""
+        share = self._settings.first_share + self._next_point * self._settings.every_share
+        self._due_at = math.ceil(share * self._num_launched)
+        self._last_at = math.floor(self._settings.last_share * self._num_launched)
+
+    # The test
+
+    def judge(self, event: ProgressMeasured) -> None:
+        """Refuse a measurement that nobody can have made.
+
+        Raises:
+            ImpossibleEvent: It was never ordered, an engine is in it twice, or a count is below 0.
+        """
+        if event.round > self._round or (event.round == self._round and not self._num_tests):
+            raise ImpossibleEvent(
+                f"The progress of round {event.round} was measured, which nobody ordered.",
+                f"The last round is {self._round}, with {self._num_tests} measurements ordered.",
+            )
+        if len({progress.engine for progress in event.engines}) < len(event.engines):
+            raise ImpossibleEvent(f"An engine is twice in the progress of round {event.round}.")
+        for progress in event.engines:
+            counts = [count for request in progress.running for count in request[1:]]
+            if min(counts, default=0) < 0 or progress.kv_tokens_capacity < 0:
+                raise ImpossibleEvent(f"{progress} has a count below 0.")
+
+    def choose(
+        self, event: ProgressMeasured, fleet: Sequence[EngineId], holders: Mapping[RequestId, EngineId]
+    ) -> tuple[EngineId, ...]:
+        """Name the engines to lend now, in joining order; none if a test fails or the measurement is late.
+
+        Args:
+            event: A measurement that has passed `judge`.
+            fleet: All engines, in joining order.
+            holders: Which engine holds each request in flight. What has finished or moved since the measurement, by
+                what was told so far, does not count.
+        """
+        if event.round != self._round or not self._is_measuring:
+            return ()
+        self._is_measuring = False
+        progress_of = {progress.engine: progress for progress in event.engines}
+        if not all(engine in progress_of for engine in fleet):
+            return ()
+        running = {
+            engine: [request for request in progress_of[engine].running if holders.get(request.request) == engine]
+            for engine in fleet
+        }
+        lent = self._choose_blocks(fleet, running)
+        kept = [progress_of[engine] for engine in fleet if engine not in lent]
+        if not lent or not self._do_fit([request for each in running.values() for request in each], kept):
+            return ()
+        self._has_lent = True
+        return tuple(engine for engine in fleet if engine in lent)
+
+    def _choose_blocks(
+        self, fleet: Sequence[EngineId], running: Mapping[EngineId, Sequence[RunningRequest]]
+    ) -> set[EngineId]:
+        """Choose whole blocks, up to half of the engines, that have the fewest tokens to move."""
+        tokens_to_move = {
+            engine: sum(request.num_prompt_tokens + request.num_generated_tokens for request in requests)
+            for engine, requests in running.items()
+        }
+        by_cost = sorted(
+            self._blocks(fleet),
+            key=lambda block: Fraction(sum(tokens_to_move[engine] for engine in block), len(block)),
+        )
+        lent: set[EngineId] = set()
+        for block in by_cost:
+            if len(lent) + len(block) <= len(fleet) // 2:
+                lent.update(block)
+        return lent
+
+    def _blocks(self, fleet: Sequence[EngineId]) -> list[list[EngineId]]:
+        """List the blocks that can be lent, each in joining order, by their first engine."""
+        replica_of = {gpu: number for number, gpus in enumerate(self._settings.replicas) for gpu in gpus}
+        users: dict[int, list[EngineId]] = {}
+        for engine in fleet:
+            for gpu in self._gpus[engine]:
+                users.setdefault(gpu, []).append(engine)
+        joined = {engine: number for number, engine in enumerate(fleet)}
+        blocks = []
+        seen: set[EngineId] = set()
+        for first in fleet:
+            if first in seen:
+                continue
+            block, is_whole = self._block_of(first, replica_of, users)
+            seen |= block
+            if is_whole:
+                blocks.append(sorted(block, key=joined.__getitem__))
+        return blocks
+
+    def _block_of(
+        self, first: EngineId, replica_of: Mapping[int, int], users: Mapping[int, Sequence[EngineId]]
+    ) -> tuple[set[EngineId], bool]:
+        """Collect what hangs together with an engine, and tell whether each GPU of it is in an engine and a replica."""
+        block = {first}
+        is_whole = bool(self._gpus[first])
+        to_visit = list(self._gpus[first])
+        visited = set(to_visit)
+        while to_visit:
+            gpu = to_visit.pop()
+            neighbours = set(self._settings.replicas[replica_of[gpu]]) if gpu in replica_of else set()
+            is_whole = is_whole and gpu in replica_of and gpu in users
+            for engine in users.get(gpu, ()):
+                block.add(engine)
+                neighbours.update(self._gpus[engine])
+            to_visit += neighbours - visited
+            visited |= neighbours
+        return block, is_whole
+
+    def _do_fit(self, running: Sequence[RunningRequest], kept: Sequence[EngineProgress]) -> bool:
+        lengths = sorted(self._recent_lengths)
+        sums = [0, *accumulate(lengths)]
+        demand = sum(
+            request.num_prompt_tokens + self._expected_length(request.num_generated_tokens, lengths, sums)
+            for request in running
+        )
+        return demand <= sum(progress.kv_tokens_capacity for progress in kept)
+
+    def _expected_length(self, num_generated: int, lengths: Sequence[int], sums: Sequence[int]) -> int:
+        """E[L | L > generated], rounded up, from sorted lengths and the sums of their heads."""
+        num_shorter = bisect_right(lengths, num_generated)
+        num_longer = len(lengths) - num_shorter
+        if not num_longer:
+            return max(self._settings.max_response_tokens, num_generated)
+        return -((sums[num_shorter] - sums[-1]) // num_longer)
+
+    # Self-check and snapshot
+
+    def check(self, fleet: Sequence[EngineId]) -> None:
+        """Re-derive the machine's invariants.
+
+        Raises:
+            InvariantViolated: It knows another fleet, or a round that contradicts itself.
+        """
+        if self._gpus.keys() != set(fleet):
+            raise InvariantViolated(f"The fleet is {list(fleet)}; GPUs are known of {list(self._gpus)}.")
+        if not 0 <= self._num_finished <= self._num_launched or (self._is_measuring and self._has_lent):
+            raise InvariantViolated(f"The progress of round {self._round} contradicts itself: {self.snapshot()}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the whole state as JSON data that shares nothing with the machine."""
+        return {
+            "gpus": {engine: list(gpus) for engine, gpus in self._gpus.items()},
+            "recent_lengths": list(self._recent_lengths),
+            "round": self._round,
+            "num_launched": self._num_launched,
+            "num_finished": self._num_finished,
+            "num_tests": self._num_tests,
+            "next_point": self._next_point,
+            "is_measuring": self._is_measuring,
+            "has_lent": self._has_lent,
+        }
+
+    @classmethod
+    def restore(cls, settings: StreamSettings, snapshot: dict[str, Any]) -> Self:
+        """Rebuild the machine that gave the snapshot."""
+        machine = cls(settings)
+        machine._gpus = {EngineId(engine): tuple(gpus) for engine, gpus in snapshot["gpus"].items()}
+        machine._recent_lengths.extend(snapshot["recent_lengths"])
+        machine._round = snapshot["round"]
+        machine._num_launched = snapshot["num_launched"]
+        machine._num_finished = snapshot["num_finished"]
+        machine._num_tests = snapshot["num_tests"]
+        machine._next_point = snapshot["next_point"]
+        machine._is_measuring = snapshot["is_measuring"]
+        machine._has_lent = snapshot["has_lent"]
+        machine._count_out()
+        return machine
