@@ -133,11 +133,29 @@ class WorkloadSection(Section):
     rho: float = Field(0.3, ge=0, lt=1)
     """Correlation of the lengths within a prompt (Gaussian copula), where the lengths do not name their prompts.
     A guess: the paper shows marginals only."""
+    drift_per_step: float = Field(0.0, gt=-1, le=1)
+    """By which share lengths grow from one step to the next: 0.01 makes them 1.65 times as long after 50 steps. Not of
+    a recorded run, which has its own."""
+    drift_by_step: dict[int, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Factor on lengths at some steps, interpolated between them and constant outside: {0: 1, 100: 1.5}; on top of
+    `drift_per_step`."""
     solve_rate: float = Field(0.5, ge=0, le=1)
-    """Share of the complete responses that are right; one that reaches its length limit never is."""
+    """Share of the complete responses that are right; one that reaches its length limit never is. A guess."""
+    solve_rate_by_domain: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """Of single domains, instead of `solve_rate`."""
+    solve_rate_drift_per_step: float = Field(0.0, ge=-1, le=1)
+    """Added to the share of right responses from step to step, which stays between 0 and 1."""
+    endless_share: float = Field(0.0513, ge=0, lt=1)
+    """Share of the programs that never end by themselves; so many had not at the paper's limit of 30 s (Fig 7a). None
+    of them is right, so they are at most those that are wrong."""
+    run_time_rho: float = Field(0.8, ge=0, lt=1)
+    """Correlation of the run times of a prompt's programs (Gaussian copula): they solve the same problem on the same
+    test cases. A guess: the paper shows marginals only."""
+    rule_time_s: float = Field(0.01, ge=0)
+    """CPU time to compare an answer with its ground truth by a rule. A guess: the paper gives no figure."""
     reward_time_s: float | None = Field(None, ge=0)
-    """Time to judge one response; null takes the times of its domain: those of the paper's sandbox (Fig 7a) for `code`,
-    0.01 s for all others."""
+    """Time to judge any response, on a CPU worker; null takes the run times of the paper's sandbox (Fig 7a) for
+    programs, `rule_time_s` for rules, and the LLM judge's prefill."""
 
 
 class RolloutSection(Section):
@@ -249,6 +267,30 @@ class TrainerSection(Section):
     resources: ActorResources = ActorResources()
 
 
+class JudgeSection(Section):
+    """The LLM judge of a modelled run, which reads prompt and response and says one token."""
+
+    model: ModelSection = ModelSection(path=None, dtype="bfloat16")
+    """The paper's judge is Qwen2.5-7B-Instruct."""
+    placement: Literal["dedicated", "shared", "turns"] = "dedicated"
+    """`dedicated` has GPUs of its own; `shared` works on the engines' GPUs beside them (CUDA MPS); `turns` has these
+    GPUs once the rollout has ended, and is loaded then: with `system.overlap_rewards=false` only."""
+    num_gpus: int = Field(8, ge=1)
+    """Of a `dedicated` judge, beside those of engines and trainer. The paper does not give it: a guess, one node."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one replica; there are as many replicas as the GPUs hold."""
+    gpu_share: float = Field(0.2, gt=0, lt=1)
+    """Of each GPU's processors that a `shared` judge has, and that the engines are without. A guess."""
+    resident_share: float = Field(1.0, ge=0, le=1)
+    """Of the judge's layers that stay in GPU memory, where a `shared` judge takes their bytes from the engines' KV
+    cache; the others stream over PCIe in step with compute."""
+    template_tokens: int = Field(200, ge=0)
+    """That surround prompt and response in what the judge reads. A guess."""
+    start_s: float = Field(0.0, ge=0)
+    """To bring a judge that takes `turns` onto the GPUs, beyond the transfer of its weights. A guess: it sleeps in host
+    memory; a process that starts anew takes tens of seconds."""
+
+
 class RewardSection(Section):
     """Who judges."""
 
@@ -259,6 +301,29 @@ class RewardSection(Section):
     timeout_s: float = Field(2.0, gt=0)
     """A response whose check takes longer scores 0 with reason `timeout`."""
     resources: ActorResources = ActorResources(num_cpus=0.5)
+    kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
+    """How a domain's responses are judged in a modelled run. Those that are not named: `code` in the sandbox, `judge`
+    by the LLM judge, all others by a rule."""
+    num_cores: int | None = Field(None, ge=1)
+    """Cores that the `num_workers` programs of a modelled run share, all of the allocation; null: a core for each."""
+    num_rule_workers: int | None = Field(None, ge=1)
+    """Answers that rules check at the same time in a modelled run, on cores of their own; null: among the
+    `num_workers`. veRL checks one after the other."""
+    judge: JudgeSection = JudgeSection()
+
+    @model_validator(mode="after")
+    def _models_nothing_in_reality(self) -> Self:
+        modelled = ("kinds", "num_cores", "num_rule_workers", "judge")
+        if self.name != "modelled":
+            for key in modelled:
+                value, default = getattr(self, key), type(self).model_fields[key].get_default(call_default_factory=True)
+                if value != default:
+                    raise ValueError(
+                        f"reward.{key} is set with reward.name={self.name}.\n"
+                        f"{', '.join(f'reward.{each}' for each in modelled)} describe rewards of a modelled run.\n"
+                        f"Choose reward=modelled, or leave out reward.{key}."
+                    )
+        return self
 
 
 class DeadlineSection(Section):
@@ -295,6 +360,8 @@ class HardwareSection(Section):
     """Per GPU, both directions together, as data sheets count it."""
     network_gb_per_s: float = Field(gt=0)
     """Per node and direction."""
+    pcie_gb_per_s: float = Field(64, gt=0)
+    """Between host memory and one GPU, per direction: PCIe 5.0 x16, half of what data sheets give for both."""
     gpus_per_node: int = Field(8, ge=1)
     """A tensor-parallel group stays within a node."""
     memory_share: float = Field(0.9, gt=0, le=1)

@@ -34,8 +34,16 @@ class ModelledBackend:
         """Read the workload and make the workers."""
         config = self._config
         surroundings.stage("modelling the cluster")
-        plan, workload = plan_cluster(config), Workload(config)
-        surroundings.note(f"MODELLED on {plan.num_gpus} GPUs ({plan.hardware.name}): times are computed, not measured.")
+        workload = Workload(config)
+        plan = plan_cluster(config, needs_judge=workload.needs_judge)
+        surroundings.note(
+            f"MODELLED on {plan.num_all_gpus} GPUs ({plan.hardware.name}): times are computed, not measured."
+        )
+        if workload.num_dropped_prompts:
+            limit = config.data.max_prompt_tokens
+            surroundings.note(
+                f"Dropped {workload.num_dropped_prompts} prompts of more than data.max_prompt_tokens={limit} tokens."
+            )
         names = [EngineId(f"engine-{index}") for index in range(config.engine.num_engines)]
         engines = {
             name: ModelledEngine(
@@ -47,11 +55,7 @@ class ModelledBackend:
             )
             for name in names
         }
-        reward = ModelledReward(
-            num_workers=config.reward.num_workers,
-            timeout_s=config.reward.timeout_s,
-            judgement_of=workload.judgement_of,
-        )
+        reward = ModelledReward(config.reward, judge=plan.judge, judgement_of=workload.judgement_of)
         yield Workers(prompts=workload.prompts, engines=engines, trainer=ModelledTrainer(plan.trainer), reward=reward)
         for engine in engines.values():
             await engine.close()

@@ -54,6 +54,10 @@ class LengthSource(Protocol):
     @property
     def domains(self) -> tuple[Domain, ...]: ...
 
+    @property
+    def is_recording(self) -> bool:
+        """True when it knows the lengths of single requests of a run."""
+
     def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
         """A length in tokens before any limit; infinite when it is only known to be above all that was seen."""
 
@@ -106,6 +110,7 @@ class QuantileTable:
     """A distribution per domain."""
 
     prompts: Mapping[str, tuple[Domain, int | None]] = {}
+    is_recording = False
 
     def __init__(self, by_domain: Mapping[Domain, Quantiles]) -> None:
         self._by_domain = by_domain
@@ -134,6 +139,10 @@ class SampledLengths:
     """By step, epoch, prompt and sample, for the responses of a recorded run that ended by themselves."""
     at_least: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
     """Likewise, for those that were aborted: what they had generated."""
+
+    @property
+    def is_recording(self) -> bool:
+        return bool(self.exact or self.at_least)
 
     @property
     def domains(self) -> tuple[Domain, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.sim.costs import EngineCosts, TrainerCosts, weight_transfer_s
+from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
 from rollpacker.sim.shapes import Transformer, transformer_of
 
 if TYPE_CHECKING:
@@ -20,13 +21,21 @@ class ClusterPlan:
     model: Transformer
     hardware: HardwareSection
     num_gpus: int
+    """Of engines and trainer."""
+    judge: JudgePlan | None
+    """None when no response is read by an LLM judge."""
     engine: EngineCosts
     trainer: TrainerCosts
     weight_transfer_s: float
 
+    @property
+    def num_all_gpus(self) -> int:
+        """With those of a judge that has its own."""
+        return self.num_gpus + (self.judge.num_own_gpus if self.judge else 0)
 
-def plan_cluster(config: RunConfig) -> ClusterPlan:
-    """Plan a modelled run.
+
+def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
+    """Plan a modelled run, with an LLM judge if the workload needs one.
 
     Raises:
         ModelError: The model's sizes cannot be read.
@@ -42,12 +51,15 @@ def plan_cluster(config: RunConfig) -> ClusterPlan:
             "The GPUs of an engine lie in one node, and engines fill nodes.",
             "Choose a degree that divides the GPUs of a node.",
         )
-    engine = EngineCosts(model=model, hardware=hardware, tensor_parallel=tensor_parallel)
+    judge = plan_judge(config) if needs_judge else None
+    beside_judge = hardware_beside(config.reward.judge, judge, hardware) if judge else hardware
+    engine = EngineCosts(model=model, hardware=beside_judge, tensor_parallel=tensor_parallel)
     _check_memory(config, engine)
     return ClusterPlan(
         model=model,
         hardware=hardware,
         num_gpus=num_gpus,
+        judge=judge,
         engine=engine,
         trainer=TrainerCosts(
             model=model,

@@ -35,10 +35,10 @@ class ModelledProspect:
         return Workload(self._config).num_prompts_by_domain
 
     def cluster(self) -> ModelledCluster:
-        plan = plan_cluster(self._config)
+        plan = plan_cluster(self._config, needs_judge=Workload(self._config).needs_judge)
         return ModelledCluster(
             hardware=plan.hardware.name,
-            num_gpus=plan.num_gpus,
+            num_gpus=plan.num_all_gpus,
             num_engines=self._config.engine.num_engines,
             kv_tokens_per_engine=plan.engine.num_kv_tokens,
             num_replicas=plan.trainer.num_replicas,

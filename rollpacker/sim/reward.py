@@ -1,66 +1,176 @@
-"""A modelled reward service: so many workers, each judging one response at a time, first come first served.
+"""A modelled reward service: programs in a sandbox, rules on CPU workers, answers read by an LLM judge.
 
-Invariant: each response has one verdict. Verdict and time of judging are the workload's and depend on the request
-alone; only the waiting depends on what else is judged. A time over the limit ends at the limit, with reason `timeout`.
+Invariant: each response has one verdict. What it says, and the work that it takes, are the workload's and depend on the
+request alone; how long it takes depends on the limit and on what else is judged at the time. What does not end within
+its limit is stopped there, with reward 0 and reason `timeout`.
+
+A program is one test case, number 0: the paper's run times (Fig 7a) are those of whole programs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from rollpacker.protocols.reward import ResponseToScore
+from rollpacker.core.events import CaseRun
 from rollpacker.protocols.rollout import Verdict
 from rollpacker.sim.arrivals import Arrivals
+from rollpacker.sim.judge import Answer, Judge
+from rollpacker.sim.sandbox import Program, Sandbox
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RewardSection
+    from rollpacker.protocols.reward import ResponseToScore
+    from rollpacker.sim.judge import JudgePlan
+
+Item = TypeVar("Item", Program, Answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What judging a response comes to, and how long it would take without a limit."""
+    """What judging a response comes to, and the work that it takes."""
 
     reward: float
     reason: str
-    time_s: float
+    time_s: float = 0.0
+    """On a core of its own, without a limit; infinite for a program that never ends."""
+    has_program: bool = False
+    """True when test cases run in the sandbox."""
+    judge_tokens: int | None = None
+    """What an LLM judge reads; None when none does."""
 
 
 class ModelledReward:
     """Judges by the workload.
 
     Args:
-        num_workers: Responses judged at the same time.
-        timeout_s: The limit of one judgement.
+        section: Workers, cores, and the limit of what is given none.
+        judge: Where an LLM judge works; None when no response needs one.
         judgement_of: What becomes of each response.
     """
 
     def __init__(
-        self, *, num_workers: int, timeout_s: float, judgement_of: Callable[[ResponseToScore], Judgement]
+        self,
+        section: RewardSection,
+        *,
+        judge: JudgePlan | None = None,
+        judgement_of: Callable[[ResponseToScore], Judgement],
     ) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = section.timeout_s
         self._judgement_of = judgement_of
-        self._loop = asyncio.get_running_loop()
-        self._free_at_s = [0.0] * num_workers
-        """Heap: when each worker is next free."""
+        num_workers, num_rule_workers = section.num_workers, section.num_rule_workers
+        programs = Sandbox(num_places=num_workers, num_cores=section.num_cores or num_workers)
+        self._programs = self._rules = _Timed(programs, self._programs_ended)
+        if num_rule_workers is not None:
+            rules = Sandbox(num_places=num_rule_workers, num_cores=num_rule_workers)
+            self._rules = _Timed(rules, self._programs_ended)
+        self._judge: _Timed[Answer] | None = None
+        if judge is not None:
+            self._judge = _Timed(Judge(judge.costs, num_replicas=judge.num_replicas), self._answers_judged)
+        self._in_work: dict[Program | Answer, tuple[ResponseToScore, Judgement]] = {}
         self._arrivals: Arrivals[Verdict] = Arrivals()
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
+        programs: list[Program] = []
+        rules: list[Program] = []
+        answers: list[Answer] = []
         for response in responses:
-            verdict = self._verdict(response)
-            ends_at_s = max(self._free_at_s[0], self._loop.time()) + verdict.time_s
-            heapq.heapreplace(self._free_at_s, ends_at_s)
-            self._loop.call_at(ends_at_s, self._arrivals.put, [verdict])
-
-    def _verdict(self, response: ResponseToScore) -> Verdict:
-        judgement = self._judgement_of(response)
-        if judgement.time_s > self._timeout_s:
-            return Verdict(request=response.request, reward=0.0, reason="timeout", time_s=self._timeout_s)
-        return Verdict(
-            request=response.request, reward=judgement.reward, reason=judgement.reason, time_s=judgement.time_s
-        )
+            judgement = self._judgement_of(response)
+            item: Program | Answer
+            if judgement.judge_tokens is not None:
+                item = Answer(num_tokens=judgement.judge_tokens)
+                answers.append(item)
+            else:
+                limit_s = self._timeout_s
+                if judgement.has_program and response.case_limits_s:
+                    limit_s = response.case_limits_s[0]
+                item = Program(work_s=judgement.time_s, limit_s=limit_s)
+                (programs if judgement.has_program else rules).append(item)
+            self._in_work[item] = response, judgement
+        if programs:
+            self._programs.add(programs)
+        if rules:
+            self._rules.add(rules)
+        if answers:
+            assert self._judge is not None
+            self._judge.add(answers)
 
     async def collect(self) -> Sequence[Verdict]:
         return await self._arrivals.collect()
 
     async def close(self) -> None:
+        self._programs.close()
+        self._rules.close()
+        if self._judge is not None:
+            self._judge.close()
         self._arrivals.close()
+
+    def _programs_ended(self, programs: Sequence[Program]) -> None:
+        self._arrivals.put([self._verdict_on(program) for program in programs])
+
+    def _verdict_on(self, program: Program) -> Verdict:
+        response, judgement = self._in_work.pop(program)
+        is_right = judgement.reward > 0 and not program.was_killed
+        return Verdict(
+            request=response.request,
+            reward=0.0 if program.was_killed else judgement.reward,
+            reason="timeout" if program.was_killed else judgement.reason,
+            time_s=program.time_s,
+            case_runs=(CaseRun(0, program.time_s, is_right),) if judgement.has_program else (),
+        )
+
+    def _answers_judged(self, answers: Sequence[Answer]) -> None:
+        verdicts: list[Verdict] = []
+        for answer in answers:
+            response, judgement = self._in_work.pop(answer)
+            verdicts.append(
+                Verdict(
+                    request=response.request, reward=judgement.reward, reason=judgement.reason, time_s=answer.time_s
+                )
+            )
+        self._arrivals.put(verdicts)
+
+
+class _Worker(Protocol[Item]):
+    """Something that takes work and says when some of it is next done."""
+
+    @property
+    def next_at_s(self) -> float | None: ...
+
+    def add(self, items: Iterable[Item], now: float, /) -> None: ...
+
+    def advance(self, now: float, /) -> Sequence[Item]: ...
+
+
+class _Timed(Generic[Item]):
+    """Drives a worker by one timer of the running loop."""
+
+    def __init__(self, worker: _Worker[Item], on_done: Callable[[Sequence[Item]], None]) -> None:
+        self._worker: _Worker[Item] = worker
+        self._on_done: Callable[[Sequence[Item]], None] = on_done
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, items: Sequence[Item]) -> None:
+        self._worker.add(items, self._loop.time())
+        self._arm()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        due = self._worker.next_at_s
+        if self._timer is not None:
+            if self._timer.when() == due:
+                return
+            self._timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._advance)
+
+    def _advance(self) -> None:
+        self._timer = None
+        done = self._worker.advance(self._loop.time())
+        self._arm()
+        self._on_done(done)

@@ -9,19 +9,26 @@ the same is its prompt's own nature: a Gaussian copula mixes a number of the pro
 
     z = sqrt(rho) * z_prompt + sqrt(1 - rho) * z_sample,     length = quantile(Phi(z))
 
-so a prompt of long responses is long in every round, epoch and system. rho is a guess until somebody measures it.
+so a prompt of long responses is long in every round, epoch and system. rho is a guess until somebody measures it. The
+run times of a prompt's programs are drawn likewise. Lengths may drift from step to step, and so may the share of right
+responses.
+
+A right program ends: its run time is drawn from the part of the paper's distribution (Fig 7a) that is below the limit
+of 30 s. What reached the limit there is taken for endless, and for wrong. A response that was cut has no program to
+run.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from rollpacker.core.errors import ConfigError
+from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
 from rollpacker.data.prompts import load_prompts
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
@@ -38,12 +45,17 @@ from rollpacker.sim.lengths import (
 from rollpacker.sim.reward import Judgement
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.schema import RunConfig, WorkloadSection
     from rollpacker.protocols.reward import ResponseToScore
     from rollpacker.protocols.rollout import GenerationRequest
 
-QUICK_REWARD_S = 0.01
-"""Comparing an answer with its ground truth, or reading a verdict that a judge gave; the paper gives no figure."""
+RewardKind = Literal["rule", "sandbox", "judge"]
+
+REWARD_KINDS: Mapping[Domain, RewardKind] = {Domain("code"): "sandbox", Domain("judge"): "judge"}
+"""How a domain is judged that `reward.kinds` does not name; by a rule where it is not here either."""
+
+PAPER_LIMIT_S = 30.0
+"""At which the sandbox of Fig 7a stopped programs."""
 
 _STANDARD = NormalDist()
 _TWO_TO_63 = float(1 << 63)
@@ -57,17 +69,24 @@ class Workload:
 
         Raises:
             DataError: A file cannot be read.
-            ConfigError: The lengths do not serve the prompts' domains.
+            ConfigError: The lengths do not serve the prompts' domains, or have a drift of their own beside a given one.
         """
         assert config.workload is not None
         self._section = config.workload
+        self._kinds = dict(REWARD_KINDS)
+        self._kinds.update({Domain(name): kind for name, kind in config.reward.kinds.items()})
+        self._template_tokens = config.reward.judge.template_tokens
         self._seed = config.run.seed
         self._max_response_tokens = config.rollout.max_response_tokens
         path = self._section.lengths
         self._lengths: LengthSource = paper_lengths() if path is None else read_lengths(path)
-        self._reward_times = _reward_times()
+        self._drift = _Drift(self._section, self._lengths)
+        self._run_times = _run_times()
+        self._longest_p = self._run_times.share_below(PAPER_LIMIT_S)
         self.prompts: Mapping[str, TokenizedPrompt] = self._make_prompts(config)
-        self._prompt_shift: dict[str, float] = {}
+        self.num_dropped_prompts = self._drop_long_prompts(config)
+        self._prompt_shifts: dict[str, tuple[float, float]] = {}
+        self._check_names(config)
 
     @property
     def num_prompts_by_domain(self) -> dict[Domain, int]:
@@ -78,39 +97,67 @@ class Workload:
         name = request.request
         domain = self.prompts[name.prompt.key].prompt.domain
         length = self._lengths.length(name, domain, self._uniforms(name.prompt.key, request.seed))
+        length *= self._drift.factor(name.round)
         if length >= request.max_response_tokens:
             return ResponseLength(request.max_response_tokens, is_truncated=True)
         return ResponseLength(max(1, round(length)), is_truncated=False)
 
+    @property
+    def needs_judge(self) -> bool:
+        """True when some responses are read by an LLM judge."""
+        if self._section.reward_time_s is not None:
+            return False
+        return any(self._kind(domain) == "judge" for domain in self.num_prompts_by_domain)
+
     def judgement_of(self, response: ResponseToScore) -> Judgement:
-        """Whether a response is right, and how long it takes to tell."""
-        name = response.request
-        is_solved, time_p = self._two_uniforms(
+        """Whether a response is right, and what work it is to tell."""
+        name, domain = response.request, response.prompt.domain
+        luck, run_time_p = self._two_uniforms(
             f"judgement/{name.round}/{name.prompt.epoch}/{name.prompt.key}/{name.sample}"
         )
-        time_s = self._reward_time_s(response.prompt.domain, time_p)
-        if response.is_truncated:
-            return Judgement(reward=0.0, reason="truncated", time_s=time_s)
-        if is_solved < self._section.solve_rate:
-            return Judgement(reward=1.0, reason="correct", time_s=time_s)
-        return Judgement(reward=0.0, reason="wrong_answer", time_s=time_s)
+        solve_rate = self._solve_rate(domain, name.round)
+        is_right = luck < solve_rate and not response.is_truncated
+        reason = "truncated" if response.is_truncated else "correct" if is_right else "wrong_answer"
+        reward = float(is_right)
+        match self._kind(domain):
+            case "judge" if self._section.reward_time_s is None:
+                num_prompt_tokens = len(self.prompts[name.prompt.key].token_ids)
+                num_tokens = num_prompt_tokens + len(response.token_ids) + self._template_tokens
+                return Judgement(reward=reward, reason=reason, judge_tokens=num_tokens)
+            case "sandbox" if not response.is_truncated:
+                is_endless = not is_right and luck - solve_rate < self._section.endless_share
+                time_s = math.inf if is_endless else self._run_time_s(name.prompt.key, run_time_p)
+                return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(time_s), has_program=True)
+            case _:
+                return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(self._section.rule_time_s))
 
-    def _reward_time_s(self, domain: Domain, p: float) -> float:
-        if self._section.reward_time_s is not None:
-            return self._section.reward_time_s
-        return self._reward_times[domain].value(p) if domain in self._reward_times else QUICK_REWARD_S
+    def _kind(self, domain: Domain) -> RewardKind:
+        return self._kinds.get(domain, "rule")
+
+    def _or_fixed(self, time_s: float) -> float:
+        return time_s if self._section.reward_time_s is None else self._section.reward_time_s
+
+    def _solve_rate(self, domain: Domain, step: int) -> float:
+        at_first = self._section.solve_rate_by_domain.get(domain, self._section.solve_rate)
+        return min(max(at_first + step * self._section.solve_rate_drift_per_step, 0.0), 1.0)
+
+    def _run_time_s(self, key: str, of_sample: float) -> float:
+        """Of a program that ends."""
+        p = _correlated(self._section.run_time_rho, self._shifts_of_prompt(key)[1], of_sample)
+        return self._run_times.value(p * self._longest_p)
 
     def _uniforms(self, key: str, seed: int) -> Uniforms:
         of_sample = (seed + 0.5) / _TWO_TO_63
-        rho = self._section.rho
-        z = math.sqrt(rho) * self._shift_of_prompt(key) + math.sqrt(1 - rho) * _STANDARD.inv_cdf(of_sample)
-        return Uniforms(of_sample=of_sample, correlated=0.5 * math.erfc(-z / math.sqrt(2)))
+        shift = self._shifts_of_prompt(key)[0]
+        return Uniforms(of_sample=of_sample, correlated=_correlated(self._section.rho, shift, of_sample))
 
-    def _shift_of_prompt(self, key: str) -> float:
-        shift = self._prompt_shift.get(key)
-        if shift is None:
-            shift = self._prompt_shift[key] = _STANDARD.inv_cdf(self._two_uniforms(f"prompt/{key}")[0])
-        return shift
+    def _shifts_of_prompt(self, key: str) -> tuple[float, float]:
+        """Two standard normal numbers: the nature of its responses' lengths, and of its programs' run times."""
+        shifts = self._prompt_shifts.get(key)
+        if shifts is None:
+            of_length, of_run_time = self._two_uniforms(f"prompt/{key}")
+            shifts = self._prompt_shifts[key] = _STANDARD.inv_cdf(of_length), _STANDARD.inv_cdf(of_run_time)
+        return shifts
 
     def _two_uniforms(self, name: str) -> tuple[float, float]:
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=16).digest()
@@ -143,6 +190,34 @@ class Workload:
         self._check_domains(prompts)
         return prompts
 
+    def _drop_long_prompts(self, config: RunConfig) -> int:
+        """Leave out, as a real run does, what is longer than data.max_prompt_tokens."""
+        limit, prompts = config.data.max_prompt_tokens, self.prompts
+        self.prompts = {key: prompt for key, prompt in prompts.items() if len(prompt.token_ids) <= limit}
+        if not self.prompts:
+            shortest = min(len(prompt.token_ids) for prompt in prompts.values())
+            raise DataError(
+                f"None of the workload's {len(prompts)} prompts has at most data.max_prompt_tokens={limit} tokens.",
+                f"The shortest has {shortest}; longer prompts are dropped.",
+                "Raise data.max_prompt_tokens, or lower workload.prompt_tokens.",
+            )
+        return len(prompts) - len(self.prompts)
+
+    def _check_names(self, config: RunConfig) -> None:
+        """Refuse values for domains that there are not."""
+        domains = dict.fromkeys([*self.num_prompts_by_domain, *self._lengths.domains])
+        for key, names in (
+            ("workload.solve_rate_by_domain", self._section.solve_rate_by_domain),
+            ("reward.kinds", config.reward.kinds),
+        ):
+            for name in names:
+                if name not in domains:
+                    raise ConfigError(
+                        f"{key} names `{name}`, which is no domain of the workload.",
+                        f"Its domains are {', '.join(domains)}.",
+                        f"Leave out {key}.{name}, or correct its name.",
+                    )
+
     def _check_domains(self, prompts: Mapping[str, TokenizedPrompt]) -> None:
         served = self._lengths.domains
         source = self._section.lengths or "the paper's table"
@@ -166,8 +241,40 @@ def _blank_prompt(key: str, domain: Domain, num_tokens: int) -> TokenizedPrompt:
     return TokenizedPrompt(prompt=prompt, token_ids=blank_tokens(num_tokens))
 
 
-def _reward_times() -> dict[Domain, Quantiles]:
-    points: dict[Domain, list[tuple[float, float]]] = {}
-    for row in read_packaged("reward_times.csv"):
-        points.setdefault(Domain(row["domain"]), []).append((float(row["p"]), float(row["seconds"])))
-    return {domain: Quantiles(pairs) for domain, pairs in points.items()}
+class _Drift:
+    """The factor by which lengths have grown."""
+
+    def __init__(self, section: WorkloadSection, lengths: LengthSource) -> None:
+        self._per_step = 1 + section.drift_per_step
+        self._steps = sorted(section.drift_by_step)
+        self._factors = [section.drift_by_step[step] for step in self._steps]
+        if lengths.is_recording and (section.drift_per_step or self._steps):
+            raise ConfigError(
+                f"workload.drift_per_step={section.drift_per_step:g} and workload.drift_by_step="
+                f"{section.drift_by_step} with the lengths of a recorded run.",
+                "A recorded run has its own drift.",
+                "Leave both out, or take lengths from a table or a file.",
+            )
+
+    def factor(self, step: int) -> float:
+        return math.pow(self._per_step, step) * self._interpolate(step)
+
+    def _interpolate(self, step: int) -> float:
+        if not self._steps:
+            return 1.0
+        index = bisect.bisect_right(self._steps, step)
+        if index in {0, len(self._steps)}:
+            return self._factors[max(index - 1, 0)]
+        (begin, end), (low, high) = (pair[index - 1 : index + 1] for pair in (self._steps, self._factors))
+        return low + (high - low) * (step - begin) / (end - begin)
+
+
+def _correlated(rho: float, z_prompt: float, of_sample: float) -> float:
+    """Mix a prompt's normal number with a sample's uniform one; gives a uniform number."""
+    z = math.sqrt(rho) * z_prompt + math.sqrt(1 - rho) * _STANDARD.inv_cdf(of_sample)
+    return 0.5 * math.erfc(-z / math.sqrt(2))
+
+
+def _run_times() -> Quantiles:
+    """Of sandboxed programs in seconds, up to the limit and beyond it."""
+    return Quantiles((float(row["p"]), float(row["seconds"])) for row in read_packaged("reward_times.csv"))

@@ -69,7 +69,8 @@ def test_without_a_word_the_run_is_the_schemas_defaults_and_tail_batching() -> N
     defaults["model"]["path"], defaults["data"]["path"] = "model", "prompts.jsonl"
     defaults["run"]["dir"] = str(config.run.dir)
     defaults["system"] |= {"name": "rollpacker", "batching": "tail"}
-    defaults["model"]["shape"] = defaults["hardware"] = defaults["workload"] = None
+    defaults["model"]["shape"] = defaults["reward"]["judge"]["model"]["shape"] = None
+    defaults["hardware"] = defaults["workload"] = None
     assert config == RunConfig.model_validate(defaults)
 
 

@@ -1,4 +1,4 @@
-"""Modelled engine, trainer and reward keep their protocols, and take the time that they say."""
+"""Modelled engine and trainer keep their protocols, and take the time that they say."""
 
 import asyncio
 
@@ -6,13 +6,11 @@ import pytest
 
 from rollpacker.core.errors import CheckpointError, ForeignVersion, ImpossibleEvent
 from rollpacker.core.ids import Domain, EngineId
-from rollpacker.protocols.reward import ResponseToScore
-from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Prompt, RolloutGroup
+from rollpacker.protocols.rollout import FinishReason, GenerationRequest, RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.protocols.weights import Weights
 from rollpacker.sim.costs import TrainerCosts
 from rollpacker.sim.engine import ModelledEngine, ResponseLength, blank_tokens
-from rollpacker.sim.reward import Judgement, ModelledReward
 from rollpacker.sim.trainer import ModelledTrainer
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.clusters import SMALL, engine_costs, hardware, request
@@ -113,40 +111,6 @@ async def test_a_closed_engine_answers_a_pending_collect_with_nothing():
     await asyncio.sleep(0)
     await engine.close()
     assert list(await pending) == []
-
-
-def to_score(number: int) -> ResponseToScore:
-    prompt = Prompt(key=f"p{number}", domain=Domain("math"), messages=(), text="", ground_truth="")
-    return ResponseToScore(request=request(number), prompt=prompt, token_ids=blank_tokens(1), is_truncated=False)
-
-
-async def scored(reward: ModelledReward, numbers: range) -> list[tuple[int, float, str]]:
-    """(number, when, reason) of each verdict, in order."""
-    await reward.score([to_score(number) for number in numbers])
-    seen: list[tuple[int, float, str]] = []
-    while len(seen) < len(numbers):
-        verdicts = await reward.collect()
-        now = asyncio.get_running_loop().time()
-        seen += [(int(each.request.prompt.key[1:]), now, each.reason) for each in verdicts]
-    return seen
-
-
-@in_virtual_time
-async def test_as_many_responses_are_judged_at_once_as_there_are_workers():
-    judgement = Judgement(reward=1.0, reason="correct", time_s=2.0)
-    reward = ModelledReward(num_workers=2, timeout_s=30, judgement_of=lambda _: judgement)
-    seen = await scored(reward, range(5))
-    assert [(number, when) for number, when, _ in seen] == [(0, 2.0), (1, 2.0), (2, 4.0), (3, 4.0), (4, 6.0)]
-
-
-@in_virtual_time
-async def test_a_judgement_over_the_limit_ends_there_with_no_reward():
-    judgement = Judgement(reward=1.0, reason="correct", time_s=31.0)
-    reward = ModelledReward(num_workers=1, timeout_s=30, judgement_of=lambda _: judgement)
-    await reward.score([to_score(0)])
-    [verdict] = await reward.collect()
-    assert (verdict.reward, verdict.reason, verdict.time_s) == (0.0, "timeout", 30)
-    assert asyncio.get_running_loop().time() == 30
 
 
 def make_trainer() -> ModelledTrainer:
