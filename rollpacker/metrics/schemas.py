@@ -3,6 +3,8 @@
 One table per grain: `steps` has a row per training step, `responses` a row per response that was launched, aborted
 ones too, `intervals` a row per stretch of time in which an actor did one thing. Every number's unit stands in its
 field's metadata. Times of day never appear: `_at_s` columns count seconds since the run began, on the driver's clock.
+Which attempt of a resumed run made a step is no column, so that a resumed modelled run gives the bytes of an unbroken
+one: the event logs, one per attempt, tell it.
 
 `SCHEMA_VERSION` grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that
 a reader knows why an old file lacks it.
@@ -19,7 +21,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -151,7 +153,6 @@ STEPS = TableSchema(
             unit="nats",
             is_nullable=True,
         ),
-        _count("attempt", "Which start of the run made the step, from 0; grows with every resume"),
         _MODELLED,
     ),
 )

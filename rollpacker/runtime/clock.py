@@ -1,16 +1,38 @@
-"""Seconds since the run began, counted on over the attempts of a resumed run."""
+"""Seconds of work since the run began, counted on over the attempts of a resumed run.
+
+Invariant: the clock stands where the last checkpoint stopped when the first step of an attempt can begin. Starting
+workers, loading a checkpoint and bringing the engines their first weights cost the run nothing, however often it is
+resumed. On a loop whose time can be set, the loop's time becomes the run's, so that sums of times round alike in every
+attempt, and a modelled run that is resumed gives the bytes of an unbroken one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class SettableTime(Protocol):
+    """An event loop in virtual time."""
+
+    def set_time(self, time_s: float) -> None:
+        """Let it be this late; no timer may be set."""
 
 
 class RunClock:
-    """The running event loop's clock, started where the last checkpoint stopped; a virtual loop gives virtual time."""
+    """The running event loop's clock, shifted; a virtual loop gives virtual time."""
 
     def __init__(self, already_elapsed_s: float = 0.0) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._zero = self._time() - already_elapsed_s
+        self._loop = asyncio.get_running_loop()
+        self._already_elapsed_s = already_elapsed_s
+        self._zero = self._loop.time() - already_elapsed_s
+
+    def start(self) -> None:
+        """Begin with the first step, now."""
+        if isinstance(self._loop, SettableTime):
+            self._loop.set_time(self._already_elapsed_s)
+        self._zero = self._loop.time() - self._already_elapsed_s
 
     def now(self) -> float:
-        return self._time() - self._zero
+        return self._loop.time() - self._zero

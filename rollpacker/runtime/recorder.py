@@ -37,10 +37,9 @@ class StageTimes:
 class StepRecorder:
     """Collects one step."""
 
-    def __init__(self, *, step: int, system: str, attempt: int, clock: RunClock, is_modelled: bool) -> None:
+    def __init__(self, *, step: int, system: str, clock: RunClock, is_modelled: bool) -> None:
         self._step = step
         self._system = system
-        self._attempt = attempt
         self._clock = clock
         self._is_modelled = is_modelled
         self._times = StageTimes()
@@ -112,7 +111,6 @@ class StepRecorder:
             "kl_to_reference": update.kl_to_reference,
             "logprob_mismatch_max": update.logprob_mismatch_max,
             "logprob_mismatch_mean": update.logprob_mismatch_mean,
-            "attempt": self._attempt,
             "modelled": self._is_modelled,
         }
 

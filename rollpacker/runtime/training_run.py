@@ -99,7 +99,6 @@ class TrainingRun:
         return StepRecorder(
             step=step,
             system=self.config.system.name,
-            attempt=self._attempt,
             clock=self._clock,
             is_modelled=self._is_modelled,
         )
@@ -289,6 +288,7 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
             progress.note(f"Resuming after step {checkpoint.meta.step} of {checkpoint.folder}")
             await run.load(checkpoint)
         await run.publish_weights()
+        clock.start()
         driver.start()
         stack.push_async_callback(driver.stop)
         yield run

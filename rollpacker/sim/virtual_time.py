@@ -60,6 +60,17 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._now_s = max(self._now_s, self._scheduled[0].when())
         self._clock_resolution = math.ulp(self._now_s)  # a timer is due before `now + resolution`: at its time, exactly
 
+    def set_time(self, time_s: float) -> None:
+        """Let it be this late, or this early.
+
+        Raises:
+            InternalError: A timer is set, which would then ring at another time than was asked for.
+        """
+        if any(not timer.cancelled() for timer in self._scheduled):
+            raise InternalError(f"The time was set to {time_s:g} s while timers wait.")
+        self._now_s = time_s
+        self._clock_resolution = math.ulp(time_s)
+
     def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
         """Call back between two callbacks of the loop; Python's own handler will do, as the loop never sleeps."""
 
