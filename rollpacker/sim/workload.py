@@ -80,7 +80,7 @@ class Workload:
         self._max_response_tokens = config.rollout.max_response_tokens
         path = self._section.lengths
         self._lengths: LengthSource = paper_lengths() if path is None else read_lengths(path)
-        self._drift = _Drift(self._section, self._lengths)
+        self._drift = Drift(self._section, self._lengths)
         self._run_times = _run_times()
         self._longest_p = self._run_times.share_below(PAPER_LIMIT_S)
         self.prompts: Mapping[str, TokenizedPrompt] = self._make_prompts(config)
@@ -241,7 +241,7 @@ def _blank_prompt(key: str, domain: Domain, num_tokens: int) -> TokenizedPrompt:
     return TokenizedPrompt(prompt=prompt, token_ids=blank_tokens(num_tokens))
 
 
-class _Drift:
+class Drift:
     """The factor by which lengths have grown."""
 
     def __init__(self, section: WorkloadSection, lengths: LengthSource) -> None:

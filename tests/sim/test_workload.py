@@ -15,8 +15,9 @@ from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest
 from rollpacker.runtime.driver import sample_seed
 from rollpacker.sim.engine import blank_tokens
-from rollpacker.sim.lengths import Quantiles, paper_lengths
-from rollpacker.sim.workload import Workload
+from rollpacker.sim.lengths import Quantiles, SampledLengths, paper_lengths
+from rollpacker.sim.reward import Judgement
+from rollpacker.sim.workload import Drift, Workload
 
 
 def workload(*words: str) -> Workload:
@@ -188,3 +189,118 @@ def test_sandboxed_code_takes_the_papers_time_and_other_answers_hardly_any():
     assert statistics.median(times["code"]) == pytest.approx(0.31, rel=0.1)
     assert sum(each >= 30 for each in times["code"]) / 2000 == pytest.approx(0.052, abs=0.015)
     assert max(times["math"]) < 0.1
+
+
+def to_score(source: Workload, key: str, *, step: int = 0, sample: int = 0, **changes) -> ResponseToScore:
+    values = {
+        "request": RequestId(step, PromptId(0, key), sample),
+        "prompt": source.prompts[key].prompt,
+        "token_ids": blank_tokens(700),
+        "is_truncated": False,
+    }
+    return ResponseToScore(**(values | changes))
+
+
+def judgements(source: Workload, domain: str, number: int = 3000, **changes) -> list[Judgement]:
+    keys = [key for key in source.prompts if key.startswith(domain)][:number]
+    return [source.judgement_of(to_score(source, key, **changes)) for key in keys]
+
+
+def test_endless_programs_are_wrong_and_right_ones_end_below_the_papers_limit():
+    fates = judgements(workload("workload=code"), "code")
+    endless = [each for each in fates if each.time_s == math.inf]
+    assert len(endless) / len(fates) == pytest.approx(0.0513, abs=0.012)
+    assert {each.reward for each in endless} == {0.0}
+    assert max(each.time_s for each in fates if each.reward) < 30.2
+    right, wrong = (
+        [each.time_s for each in fates if each.reward == reward and each not in endless] for reward in (1, 0)
+    )
+    assert statistics.median(right) == pytest.approx(statistics.median(wrong), rel=0.1)
+    every = judgements(workload("workload=code", "workload.solve_rate=0.97", "workload.endless_share=0.2"), "code")
+    assert sum(each.time_s == math.inf for each in every) / len(every) == pytest.approx(0.03, abs=0.01)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.8])
+def test_run_times_of_a_prompts_programs_are_correlated_by_their_own_rho(rho):
+    source = workload("workload=code", f"workload.run_time_rho={rho}", "workload.endless_share=0")
+    pairs = [
+        [source.judgement_of(to_score(source, key, sample=sample)).time_s for sample in (0, 1)]
+        for key in list(source.prompts)[:3000]
+    ]
+    assert statistics.median(flat(pairs)) == pytest.approx(0.305, rel=0.04)  # of those that end, Fig 7a
+    by_rank = pd.DataFrame(pairs).corr(method="spearman").loc[0, 1]
+    assert by_rank == pytest.approx(6 / math.pi * math.asin(rho / 2), abs=0.04)  # of a Gaussian copula
+
+
+def test_each_domain_is_judged_by_its_own_kind_and_the_configuration_may_say_another():
+    source = workload("workload=mix", "data.max_prompt_tokens=300", "workload.rule_time_s=0.5")
+    kinds = {domain: judgements(source, domain, 1)[0] for domain in ("math", "code", "judge")}
+    assert [each.has_program for each in kinds.values()] == [False, True, False]
+    assert [each.judge_tokens for each in kinds.values()] == [None, None, 256 + 700 + 200]
+    assert kinds["math"].time_s == 0.5
+    assert source.needs_judge
+    other = workload("workload=mix", "reward.kinds.judge=rule", "reward.kinds.math=sandbox")
+    assert not other.needs_judge
+    assert judgements(other, "math", 1)[0].has_program
+    assert judgements(other, "judge", 1)[0].judge_tokens is None
+    fixed = workload("workload=mix", "workload.reward_time_s=3")
+    assert not fixed.needs_judge
+    assert {judgements(fixed, domain, 1)[0].time_s for domain in kinds} == {3}
+
+
+def test_a_response_that_was_cut_has_no_program_to_run():
+    source = workload("workload=code", "workload.solve_rate=1")
+    [fate] = judgements(source, "code", 1, is_truncated=True)
+    assert (fate.reward, fate.reason, fate.has_program, fate.time_s) == (0.0, "truncated", False, 0.01)
+
+
+def test_lengths_drift_by_the_step_and_by_the_table():
+    first = workload("workload=math")
+    rate = workload("workload=math", "workload.drift_per_step=0.02")
+    table = workload("workload=math", "workload.drift_by_step={10: 1.5, 20: 3, 30: 2}")
+    both = workload("workload=math", "workload.drift_by_step.0=2", "workload.drift_per_step=-0.5")
+    factors = {
+        step: [_drifted(first, other, step) for other in (rate, table, both)] for step in (0, 10, 15, 20, 25, 99)
+    }
+    for step, (by_rate, by_table, by_both) in factors.items():
+        assert by_rate == pytest.approx(1.02**step, rel=0.02)
+        assert by_table == pytest.approx({0: 1.5, 10: 1.5, 15: 2.25, 20: 3, 25: 2.5, 99: 2}[step], rel=0.02)
+        assert step > 10 or by_both == pytest.approx(2 * 0.5**step, rel=0.3 if step else 0.02)
+
+
+def _drifted(first: Workload, other: Workload, step: int) -> float:
+    """By how much longer the same requests are."""
+    lengths = [sum(flat(many(source, 60, 2, step=step, limit=10**9))) for source in (first, other)]
+    return lengths[1] / lengths[0]
+
+
+def test_the_share_of_right_responses_is_a_domains_own_and_drifts_up_to_all():
+    source = workload(
+        "workload=mix", "workload.solve_rate_by_domain.math=0.2", "workload.solve_rate_drift_per_step=0.01"
+    )
+    rates = {
+        (domain, step): statistics.mean(each.reward for each in judgements(source, domain, 2000, step=step))
+        for domain, step in (("math", 0), ("math", 30), ("code", 0), ("code", 70))
+    }
+    assert rates == pytest.approx({("math", 0): 0.2, ("math", 30): 0.5, ("code", 0): 0.5, ("code", 70): 1}, abs=0.04)
+
+
+def test_a_recorded_run_takes_no_further_drift():
+    recorded = SampledLengths(table=paper_lengths(), prompts={}, by_prompt={}, exact={(0, 0, "a", 0): 5.0})
+    section = compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.drift_per_step=0.1"]).workload
+    with pytest.raises(ConfigError, match="has its own drift"):
+        Drift(section, recorded)
+
+
+def test_prompts_over_the_limit_are_dropped_as_in_a_real_run():
+    source = workload("workload=math", "data.max_prompt_tokens=256")
+    assert (len(source.prompts), source.num_dropped_prompts) == (4096, 0)
+    with pytest.raises(DataError, match=r"None of the workload's 4096 prompts has at most data\.max_prompt_tokens=255"):
+        workload("workload=math", "data.max_prompt_tokens=255")
+
+
+@pytest.mark.parametrize("key", ["workload.solve_rate_by_domain.poetry=0.5", "reward.kinds.poetry=judge"])
+def test_a_value_for_a_domain_that_there_is_not_is_refused(key):
+    with pytest.raises(ConfigError, match="names `poetry`, which is no domain") as caught:
+        workload(key)
+    assert "math, code, judge" in str(caught.value)
