@@ -398,15 +398,24 @@ class Profiler:
         ]
         await asyncio.sleep(self._collect_interval_s)
         began = time.perf_counter()
-        await self._within(self._workers.reward.score(asked))
-        judging_s, num_judged = 0.0, 0
-        while num_judged < len(asked):
-            verdicts = await self._within(self._workers.reward.collect())
-            num_judged += len(verdicts)
-            judging_s += sum(verdict.time_s for verdict in verdicts)
+        collecting = asyncio.create_task(self._collect_verdicts(len(asked)))
+        try:
+            await self._within(self._workers.reward.score(asked))
+            judging_s = await self._within(collecting)
+        finally:
+            collecting.cancel()
         elapsed_s = time.perf_counter() - began - judging_s / self._config.reward.num_workers
         num_tokens = sum(response.num_tokens for _, response in responses)
         self._note(("reward", num_responses), len(asked), num_tokens, elapsed_s)
+
+    async def _collect_verdicts(self, num_verdicts: int) -> float:
+        """Await verdicts; gives the time that judging took."""
+        judging_s, num_judged = 0.0, 0
+        while num_judged < num_verdicts:
+            verdicts = await self._workers.reward.collect()
+            num_judged += len(verdicts)
+            judging_s += sum(verdict.time_s for verdict in verdicts)
+        return judging_s
 
     async def _probe_trainer(self, groups: Sequence[RolloutGroup], *, is_trained: bool) -> None:
         """Time a step on some groups, whose rewards give every response an advantage, or none."""

@@ -37,7 +37,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "rollout.num_prompts=32", "trainer.num_minibatches=5"],
         ["rollout.num_prompts=32", "trainer.num_minibatches=5", "1, 2, 4, 8, 16, 32"],
     ),
-    "a race without rewards": ([*RUN, "system.overlap_rewards=false"], ["system.overlap_rewards", "batching=plain"]),
+    "a way to score that is none": ([*RUN, "system.reward=asynch"], ["one of batch, async, scheduled", "reward=async"]),
     "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),
     "no prompts": (["model.path=model"], ["`data.path` is not set", "Add data.path="]),
     "several values in one run": ([*RUN, "system=verl,rollpacker"], ["several values", "Add -m"]),
@@ -200,7 +200,7 @@ def test_mistakes_in_keys_values_and_files_are_listed_together(
 
 BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
     "misspelt command": (["trian"], ["`trian` is not a command", "Write rollpacker train"]),
-    "unknown command": (["frobnicate"], ["train, check, score, replay"]),
+    "unknown command": (["frobnicate"], ["train, check, profile, score, replay"]),
     "misspelt option": (["train", "--mutlirun"], ["`--mutlirun`", "Write --multirun"]),
     "a key written as an option": (["train", "--num-steps=5"], ["`--num-steps=5`", "write run.num_steps=5"]),
     "unknown option": (["check", "--xyz"], ["`--xyz` is not an option", "--help"]),

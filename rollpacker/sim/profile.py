@@ -1,0 +1,375 @@
+"""Costs from a measured profile instead of formulas: what was measured, and straight lines between.
+
+Invariant: a cost never falls when the work grows, and at every measured point it is off by at most the share that
+`residual` states. The forms are few, because a decoder that jumps over many passes needs them closed:
+
+    decode    base(n) + kv_read_s * cached tokens     base is piecewise linear over the measured batch sizes
+    prefill   a + b * prompts + c * tokens + d * attention, where attention is the sum of end^2 - begin^2
+    others    a + b * items + c * tokens
+
+All are least squares of relative errors, with coefficients that are not negative; where noise says that a larger batch
+takes less time, the two sizes share their mean (isotonic regression by pooling adjacent violators). Outside what was
+measured the lines go on: below the smallest batch as at the smallest, above the largest at the slope between the last
+two sizes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rollpacker.core.errors import ConfigError
+from rollpacker.metrics.profiles import Profile, read_profile
+from rollpacker.sim.costs import KV_BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from rollpacker.metrics.profiles import Point
+    from rollpacker.sim.shapes import Transformer
+
+    Floats = npt.NDArray[np.float64]
+
+_SAME_SIZE = 1.3
+"""Batches below this multiple of the smallest of them were meant to be equal; some sequences had ended early. Probed
+sizes are a factor of 2 apart."""
+
+_TINY_S = 1e-6
+"""Stands for a time of zero where errors are relative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCost:
+    """Coefficients and how well they fit."""
+
+    coefficients: tuple[float, ...]
+    """Of 1, and of each feature."""
+    residual: float
+    """Largest share by which it is off at a measured point."""
+
+    def __call__(self, *features: float) -> float:
+        fixed, *slopes = self.coefficients
+        return fixed + sum(slope * feature for slope, feature in zip(slopes, features, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCost:
+    """The time of a pass that adds a token to each of some sequences."""
+
+    sizes: tuple[float, ...]
+    """Measured batch sizes, ascending."""
+    base_s: tuple[float, ...]
+    """At these sizes, not falling."""
+    kv_read_s: float
+    """Per cached token."""
+    residual: float
+    """Largest share by which it is off at a measured point."""
+
+    def base(self, num_seqs: float) -> float:
+        """What a pass takes beside reading cached tokens."""
+        sizes, base_s = self.sizes, self.base_s
+        if num_seqs <= sizes[0] or len(sizes) == 1:
+            return base_s[0]
+        index = min(bisect.bisect_left(sizes, num_seqs), len(sizes) - 1)
+        slope = (base_s[index] - base_s[index - 1]) / (sizes[index] - sizes[index - 1])
+        return base_s[index - 1] + slope * (num_seqs - sizes[index - 1])
+
+    def __call__(self, num_seqs: float, num_cached: float) -> float:
+        return self.base(num_seqs) + self.kv_read_s * num_cached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCosts:
+    """What passes between the driver and its workers takes, where they are processes of their own."""
+
+    call_s: float
+    """An empty call and its answer."""
+    request: LinearCost
+    """A `generate` and its answer; by requests."""
+    response: LinearCost
+    """Responses from an engine to the driver; by responses."""
+    reward: LinearCost
+    """From `score` to the verdicts, without the judging itself; by responses and tokens."""
+    collect_interval_s: float
+    """Shortest time between two answers of one worker to `collect`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledEngineCosts:
+    """An engine as it was measured; implements `PassCosts`."""
+
+    decode: DecodeCost
+    prefill: LinearCost
+    kv_tokens_capacity: int
+    source: Path
+
+    @property
+    def num_kv_blocks(self) -> int:
+        return self.kv_tokens_capacity // KV_BLOCK_TOKENS
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.num_kv_blocks * KV_BLOCK_TOKENS
+
+    @property
+    def kv_read_s(self) -> float:
+        return self.decode.kv_read_s
+
+    @property
+    def memory(self) -> str:
+        return f"as measured in {self.source}"
+
+    def pass_s(self, num_tokens: int) -> float:
+        return self.decode.base(num_tokens)
+
+    def prefill_pass_s(self, num_decoding: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Prompts, and then a token for those that decode already: what was measured apart is done one by one."""
+        num_tokens = sum(end - begin for begin, end in chunks)
+        attention = sum(end * end - begin * begin for begin, end in chunks)
+        decode_s = self.decode.base(num_decoding) if num_decoding else 0.0
+        return self.prefill(len(chunks), num_tokens, attention) + decode_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledTrainerCosts:
+    """A trainer as it was measured, as a whole; implements `StepCosts`."""
+
+    train: LinearCost
+    """By responses and tokens."""
+    forward: LinearCost
+    """Likewise, for responses without an advantage."""
+    call_s: float
+    """Contained in both of them."""
+    step_s: float
+    """Opening and closing a step."""
+    num_weight_bytes: int
+    gpus_per_replica: int
+    num_replicas: int = 1
+
+    def passes_s(
+        self,
+        lengths_tokens: Sequence[int],
+        num_replicas: int | None = None,  # noqa: ARG002  (StepCosts; there is one)
+        *,
+        forward_only: Sequence[int] = (),
+    ) -> float:
+        trained_s = self.train(len(lengths_tokens), sum(lengths_tokens)) if lengths_tokens else 0.0
+        forward_s = self.forward(len(forward_only), sum(forward_only)) if forward_only else 0.0
+        is_one_call = bool(lengths_tokens) and bool(forward_only)
+        return max(trained_s + forward_s - (self.call_s if is_one_call else 0.0), 0.0)
+
+    def update_s(self) -> float:
+        return self.step_s
+
+
+class ProfiledCluster:
+    """Everything that a modelled run takes from a profile of its model."""
+
+    def __init__(self, path: Path, model: Transformer, dtype: str) -> None:
+        """Read a profile.
+
+        Raises:
+            DataError: The file cannot be read as a profile.
+            ConfigError: It is of another model.
+        """
+        self._path = path
+        self._profile = read_profile(path)
+        _check_model(path, self._profile, model, dtype)
+
+    @property
+    def hardware(self) -> str:
+        """What was measured, and when."""
+        facts = self._profile.facts
+        return f"{facts.hardware}, measured {facts.measured_on}"
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Of tensor parallelism, ascending."""
+        return tuple(sorted({point.tensor_parallel for point in self._profile.of("decode")}))
+
+    def engine(self, tensor_parallel: int) -> ProfiledEngineCosts:
+        """An engine of some degree; raises `ConfigError` when none was measured."""
+        if tensor_parallel not in self.degrees:
+            raise ConfigError(
+                f"engine.tensor_parallel={tensor_parallel} with hardware.profile={self._path}.",
+                f"The profile has engines of degree {', '.join(map(str, self.degrees)) or 'none at all'}.",
+                "Choose one of these, or measure a profile of such engines.",
+            )
+        return ProfiledEngineCosts(
+            decode=fit_decode(self._points("decode", tensor_parallel)),
+            prefill=fit_prefill(self._points("prefill", tensor_parallel)),
+            kv_tokens_capacity=round(self._points("kv_cache", tensor_parallel)[0].num_tokens),
+            source=self._path,
+        )
+
+    def trainer(self, num_gpus: int) -> ProfiledTrainerCosts:
+        """The trainer, as one replica on all GPUs of the run: it was measured as a whole."""
+        return ProfiledTrainerCosts(
+            train=fit_items_and_tokens(self._points("train")),
+            forward=fit_items_and_tokens(self._points("train_forward")),
+            call_s=self._points("call")[0].seconds,
+            step_s=self._points("update")[0].seconds,
+            num_weight_bytes=self._profile.facts.num_weight_bytes,
+            gpus_per_replica=num_gpus,
+        )
+
+    @property
+    def calls(self) -> CallCosts:
+        return CallCosts(
+            call_s=self._points("call")[0].seconds,
+            request=fit_items(self._points("request")),
+            response=fit_items(self._points("response")),
+            reward=fit_items_and_tokens(self._points("reward")),
+            collect_interval_s=self._profile.facts.collect_interval_s,
+        )
+
+    def weight_transfer_s(self, tensor_parallel: int) -> float:
+        """From the trainer to every engine of some degree."""
+        return self._points("weight_sync", tensor_parallel)[0].seconds
+
+    def describe_fit(self) -> str:
+        """Say how far the fitted forms are from what was measured."""
+        engine, trainer = self.engine(self.degrees[0]), self.trainer(1)
+        shares = {
+            "decoding": engine.decode.residual,
+            "prefill": engine.prefill.residual,
+            "training": trainer.train.residual,
+        }
+        parts = (f"{name} {share:.0%}" for name, share in shares.items())
+        return f"At measured points the fit is off by at most: {', '.join(parts)}."
+
+    def _points(self, measurement: str, tensor_parallel: int | None = None) -> tuple[Point, ...]:
+        """Of a measurement; those of the first degree that has it when none is given."""
+        points = self._profile.of(measurement, tensor_parallel)
+        if not points:
+            raise ConfigError(
+                f"hardware.profile={self._path} has no measurement `{measurement}`.",
+                "A profile is complete, as `rollpacker profile` writes it.",
+                "Measure again.",
+            )
+        first = min(point.tensor_parallel for point in points)
+        return tuple(point for point in points if point.tensor_parallel == first)
+
+
+def fit_decode(points: Sequence[Point]) -> DecodeCost:
+    """Fit passes: a time per batch size, and one per cached token."""
+    num_seqs = np.array([point.num_items for point in points])
+    seconds = _seconds(points)
+    sizes = _sizes(num_seqs)
+    features = np.column_stack([_hats(num_seqs, sizes), [point.num_tokens for point in points]])
+    *_, kv_read_s = _nonnegative_fit(features, seconds)
+    # a time per size, whatever is left once cached tokens are read
+    rest = seconds - kv_read_s * features[:, -1]
+    base_s, *_ = np.linalg.lstsq(features[:, :-1] / seconds[:, None], rest / seconds, rcond=None)
+    cost = DecodeCost(
+        sizes=tuple(map(float, sizes)),
+        base_s=tuple(_not_falling([max(float(value), 0.0) for value in base_s])),
+        kv_read_s=float(kv_read_s),
+        residual=0.0,
+    )
+    fitted = np.array([cost(point.num_items, point.num_tokens) for point in points])
+    return DecodeCost(sizes=cost.sizes, base_s=cost.base_s, kv_read_s=cost.kv_read_s, residual=_off(fitted, seconds))
+
+
+def fit_prefill(points: Sequence[Point]) -> LinearCost:
+    """Fit passes over prompts of equal length: by prompts, tokens and attention."""
+    return _fit([(p.num_items, p.num_tokens, p.num_tokens**2 / p.num_items) for p in points], points)
+
+
+def fit_items(points: Sequence[Point]) -> LinearCost:
+    """Fit a time by items."""
+    return _fit([(point.num_items,) for point in points], points)
+
+
+def fit_items_and_tokens(points: Sequence[Point]) -> LinearCost:
+    """Fit a time by items and tokens."""
+    return _fit([(point.num_items, point.num_tokens) for point in points], points)
+
+
+def _fit(features: Sequence[tuple[float, ...]], points: Sequence[Point]) -> LinearCost:
+    matrix = np.column_stack([np.ones(len(points)), np.array(features)])
+    seconds = _seconds(points)
+    coefficients = _nonnegative_fit(matrix, seconds)
+    return LinearCost(coefficients=tuple(map(float, coefficients)), residual=_off(matrix @ coefficients, seconds))
+
+
+def _nonnegative_fit(features: Floats, seconds: Floats) -> Floats:
+    """Least squares of relative errors; the most negative coefficient is set to 0 until none is left."""
+    matrix = features / seconds[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    used = list(range(features.shape[1]))
+    while True:
+        solution, *_ = np.linalg.lstsq(matrix[:, used] / scale[used], np.ones(len(seconds)), rcond=None)
+        if solution.min(initial=0.0) >= 0:
+            coefficients = np.zeros(features.shape[1])
+            coefficients[used] = solution / scale[used]
+            return coefficients
+        del used[int(solution.argmin())]
+
+
+def _sizes(num_seqs: Floats) -> list[float]:
+    """The batch sizes that were meant, each as the mean of what came of it."""
+    groups: list[list[float]] = []
+    for value in np.sort(num_seqs):
+        if groups and value < groups[-1][0] * _SAME_SIZE:
+            groups[-1].append(float(value))
+        else:
+            groups.append([float(value)])
+    return [float(np.mean(group)) for group in groups]
+
+
+def _hats(num_seqs: Floats, sizes: Sequence[float]) -> Floats:
+    """How much each size counts at each point: the interpolation of `DecodeCost.base` as a matrix."""
+    hats = np.zeros((len(num_seqs), len(sizes)))
+    for row, value in enumerate(num_seqs):
+        if value <= sizes[0] or len(sizes) == 1:
+            hats[row, 0] = 1.0
+            continue
+        index = min(bisect.bisect_left(sizes, value), len(sizes) - 1)
+        share = (value - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
+        hats[row, index - 1], hats[row, index] = 1 - share, share
+    return hats
+
+
+def _not_falling(values: Sequence[float]) -> list[float]:
+    """The nearest values, in squares, that never fall: neighbours that do share their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            other, number = pools.pop()
+            mean, count = (mean * count + other * number) / (count + number), count + number
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def _seconds(points: Sequence[Point]) -> Floats:
+    seconds: Floats = np.array([max(point.seconds, _TINY_S) for point in points])
+    return seconds
+
+
+def _off(fitted: Floats, seconds: Floats) -> float:
+    return float(np.abs(fitted / seconds - 1).max())
+
+
+def _check_model(path: Path, profile: Profile, model: Transformer, dtype: str) -> None:
+    measured, wanted = json.loads(profile.facts.model), model.shape.model_dump(mode="json")
+    if (measured, profile.facts.dtype) != (wanted, dtype):
+        differing = [
+            f"{key} {measured.get(key)}, not {wanted[key]}" for key in wanted if measured.get(key) != wanted[key]
+        ]
+        if profile.facts.dtype != dtype:
+            differing.append(f"{profile.facts.dtype}, not {dtype}")
+        raise ConfigError(
+            f"hardware.profile={path} is of another model: {', '.join(differing)}.",
+            "A profile holds for the model that was measured, in the same number format.",
+            "Set model.path and model.dtype as they were measured, or measure this model.",
+        )

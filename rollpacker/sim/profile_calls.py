@@ -1,0 +1,113 @@
+"""Calls between processes, as a profile measured them: the modelled side of `runtime/actors.py`.
+
+Invariant: what a call carries arrives unchanged and in order; it only takes time. Half of an empty call passes before
+its work, half after it. An answer to `collect` comes at least `collect_interval_s` after the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollpacker.core.events import EngineProgress
+    from rollpacker.core.ids import RequestId
+    from rollpacker.protocols.engine import Engine, EngineStats
+    from rollpacker.protocols.reward import ResponseToScore, RewardService
+    from rollpacker.protocols.rollout import GenerationRequest, Response, Verdict
+    from rollpacker.protocols.weights import Weights
+    from rollpacker.sim.profile import CallCosts
+
+
+class _Pace:
+    """Keeps answers apart."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s = -interval_s
+
+    async def wait(self) -> None:
+        await asyncio.sleep(max(self._last_s + self._interval_s - asyncio.get_running_loop().time(), 0))
+
+    def answered(self) -> None:
+        self._last_s = asyncio.get_running_loop().time()
+
+
+class CalledEngine:
+    """An engine in another process; implements `protocols.engine.Engine`."""
+
+    def __init__(self, engine: Engine, costs: CallCosts) -> None:
+        self._engine = engine
+        self._costs = costs
+        self._half_s = costs.call_s / 2
+        self._pace = _Pace(costs.collect_interval_s)
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        await asyncio.sleep(max(self._costs.request(len(requests)) - self._half_s, self._half_s))
+        await self._engine.generate(requests)
+        await asyncio.sleep(self._half_s)
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        await asyncio.sleep(self._half_s)
+        await self._engine.abort(requests)
+        await asyncio.sleep(self._half_s)
+
+    async def collect(self) -> Sequence[Response]:
+        await asyncio.sleep(self._half_s)
+        await self._pace.wait()
+        responses = await self._engine.collect()
+        self._pace.answered()
+        await asyncio.sleep(self._costs.response(len(responses)))
+        return responses
+
+    async def progress(self) -> EngineProgress:
+        await asyncio.sleep(self._half_s)
+        progress = await self._engine.progress()
+        await asyncio.sleep(self._half_s)
+        return progress
+
+    async def load_weights(self, weights: Weights) -> str:
+        return await self._engine.load_weights(weights)  # its time was measured whole
+
+    async def sleep(self) -> None:
+        await self._engine.sleep()
+
+    async def wake(self) -> None:
+        await self._engine.wake()
+
+    async def stats(self) -> EngineStats:
+        await asyncio.sleep(self._half_s)
+        stats = await self._engine.stats()
+        await asyncio.sleep(self._half_s)
+        return stats
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class CalledReward:
+    """A reward service in another process; implements `protocols.reward.RewardService`."""
+
+    def __init__(self, reward: RewardService, costs: CallCosts) -> None:
+        self._reward = reward
+        self._costs = costs
+        self._half_s = costs.call_s / 2
+        self._pace = _Pace(costs.collect_interval_s)
+
+    async def score(self, responses: Sequence[ResponseToScore]) -> None:
+        num_tokens = sum(len(response.token_ids) for response in responses)
+        await asyncio.sleep(max(self._costs.reward(len(responses), num_tokens) - self._half_s, self._half_s))
+        await self._reward.score(responses)
+        await asyncio.sleep(self._half_s)
+
+    async def collect(self) -> Sequence[Verdict]:
+        await asyncio.sleep(self._half_s)
+        await self._pace.wait()
+        verdicts = await self._reward.collect()
+        self._pace.answered()
+        await asyncio.sleep(self._half_s)
+        return verdicts
+
+    async def close(self) -> None:
+        await self._reward.close()
