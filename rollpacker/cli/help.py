@@ -74,6 +74,53 @@ def show_train_help(command: str) -> None:
     _print_sections(output(), [*sections, *_key_sections(TRAIN)])
 
 
+def show_plan_help() -> None:
+    """Print what `rollpacker plan` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Model what tail batching would save: many short runs of the real scheduler in virtual time, from "
+                    "coarse to fine, under plain and tail batching, with the eta, TP and GPUs to ask for. Nothing is "
+                    "measured; it needs no GPU and takes about a minute on two cores."
+                ),
+            ),
+            ("Usage", Text("rollpacker plan gpus=N model=OPTION [hardware=OPTION] [key=value | group=option] ...")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("gpus", Text("How many you have in mind; half and twice as many are tried, too.")),
+                        (
+                            "workload.lengths",
+                            Text(
+                                "Your response lengths: a CSV, Parquet or JSONL file with the column length_tokens "
+                                "(and prompt and domain where known), or a recorded run.dir. Default: the paper's."
+                            ),
+                        ),
+                        ("out", Text("The folder to write to. Default: a fresh one below runs/plan")),
+                        ("seconds", Text("No further modelled run begins after so long. Default: 60")),
+                        ("seeds", Text("Repetitions of what is compared. Default: 4")),
+                        ("systems", Text("Compared with the first. Default: verl,rlhfuse,rollpacker, where there")),
+                        ("workers", Text("Processes. Default: one per core")),
+                        ("engine.tensor_parallel", Text("Fixes TP; else all degrees that fit are tried.")),
+                        ("all others", Text("As `rollpacker train` takes them; `rollpacker train --help` lists them.")),
+                    ]
+                ),
+            ),
+            (
+                "Example",
+                _commands(
+                    "rollpacker plan model=qwen2.5-14b hardware=h800 gpus=32 \\\n"
+                    "    workload.lengths=lengths.parquet rollout.num_prompts=128 rollout.max_response_tokens=16384"
+                ),
+            ),
+        ],
+    )
+
+
 def show_profile_help() -> None:
     """Print what `rollpacker profile` takes."""
     _print_sections(

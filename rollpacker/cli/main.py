@@ -47,6 +47,12 @@ COMMANDS = (
         can_sweep=True,
     ),
     Command(
+        name="plan",
+        summary="Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
+        module="rollpacker.cli.plan",
+        can_sweep=False,
+    ),
+    Command(
         name="profile",
         summary="Measure this machine's engines, trainer and transfers, for the modelled cluster.",
         module="rollpacker.cli.profile",

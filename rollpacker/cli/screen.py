@@ -102,3 +102,34 @@ def profile_progress() -> Iterator[ProfileProgress]:
     console = Console(stderr=True, highlight=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield ProfileProgress(bar)
+
+
+class PlanProgress:
+    """A bar in a terminal; a line for each stage elsewhere."""
+
+    def __init__(self, bar: Progress, num_runs: int) -> None:
+        self._bar = bar
+        self._num_runs = num_runs
+        self._num_done = 0
+        self._task = bar.add_task("", total=num_runs)
+
+    def stage(self, title: str) -> None:
+        self._bar.update(self._task, description=title)
+        if not self._bar.console.is_terminal:
+            self._bar.console.print(f"{self._num_done} of {self._num_runs} modelled runs; next: {title}")
+
+    def advance(self) -> None:
+        self._num_done += 1
+        self._bar.advance(self._task)
+
+
+@contextmanager
+def plan_progress(num_runs: int, num_workers: int) -> Iterator[PlanProgress]:
+    """Show how far a search is."""
+    columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True, highlight=False)
+    console.print(
+        f"{num_runs} modelled runs in {num_workers} process{'es' if num_workers > 1 else ''}; Ctrl-C ends them."
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield PlanProgress(bar, num_runs)
