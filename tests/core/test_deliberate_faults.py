@@ -17,12 +17,32 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from rollpacker.core import plain_batching, round, routing, scheduler, supply, tail_batching  # noqa: A004 - the module
+from rollpacker.core import (
+    parallelism,
+    plain_batching,
+    reward_budget,
+    round,  # noqa: A004 - the module
+    routing,
+    scheduler,
+    stream_scaling,
+    supply,
+    tail_batching,
+)
 from rollpacker.core.errors import InternalError
 from rollpacker.core.scheduler import Scheduler
 from tests.core.world import Scenario, World, scenarios
 
-IN_IMPORT_ORDER = (supply, round, tail_batching, plain_batching, routing, scheduler)
+IN_IMPORT_ORDER = (
+    supply,
+    round,
+    tail_batching,
+    plain_batching,
+    routing,
+    reward_budget,
+    parallelism,
+    stream_scaling,
+    scheduler,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

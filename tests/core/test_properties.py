@@ -43,7 +43,9 @@ def steady(eta_prompts: Fraction, *, num_steps: int) -> Scenario:
         num_keys=(1000, 1000),
         num_epochs=None,
         num_steps=num_steps,
-        num_engines=2,
+        num_gpus=2,
+        width=1,
+        kv_tokens=0,
         trouble=0.01,
         seed=7,
     )

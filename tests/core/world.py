@@ -1,9 +1,9 @@
 """A small random world around one scheduler: it answers every command, in random order, and some things go wrong.
 
-Finishes and rewards arrive in any order that is possible; aborts lose their race; messages come twice or a round too
-late; engines die with or without last words and come back; the scheduler is replaced by its own snapshot, through JSON;
-impossible events are tried on it. A second scheduler hears the same facts and is never replaced: both must always give
-the same commands.
+Finishes and rewards arrive in any order that is possible; aborts and evictions lose their race; messages come twice or
+a round too late; engines die with or without last words and come back, also while they are lent or changed for others;
+the scheduler is replaced by its own snapshot, through JSON; impossible events are tried on it. A second scheduler hears
+the same facts and is never replaced: both must always give the same commands.
 """
 
 from __future__ import annotations
@@ -11,27 +11,47 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
-from rollpacker.core.commands import Abort, Command, DrawPrompts, EndRound, EndRun, Launch, ScoreResponse
-from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.commands import (
+    Abort,
+    Command,
+    DrawPrompts,
+    EndRound,
+    EndRun,
+    Evict,
+    Launch,
+    MeasureProgress,
+    ScoreResponse,
+    UseParallelism,
+)
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import (
+    CaseRun,
     EngineJoined,
     EngineLost,
+    EngineProgress,
+    EngineRetired,
     Event,
+    ProgressMeasured,
     PromptsDrawn,
     ResponseAborted,
+    ResponseEvicted,
     ResponseFinished,
     RewardComputed,
+    RoundMeasured,
+    RunningRequest,
     StepStarted,
 )
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
 from tests.core.judge import Judge
 
 
@@ -46,7 +66,11 @@ class Scenario:
     """None: the data never ends."""
     num_steps: int
     """Where a world stops whose data never ends."""
-    num_engines: int
+    num_gpus: int
+    width: int
+    """GPUs per engine, where no planner chooses it."""
+    kv_tokens: int
+    """KV capacity of every engine."""
     trouble: float
     """Chance per tick of each thing that can go wrong; 0 is a world without trouble."""
     seed: int
@@ -59,24 +83,54 @@ def scenarios(draw: st.DrawFn, batching: str | None = None) -> Scenario:
     weights = draw(st.tuples(*[st.integers(1, 3)] * num_domains))
     batching = batching or draw(st.sampled_from(["tail", "tail", "plain"]))
     etas = st.sampled_from([Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(2)])
+    planner = draw(st.none() | st.sampled_from([planner_of(1, 2), planner_of(2, 1), planner_of(1, 2, patience=1)]))
+    width = draw(st.integers(1, 2))
+    num_gpus = draw(st.integers(1, 4)) * (2 if planner else width)
     settings = SchedulerSettings(
         batching="tail" if batching == "tail" else "plain",
         num_prompts=draw(st.integers(sum(weights), 8 + sum(weights))),
         num_responses=draw(st.integers(1, 4)),
         eta_prompts=draw(etas),
         eta_responses=draw(etas),
-        overlap_rewards=batching == "tail" or draw(st.booleans()),
+        overlap_rewards=draw(st.sampled_from([True, True, False])),
         domain_weights=tuple(zip(domains, map(Fraction, weights), strict=True)),
+        reward_budget=draw(st.sampled_from([None, RewardBudgetSettings()])),
+        parallelism=planner,
+        stream=draw(st.none() | streams(num_gpus)),
     )
     return Scenario(
         settings=settings,
         num_keys=draw(st.tuples(*[st.integers(1, 30)] * num_domains)),
         num_epochs=draw(st.sampled_from([None, 1, 2, 3])),
         num_steps=draw(st.integers(1, 8)),
-        num_engines=draw(st.integers(1, 4)),
+        num_gpus=num_gpus,
+        width=width,
+        kv_tokens=draw(st.sampled_from([0, 700, 10**6, 10**6])),
         trouble=draw(st.sampled_from([0.0, 0.02, 0.1])),
         seed=draw(st.integers(0, 2**32 - 1)),
     )
+
+
+def planner_of(initial: int, other: int, patience: int = 2) -> ParallelismSettings:
+    low, high = sorted((initial, other))
+    return ParallelismSettings(degrees=(low, high), initial=initial, patience=patience, num_rounds_remembered=3)
+
+
+@st.composite
+def streams(draw: st.DrawFn, num_gpus: int) -> StreamSettings:
+    width = draw(st.integers(1, min(3, num_gpus)))
+    first_share, every_share = draw(st.sampled_from([(1, 1), (4, 1), (4, 3)]))
+    return StreamSettings(
+        replicas=tuple(chunks(range(num_gpus - num_gpus % width), width)),  # replicas are equal
+        max_response_tokens=100,
+        first_share=Fraction(first_share, 20),
+        every_share=Fraction(every_share, 20),
+        num_recent_lengths=draw(st.sampled_from([1, 5, 1000])),
+    )
+
+
+def chunks(gpus: Sequence[int], width: int) -> list[tuple[int, ...]]:
+    return [tuple(gpus[first : first + width]) for first in range(0, len(gpus), width)]
 
 
 class World:
@@ -102,8 +156,12 @@ class World:
         """Facts that may come a second time."""
         self.num_engines_ever = 0
         self.num_drawn: dict[Domain, int] = {domain: 0 for domain, _ in self.settings.domain_weights}
-        for _ in range(scenario.num_engines):
-            self.join_engine()
+        self.sleeping: dict[int, list[EngineId]] = {}
+        """Engines that retired, by degree."""
+        self.was_lost: list[EngineId] = []
+        self.gpus: dict[EngineId, tuple[int, ...]] = {}
+        for gpus in chunks(range(scenario.num_gpus), self.scheduler.tensor_parallel or scenario.width):
+            self.start_engine(self.new_name(), gpus)
 
     # The run
 
@@ -123,6 +181,8 @@ class World:
         return self.judge
 
     def run_step(self) -> None:
+        if self.step and self.rng.random() < 0.9:
+            self.tell(self.measured_round())
         self.version += self.rng.randint(1, 2)
         self.is_resting = False
         self.tell(StepStarted(step=self.step, policy_version=self.version))
@@ -134,7 +194,14 @@ class World:
         """Let one thing happen."""
         if self.rng.random() < self.scenario.trouble:
             self.rng.choice(
-                [self.lose_engine, self.join_engine, self.repeat_fact, self.replace_scheduler, self.try_the_impossible]
+                [
+                    self.lose_engine,
+                    self.join_engine,
+                    self.bring_back_engine,
+                    self.repeat_fact,
+                    self.replace_scheduler,
+                    self.try_the_impossible,
+                ]
             )()
         elif self.running and (not self.inbox or self.rng.random() < 0.5):
             self.finish(*self.rng.choice(list(self.running)))
@@ -145,15 +212,17 @@ class World:
 
     def tell(self, event: Event) -> None:
         is_late = self.judge.is_late(event)
-        before = self.scheduler.snapshot() if is_late else None
+        before = what_late_facts_leave_alone(self.scheduler, event) if is_late else None
         commands = self.scheduler.handle(event, 0.0)
         assert commands == self.untouched.handle(event, 0.0), "a restored scheduler decided otherwise"
         self.scheduler.check()
         if is_late:
-            assert self.scheduler.snapshot() == before, f"a late fact changed something: {event}"
+            assert what_late_facts_leave_alone(self.scheduler, event) == before, (
+                f"a late fact changed something: {event}"
+            )
         self.digest.update(f"{event}{commands}".encode())
         self.judge.note(event, commands)
-        if isinstance(event, ResponseFinished | RewardComputed | ResponseAborted):
+        if not isinstance(event, StepStarted | PromptsDrawn | EngineJoined | EngineLost | EngineRetired):
             self.told.append(event)
         for command in commands:
             self.carry_out(command)
@@ -162,20 +231,31 @@ class World:
 
     def carry_out(self, command: Command) -> None:
         match command:
+            case Launch() | Abort() | Evict():
+                self.order_engine(command)
             case DrawPrompts():
                 self.inbox.append(self.draw(command))
-            case Launch(request=request, engine=engine):
-                if engine in self.engines:
-                    self.running[engine, request] = self.version
-            case Abort(request=request, engine=engine):
-                if (engine, request) in self.running:
-                    self.abort(engine, request)
             case ScoreResponse(request=request):
-                self.inbox.append(RewardComputed(request=request, reward=float(self.rng.random() < 0.5)))
+                self.inbox.append(
+                    RewardComputed(request=request, reward=float(self.rng.random() < 0.5), case_runs=self.case_runs())
+                )
+            case MeasureProgress():
+                self.inbox.append(self.measured_progress(command))
+            case UseParallelism(tensor_parallel=degree):
+                self.change_engines(degree)
             case EndRound() | EndRun():
                 self.is_resting = True
             case _:
                 pass
+
+    def order_engine(self, command: Launch | Abort | Evict) -> None:
+        name = (command.engine, command.request)
+        if isinstance(command, Launch) and command.engine in self.engines:
+            self.running[name] = self.version
+        elif isinstance(command, Abort) and name in self.running:
+            self.abort(*name)
+        elif isinstance(command, Evict) and name in self.running:
+            self.evict(*name)
 
     def draw(self, command: DrawPrompts) -> PromptsDrawn:
         order = [domain for domain, _ in self.settings.domain_weights].index(command.domain)
@@ -207,28 +287,105 @@ class World:
             del self.running[engine, request]
             self.inbox.append(ResponseAborted(request=request, engine=engine, num_tokens=7))
 
+    def evict(self, engine: EngineId, request: RequestId) -> None:
+        if self.rng.random() < 0.3:
+            self.finish(engine, request)
+        else:
+            del self.running[engine, request]
+            self.inbox.append(ResponseEvicted(request=request, engine=engine, num_tokens=7))
+
+    def case_runs(self) -> tuple[CaseRun, ...]:
+        return tuple(
+            CaseRun(case, self.rng.choice([0.5, 3.0, 8.0, 25.0, 29.0]), self.rng.random() < 0.5)
+            for case in range(self.rng.randrange(4))
+        )
+
+    # Measurements
+
+    def measured_progress(self, command: MeasureProgress) -> ProgressMeasured:
+        rows = [
+            EngineProgress(
+                engine=engine,
+                kv_tokens_capacity=self.scenario.kv_tokens,
+                running=tuple(
+                    RunningRequest(request, self.rng.randint(1, 20), self.rng.randint(0, 80))
+                    for holder, request in self.running
+                    if holder == engine
+                ),
+            )
+            for engine in self.engines
+        ]
+        return ProgressMeasured(round=command.round, engines=tuple(rows))
+
+    def measured_round(self) -> RoundMeasured:
+        return RoundMeasured(
+            round=self.step - 1,
+            num_preemptions=self.rng.choice([0, 0, 0, 20, 21, 22]),
+            rollout_time_s=self.rng.choice([1.0, 2.0]),
+            num_tokens=self.rng.choice([100, 200, 300]),
+        )
+
+    # Engines
+
+    def new_name(self) -> EngineId:
+        self.num_engines_ever += 1
+        return EngineId(f"engine-{self.num_engines_ever}")
+
+    def start_engine(self, engine: EngineId, gpus: tuple[int, ...]) -> None:
+        self.engines.append(engine)
+        self.gpus[engine] = gpus
+        self.tell(EngineJoined(engine=engine, gpus=gpus))
+
+    def change_engines(self, degree: int) -> None:
+        """Wake or start the engines of a degree, then put the others to sleep; things can go wrong on the way."""
+        old = list(self.engines)
+        self.was_lost.clear()
+        sleeping = self.sleeping.pop(degree, [])
+        for gpus in chunks(range(self.scenario.num_gpus), degree):
+            self.start_engine(sleeping.pop() if sleeping else self.new_name(), gpus)
+        if self.rng.random() < self.scenario.trouble:
+            self.expect_impossible(StepStarted(step=self.step, policy_version=self.version + 1))
+            self.replace_scheduler()
+            self.lose_engine(can_restart=False)
+        for engine in old:
+            if engine in self.engines:
+                self.engines.remove(engine)
+                self.sleeping.setdefault(len(self.gpus[engine]), []).append(engine)
+                self.tell(EngineRetired(engine=engine))
+                self.tell(EngineRetired(engine=engine))
+
     # Trouble
 
     def join_engine(self) -> None:
-        self.num_engines_ever += 1
-        engine = EngineId(f"engine-{self.num_engines_ever}")
-        self.engines.append(engine)
-        self.tell(EngineJoined(engine=engine))
+        self.start_engine(self.new_name(), ())
 
-    def lose_engine(self) -> None:
+    def bring_back_engine(self) -> None:
+        """Start an engine again under its old name; it is not to be used if its GPUs are lent."""
+        if self.was_lost:
+            engine = self.was_lost.pop()
+            self.inbox = [event for event in self.inbox if event != EngineLost(engine=engine)]
+            self.start_engine(engine, self.gpus[engine])
+
+    def lose_engine(self, *, can_restart: bool = True) -> None:
         """End an engine, or restart it; some of its finishes may be on their way, and some facts beat the news."""
-        if len(self.engines) == 1:
-            return
         engine = self.rng.choice(self.engines)
+        are_others_open = any(other != engine and other not in self.judge.lent for other in self.engines)
+        if len(self.engines) == 1 or (self.judge.holders and not are_others_open):
+            before = self.scheduler.snapshot()
+            with pytest.raises(EngineFailed):
+                self.scheduler.handle(EngineLost(engine=engine), 0.0)
+            assert self.scheduler.snapshot() == before
+            return
         for held_by, request in list(self.running):
             if held_by == engine:
                 self.finish(engine, request)
                 if self.rng.random() < 0.7:
                     self.inbox.pop()
-        if self.rng.random() < 0.3:
-            self.tell(EngineJoined(engine=engine))
+        if can_restart and self.rng.random() < 0.3:
+            self.tell(EngineJoined(engine=engine, gpus=self.gpus[engine]))
         else:
             self.engines.remove(engine)
+            self.was_lost.append(engine)
             self.tell(EngineLost(engine=engine))
             self.inbox.append(EngineLost(engine=engine))
 
@@ -245,14 +402,17 @@ class World:
 
     def try_the_impossible(self) -> None:
         for event in self.impossible_events():
-            before = self.scheduler.snapshot()
-            try:
-                self.scheduler.handle(event, 0.0)
-            except ImpossibleEvent:
-                pass
-            else:
-                raise AssertionError(f"an impossible event was taken: {event}")
-            assert self.scheduler.snapshot() == before, f"an impossible event changed something: {event}"
+            self.expect_impossible(event)
+
+    def expect_impossible(self, event: Event) -> None:
+        before = self.scheduler.snapshot()
+        try:
+            self.scheduler.handle(event, 0.0)
+        except ImpossibleEvent:
+            pass
+        else:
+            raise AssertionError(f"an impossible event was taken: {event}")
+        assert self.scheduler.snapshot() == before, f"an impossible event changed something: {event}"
 
     def impossible_events(self) -> Iterator[Event]:
         """What cannot happen at this very moment."""
@@ -260,6 +420,9 @@ class World:
         nobody = EngineId("engine-of-nobody")
         stranger = PromptId(0, "stranger")
         yield EngineLost(engine=nobody)
+        yield EngineRetired(engine=nobody)
+        yield EngineRetired(engine=some_engine)
+        yield from self.impossible_measurements(some_engine, nobody)
         yield StepStarted(step=self.step + 1, policy_version=self.version)
         yield StepStarted(step=self.step, policy_version=self.version)  # only asked while a step is under way
         yield from (
@@ -285,6 +448,8 @@ class World:
         for request, holder in list(self.judge.holders.items())[:3]:
             yield RewardComputed(request=request, reward=1.0)
             yield ResponseAborted(request=request, engine=holder, num_tokens=0)
+            if holder not in self.judge.lent:
+                yield ResponseEvicted(request=request, engine=holder, num_tokens=0)
             yield finished(request, holder, self.version + 1)
             yield finished(request, holder, self.version - 1)
             yield finished(request, nobody, self.version)
@@ -293,14 +458,39 @@ class World:
                 for engine in self.judge.loads
                 if engine != holder and engine not in self.judge.fallen
             )
-        if not self.settings.overlap_rewards and self.judge.holders:
+        if not self.settings.overlap_rewards and len(self.judge.placed) < self.judge.round.num_prompts_needed:
             yield from (RewardComputed(request=request, reward=1.0) for request in sorted(self.judge.finished)[:1])
 
     def impossible_about(self, request: RequestId, engine: EngineId) -> Iterator[Event]:
         yield finished(request, engine, self.version)
         yield ResponseAborted(request=request, engine=engine, num_tokens=0)
+        yield ResponseEvicted(request=request, engine=engine, num_tokens=0)
         yield RewardComputed(request=request, reward=1.0)
+
+    def impossible_measurements(self, some_engine: EngineId, nobody: EngineId) -> Iterator[Event]:
+        yield ProgressMeasured(round=self.step + 1, engines=())
+        if self.judge.is_measuring:
+            row = EngineProgress(some_engine, 1, ())
+            yield ProgressMeasured(round=self.step, engines=(row, row))
+            yield ProgressMeasured(round=self.step, engines=(row._replace(kv_tokens_capacity=-1),))
+            yield ProgressMeasured(round=self.step, engines=(row._replace(engine=nobody),))
+        elif self.judge.round and not self.judge.last_tested:
+            yield ProgressMeasured(round=self.step, engines=())
+        if self.settings.parallelism:
+            yield RoundMeasured(round=self.step + 1, num_preemptions=0, rollout_time_s=1.0, num_tokens=1)
+        if self.settings.parallelism and self.judge.round:
+            yield RoundMeasured(round=self.step, num_preemptions=0, rollout_time_s=1.0, num_tokens=1)
+        if self.settings.reward_budget:
+            request = RequestId(0, PromptId(0, "stranger"), 0)
+            for run in (CaseRun(-1, 1.0, True), CaseRun(0, -1.0, True), CaseRun(0, float("nan"), False)):
+                yield RewardComputed(request=request, reward=1.0, case_runs=(run,))
 
 
 def finished(request: RequestId, engine: EngineId, version: int) -> ResponseFinished:
     return ResponseFinished(request=request, engine=engine, num_tokens=1, policy_version=version)
+
+
+def what_late_facts_leave_alone(scheduler: Scheduler, event: Event) -> dict[str, Any]:
+    """The whole state, but for what the reward budget learns from late rewards."""
+    snapshot = scheduler.snapshot()
+    return snapshot | {"reward_budget": None} if isinstance(event, RewardComputed) else snapshot
