@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SHOWN = {
     "prefill": "prefill: prompts, their tokens",
     "decode": "decode: sequences, cached tokens",
+    "ending": "passes of a batch that shrinks",
     "call": "empty call to an engine",
     "request": "asking an engine: requests, tokens",
     "response": "responses on their way back",

@@ -7,6 +7,8 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
 
     prefill          a pass over prompts              prompts, as a run sends them    prompt tokens
     decode           a pass that adds a token each    sequences                       cached tokens of all sequences
+    ending           a pass in which some sequences   sequences                       cached tokens of all sequences
+                     end, `num_ended` on average
     call             an empty call and its answer     0                               0
     request          a `generate` and its answer      requests                        prompt tokens
     response         from an engine to the driver     responses                       response tokens
@@ -42,6 +44,7 @@ _VERSION_KEY = b"rollpacker.profile_version"
 MEASUREMENTS = (
     "prefill",
     "decode",
+    "ending",
     "call",
     "request",
     "response",
@@ -71,6 +74,8 @@ class Point:
     seconds_high: float
     """Ninth decile."""
     num_repeats: int
+    num_ended: float = 0.0
+    """Sequences that ended in a pass, on average; only in `ending`."""
     num_bytes: int | None = None
     """Moved by `weight_sync`; of one token in `kv_cache`, over all GPUs of an engine."""
 
@@ -125,6 +130,7 @@ PROFILE = TableSchema(
         Column(name="seconds_low", type="float", unit="s", description="First decile over the repetitions"),
         Column(name="seconds_high", type="float", unit="s", description="Ninth decile over the repetitions"),
         Column(name="num_repeats", type="int", unit="1", description="Repetitions"),
+        Column(name="num_ended", type="float", unit="1", description="Sequences that ended per pass; only in ending"),
         Column(
             name="num_bytes",
             type="int",

@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -88,6 +88,7 @@ class _Samples:
     num_items: list[float]
     num_tokens: list[float]
     seconds: list[float]
+    num_ended: list[float]
     num_bytes: int | None = None
 
     def to_point(self, tensor_parallel: int) -> Point:
@@ -101,6 +102,7 @@ class _Samples:
             seconds_low=low,
             seconds_high=high,
             num_repeats=len(self.seconds),
+            num_ended=float(np.mean(self.num_ended)),
             num_bytes=self.num_bytes,
         )
 
@@ -186,8 +188,10 @@ class Profiler:
         grid = [(size, context) for size in self._batch_sizes() for context in self._contexts()]
         selections = list(self._selections(batch)) if with_trainer else []
         exchanges = sorted({1, max(1, self._num_launched() // 8), self._num_launched()})
-        num_points = NUM_REPEATS * (len(grid) + len(exchanges) + 2 * len(selections) + 1)
+        num_points = NUM_REPEATS * (len(grid) + len(exchanges) + 2 * len(selections) + 2)
         for _ in range(NUM_REPEATS):
+            self._tell(num_points, "a batch of the data")
+            await self._natural_responses()
             for size, context in grid:
                 self._tell(num_points, f"decoding {size} sequences of {context} tokens")
                 await self._probe_engines(size, context)
@@ -216,10 +220,18 @@ class Profiler:
         self._num_done += 1
 
     def _note(
-        self, key: tuple[object, ...], num_items: float, num_tokens: float, seconds: float, num_bytes: int | None = None
+        self,
+        key: tuple[object, ...],
+        num_items: float,
+        num_tokens: float,
+        seconds: float,
+        *,
+        num_ended: float = 0.0,
+        num_bytes: int | None = None,
     ) -> None:
         """Take one repetition of the point `key`, which begins with its measurement."""
-        samples = self._samples.setdefault(key, _Samples(str(key[0]), [], [], [], num_bytes))
+        samples = self._samples.setdefault(key, _Samples(str(key[0]), [], [], [], [], num_bytes))
+        samples.num_ended.append(num_ended)
         samples.num_items.append(num_items)
         samples.num_tokens.append(num_tokens)
         samples.seconds.append(max(seconds, 0.0))
@@ -277,6 +289,28 @@ class Profiler:
             seconds = (ends[last] - ends[2]) / len(alive)
             self._note(("decode", size, context), float(np.mean(alive)), float(np.mean(cached)), seconds)
 
+    def _note_endings(self, responses: Sequence[Response], num_prompt_tokens: float) -> None:
+        """Note the passes of a batch that shrinks, between the moments at which half of what ran has ended.
+
+        All of it started together, so a response's length says in which pass it ended, and its time says when that was.
+        """
+        if len(responses) > self._config.engine.max_num_seqs:
+            return  # some had to wait
+        lengths = np.sort([response.num_tokens for response in responses])
+        ends = {response.num_tokens: response.generation_time_s for response in responses}
+        begin = int(lengths[0])
+        for level in itertools.count():
+            rest = lengths[lengths > begin]
+            if len(rest) == 0:
+                return
+            end = int(rest[(len(rest) - 1) // 2])
+            alive = [int((lengths >= num_tokens).sum()) for num_tokens in range(begin + 1, end + 1)]
+            cached = [count * (num_prompt_tokens + begin + ahead) for ahead, count in enumerate(alive)]
+            num_ended = int(((lengths >= begin) & (lengths < end)).sum()) / len(alive)
+            seconds = (ends[end] - ends[begin]) / len(alive)
+            self._note(("ending", level), float(np.mean(alive)), float(np.mean(cached)), seconds, num_ended=num_ended)
+            begin = end
+
     async def _probe_exchange(self, num_requests: int) -> None:
         """Time a call, requests on their way to an engine, and responses on their way back."""
         engine = next(iter(self._engines.values()))
@@ -311,9 +345,15 @@ class Profiler:
         """Cut a piece out of the data's prompts, written one after the other."""
         return np.resize(np.roll(self._tokens, -number * length), length).astype(np.int32)
 
-    async def _burst(self, engine: Engine, requests: Sequence[GenerationRequest]) -> _Burst:
+    async def _burst(
+        self,
+        engine: Engine,
+        requests: Sequence[GenerationRequest],
+        scored_with: Mapping[str, TokenizedPrompt] | None = None,
+    ) -> _Burst:
+        """Ask for responses and await them; they are scored as they come where their prompts are given."""
         began = time.perf_counter()
-        collecting = asyncio.create_task(self._collect(engine, len(requests)))
+        collecting = asyncio.create_task(self._collect(engine, len(requests), scored_with))
         try:
             await self._within(engine.generate(requests))
             asked_s = time.perf_counter() - began
@@ -322,11 +362,24 @@ class Profiler:
             collecting.cancel()
         return _Burst(responses=responses, asked_s=asked_s, elapsed_s=time.perf_counter() - began)
 
-    @staticmethod
-    async def _collect(engine: Engine, num_responses: int) -> list[Response]:
+    async def _collect(
+        self, engine: Engine, num_responses: int, scored_with: Mapping[str, TokenizedPrompt] | None
+    ) -> list[Response]:
         responses: list[Response] = []
         while len(responses) < num_responses:
-            responses += await engine.collect()
+            news = await engine.collect()
+            responses += news
+            if scored_with:
+                asked = [
+                    ResponseToScore(
+                        request=response.request,
+                        prompt=scored_with[response.request.prompt.key].prompt,
+                        token_ids=response.token_ids,
+                        is_truncated=response.finish_reason is FinishReason.LENGTH,
+                    )
+                    for response in news
+                ]
+                await self._workers.reward.score(asked)
         return responses
 
     async def _kv_cache(self) -> Point:
@@ -346,7 +399,7 @@ class Profiler:
     # A batch as a run has it ----------------------------------------------------------------------------------------
 
     async def _natural_responses(self) -> list[RolloutGroup]:
-        """Roll out one batch of the data, so that lengths are those of the policy."""
+        """Roll out one batch of the data, so that lengths are those of the policy, and note what its endings took."""
         rollout = self._config.rollout
         prompts = self._prompts[: rollout.num_prompts]
         number = next(self._rounds)
@@ -361,11 +414,25 @@ class Profiler:
             for index, prompt in enumerate(prompts)
             for sample in range(rollout.num_responses)
         ]
-        self._on_progress(0, 0, "a batch of the data")
         engines = list(self._engines.values())
-        bursts = await asyncio.gather(
-            *(self._burst(engine, requests[index :: len(engines)]) for index, engine in enumerate(engines))
-        )
+        scored_with, judging = None, None
+        if self._config.system.reward != "batch":  # else nothing is judged while engines work
+            scored_with = {prompt.prompt.key: prompt for prompt in prompts}
+            judging = asyncio.create_task(self._collect_verdicts(len(requests)))
+        try:
+            bursts = await asyncio.gather(
+                *(
+                    self._burst(engine, requests[index :: len(engines)], scored_with)
+                    for index, engine in enumerate(engines)
+                )
+            )
+            if judging:
+                await self._within(judging)
+        finally:
+            if judging:
+                judging.cancel()
+        for burst in bursts:
+            self._note_endings(burst.responses, float(np.mean([len(prompt.token_ids) for prompt in prompts])))
         by_request = {response.request: response for burst in bursts for response in burst.responses}
         return [
             RolloutGroup(
@@ -463,7 +530,7 @@ class Profiler:
         began = time.perf_counter()
         num_bytes = await self._publish()
         num_engines = len(self._engines)
-        self._note(("weight_sync",), num_engines, 0, time.perf_counter() - began, num_bytes)
+        self._note(("weight_sync",), num_engines, 0, time.perf_counter() - began, num_bytes=num_bytes)
 
     async def _publish(self) -> int:
         """Bring the trainer's policy to every engine; gives its bytes."""

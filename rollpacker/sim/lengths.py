@@ -5,7 +5,8 @@ no randomness of its own. What a source knows of single prompts it gives to thos
 distribution of a domain.
 
 A recorded run is exact where the same request ended by itself: the same step, prompt, epoch and sample had this length.
-A response that was aborted after n tokens was longer than n: it gets a length above n from its domain's distribution.
+Where it was scored, it has its reward again. A response that was aborted after n tokens was longer than n: it gets a
+length above n from its domain's distribution.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class LengthSource(Protocol):
     @property
     def is_recording(self) -> bool:
         """True when it knows the lengths of single requests of a run."""
+
+    def verdict(self, request: RequestId) -> tuple[float, str] | None:
+        """Reward and reason of a response, where a recorded run has them."""
 
     def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
         """A length in tokens before any limit; infinite when it is only known to be above all that was seen."""
@@ -119,6 +123,9 @@ class QuantileTable:
     def domains(self) -> tuple[Domain, ...]:
         return tuple(self._by_domain)
 
+    def verdict(self, request: RequestId) -> None:
+        """Know nothing of single responses."""
+
     def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:  # noqa: ARG002  (LengthSource)
         return self.distribution(domain).value(uniforms.correlated)
 
@@ -139,6 +146,8 @@ class SampledLengths:
     """By step, epoch, prompt and sample, for the responses of a recorded run that ended by themselves."""
     at_least: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
     """Likewise, for those that were aborted: what they had generated."""
+    verdicts: Mapping[tuple[int, int, str, int], tuple[float, str]] = field(default_factory=dict)
+    """Likewise, reward and reason of those that were scored."""
 
     @property
     def is_recording(self) -> bool:
@@ -147,6 +156,9 @@ class SampledLengths:
     @property
     def domains(self) -> tuple[Domain, ...]:
         return self.table.domains
+
+    def verdict(self, request: RequestId) -> tuple[float, str] | None:
+        return self.verdicts.get((request.round, request.prompt.epoch, request.prompt.key, request.sample))
 
     def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
         key = (request.round, request.prompt.epoch, request.prompt.key, request.sample)
@@ -270,6 +282,7 @@ def _samples(frame: pd.DataFrame) -> LengthSource:
 def _recorded(frame: pd.DataFrame) -> LengthSource:
     exact: dict[tuple[int, int, str, int], float] = {}
     at_least: dict[tuple[int, int, str, int], float] = {}
+    verdicts: dict[tuple[int, int, str, int], tuple[float, str]] = {}
     by_prompt: dict[str, list[float]] = {}
     prompts: dict[str, tuple[Domain, int | None]] = {}
     ended: list[tuple[Domain, float]] = []
@@ -283,12 +296,15 @@ def _recorded(frame: pd.DataFrame) -> LengthSource:
             exact[name] = length
             ended.append((domain, length))
             by_prompt.setdefault(key, []).append(length)
+        if isinstance(row["reward_reason"], str):  # null where it was not scored
+            verdicts[name] = (float(row["reward"]), str(row["reward_reason"]))
     return SampledLengths(
         table=_pooled(ended),
         prompts=prompts,
         by_prompt={key: sorted(lengths) for key, lengths in by_prompt.items()},
         exact=exact,
         at_least=at_least,
+        verdicts=verdicts,
     )
 
 

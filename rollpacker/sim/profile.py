@@ -4,6 +4,7 @@ Invariant: a cost never falls when the work grows, and at every measured point i
 `residual` states. The forms are few, because a decoder that jumps over many passes needs them closed:
 
     decode    base(n) + kv_read_s * cached tokens     base is piecewise linear over the measured batch sizes
+    ending    ending_s for each sequence that ends    what a batch of the data took beyond its passes
     prefill   a + b * prompts + c * tokens + d * attention, where attention is the sum of end^2 - begin^2
     others    a + b * items + c * tokens
 
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 _SAME_SIZE = 1.3
 """Batches below this multiple of the smallest of them were meant to be equal; some sequences had ended early. Probed
 sizes are a factor of 2 apart."""
+
+_LEAST_KV_READ_S = 1e-15
+"""Where cached tokens cost nothing that can be measured: the decoder solves a quadratic for the pass in which an order
+arrives, and divides by it."""
 
 _TINY_S = 1e-6
 """Stands for a time of zero where errors are relative."""
@@ -107,6 +112,8 @@ class ProfiledEngineCosts:
 
     decode: DecodeCost
     prefill: LinearCost
+    ending_s: float
+    """For each sequence that ends: it is taken out, sent, and judged on the cores that the engine works on."""
     kv_tokens_capacity: int
     source: Path
 
@@ -202,8 +209,10 @@ class ProfiledCluster:
                 f"The profile has engines of degree {', '.join(map(str, self.degrees)) or 'none at all'}.",
                 "Choose one of these, or measure a profile of such engines.",
             )
+        decode = fit_decode(self._points("decode", tensor_parallel))
         return ProfiledEngineCosts(
-            decode=fit_decode(self._points("decode", tensor_parallel)),
+            decode=decode,
+            ending_s=fit_ending(self._points("ending", tensor_parallel), decode),
             prefill=fit_prefill(self._points("prefill", tensor_parallel)),
             kv_tokens_capacity=round(self._points("kv_cache", tensor_parallel)[0].num_tokens),
             source=self._path,
@@ -271,11 +280,19 @@ def fit_decode(points: Sequence[Point]) -> DecodeCost:
     cost = DecodeCost(
         sizes=tuple(map(float, sizes)),
         base_s=tuple(_not_falling([max(float(value), 0.0) for value in base_s])),
-        kv_read_s=float(kv_read_s),
+        kv_read_s=max(float(kv_read_s), _LEAST_KV_READ_S),
         residual=0.0,
     )
     fitted = np.array([cost(point.num_items, point.num_tokens) for point in points])
     return DecodeCost(sizes=cost.sizes, base_s=cost.base_s, kv_read_s=cost.kv_read_s, residual=_off(fitted, seconds))
+
+
+def fit_ending(points: Sequence[Point], decode: DecodeCost) -> float:
+    """Fit what a pass takes longer for each sequence that ends in it, by least squares."""
+    num_ended = np.array([point.num_ended for point in points])
+    beyond_s = np.array([point.seconds - decode(point.num_items, point.num_tokens) for point in points])
+    squares = float(num_ended @ num_ended)
+    return max(float(num_ended @ beyond_s) / squares, 0.0) if squares else 0.0
 
 
 def fit_prefill(points: Sequence[Point]) -> LinearCost:

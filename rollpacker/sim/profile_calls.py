@@ -101,6 +101,11 @@ class CalledReward:
         await self._reward.score(responses)
         await asyncio.sleep(self._half_s)
 
+    async def forget(self) -> None:
+        await asyncio.sleep(self._half_s)
+        await self._reward.forget()
+        await asyncio.sleep(self._half_s)
+
     async def collect(self) -> Sequence[Verdict]:
         await asyncio.sleep(self._half_s)
         await self._pace.wait()

@@ -119,13 +119,16 @@ class Workload:
         is_right = luck < solve_rate and not response.is_truncated
         reason = "truncated" if response.is_truncated else "correct" if is_right else "wrong_answer"
         reward = float(is_right)
+        if recorded := self._lengths.verdict(name):
+            reward, reason = recorded
         match self._kind(domain):
             case "judge" if self._section.reward_time_s is None:
                 num_prompt_tokens = len(self.prompts[name.prompt.key].token_ids)
                 num_tokens = num_prompt_tokens + len(response.token_ids) + self._template_tokens
                 return Judgement(reward=reward, reason=reason, judge_tokens=num_tokens)
             case "sandbox" if not response.is_truncated:
-                is_endless = not is_right and luck - solve_rate < self._section.endless_share
+                has_hung = not is_right and luck - solve_rate < self._section.endless_share
+                is_endless = reason == "timeout" if recorded else has_hung
                 time_s = math.inf if is_endless else self._run_time_s(name.prompt.key, run_time_p)
                 return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(time_s), has_program=True)
             case _:

@@ -2,6 +2,7 @@
 refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.profiles import Point, Profile, ProfileFacts, write_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
-from rollpacker.sim.profile import ProfiledCluster, fit_decode, fit_items, fit_items_and_tokens, fit_prefill
-from tests.sim.clusters import SMALL
+from rollpacker.sim.decoder import Decoder
+from rollpacker.sim.profile import ProfiledCluster, fit_decode, fit_ending, fit_items, fit_items_and_tokens, fit_prefill
+from tests.sim.clusters import SMALL, generation, request, run_out
 
 SIZES = (1, 2, 4, 8, 16)
 CONTEXTS = (10, 100, 400)
@@ -61,6 +63,8 @@ def profile(**changes) -> Profile:
             for n in SIZES
             for c in CONTEXTS
         ),
+        point("ending", 8, 800, 0.004 + 8e-4 + 5e-4 * 2, num_ended=2),
+        point("ending", 4, 400, 0.003 + 4e-4 + 5e-4 * 1, num_ended=1),
         point("call", 0, 0, 0.002),
         *(point("request", n, 3 * n, 0.004 + 1e-4 * n) for n in SIZES),
         *(point("response", n, n, 0.002 + 1e-4 * n) for n in SIZES),
@@ -151,13 +155,35 @@ def test_batches_that_shrank_a_little_count_as_the_batch_that_was_meant():
     assert [round(size, 2) for size in fit_decode(points).sizes] == [3.83, 7.6]
 
 
+def test_endings_that_cost_nothing_beyond_their_passes_cost_nothing():
+    decode = fit_decode(decode_points([0.002, 0.002, 0.003, 0.004, 0.006]))
+    assert fit_ending([point("ending", 4, 40, 0.002, num_ended=3)], decode) == 0
+    assert fit_ending([point("ending", 4, 40, 0.02, num_ended=0)], decode) == 0
+
+
 def test_an_engine_takes_what_was_measured(path):
     engine = ProfiledCluster(path, SMALL, "bfloat16").engine(1)
     assert engine.pass_s(4) + 40 * engine.kv_read_s == pytest.approx(0.003 + 40e-6)
     prefill_s = 0.003 + 2e-4 + 1e-5 * 200 + 1e-8 * 2 * 100**2
     assert engine.prefill_pass_s(0, [(0, 100), (0, 100)]) == pytest.approx(prefill_s)
     assert engine.prefill_pass_s(4, [(0, 100), (0, 100)]) == pytest.approx(prefill_s + 0.003)
+    assert engine.ending_s == pytest.approx(5e-4)
     assert engine.num_kv_tokens == 1000 // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+
+
+def test_the_others_go_on_later_by_what_an_ending_takes_also_when_cached_tokens_cost_nothing(path):
+    measured = ProfiledCluster(path, SMALL, "bfloat16").engine(1)
+    decode = replace(measured.decode, kv_read_s=1e-15)
+    ends = {}
+    for ending_s in (0.0, 0.1):
+        decoder = Decoder(replace(measured, decode=decode, ending_s=ending_s), max_num_seqs=4)
+        decoder.add([generation(0, 10), generation(1, 20), generation(2, 30), generation(3, 40)], now=0.0)
+        decoder.advance()
+        decoder.abort([request(1)], now=decoder.next_at_s + 0.001)  # cuts a stretch whose passes are equally long
+        ends[ending_s] = [time for time, *_ in run_out(decoder)]
+    assert [late - early for early, late in zip(*ends.values(), strict=True)] == pytest.approx(
+        [0, 0, 0.1, 0.2], abs=0.02
+    )
 
 
 def test_responses_without_an_advantage_pass_forward_only_in_the_same_call(path):
@@ -208,7 +234,7 @@ def test_a_profile_that_lacks_a_measurement_is_refused(tmp_path):
     whole = profile()
     path = tmp_path / "part.parquet"
     write_profile(path, Profile(facts=whole.facts, points=whole.of("decode")))
-    with pytest.raises(ConfigError, match="no measurement `prefill`"):
+    with pytest.raises(ConfigError, match="no measurement `ending`"):
         ProfiledCluster(path, SMALL, "bfloat16").engine(1)
 
 

@@ -304,3 +304,12 @@ def test_a_value_for_a_domain_that_there_is_not_is_refused(key):
     with pytest.raises(ConfigError, match="names `poetry`, which is no domain") as caught:
         workload(key)
     assert "math, code, judge" in str(caught.value)
+
+
+def test_a_response_that_a_recorded_run_scored_has_its_reward_again():
+    recorded = SampledLengths(
+        table=paper_lengths(), prompts={}, by_prompt={}, verdicts={(3, 0, "a", 1): (1.0, "correct")}
+    )
+    assert recorded.verdict(RequestId(3, PromptId(0, "a"), 1)) == (1.0, "correct")
+    assert recorded.verdict(RequestId(3, PromptId(0, "a"), 2)) is None
+    assert paper_lengths().verdict(RequestId(3, PromptId(0, "a"), 1)) is None
