@@ -23,8 +23,11 @@ from rollpacker.core.errors import DataError
 from rollpacker.metrics.plans import read_plan
 
 HEIGHT_INCHES = 3.1
-NO_ETA = "all"
-"""On the axis where a system waits for all responses."""
+WORDS_FIT_FROM = 3
+"""Bars under which a name of two words fits on one line."""
+
+NO_ETA = "no eta"
+"""Under the bar of a system that does not race."""
 
 
 def best_degree(trials: pd.DataFrame) -> pd.DataFrame:
@@ -80,8 +83,10 @@ def _draw_times(axes: Axes, trials: pd.DataFrame) -> None:
             labels.append(NO_ETA if pd.isna(eta) else f"{float(str(eta)):g}")
             position += 1
         degree = int(rows["tensor_parallel"].iloc[0])
+        is_narrow = rows["eta"].nunique() < WORDS_FIT_FROM
+        name = label_of(str(system)).replace(" ", "\n" if is_narrow else " ")
         axes.annotate(
-            f"{label_of(str(system))}\nTP {degree}",
+            f"{name}\nTP {degree}",
             ((start + position - 1) / 2, 0),
             xycoords=("data", "axes fraction"),
             xytext=(0, -18),
@@ -130,7 +135,7 @@ def _draw_lengths(axes: Axes, lengths: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
     axes.set_xlabel("response length in tokens")
-    axes.set_title("Responses longer than x (modelled)")
+    axes.set_title("Longer responses (modelled)")
     if lengths["domain"].nunique() > 1:
         axes.legend(loc="lower left")
 

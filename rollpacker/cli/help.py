@@ -102,7 +102,7 @@ def show_plan_help() -> None:
                         ),
                         ("out", Text("The folder to write to. Default: a fresh one below runs/plan")),
                         ("seconds", Text("No further modelled run begins after so long. Default: 60")),
-                        ("seeds", Text("Repetitions of what is compared. Default: 4")),
+                        ("seeds", Text("Repetitions of what is compared. Default: 3")),
                         ("systems", Text("Compared with the first. Default: verl,rlhfuse,rollpacker, where there")),
                         ("workers", Text("Processes. Default: one per core")),
                         ("engine.tensor_parallel", Text("Fixes TP; else all degrees that fit are tried.")),

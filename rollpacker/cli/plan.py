@@ -148,7 +148,7 @@ def split_words(words: Sequence[str]) -> tuple[Question, list[str]]:
             mistakes += _near_own_word(name)
             others.append(word)
     num_gpus = _number(own, "gpus", None, mistakes)
-    num_seeds = _number(own, "seeds", 4, mistakes)
+    num_seeds = _number(own, "seeds", 3, mistakes)
     seconds = _number(own, "seconds", 60, mistakes)
     num_workers = _number(own, "workers", len(os.sched_getaffinity(0)), mistakes)
     has_gpus = any(word.startswith("experiment=") for word in others)
@@ -156,6 +156,8 @@ def split_words(words: Sequence[str]) -> tuple[Question, list[str]]:
         mistakes.append(
             ConfigError("`gpus` is not set.", "The number of GPUs that you have in mind.", "Add gpus=32, for example.")
         )
+    if not any(word.startswith(("model=", "model.path=", "model.shape", "experiment=")) for word in others):
+        mistakes.append(_no_model())
     systems = _systems(own.get("systems"), mistakes)
     raise_mistakes(list(mistakes))
     return Question(
@@ -180,6 +182,17 @@ def _number(own: Mapping[str, str], name: str, default: int | None, mistakes: li
         )
     )
     return default
+
+
+def _no_model() -> ConfigError:
+    from rollpacker.config.roots import TRAIN, groups
+
+    options = [option for option in groups(TRAIN)["model"].options if option != "huggingface"]
+    return ConfigError(
+        "`model` is not set.",
+        f"The model that you have in mind, by its shape: {', '.join(options)}; or model.path=DIR.",
+        f"Add model={options[0]}, for example.",
+    )
 
 
 def _near_own_word(name: str) -> list[ConfigError]:
@@ -453,7 +466,7 @@ def _show(
     for table in _tables(summaries, space, console.width):
         console.print(table)
     console.print(heading("Suggestion"), facts(_suggestion(advice)), "", sep="\n")
-    uncertain = _uncertainty(base, lengths, ranges, outcomes, num_left_out)
+    uncertain = _uncertainty(space, lengths, ranges, outcomes, num_left_out)
     console.print(heading("How sure this is"), facts((name, Text(text)) for name, text in uncertain), "", sep="\n")
 
 
@@ -530,7 +543,7 @@ def _cells(each: Summary) -> list[str]:
 
 def _with_deviation(spread: Spread, digits: int) -> str:
     text = f"{spread.mean:.{digits}f}"
-    return f"{text} ±{spread.deviation:.{digits}f}" if spread.num_seeds > 1 else text
+    return f"{text}±{spread.deviation:.{digits}f}" if spread.num_seeds > 1 else text
 
 
 def _digits(seconds: float) -> int:
@@ -550,13 +563,13 @@ def _suggestion(advice: Advice) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _uncertainty(
-    base: RunConfig,
+    space: Space,
     lengths: LengthFacts,
     ranges: Mapping[float, float],
     outcomes: Sequence[Outcome],
     num_left_out: int,
 ) -> Iterator[tuple[str, str]]:
-    yield "model", _cost_model(base)
+    yield "model", _cost_model(space.bases[space.baseline])
     yield "lengths", _about_lengths(lengths)
     if lengths.names_prompts:
         yield "correlation", "Lengths are correlated within a prompt as the file has them."
@@ -576,8 +589,21 @@ def _uncertainty(
     if num_left_out:
         text += f" {num_left_out} further runs did not fit into seconds=...: give more to see them."
     yield "search", text
+    if ahead := [name for name, config in space.bases.items() if _is_ahead(config)]:
+        yield (
+            "parts",
+            (
+                f"Planner and stream trainer of {' and '.join(ahead)} act in modelled runs only so far; "
+                "systems=verl,tail,tail-reward compares what real runs can do today."
+            ),
+        )
     if any(not each.has_seen_long for each in outcomes):
         yield "long rounds", "Some runs ended before their first long round; their step times are of short rounds only."
+
+
+def _is_ahead(config: RunConfig) -> bool:
+    """True when a system has parts that no real run has yet."""
+    return any(getattr(config.system, part, False) for part in ("planner", "stream"))
 
 
 def _cost_model(base: RunConfig) -> str:

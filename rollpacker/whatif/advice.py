@@ -7,8 +7,8 @@ which work on the same prompts. Nothing is called a gain that is not larger than
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rollpacker.whatif.outcomes import Outcome, gpu_hours
@@ -96,6 +96,7 @@ def advise(summaries: Sequence[Summary], *, baseline: str, num_gpus: int, rho: f
     racing = [each for each in here if each.setting.eta is not None]
     best = _least_speculation(racing)
     verdict = verdict_of(best.speedup)
+    without = next((each for each in racing if each.setting == replace(best.setting, eta=1.0)), None)
     chosen = best if verdict == "pays" else plain
     reasons = []
     if chosen.setting.eta is not None:
@@ -106,7 +107,7 @@ def advise(summaries: Sequence[Summary], *, baseline: str, num_gpus: int, rho: f
     reasons.append(("GPUs", why))
     return Advice(
         verdict=verdict,
-        summary=_say_verdict(verdict, best, plain),
+        summary=_say_verdict(verdict, best, plain, without),
         setting=chosen.setting,
         num_gpus=gpus,
         reasons=tuple(reasons),
@@ -216,14 +217,17 @@ def _noise(one: Summary, other: Summary) -> float:
     )
 
 
-def _say_verdict(verdict: Verdict, best: Summary, plain: Summary) -> str:
+def _say_verdict(verdict: Verdict, best: Summary, plain: Summary, without: Summary | None) -> str:
     if best.speedup is None or best.speedup.num_seeds < 2:  # noqa: PLR2004  (one seed has no spread)
         return "Not decided: a single seed has no spread. Give the plan more time (seconds=...)."
     spread = f"{best.speedup.mean:.2f} x, give or take {best.speedup.deviation:.2f} over {best.speedup.num_seeds} seeds"
     saved_h = plain.gpu_hours_per_1000_steps - best.gpu_hours_per_1000_steps
     match verdict:
         case "pays":
-            return f"{best.setting.system} pays: {spread}; {saved_h:,.0f} GPU·h saved per 1,000 steps."
+            text = f"{best.setting.system} pays: {spread}; {saved_h:,.0f} GPU·h saved per 1,000 steps."
+            if without is None or without == best or without.speedup is None:
+                return text
+            return f"{text} With eta 1, its other parts alone, it has {without.speedup.mean:.2f} x."
         case "loses":
             return f"{best.setting.system} does not pay, it loses: {spread}. Run {plain.setting.system}."
         case _:
@@ -258,22 +262,27 @@ def _why_degree(chosen: Summary, here: Sequence[Summary]) -> str:
     others = [each for degree, each in sorted(by_degree.items()) if degree != chosen.setting.tensor_parallel]
     if not others:
         return "the only degree that was tried."
-    reasons = [_against(each, chosen) for each in others]
-    text = "; ".join(reasons)
-    return f"{chosen.step_time_s.mean:.0f} s a step; {text}."
+    return f"{chosen.step_time_s.mean:.0f} s a step; {'; '.join(_against(others, chosen))}."
 
 
-def _against(other: Summary, chosen: Summary) -> str:
-    degree = other.setting.tensor_parallel
-    seconds = f"{other.step_time_s.mean:.0f} s"
-    if other.preemptions > max(1.0, 2 * chosen.preemptions):
-        return (
-            f"at TP {degree} an engine holds {other.kv_tokens_per_engine:,} tokens of KV and "
-            f"{other.preemptions:.0f} responses a step are preempted ({seconds})"
+def _against(others: Sequence[Summary], chosen: Summary) -> Iterator[str]:
+    """What speaks against the other degrees: memory one by one, time together."""
+    short = [each for each in others if each.preemptions > max(1.0, 2 * chosen.preemptions)]
+    for each in short:
+        yield (
+            f"at TP {each.setting.tensor_parallel} an engine holds {each.kv_tokens_per_engine:,} tokens of KV and "
+            f"{each.preemptions:.0f} responses a step are preempted ({each.step_time_s.mean:.0f} s)"
         )
-    if degree > chosen.setting.tensor_parallel:
-        return f"at TP {degree} there are fewer engines, each slower than {degree} times as fast ({seconds})"
-    return f"at TP {degree} the longest response decodes more slowly ({seconds})"
+    roomy = [each for each in others if each not in short]
+    degree = chosen.setting.tensor_parallel
+    if lower := [each for each in roomy if each.setting.tensor_parallel < degree]:
+        yield f"{_degrees(lower)}: the longest response decodes more slowly"
+    if higher := [each for each in roomy if each.setting.tensor_parallel > degree]:
+        yield f"{_degrees(higher)}: fewer engines, and more communication than it gains"
+
+
+def _degrees(summaries: Sequence[Summary]) -> str:
+    return ", ".join(f"TP {each.setting.tensor_parallel} {each.step_time_s.mean:.0f} s" for each in summaries)
 
 
 def _why_gpus(chosen: Summary, alike: Sequence[Summary]) -> tuple[int, str]:

@@ -2,9 +2,9 @@
 
     degrees   every system at each degree of tensor parallelism that fits, one seed
     eta       systems that race at the other speculation factors, at their best degree, one seed
-    gpus      half and twice the GPUs, at the best degree and factor, one seed
+    gpus      the first and the last system on half and twice the GPUs, at their best degree and factor, one seed
     seeds     the best degree of each system with every factor, further seeds: mean and spread
-    rho       plain batching and the last system, at other correlations of the lengths within a prompt
+    rho       the same two, at other correlations of the lengths within a prompt, one seed
 
 So a few dozen runs stand for a grid of hundreds. What was not tried: degrees and factors off the best ones.
 The search is deterministic: it sends trials, receives outcomes, and has no clock; who runs it may stop it early.
@@ -40,6 +40,11 @@ class Space:
     @property
     def baseline(self) -> str:
         return next(iter(self.bases))
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The baseline and the last system: what is varied further is varied for these."""
+        return self.baseline, list(self.bases)[-1]
 
     def etas(self, system: str) -> tuple[float | None, ...]:
         return ETAS if has_eta(self.bases[system]) else (None,)
@@ -84,7 +89,7 @@ def search(space: Space) -> Search:
     elsewhere = [
         replace(best[system], num_gpus=num_gpus, tensor_parallel=nearest_degree(degrees, best[system].tensor_parallel))
         for num_gpus, degrees in space.degrees_by_gpus.items()
-        for system in space.bases
+        for system in space.ends
         if num_gpus != space.num_gpus
     ]
     outcomes += yield Stage(name="gpus", trials=tuple(trial(each) for each in elsewhere))
@@ -96,11 +101,8 @@ def search(space: Space) -> Search:
 
     if space.varies_rho:
         best = {system: fastest(outcomes, system, space.num_gpus) for system in space.bases}
-        ends = (space.baseline, list(space.bases)[-1])
         other_rhos = [rho for rho in RHOS if rho != space.rho]
-        varied = [
-            trial(replace(best[system], rho=rho), seed) for seed in (0, 1) for rho in other_rhos for system in ends
-        ]
+        varied = [trial(replace(best[system], rho=rho)) for rho in other_rhos for system in space.ends]
         outcomes += yield Stage(name="rho", trials=tuple(varied))
 
 
@@ -127,7 +129,7 @@ def count_trials(space: Space) -> int:
     return (
         num_systems * len(space.degrees_by_gpus[space.num_gpus])
         + num_racing * (len(ETAS) - 1)
-        + num_systems * (len(space.degrees_by_gpus) - 1)
+        + len(space.ends) * (len(space.degrees_by_gpus) - 1)
         + num_finalists * (space.num_seeds - 1)
-        + (4 * sum(rho != space.rho for rho in RHOS) if space.varies_rho else 0)
+        + (len(space.ends) * sum(rho != space.rho for rho in RHOS) if space.varies_rho else 0)
     )

@@ -41,6 +41,11 @@ def test_one_seed_decides_nothing():
     assert "Not decided" in given.summary
 
 
+def test_what_the_other_parts_give_is_told_apart_from_speculation():
+    tail = [*outcomes("rollpacker", 160, 160, eta=1.0), *outcomes("rollpacker", 100, 100, eta=1.25)]
+    assert "With eta 1, its other parts alone, it has 1.25 x" in advice(outcomes("verl", 200, 200), tail).summary
+
+
 def test_speedups_are_paired_by_seed():
     """Seeds differ far more than systems: unpaired, the gain would drown in the spread."""
     given = advice(outcomes("verl", 110, 220, 330), outcomes("rollpacker", 100, 200, 300, eta=1.25))

@@ -1,0 +1,141 @@
+"""`rollpacker plan` as a user meets it: one small plan from the words to the files, what it refuses, and its ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.cli.plan import Question, split_words
+from rollpacker.core.errors import ConfigError
+from rollpacker.metrics.plans import read_plan
+from tests.cli.inputs import tree_of
+
+SMALL = [
+    "model=qwen2.5-7b",
+    "gpus=4",
+    "workload=math",
+    "rollout.num_prompts=4",
+    "rollout.num_responses=2",
+    "rollout.max_response_tokens=4096",
+    "workload.num_prompts=100",
+]
+
+
+@pytest.mark.timeout(120)
+def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, capsys):
+    lengths = workdir / "lengths.csv"
+    lengths.write_text("length_tokens\n" + "\n".join(["300"] * 90 + ["900"] * 8 + ["3000"] * 2))
+    words = ["plan", *SMALL, f"workload.lengths={lengths}", "workload.domain=null", "seeds=2", "workers=1", "out=plan"]
+    assert main([*words, "engine.tensor_parallel=1", "systems=verl,rollpacker"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())  # as if lines were not broken
+    assert "MODELLED, not measured" in printed
+    assert "NOT fitted" in printed
+    assert "100 responses, the longest 3,000 tokens" in printed
+    assert "So few say little of the tail: its top 1 % is 1 responses." in printed
+    assert "give or take" in printed
+    assert "rho, of lengths within a prompt, is a guess. Speedup:" in printed
+    trials, drawn = read_plan(workdir / "plan")
+    assert trials["modelled"].all()
+    assert drawn["modelled"].all()
+    assert set(trials["eta"].dropna()) == {1.0, 1.125, 1.25, 1.5}
+    assert set(trials["num_gpus"]) == {2, 4, 8}
+    assert set(trials["rho"]) == {0.0, 0.3, 0.6}
+    assert 3000 < drawn["length_tokens"].max() <= 4096
+    assert "Beyond 3,000 the tail is extrapolated" in printed
+    assert {path.name for path in (workdir / "plan").iterdir()} == {
+        "plan.parquet",
+        "lengths.parquet",
+        "plan.png",
+        "plan.pdf",
+    }
+    assert not [path for path in workdir.iterdir() if path.name.startswith(".tmp-")]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=qwen2.5-7b"], "Add gpus=32"),
+        ([*SMALL, "gpus=none"], "`gpus` is an integer of at least 1"),
+        ([*SMALL, "gpu=8"], "Write gpus=..."),
+        ([*SMALL, "rollout.num_promts=8"], "The nearest legal key is `rollout.num_prompts`"),
+        ([*SMALL, "hardware=h80"], "Write hardware=h800"),
+        ([*SMALL, "system=rollpacker"], "Write systems=verl,rollpacker"),
+        ([*SMALL, "engine.num_engines=8"], "Write gpus=N"),
+        ([*SMALL, "systems=verl,rolpacker"], "Write rollpacker"),
+        ([*SMALL, "systems=verl"], "compares nothing"),
+        ([*SMALL, "systems=rollpacker,verl"], "does not compare plain with tail batching"),
+        ([*SMALL, "trainer.tensor_parallel=3"], "Write gpus=6"),
+        ([*SMALL, "model=qwen2.5-32b", "hardware=a100-40g", "gpus=1"], "gpus=1 with a trainer of 8 GPUs"),
+        ([*SMALL, "workload.lengths=missing.csv"], "missing.csv"),
+        ([*SMALL, "out=prompts.jsonl"], "out=prompts.jsonl exists"),
+        ([*SMALL, "out=model"], "Choose another out"),
+        (["gpus=4"], "Add model=qwen2.5-14b"),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_is_created(workdir, capsys, words, message):
+    before = tree_of(workdir)
+    assert main(["plan", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert tree_of(workdir) == before
+
+
+def test_own_words_are_told_from_those_of_the_runs():
+    question, words = split_words(["gpus=32", "model=x", "seconds=9", "systems=verl,tail", "run.num_epochs=null"])
+    assert words == ["model=x", "run.num_epochs=null"]
+    assert question == Question(
+        num_gpus=32,
+        out=None,
+        seconds=9,
+        num_seeds=3,
+        systems=("verl", "tail"),
+        num_workers=len(os.sched_getaffinity(0)),
+    )
+
+
+def test_all_mistakes_are_told_together():
+    with pytest.raises(ConfigError) as caught:
+        split_words(["system=verl", "seeds=0"])
+    text = str(caught.value)
+    assert "`system=verl`" in text
+    assert "seeds=0" in text
+    assert "`gpus` is not set" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_plan_leaves_no_file_and_no_process(workdir, number):
+    scratch = workdir / "scratch"
+    scratch.mkdir()
+    out = workdir / "out" / "plan"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollpacker.cli", "plan", *SMALL, "workers=2", "systems=verl,rollpacker", f"out={out}"],
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    workers = _wait_for_workers(process.pid)
+    assert len(list(scratch.glob("rollpacker-plan-*"))) == 1
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.endswith("interrupted\n")
+    assert "Traceback" not in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert list(scratch.iterdir()) == []
+    assert not out.parent.exists()
+
+
+def _wait_for_workers(pid: int) -> list[int]:
+    """Pids of the two workers, once both were started."""
+    while True:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        workers = [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if len(workers) == 2:
+            return workers
+        time.sleep(0.05)
