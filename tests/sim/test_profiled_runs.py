@@ -1,0 +1,162 @@
+"""Whole modelled runs whose times come from a profile."""
+
+import asyncio
+import json
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.cli.prospects import prospect_of
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import ConfigError, DataError
+from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.metrics.profiles import write_profile
+from rollpacker.metrics.tables import read_frame
+from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.rollout import GenerationRequest
+from rollpacker.runtime.preflight import judge
+from rollpacker.sim.arrivals import Arrivals
+from rollpacker.sim.profile import CallCosts, LinearCost
+from rollpacker.sim.profile_calls import CalledEngine
+from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.sim.clusters import SMALL
+from tests.sim.test_profile import profile
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A profile and a model directory of the same sizes."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_profile(folder / "profile.parquet", profile())
+    shape = SMALL.shape
+    sizes = {
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+    }
+    (folder / "config.json").write_text(json.dumps(sizes))
+    prompts = [{"id": f"p{n}", "domain": "math", "prompt": "?", "ground_truth": "!"} for n in range(40)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    return folder
+
+
+def words(inputs, *more):
+    return [
+        "backend=sim",
+        "hardware=cpu",
+        f"hardware.profile={inputs / 'profile.parquet'}",
+        f"model.path={inputs}",
+        "model.dtype=bfloat16",
+        "workload=math",
+        "workload.prompt_tokens=10",
+        "workload.reward_time_s=0",
+        f"data.path={inputs / 'prompts.jsonl'}",
+        "data.max_prompt_tokens=10",
+        "rollout.num_prompts=4",
+        "rollout.num_responses=2",
+        "rollout.max_response_tokens=100",
+        "engine.num_engines=1",
+        "engine.max_num_seqs=16",
+        "system=verl",
+        "run.num_steps=3",
+        "run.progress=none",
+        "run.checkpoint_every_steps=0",
+        *more,
+    ]
+
+
+def train(inputs, run_dir, *more):
+    config = compose(words(inputs, f"run.dir={run_dir}", *more))
+    judge(config, prospect_of)
+    pipeline.run(config)
+    return run_dir
+
+
+def test_a_run_takes_what_was_measured(inputs, tmp_path):
+    steps = read_frame(train(inputs, tmp_path / "run"), "steps")
+    assert steps["modelled"].all()
+    assert (steps["weight_sync_time_s"] - 0.02).abs().max() < 1e-9
+    tokens = steps["tokens_trained"] + 10 * steps["num_responses"]
+    least = 0.01 + 0.005 + 5e-4 * steps["num_responses"] + 5e-6 * tokens  # update and a batch without any advantage
+    most = 0.01 + 0.01 + 1e-3 * steps["num_responses"] + 1e-5 * tokens  # or with advantages only, or both in one call
+    assert (steps["train_time_s"] >= least - 1e-9).all()
+    assert (steps["train_time_s"] <= most + 0.005).all()
+    # 8 sequences decode in 4 ms a pass and fewer in less, down to 2 ms
+    longest = steps["response_length_max_tokens"]
+    assert (steps["rollout_time_s"] > 0.002 * longest).all()
+    assert (steps["rollout_time_s"] < 0.005 * longest + 0.1).all()
+
+
+def test_a_recorded_runs_rewards_come_again_whatever_the_solve_rate(inputs, tmp_path):
+    def rewards(run_dir):
+        frame = read_frame(run_dir, "responses").sort_values(["step", "prompt", "sample"])
+        return frame[["step", "prompt", "sample", "length_tokens", "reward", "reward_reason"]].to_numpy().tolist()
+
+    first = train(inputs, tmp_path / "first")
+    again = train(inputs, tmp_path / "again", f"workload.lengths={first}", "workload.solve_rate=0")
+    other = train(inputs, tmp_path / "other", "workload.solve_rate=0")
+    assert rewards(again) == rewards(first) != rewards(other)
+
+
+def test_a_profile_of_another_model_or_a_file_that_is_none_is_refused_before_anything_starts(inputs, tmp_path):
+    with pytest.raises(ConfigError, match="is of another model"):
+        judge(compose(words(inputs, "model.dtype=float32", f"run.dir={tmp_path / 'run'}")), prospect_of)
+    with pytest.raises(DataError, match="cannot be read as a profile"):
+        judge(
+            compose(words(inputs, f"hardware.profile={tmp_path}/no.parquet", f"run.dir={tmp_path / 'run'}")),
+            prospect_of,
+        )
+    assert not (tmp_path / "run").exists()
+
+
+class Instant:
+    """An engine that answers as soon as it is asked."""
+
+    def __init__(self):
+        self.arrivals = Arrivals()
+
+    async def generate(self, requests):
+        self.arrivals.put(requests)
+
+    async def collect(self):
+        return await self.arrivals.collect()
+
+    async def stats(self) -> EngineStats | None:
+        return None
+
+
+def line(fixed, slope=0.0):
+    return LinearCost(coefficients=(fixed, slope), residual=0.0)
+
+
+def test_calls_take_their_time_and_answers_keep_their_distance():
+
+    costs = CallCosts(
+        call_s=0.002, request=line(0.004, 0.001), response=line(0.003), reward=line(0.005), collect_interval_s=0.03
+    )
+    request = GenerationRequest(
+        request=RequestId(0, PromptId(0, "a"), 0), prompt_token_ids=None, seed=0, max_response_tokens=1, temperature=1.0
+    )
+
+    async def play():
+        now = asyncio.get_running_loop().time
+        engine, times = CalledEngine(Instant(), costs), []
+        await engine.stats()
+        times.append(now())
+        await engine.generate([request, request])
+        times.append(now())
+        for _ in range(2):
+            assert await engine.collect()
+            times.append(now())
+            await engine.generate([request])
+        return times
+
+    asked, generated, first, second = run_in_virtual_time(play())
+    assert asked == pytest.approx(0.002)
+    assert generated - asked == pytest.approx(0.004 + 2 * 0.001)
+    assert first - generated == pytest.approx(0.001 + 0.003)
+    assert second - first == pytest.approx(0.03)
