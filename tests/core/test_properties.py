@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def test_a_long_round_follows_as_many_short_rounds_as_defer_a_batch(eta_prompts:
 
 def test_without_prompt_speculation_no_round_is_long() -> None:
     assert set(World(steady(Fraction(1), num_steps=12)).run().kinds) == {RoundKind.SHORT}
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenarios(batching="tail"))
+def test_without_speculation_tail_batches_are_plain_batches(scenario: Scenario) -> None:
+    alike = replace(scenario.settings, eta_prompts=Fraction(1), eta_responses=Fraction(1), overlap_rewards=True)
+    endless = replace(scenario, num_epochs=None)
+    trained = [
+        World(replace(endless, settings=replace(alike, batching=batching))).run().trained
+        for batching in ("tail", "plain")
+    ]
+    assert trained[0] == trained[1]
 
 
 def test_commands_do_not_depend_on_the_hash_seed() -> None:

@@ -8,13 +8,19 @@ import pytest
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
-from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
 from tests.core.player import make_settings
 
 
 def test_settings_survive_json_exactly() -> None:
     settings = make_settings(eta_prompts=Fraction("1.1"), domain_weights=((Domain("b"), Fraction(1, 3)),))
     assert settings.to_plain()["eta_prompts"] == "11/10"
+    assert SchedulerSettings.from_plain(json.loads(json.dumps(settings.to_plain()))) == settings
+    settings = make_settings(
+        reward_budget=RewardBudgetSettings(factor=Fraction(5, 3)),
+        parallelism=ParallelismSettings(degrees=(1, 2), initial=2),
+        stream=StreamSettings(replicas=((0, 1), (2,)), max_response_tokens=9, first_share=Fraction(1, 3)),
+    )
     assert SchedulerSettings.from_plain(json.loads(json.dumps(settings.to_plain()))) == settings
 
 
@@ -38,5 +44,36 @@ def test_settings_survive_json_exactly() -> None:
 def test_nonsense_is_refused_with_its_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         make_settings(**changes)
+    assert message in str(refusal.value)
+    assert refusal.value.remedy
+
+
+STREAM = {"replicas": ((0,),), "max_response_tokens": 9}
+PLANNER = {"degrees": (1, 2), "initial": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "message"),
+    [
+        (RewardBudgetSettings, {"factor": Fraction(1, 2)}, "system.reward.factor=1/2"),
+        (RewardBudgetSettings, {"min_limit_s": 40.0}, "system.reward.min_limit_s=40 with system.reward.max_limit_s=30"),
+        (RewardBudgetSettings, {"max_limit_s": float("nan")}, "system.reward.max_limit_s=nan"),
+        (ParallelismSettings, PLANNER | {"degrees": ()}, "system.planner.degrees=[]"),
+        (ParallelismSettings, PLANNER | {"degrees": (1, 4)}, "system.planner.degrees=[1, 4]\nEach degree is twice"),
+        (ParallelismSettings, PLANNER | {"initial": 4}, "system.planner.initial=4\nAllowed are"),
+        (ParallelismSettings, PLANNER | {"max_growth": Fraction(1, 2)}, "system.planner.max_growth=1/2"),
+        (ParallelismSettings, PLANNER | {"patience": 0}, "system.planner.patience=0"),
+        (StreamSettings, STREAM | {"replicas": ((0, 1), (1,))}, "on the GPUs [[0, 1], [1]]"),
+        (StreamSettings, STREAM | {"replicas": ()}, "on the GPUs []"),
+        (StreamSettings, STREAM | {"max_response_tokens": 0}, "rollout.max_response_tokens=0"),
+        (StreamSettings, STREAM | {"first_share": Fraction(3, 4)}, "system.stream.first_share=3/4 with"),
+        (StreamSettings, STREAM | {"every_share": Fraction(0)}, "system.stream.every_share=0"),
+    ],
+)
+def test_nonsense_of_the_other_machines_is_refused_with_its_value(
+    settings: type[Any], values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        settings(**values)
     assert message in str(refusal.value)
     assert refusal.value.remedy

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rollpacker.core.commands import AcceptGroup, BeginRound, DrawPrompts, EndRound, EndRun, RoundKind
+import pytest
+
+from rollpacker.core.commands import AcceptGroup, BeginRound, DrawPrompts, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import ResponseFinished, StepStarted
 from rollpacker.core.ids import Domain, EngineId, RequestId
 from tests.core.player import Player, aborted, accepted, begun, launched, make_settings, prompt
@@ -147,3 +150,31 @@ def test_when_one_domain_ends_the_others_are_trained_to_their_end_too() -> None:
         trained += launched(commands)
         step += 1
     assert sorted(trained) == [*(f"code-{number}" for number in range(9)), "math-0", "math-1"]
+
+
+def test_without_overlap_the_race_counts_responses_and_only_the_winners_are_scored() -> None:
+    player = Player(make_settings(overlap_rewards=False, num_prompts=2))
+    player.start(0)
+    player.finish(RequestId(0, prompt("math-2"), 0))
+    for sample in (2, 1):
+        commands = player.finish(RequestId(0, prompt("math-1"), sample))
+    assert aborted(commands) == ["math-1#0"]
+    with pytest.raises(ImpossibleEvent, match="while places of round 0 are open"):
+        player.reward(RequestId(0, prompt("math-1"), 1))
+    player.finish(RequestId(0, prompt("math-0"), 0))
+    commands = player.finish(RequestId(0, prompt("math-0"), 1))
+    assert aborted(commands) == ["math-0#2", "math-2#1", "math-2#2"]
+    winners = [
+        RequestId(0, prompt(key), sample)
+        for key, sample in (("math-0", 0), ("math-0", 1), ("math-1", 1), ("math-1", 2))
+    ]
+    assert [command for command in commands if isinstance(command, ScoreResponse)] == [
+        ScoreResponse(request=request) for request in winners
+    ]
+    for request in winners[:-1]:
+        commands = player.reward(request)
+    commands = player.reward(winners[-1])
+    assert commands == (
+        AcceptGroup(round=0, prompt=prompt("math-1"), samples=(1, 2)),
+        EndRound(round=0, prompts=(prompt("math-0"), prompt("math-1")), long_queue_length=1),
+    )

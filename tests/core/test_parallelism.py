@@ -1,0 +1,103 @@
+"""Examples of the parallelism planner."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollpacker.core.commands import BeginRound, RoundKind, UseParallelism
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.events import EngineJoined, EngineRetired, RoundMeasured, StepStarted
+from rollpacker.core.ids import EngineId
+from rollpacker.core.parallelism import ParallelismPlanner
+from rollpacker.core.settings import ParallelismSettings
+from tests.core.player import Player, make_settings
+
+SHORT, LONG = RoundKind.SHORT, RoundKind.LONG
+
+
+class Rounds:
+    """Feeds a planner with one round after another."""
+
+    def __init__(self, *, initial: int = 1) -> None:
+        self.planner = ParallelismPlanner(ParallelismSettings(degrees=(1, 2, 4), initial=initial))
+        self.number = -1
+
+    def measure(self, kind: RoundKind, num_preemptions: int, next_kind: RoundKind, rate: int = 100) -> int | None:
+        """Give the degree that the next round has to change to, if any."""
+        self.number += 1
+        self.planner.start_step()
+        self.planner.begin_round(
+            BeginRound(
+                round=self.number,
+                step=self.number,
+                kind=kind,
+                num_prompts_launched=1,
+                num_prompts_needed=1,
+                num_responses_launched=1,
+                num_responses_needed=1,
+            )
+        )
+        self.planner.end_round()
+        orders = self.planner.measure(
+            RoundMeasured(round=self.number, num_preemptions=num_preemptions, rollout_time_s=1.0, num_tokens=rate),
+            next_kind,
+        )
+        self.planner.check()
+        return orders[0].tensor_parallel if orders else None
+
+
+def test_preemptions_that_grow_by_more_than_a_twentieth_double_the_degree() -> None:
+    rounds = Rounds()
+    assert rounds.measure(SHORT, 100, SHORT) is None, "the first round is the reference"
+    assert rounds.measure(SHORT, 105, SHORT) is None
+    assert rounds.measure(SHORT, 111, SHORT) == 2
+    assert rounds.measure(SHORT, 300, SHORT) is None, "the first round after a change is the new reference"
+
+
+def test_four_rounds_without_preemption_halve_the_degree() -> None:
+    rounds = Rounds(initial=4)
+    assert [rounds.measure(SHORT, 0, SHORT) for _ in range(4)] == [None, None, None, 2]
+
+
+def test_each_kind_of_round_has_its_own_degree() -> None:
+    rounds = Rounds()
+    rounds.measure(SHORT, 10, SHORT)
+    assert rounds.measure(SHORT, 20, LONG) is None, "the long round stays on its own degree"
+    assert rounds.measure(LONG, 10, SHORT) == 2
+    assert rounds.measure(SHORT, 10, LONG) == 1
+
+
+def test_a_degree_that_was_slower_is_not_tried_again_until_that_is_long_ago() -> None:
+    rounds = Rounds()
+    rounds.measure(SHORT, 10, SHORT, rate=90)
+    assert rounds.measure(SHORT, 20, SHORT, rate=90) == 2
+    changes = [rounds.measure(SHORT, 0, SHORT, rate=100) for _ in range(17)]
+    assert changes == [None] * 16 + [1], "16 rounds are remembered"
+
+
+def test_the_engines_change_before_the_next_step_starts() -> None:
+    planner = ParallelismSettings(degrees=(1, 2), initial=2, patience=1)
+    player = Player(make_settings(parallelism=planner, batching="plain", num_prompts=1), num_engines=1)
+    for step in range(2):
+        player.start(step)
+        player.complete(step, f"math-{step}", 0, 1)
+        measured = RoundMeasured(round=step, num_preemptions=0, rollout_time_s=1.0, num_tokens=9)
+        commands = player.tell(measured)
+        assert player.tell(measured) == (), "a second measurement of the round is late"
+    assert commands == (UseParallelism(tensor_parallel=1),)
+    old, one, two = (EngineId(name) for name in ("engine-0", "one", "two"))
+    with pytest.raises(ImpossibleEvent, match="before the engines had changed"):
+        player.tell(StepStarted(step=2, policy_version=3))
+    for engine in (one, two):
+        player.tell(EngineJoined(engine=engine))
+    player.tell(EngineRetired(engine=old))
+    player.start(2)
+    assert player.scheduler.engines == (one, two)
+    assert {engine for request, engine in player.engine_of.items() if request.round == 2} == {one, two}
+
+
+def test_a_round_is_not_measured_before_its_end() -> None:
+    player = Player(make_settings(parallelism=ParallelismSettings(degrees=(1,), initial=1)))
+    player.start(0)
+    with pytest.raises(ImpossibleEvent, match="measured before its end"):
+        player.tell(RoundMeasured(round=0, num_preemptions=0, rollout_time_s=1.0, num_tokens=9))

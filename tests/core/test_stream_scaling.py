@@ -1,0 +1,173 @@
+"""Examples of stream scaling: 4 engines of one GPU each, 2 training replicas of two."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from rollpacker.core.commands import Abort, AcceptGroup, Command, Evict, Launch, LendEngines, MeasureProgress
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.events import (
+    EngineJoined,
+    EngineLost,
+    EngineProgress,
+    ProgressMeasured,
+    ResponseAborted,
+    ResponseEvicted,
+    RunningRequest,
+)
+from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.settings import StreamSettings
+from tests.core.player import Player, make_settings, prompt
+
+ENGINES = E0, E1, E2, E3 = tuple(EngineId(f"engine-{number}") for number in range(4))
+
+
+class StreamPlayer(Player):
+    """A short round of 10 prompts with 2 responses each, of which 5 prompts are needed."""
+
+    def __init__(self, **changes: Any) -> None:
+        stream = StreamSettings(replicas=((0, 1), (2, 3)), max_response_tokens=100)
+        shape = {"num_prompts": 5, "eta_prompts": Fraction(2), "eta_responses": Fraction(1)}
+        super().__init__(make_settings(**{"stream": stream, **shape, **changes}), num_engines=0)
+        for number, engine in enumerate(ENGINES):
+            self.tell(EngineJoined(engine=engine, gpus=(number,)))
+        self.start(0)
+
+    def running(self, engine: EngineId) -> list[RequestId]:
+        return [request for request, holder in self.scheduler._router.holders.items() if holder == engine]
+
+    def measure(self, kv_tokens_capacity: int = 10_000, generated: int = 4) -> tuple[Command, ...]:
+        """Measure now; the second two engines are further than the first two."""
+        return self.tell(
+            ProgressMeasured(
+                round=0,
+                engines=tuple(
+                    EngineProgress(
+                        engine,
+                        kv_tokens_capacity,
+                        tuple(
+                            RunningRequest(request, 10, generated if engine in {E0, E1} else 3 * generated)
+                            for request in self.running(engine)
+                        ),
+                    )
+                    for engine in ENGINES
+                ),
+            )
+        )
+
+    def lend(self) -> tuple[Command, ...]:
+        for key in ("math-0", "math-2"):
+            for sample in (0, 1):
+                self.finish(RequestId(0, prompt(key), sample))
+        return self.measure()
+
+    def evicted(self, request: RequestId, engine: EngineId) -> tuple[Command, ...]:
+        return self.tell(ResponseEvicted(request=request, engine=engine, num_tokens=4))
+
+
+def test_progress_is_measured_at_a_fifth_and_then_at_each_twentieth_of_the_launches() -> None:
+    player = StreamPlayer()
+    orders = []
+    for number in range(10):
+        request = RequestId(0, prompt(f"math-{number}"), 0)
+        if MeasureProgress(round=0) in player.finish(request):
+            orders.append(number + 1)
+            assert player.measure(kv_tokens_capacity=1) == ()
+    assert orders == [4, 5, 6, 7, 8, 9, 10], "of 20, until half is finished"
+    assert MeasureProgress(round=0) not in player.finish(RequestId(0, prompt("math-0"), 1))
+
+
+def test_the_half_with_the_fewest_tokens_to_move_is_lent_and_told_to_let_go() -> None:
+    player = StreamPlayer()
+    commands = player.lend()
+    on_lent = [(request, engine) for engine in (E0, E1) for request in player.running(engine)]
+    assert commands == (
+        LendEngines(round=0, engines=(E0, E1)),
+        *(Evict(request=request, engine=engine) for request, engine in on_lent),
+    )
+    request = player.running(E0)[0]
+    assert player.evicted(request, E0) == (Launch(request=request, engine=E2),)
+    assert player.evicted(request, E0) == (), "told twice"
+    assert [command for command in player.finish(player.running(E1)[0]) if isinstance(command, Launch)] == []
+
+
+def test_nothing_is_lent_when_the_rest_cannot_hold_what_is_expected() -> None:
+    player = StreamPlayer()
+    for key in ("math-0", "math-2"):
+        for sample in (0, 1):
+            player.finish(RequestId(0, prompt(key), sample))
+    # 16 requests run; none of the 4 finished ones was longer than 5 tokens, so each is expected at the cap: 10 + 100
+    assert player.measure(kv_tokens_capacity=16 * 110 // 2 - 1, generated=5) == ()
+    player.finish(RequestId(0, prompt("math-4"), 0))
+    # 15 run, and two engines would remain
+    assert player.measure(kv_tokens_capacity=15 * 110 // 2, generated=5)
+
+
+def test_no_replica_is_split_and_no_engine_without_gpus_is_lent() -> None:
+    whole = StreamSettings(replicas=((0, 1, 2, 3),), max_response_tokens=100)
+    assert StreamPlayer(stream=whole).lend() == ()
+    elsewhere = StreamSettings(replicas=((4, 5),), max_response_tokens=100)
+    assert StreamPlayer(stream=elsewhere).lend() == ()
+
+
+def test_what_is_aborted_while_it_leaves_is_not_launched_again() -> None:
+    player = StreamPlayer(eta_responses=Fraction(3, 2))
+    for number in range(6):
+        player.finish(RequestId(0, prompt(f"math-{number}"), 0))
+    assert player.measure()
+    leaving = next(r for e in (E0, E1) for r in player.running(e) if r.prompt.key in {"math-1", "math-2"})
+    others = [RequestId(0, leaving.prompt, sample) for sample in range(3) if sample != leaving.sample]
+    for other in others[1:] if others[0].sample == 0 else others:
+        player.finish(other)
+    player.reward(others[0])
+    commands = player.reward(others[1])
+    assert isinstance(commands[0], AcceptGroup)
+    assert Abort(request=leaving, engine=player.engine_of[leaving]) in commands
+    before = player.scheduler.snapshot()
+    assert player.evicted(leaving, player.engine_of[leaving]) == ()
+    late_abort = ResponseAborted(request=leaving, engine=player.engine_of[leaving], num_tokens=4)
+    assert player.tell(late_abort) == ()
+    assert player.scheduler.snapshot() == before
+
+
+def test_a_lent_engine_that_is_lost_leaves_its_requests_to_the_others_and_stays_lent_when_it_comes_back() -> None:
+    player = StreamPlayer()
+    player.lend()
+    orphans = player.running(E0)
+    launches = player.tell(EngineLost(engine=E0))
+    assert [command.request for command in launches if isinstance(command, Launch)] == orphans
+    assert player.evicted(orphans[0], E0) == (), "it has moved already"
+    assert player.tell(EngineJoined(engine=E0, gpus=(0,))) == ()
+    for request in player.running(E1):
+        (launch,) = player.evicted(request, E1)
+        assert isinstance(launch, Launch)
+        assert launch.engine in {E2, E3}
+
+
+def test_the_loss_of_the_last_engine_that_is_not_lent_ends_the_run() -> None:
+    player = StreamPlayer()
+    player.lend()
+    player.tell(EngineLost(engine=E2))
+    before = player.scheduler.snapshot()
+    with pytest.raises(EngineFailed, match="no engine is left but the lent"):
+        player.tell(EngineLost(engine=E3))
+    assert player.scheduler.snapshot() == before
+
+
+def test_the_next_step_has_all_engines_again() -> None:
+    player = StreamPlayer()
+    player.lend()
+    for engine in (E0, E1):
+        for request in player.running(engine):
+            player.evicted(request, engine)
+    for number in (0, 2, 4, 6, 8):
+        for sample in (0, 1):
+            request = RequestId(0, prompt(f"math-{number}"), sample)
+            if request in player.scheduler._router.holders:
+                player.finish(request)
+            player.reward(request)
+    launches = player.start(1)
+    assert {command.engine for command in launches if isinstance(command, Launch)} == set(ENGINES)
