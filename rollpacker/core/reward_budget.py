@@ -28,6 +28,7 @@ class RewardBudget:
 
     def __init__(self, settings: RewardBudgetSettings) -> None:
         self._settings = settings
+        self._factor = float(settings.factor)  # a product with a fraction takes ten times as long
         self._anchors: dict[str, list[float | None]] = {}
         """Per prompt key and test case, the longest run that passed; None where none has. The last one has."""
 
@@ -57,7 +58,7 @@ class RewardBudget:
         known = (
             settings.max_limit_s
             if anchor is None
-            else min(max(settings.min_limit_s, settings.factor * anchor), settings.max_limit_s)
+            else min(max(settings.min_limit_s, self._factor * anchor), settings.max_limit_s)
             for anchor in self._anchors.get(key, ())
         )
         return (*known, settings.max_limit_s)

@@ -1,6 +1,7 @@
 """Measures the scheduler: `python tests/benchmarks/control_plane.py`.
 
-Prints events per second of CPU time through the whole scheduler, for each batching and size. Only `Scheduler.handle` is
+Prints events per second of CPU time through the whole scheduler, for each batching and size, without and with all the
+other machines (`tail+`: 10 test cases per reward, half of the engines lent in each step). Only `Scheduler.handle` is
 timed; the answers of the world are made between the timed stretches and shuffled by a seeded generator, so that prompts
 race and groups fill in a random order. The last line of each batching compares the cost of an event in the largest
 batch with that in the smallest, which has 64 times fewer requests: it should stay near 1; what it grows by is Python's
@@ -14,31 +15,49 @@ import time
 from fractions import Fraction
 from typing import Literal
 
-from rollpacker.core.commands import Abort, Command, DrawPrompts, Launch, ScoreResponse
+from rollpacker.core.commands import (
+    Abort,
+    Command,
+    DrawPrompts,
+    Evict,
+    Launch,
+    LendEngines,
+    MeasureProgress,
+    ScoreResponse,
+)
 from rollpacker.core.events import (
+    CaseRun,
     EngineJoined,
+    EngineProgress,
     Event,
+    ProgressMeasured,
     PromptsDrawn,
     ResponseAborted,
+    ResponseEvicted,
     ResponseFinished,
     RewardComputed,
+    RoundMeasured,
+    RunningRequest,
     StepStarted,
 )
-from rollpacker.core.ids import Domain, EngineId, PromptId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
 
 DOMAINS = (Domain("math"), Domain("code"), Domain("judge"))
 NUM_ENGINES = 64
 """One engine per two GPUs of a 128-GPU cluster."""
 SIZES = ((128, 8), (1024, 16), (4096, 16))
 MIN_EVENTS = 150_000
+RUNS = tuple(CaseRun(case, 0.1 * case, is_passed=True) for case in range(10))
 
 
 class Rollouts:
     """Runs steps that never go wrong, and times the scheduler in them."""
 
-    def __init__(self, batching: Literal["plain", "tail"], num_prompts: int, num_responses: int) -> None:
+    def __init__(
+        self, batching: Literal["plain", "tail"], num_prompts: int, num_responses: int, *, with_all: bool
+    ) -> None:
         self.scheduler = Scheduler(
             SchedulerSettings(
                 batching=batching,
@@ -48,17 +67,32 @@ class Rollouts:
                 eta_responses=Fraction(5, 4),
                 overlap_rewards=True,
                 domain_weights=tuple((domain, Fraction(1)) for domain in DOMAINS),
+                reward_budget=RewardBudgetSettings() if with_all else None,
+                parallelism=ParallelismSettings(degrees=(1,), initial=1) if with_all else None,
+                stream=StreamSettings(
+                    replicas=tuple((number, number + 1) for number in range(0, NUM_ENGINES, 2)), max_response_tokens=9
+                )
+                if with_all
+                else None,
             )
         )
+        self.stride = 500 if with_all else num_prompts * num_responses * 2
+        """Answers told in one go; small enough that a measurement comes back while requests still run."""
+        self.running: dict[EngineId, dict[RequestId, None]] = {}
+        self.leaving: set[RequestId] = set()
+        self.num_lendings = 0
         self.generator = random.Random(0)
         self.num_drawn = 0
         self.num_events = 0
         self.elapsed_s = 0.0
         for number in range(NUM_ENGINES):
-            self.scheduler.handle(EngineJoined(engine=EngineId(f"engine-{number}")), 0.0)
+            self.scheduler.handle(EngineJoined(engine=EngineId(f"engine-{number}"), gpus=(number,)), 0.0)
 
     def run_step(self, step: int) -> None:
+        waiting: list[Event] = []
         pending: list[Event] = [StepStarted(step=step, policy_version=step)]
+        if step:
+            pending.insert(0, RoundMeasured(round=step - 1, num_preemptions=1, rollout_time_s=1.0, num_tokens=1))
         commands: list[Command] = []
         while pending:
             commands = []
@@ -67,8 +101,12 @@ class Rollouts:
                 commands += self.scheduler.handle(event, 0.0)
             self.elapsed_s += time.process_time() - start_s
             self.num_events += len(pending)
-            pending = [answer for command in commands if (answer := self.answer(command, step))]
+            self.leaving.update(command.request for command in commands if isinstance(command, Evict))
+            self.num_lendings += sum(isinstance(command, LendEngines) for command in commands)
+            pending = waiting + [answer for command in commands if (answer := self.answer(command, step))]
             self.generator.shuffle(pending)
+            waiting = pending[self.stride :]
+            pending = [self.overtaken(event) for event in pending[: self.stride]]
         if self.scheduler.snapshot()["router"]["in_flight"]:
             raise RuntimeError(f"Step {step} did not end.")
 
@@ -80,13 +118,38 @@ class Rollouts:
                 prompts = tuple(PromptId(0, f"prompt-{number}") for number in numbers)
                 return PromptsDrawn(domain=domain, prompts=prompts, is_exhausted=False)
             case Launch(request=request, engine=engine):
+                self.running.setdefault(engine, {})[request] = None
                 return ResponseFinished(request=request, engine=engine, num_tokens=1, policy_version=step)
             case Abort(request=request, engine=engine):
                 return ResponseAborted(request=request, engine=engine, num_tokens=1)
             case ScoreResponse(request=request):
-                return RewardComputed(request=request, reward=1.0)
+                return RewardComputed(request=request, reward=1.0, case_runs=RUNS)
+            case MeasureProgress():
+                return self.measure(step)
             case _:
                 return None
+
+    def overtaken(self, event: Event) -> Event:
+        """What becomes of a finish whose request was told to leave before."""
+        if isinstance(event, ResponseFinished):
+            self.running[event.engine].pop(event.request, None)
+            if event.request in self.leaving:
+                self.leaving.remove(event.request)
+                return ResponseEvicted(request=event.request, engine=event.engine, num_tokens=1)
+        return event
+
+    def measure(self, step: int) -> ProgressMeasured:
+        return ProgressMeasured(
+            round=step,
+            engines=tuple(
+                EngineProgress(
+                    EngineId(f"engine-{number}"),
+                    10**9,
+                    tuple(RunningRequest(request, 9, 0) for request in self.running[EngineId(f"engine-{number}")]),
+                )
+                for number in range(NUM_ENGINES)
+            ),
+        )
 
     def events_per_second(self) -> float:
         step = 0
@@ -97,14 +160,18 @@ class Rollouts:
 
 
 def main() -> None:
-    batchings: tuple[Literal["plain", "tail"], ...] = ("plain", "tail")
-    for batching in batchings:
+    cases: tuple[tuple[Literal["plain", "tail"], bool], ...] = (("plain", False), ("tail", False), ("tail", True))
+    for batching, with_all in cases:
+        name = batching + ("+" if with_all else " ")
         rates = []
         for num_prompts, num_responses in SIZES:
-            rates.append(Rollouts(batching, num_prompts, num_responses).events_per_second())
-            print(f"{batching:5} {num_prompts:5} prompts x {num_responses:2} responses: {rates[-1]:9,.0f} events/s")
+            rollouts = Rollouts(batching, num_prompts, num_responses, with_all=with_all)
+            rates.append(rollouts.events_per_second())
+            if with_all and not rollouts.num_lendings:
+                raise RuntimeError("No engine was ever lent.")
+            print(f"{name:6} {num_prompts:5} prompts x {num_responses:2} responses: {rates[-1]:9,.0f} events/s")
         growth = rates[0] / rates[-1]
-        print(f"{batching:5} cost of an event at {SIZES[-1][0]} prompts against {SIZES[0][0]}: {growth:.2f} x")
+        print(f"{name:6} cost of an event at {SIZES[-1][0]} prompts against {SIZES[0][0]}: {growth:.2f} x")
 
 
 if __name__ == "__main__":
