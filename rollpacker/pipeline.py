@@ -53,7 +53,7 @@ async def _train(config: RunConfig, backend: Backend) -> None:
                 num_finished = step
                 break
             with recorder.stage("train"):
-                update = await run.learn(step, batch)
+                update = await run.learn(batch)
             with recorder.stage("quiesce"):
                 await run.quiesce()
             with recorder.stage("weight_sync"):

@@ -182,18 +182,15 @@ class SystemSection(Section):
     """Prompts launched per prompt needed in a short round; only with `batching: tail`."""
     eta_responses: SpeculationFactor = 1.25
     """Responses launched per response needed in a short round; only with `batching: tail`."""
-    overlap_rewards: bool = True
-    """Score each response as it finishes; false scores the batch after the rollout. `batching: tail` needs true."""
-
-    @model_validator(mode="after")
-    def _race_needs_rewards(self) -> Self:
-        if self.batching == "tail" and not self.overlap_rewards:
-            raise ValueError(
-                "system.overlap_rewards=false with system.batching=tail.\n"
-                "A response counts in the race once its reward is known, so rewards must overlap the rollout.\n"
-                "Set system.overlap_rewards=true, or system.batching=plain."
-            )
-        return self
+    reward: Literal["batch", "async", "scheduled"] = "async"
+    """`batch` scores the batch after its last response; `async` scores each response as it finishes, and `scheduled`
+    moreover stops programs that take much longer than correct ones did (paper, section 4.3)."""
+    planner: bool = False
+    """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
+    all (paper, section 4.2). Needs engines that can work at several degrees: today the modelled ones."""
+    stream: bool = False
+    """Lends half of the engines to the trainer before the rollout ends, and streams accepted groups to it (paper,
+    section 4.4). Needs engines and trainer that share GPUs: today the modelled ones."""
 
 
 class ActorResources(Section):
@@ -274,7 +271,7 @@ class JudgeSection(Section):
     """The paper's judge is Qwen2.5-7B-Instruct."""
     placement: Literal["dedicated", "shared", "turns"] = "dedicated"
     """`dedicated` has GPUs of its own; `shared` works on the engines' GPUs beside them (CUDA MPS); `turns` has these
-    GPUs once the rollout has ended, and is loaded then: with `system.overlap_rewards=false` only."""
+    GPUs once the rollout has ended, and is loaded then: with `system.reward=batch` only."""
     num_gpus: int = Field(8, ge=1)
     """Of a `dedicated` judge, beside those of engines and trainer. The paper does not give it: a guess, one node."""
     tensor_parallel: int = Field(1, ge=1)
@@ -350,6 +347,9 @@ class HardwareSection(Section):
 
     name: str
     """What people call them."""
+    profile: Path | None = None
+    """A Parquet file that `rollpacker profile` wrote: engines, trainer, weight transfer and calls take what was
+    measured there, instead of what the keys below come to."""
     memory_gb: float = Field(gt=0)
     """Of one GPU, 10^9 bytes."""
     memory_gb_per_s: float = Field(gt=0)
@@ -376,6 +376,8 @@ class HardwareSection(Section):
     """Share of NVLink's and the network's rate that transfers reach. A common figure, not fitted."""
     step_overhead_s: float = Field(0.002, ge=0)
     """Of every forward pass of an engine: scheduling, sampling, kernel launches. A common figure, not fitted."""
+    engine_switch_s: float = Field(0.5, ge=0)
+    """To put an engine to sleep, or to wake it: its memory is freed or taken. A guess."""
     allreduce_latency_s: float = Field(1e-5, ge=0)
     """Of one all-reduce within a node, however small. A common figure, not fitted."""
 

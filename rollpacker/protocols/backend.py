@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -22,14 +22,26 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Engines of one tensor-parallel degree."""
+
+    engines: Mapping[EngineId, Engine]
+    gpus: Mapping[EngineId, tuple[int, ...]] = field(default_factory=dict)
+    """The run's GPUs that each engine works on; empty where engines and trainer share none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
     """What a backend brings, started; the engines hold no policy yet."""
 
     prompts: Mapping[str, TokenizedPrompt]
     """By key, in the order of the file; those that are too long are left out."""
-    engines: Mapping[EngineId, Engine]
+    fleets: Mapping[int, Fleet]
+    """By tensor-parallel degree. One of them is awake at a time; the first one, unless a checkpoint says otherwise."""
     trainer: Trainer
     reward: RewardService
+    replicas: tuple[tuple[int, ...], ...] = ()
+    """The GPUs of each of the trainer's data-parallel replicas, where engines share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

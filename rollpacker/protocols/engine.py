@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rollpacker.core.events import EngineProgress
     from rollpacker.core.ids import RequestId
     from rollpacker.protocols.rollout import GenerationRequest, Response
     from rollpacker.protocols.weights import Weights
@@ -47,6 +48,9 @@ class Engine(Protocol):
 
     async def collect(self) -> Sequence[Response]:
         """Wait until at least one response is there, and take all that are."""
+
+    async def progress(self) -> EngineProgress:
+        """How far everything in flight is."""
 
     async def load_weights(self, weights: Weights) -> str:
         """Replace the policy; returns the checksum of the weights now held. No request may be in flight."""

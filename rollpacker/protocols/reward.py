@@ -25,12 +25,17 @@ class ResponseToScore:
     token_ids: TokenIds
     is_truncated: bool
     """True when the response ended at the length limit."""
+    case_limits_s: tuple[float, ...] = ()
+    """How long each test case may run; the last one holds for all further cases. Empty: the reward's own limit."""
 
 
 class RewardService(Protocol):
     """Scores responses. Each one comes back from `collect` exactly once."""
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None: ...
+
+    async def forget(self) -> None:
+        """Drop what has not been judged: nobody needs its verdict any more. What is under way may still come back."""
 
     async def collect(self) -> Sequence[Verdict]:
         """Wait until at least one verdict is there, and take all that are."""
@@ -57,6 +62,9 @@ class RewardWorker(Protocol):
     """Judges texts. Each request comes back from `collect` exactly once; a failure is a verdict, not an error."""
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None: ...
+
+    async def forget(self) -> None:
+        """Drop what has not been judged: nobody needs its verdict any more. What is under way may still come back."""
 
     async def collect(self) -> Sequence[Verdict]:
         """Wait until at least one verdict is there, and take all that are."""

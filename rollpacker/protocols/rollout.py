@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from rollpacker.core.events import CaseRun
     from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 
     TokenIds = npt.NDArray[np.int32]
@@ -60,6 +61,9 @@ class GenerationRequest:
     """Seeds this sample's own generator, so that what else is in the batch does not change its tokens."""
     max_response_tokens: int
     temperature: float
+    begun: Response | None = None
+    """What another engine generated of it before it was evicted there, by the same policy version. The response
+    continues it and contains it; its limit counts from the first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,8 @@ class Verdict:
     """One of a short list of snake_case words per reward, such as `correct`, `wrong_answer`, `no_answer`, `timeout`."""
     time_s: float
     """Time spent scoring, without waiting."""
+    case_runs: tuple[CaseRun, ...] = ()
+    """One per test case that was run; empty where nothing runs in a sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from rollpacker.protocols.rollout import RolloutGroup
@@ -58,13 +58,22 @@ class UpdateMetrics:
 class Trainer(Protocol):
     """Holds the policy, its optimizer and its schedule.
 
-    A step is: `begin_step`, any number of `accumulate`, one `finish_step`.
+    A step is: `begin_step`, any number of `accumulate`, one `finish_step`. The first calls of `accumulate` may come
+    while the step's rollout still runs (paper, section 4.4).
     """
 
     async def begin_step(self, shape: BatchShape) -> None: ...
 
-    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
-        """Forward and backward for some groups of the batch. Raises `ForeignVersion` for tokens of another version."""
+    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
+        """Forward and backward for some groups of the batch, gradients not yet summed over the replicas.
+
+        Args:
+            groups: Not accumulated in this step before.
+            gpus: Only the replicas on these work, because the others still generate; None: all replicas.
+
+        Raises:
+            ForeignVersion: A token is of another policy version than the step's.
+        """
 
     async def finish_step(self) -> UpdateMetrics:
         """Clip, update, advance the schedule. Raises `ImpossibleEvent` unless the whole batch was accumulated."""

@@ -37,6 +37,9 @@ class InPlaceRewardWorker:
             )
             self._outbox.put(request, TimedJudgement(judgement, time.perf_counter() - started_s))
 
+    async def forget(self) -> None:
+        """Do nothing: what was to be scored was scored at once."""
+
     async def collect(self) -> Sequence[Verdict]:
         return await self._outbox.collect()
 
@@ -65,6 +68,11 @@ class KillableRewardWorker:
             self._queue.put_nowait(request)
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._feed(process)) for process in self._processes]
+
+    async def forget(self) -> None:
+        """Empty the queue; what the processes are at comes back."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
 
     async def collect(self) -> Sequence[Verdict]:
         """Wait until at least one verdict is there, and take all that are.

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollpacker.config.schema import ActorResources, RunConfig
 from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.events import EngineProgress
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
@@ -32,7 +33,7 @@ from rollpacker.protocols.rollout import GenerationRequest, Response, RolloutGro
 from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Weights
 
-_COLLECT_INTERVAL_S = 0.03
+COLLECT_INTERVAL_S = 0.03
 """Shortest time between two answers to `collect`. Such a call costs about 2 ms of processor time over both processes;
 where responses come in bursts, one answer then carries a burst. In the demo's tail batching, intervals of 0 and 40 ms
 took 0.65 and 0.51 s of processor time per step of 200 responses; on a cluster, where a rollout takes minutes, neither
@@ -73,7 +74,7 @@ class _Actor:
             os.dup2(file.fileno(), sys.stderr.fileno())
         os.environ["HF_HUB_OFFLINE"] = "1"  # models are local directories; a lookup would hang on a cluster
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        self._pace = _Pace(_COLLECT_INTERVAL_S)
+        self._pace = _Pace(COLLECT_INTERVAL_S)
 
     async def pid(self) -> int:
         return os.getpid()
@@ -124,6 +125,9 @@ class EngineActor(_Actor):
         self._pace.answered()
         return responses
 
+    async def progress(self) -> EngineProgress:
+        return await self._engine.progress()
+
     async def load_weights(self, weights: Weights) -> str:
         tensors = await weights.payload.reference
         return await self._engine.load_weights(replace(weights, payload=tensors))
@@ -164,8 +168,8 @@ class TrainerActor(_Actor):
     async def begin_step(self, shape: BatchShape) -> None:
         await self._trainer.begin_step(shape)
 
-    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
-        await self._trainer.accumulate(groups)
+    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
+        await self._trainer.accumulate(groups, gpus)
 
     async def finish_step(self) -> UpdateMetrics:
         return await self._trainer.finish_step()
@@ -208,6 +212,9 @@ class RewardActor(_Actor):
             is_truncated=response.is_truncated,
             ground_truth=response.prompt.ground_truth,
         )
+
+    async def forget(self) -> None:
+        await self._worker.forget()
 
     async def collect(self) -> Sequence[Verdict]:
         await self._pace.wait()
@@ -284,6 +291,10 @@ class RemoteEngine(_Remote):
         responses: Sequence[Response] = await self._call("collect")
         return responses
 
+    async def progress(self) -> EngineProgress:
+        progress: EngineProgress = await self._call("progress")
+        return progress
+
     async def load_weights(self, weights: Weights) -> str:
         checksum: str = await self._call("load_weights", weights)
         return checksum
@@ -311,8 +322,8 @@ class RemoteTrainer(_Remote):
     async def begin_step(self, shape: BatchShape) -> None:
         await self._call("begin_step", shape)
 
-    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
-        await self._call("accumulate", groups)
+    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
+        await self._call("accumulate", groups, gpus)
 
     async def finish_step(self) -> UpdateMetrics:
         metrics: UpdateMetrics = await self._call("finish_step")
@@ -340,6 +351,9 @@ class RemoteReward(_Remote):
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
         await self._call("score", responses)
+
+    async def forget(self) -> None:
+        await self._call("forget")
 
     async def collect(self) -> Sequence[Verdict]:
         verdicts: Sequence[Verdict] = await self._call("collect")

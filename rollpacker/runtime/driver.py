@@ -2,7 +2,8 @@
 
     engines ── collect ──┐                                   ┌── generate, abort ──> engines
     rewards ── collect ──┴─> inbox ─> Scheduler.handle ─> outbox ── score ─────────> rewards
-    order   <─ DrawPrompts ──────────────┘        └─> AcceptGroup, EndRound: the batch
+    order   <─ DrawPrompts ──────────────┘        ├─> AcceptGroup, EndRound: the batch
+    trainer <─ LendEngines ───────────────────────┘
 
 One pump per engine and per reward brings facts into the inbox; one loop takes them out, in order of arrival. Commands
 that one batch of facts led to are sent together, one call per engine, in the order in which they were given. The
@@ -15,7 +16,7 @@ import asyncio
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -29,22 +30,32 @@ from rollpacker.core.commands import (
     DrawPrompts,
     EndRound,
     EndRun,
+    Evict,
     Launch,
+    LendEngines,
+    MeasureProgress,
     ScoreResponse,
+    UseParallelism,
 )
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
+    EngineProgress,
+    EngineRetired,
     Event,
+    ProgressMeasured,
     ResponseAborted,
+    ResponseEvicted,
     ResponseFinished,
     RewardComputed,
+    RoundMeasured,
     StepStarted,
 )
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
+from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt, Verdict
@@ -58,6 +69,11 @@ OnEvent = Callable[[Event, float, tuple[Command, ...]], None]
 
 OnProgress = Callable[[int, int], None]
 """Told of groups accepted and groups needed."""
+
+OnGpusLent = Callable[[RoundRecord, frozenset[int]], None]
+"""Told of the GPUs that the trainer may use from now on, and of the round whose groups it may train."""
+
+_EngineCommand = Launch | Abort | Evict
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,22 @@ def sample_seed(run_seed: int, step: int, prompt: PromptId, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCosts:
+    """What the engines did in a round."""
+
+    tensor_parallel: int
+    num_engines_lent: int
+    """To the trainer, before the round was over."""
+    before: Mapping[EngineId, EngineStats]
+    after: Mapping[EngineId, EngineStats]
+
+    def growth(self, counter: str) -> int:
+        """How much a counter grew, over the engines that are still alive."""
+        before = {engine: getattr(stats, counter) for engine, stats in self.before.items()}
+        return sum(getattr(stats, counter) - before.get(engine, 0) for engine, stats in self.after.items())
+
+
 class Driver:
     """Runs rollout rounds over any engines and any reward."""
 
@@ -96,7 +128,7 @@ class Driver:
         scheduler: Scheduler,
         order: PromptOrder,
         prompts: Mapping[str, TokenizedPrompt],
-        engines: Mapping[EngineId, Engine],
+        fleets: Mapping[int, Fleet],
         reward: RewardService,
         rollout: RolloutSection,
         deadlines: DeadlineSection,
@@ -106,11 +138,14 @@ class Driver:
         on_event: OnEvent,
         on_progress: OnProgress,
         on_engine_lost: Callable[[EngineFailed], None],
+        on_gpus_lent: OnGpusLent,
     ) -> None:
         self._scheduler = scheduler
         self._order = order
         self._prompts = prompts
-        self._engines = dict(engines)
+        self._fleets = fleets
+        self._tensor_parallel = next(iter(fleets))
+        self._engines = dict(fleets[self._tensor_parallel].engines)
         self._reward = reward
         self._rollout = rollout
         self._deadlines = deadlines
@@ -120,12 +155,23 @@ class Driver:
         self._on_event = on_event
         self._on_progress = on_progress
         self._on_engine_lost = on_engine_lost
+        self._on_gpus_lent = on_gpus_lent
 
         self._inbox: asyncio.Queue[_Fact] = asyncio.Queue()
         self._pumps: list[asyncio.Task[None]] = []
-        self._to_engines: dict[EngineId, list[Launch | Abort]] = {}
-        self._to_score: list[RequestId] = []
+        self._to_engines: dict[EngineId, list[_EngineCommand]] = {}
+        self._to_score: list[ScoreResponse] = []
+        self._to_measure: MeasureProgress | None = None
         self._in_flight: dict[RequestId, EngineId] = {}
+        self._being_evicted: set[RequestId] = set()
+        self._to_lend: tuple[EngineId, ...] = ()
+        """Lent engines that are not asleep yet."""
+        self._asleep: list[EngineId] = []
+        """Lent engines that sleep until new weights come."""
+        self._next_tensor_parallel = scheduler.tensor_parallel or self._tensor_parallel
+        self._dead: set[EngineId] = set()
+        self._stats: dict[EngineId, EngineStats] = {}
+        """As the last round left them."""
         self._being_scored: set[RequestId] = set()
         self._round: RoundRecord | None = None
         self._policy_version = 0
@@ -134,19 +180,30 @@ class Driver:
 
     @property
     def engines(self) -> Mapping[EngineId, Engine]:
-        """The engines that are alive."""
+        """Of the fleet in use, those that are alive."""
         return self._engines
 
-    def start(self) -> None:
-        """Report the engines to the scheduler and listen to them."""
-        for engine_id in self._engines:
-            self._take(EngineJoined(engine=engine_id))
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs of each engine in use."""
+        return self._tensor_parallel
+
+    async def start(self) -> None:
+        """Report the engines to the scheduler, and listen to them. They hold the first policy."""
+        for fleet in self._fleets.values():
+            for engine_id, engine in fleet.engines.items():
+                self._listen(self._pump_engine(engine_id, engine), f"responses of {engine_id}")
+        self._listen(self._pump_reward(), "verdicts")
+        self._report_joined()
         for engine_id in self._scheduler.engines:  # a restored scheduler may know engines of an earlier attempt
             if engine_id not in self._engines:
                 self._take(EngineLost(engine=engine_id))
-        for engine_id, engine in self._engines.items():
-            self._listen(self._pump_engine(engine_id, engine), f"responses of {engine_id}")
-        self._listen(self._pump_reward(), "verdicts")
+        self._stats = await self._ask_stats()
+
+    def _report_joined(self) -> None:
+        gpus = self._fleets[self._tensor_parallel].gpus
+        for engine_id in self._engines:
+            self._take(EngineJoined(engine=engine_id, gpus=gpus.get(engine_id, ())))
 
     async def stop(self) -> None:
         for pump in self._pumps:
@@ -167,12 +224,69 @@ class Driver:
         return self._round
 
     async def quiesce(self) -> None:
-        """Wait until every engine has confirmed its aborts: no request is in flight when new weights arrive."""
+        """Wait until every engine has confirmed its aborts: no request is in flight when new weights arrive.
+
+        Nor does the reward go on with responses that the batch was complete without.
+        """
+        self._to_lend = ()  # what has not fallen asleep by now need not any more
+        if self._being_scored:
+            await self._watchdog.within(
+                self._deadlines.rollout_stall_s, "the reward to take orders", self._reward.forget()
+            )
+            self._being_scored.clear()
         while self._in_flight:
             await self._digest()
 
+    async def measure_round(self) -> RoundCosts:
+        """Measure what the last round cost, and report it to the scheduler."""
+        record = self._round
+        assert record is not None
+        stats = await self._ask_stats()
+        costs = RoundCosts(
+            tensor_parallel=self._tensor_parallel, num_engines_lent=len(self._asleep), before=self._stats, after=stats
+        )
+        self._stats = stats
+        self._take(
+            RoundMeasured(
+                round=record.begin.round,
+                num_preemptions=costs.growth("num_preemptions"),
+                rollout_time_s=record.ended_at_s - record.began_at_s,
+                num_tokens=costs.growth("num_generated_tokens"),
+            )
+        )
+        return costs
+
     async def publish(self, weights: Weights) -> None:
-        """Give every engine the new policy; raises `WeightSyncFailed` unless each holds exactly these weights."""
+        """Wake the engines of the next round and give each the new policy.
+
+        Raises:
+            WeightSyncFailed: One of them does not hold exactly these weights.
+        """
+        if self._next_tensor_parallel != self._tensor_parallel:
+            await self._change_fleet(weights)
+            return
+        asleep, self._asleep = self._asleep, []
+        await self._each(asleep, lambda engine: engine.wake())
+        await self._load(weights)
+
+    async def _change_fleet(self, weights: Weights) -> None:
+        """Put the engines in use to sleep, and let those of the next degree take their place."""
+        await self._each(
+            [engine_id for engine_id in self._engines if engine_id not in self._asleep], lambda engine: engine.sleep()
+        )
+        retired, self._asleep = list(self._engines), []
+        self._tensor_parallel = self._next_tensor_parallel
+        fleet = self._fleets[self._tensor_parallel].engines
+        self._engines = {engine_id: engine for engine_id, engine in fleet.items() if engine_id not in self._dead}
+        await self._each(self._engines, lambda engine: engine.wake())
+        await self._load(weights)
+        if self._pumps:  # else `start` reports them
+            self._report_joined()
+            for engine_id in retired:
+                self._take(EngineRetired(engine=engine_id))
+            self._stats = await self._ask_stats()
+
+    async def _load(self, weights: Weights) -> None:
         loads = {engine_id: engine.load_weights(weights) for engine_id, engine in self._engines.items()}
         answers = await asyncio.gather(*loads.values(), return_exceptions=True)
         for engine_id, answer in zip(loads, answers, strict=True):
@@ -188,8 +302,8 @@ class Driver:
                     "The transfer was torn or stale; resume from the last checkpoint with run.resume=auto.",
                 )
 
-    async def engine_stats(self) -> dict[EngineId, EngineStats]:
-        """The statistics of every engine that is alive."""
+    async def _ask_stats(self) -> dict[EngineId, EngineStats]:
+        """The statistics of every engine in use."""
         engine_ids = list(self._engines)
         stats = await asyncio.gather(*(self._engines[engine_id].stats() for engine_id in engine_ids))
         return dict(zip(engine_ids, stats, strict=True))
@@ -243,10 +357,16 @@ class Driver:
 
     def _report_response(self, engine_id: EngineId, response: Response, now: float) -> None:
         request = response.request
+        is_evicted = False
         if self._in_flight.get(request) == engine_id:  # else it was lost with its engine and runs elsewhere by now
             del self._in_flight[request]
+            is_evicted = request in self._being_evicted
+            self._being_evicted.discard(request)
             assert self._round is not None
             self._round.came_back(response, now)
+        if response.finish_reason is FinishReason.ABORTED and is_evicted:
+            self._take(ResponseEvicted(request=request, engine=engine_id, num_tokens=response.num_tokens))
+            return
         if response.finish_reason is FinishReason.ABORTED:
             self._take(ResponseAborted(request=request, engine=engine_id, num_tokens=response.num_tokens))
             return
@@ -259,14 +379,19 @@ class Driver:
         self._being_scored.discard(verdict.request)
         if self._round is not None and verdict.request in self._round.requests:
             self._round.scored(verdict, now)
-        self._take(RewardComputed(request=verdict.request, reward=verdict.reward))
+        self._take(RewardComputed(request=verdict.request, reward=verdict.reward, case_runs=verdict.case_runs))
 
     def _lose(self, engine_id: EngineId, error: EngineFailed) -> None:
-        if self._engines.pop(engine_id, None) is None:
+        if engine_id in self._dead:
             return  # its pump and a call to it may both notice
+        self._dead.add(engine_id)
         self._on_engine_lost(error)
+        if self._engines.pop(engine_id, None) is None:
+            return  # it belongs to a fleet that sleeps, of which the scheduler does not know
         self._to_engines.pop(engine_id, None)
-        self._in_flight = {request: holder for request, holder in self._in_flight.items() if holder != engine_id}
+        lost = {request for request, holder in self._in_flight.items() if holder == engine_id}
+        self._in_flight = {request: holder for request, holder in self._in_flight.items() if request not in lost}
+        self._being_evicted -= lost
         self._take(EngineLost(engine=engine_id))
 
     # Commands out --------------------------------------------------------------------------------------------------
@@ -280,23 +405,36 @@ class Driver:
             commands = self._scheduler.handle(event, now)
             self._on_event(event, now, commands)
             for command in commands:
-                match command:
-                    case DrawPrompts():
-                        events.append(self._order.draw(command.domain, command.num_prompts))
-                    case BeginRound():
-                        self._begin(command, now)
-                    case Launch() | Abort():
-                        self._to_engines.setdefault(command.engine, []).append(command)
-                    case ScoreResponse():
-                        self._to_score.append(command.request)
-                    case AcceptGroup():
-                        self._accept(command)
-                    case EndRound():
-                        self._end(command, now)
-                    case EndRun():
-                        self._is_run_over = True
-                    case _:
-                        assert_never(command)
+                answer = self._carry_out(command, now)
+                if answer is not None:
+                    events.append(answer)
+
+    def _carry_out(self, command: Command, now: float) -> Event | None:  # noqa: C901 one case per command
+        """Carry out one command; gives its answer where that is known at once."""
+        match command:
+            case DrawPrompts():
+                return self._order.draw(command.domain, command.num_prompts)
+            case Launch() | Abort() | Evict():
+                self._to_engines.setdefault(command.engine, []).append(command)
+            case ScoreResponse():
+                self._to_score.append(command)
+            case MeasureProgress():
+                self._to_measure = command
+            case BeginRound():
+                self._begin(command, now)
+            case AcceptGroup():
+                self._accept(command)
+            case EndRound():
+                self._end(command, now)
+            case LendEngines():
+                self._to_lend = command.engines
+            case UseParallelism():
+                self._next_tensor_parallel = command.tensor_parallel
+            case EndRun():
+                self._is_run_over = True
+            case _:
+                assert_never(command)
+        return None
 
     def _begin(self, command: BeginRound, now: float) -> None:
         self._round = RoundRecord(
@@ -316,52 +454,100 @@ class Driver:
 
     async def _send(self) -> None:
         """Send what has gathered, until nothing has; an engine lost on the way leads to further commands."""
-        while self._to_engines or self._to_score:
+        while self._to_engines or self._to_score or self._to_measure:
             to_engines, self._to_engines = self._to_engines, {}
             to_score, self._to_score = self._to_score, []
+            to_measure, self._to_measure = self._to_measure, None
             calls: list[Coroutine[Any, Any, None]] = [
                 self._send_to_engine(engine_id, commands) for engine_id, commands in to_engines.items()
             ]
             if to_score:
-                self._being_scored.update(to_score)
-                calls.append(self._reward.score([self._to_judge(request) for request in to_score]))
+                self._being_scored.update(command.request for command in to_score)
+                calls.append(self._reward.score([self._to_judge(command) for command in to_score]))
+            if to_measure:
+                calls.append(self._measure_progress(to_measure))
             await self._watchdog.within(
                 self._deadlines.rollout_stall_s, "engines and rewards to take orders", asyncio.gather(*calls)
             )
+        await self._lend()
 
-    async def _send_to_engine(self, engine_id: EngineId, commands: Sequence[Launch | Abort]) -> None:
+    async def _send_to_engine(self, engine_id: EngineId, commands: Sequence[_EngineCommand]) -> None:
         engine = self._engines[engine_id]
+        for kind, run in itertools.groupby(commands, key=type):
+            requests = [command.request for command in run]
+            if kind is Launch:
+                order = engine.generate([self._to_generate(engine_id, request) for request in requests])
+            else:
+                order = engine.abort(requests)
+            if kind is Evict:
+                self._being_evicted.update(requests)
+            if not await self._guarded(engine_id, order):
+                return
+
+    async def _each(self, engine_ids: Iterable[EngineId], order: Callable[[Engine], Awaitable[None]]) -> None:
+        """Give the same order to several engines at once."""
+        present = [(engine_id, self._engines[engine_id]) for engine_id in engine_ids if engine_id in self._engines]
+        await asyncio.gather(*(self._guarded(engine_id, order(engine)) for engine_id, engine in present))
+
+    async def _guarded(self, engine_id: EngineId, order: Awaitable[None]) -> bool:
+        """Give an order to an engine; False when it turns out to be lost."""
         try:
-            for kind, run in itertools.groupby(commands, key=type):
-                requests = [command.request for command in run]
-                if kind is Launch:
-                    await engine.generate([self._to_generate(engine_id, request) for request in requests])
-                else:
-                    await engine.abort(requests)
+            await order
         except EngineFailed as error:
             self._lose(engine_id, error)
+            return False
+        return True
+
+    async def _measure_progress(self, command: MeasureProgress) -> None:
+        engine_ids = list(self._engines)
+        answers = await asyncio.gather(
+            *(self._engines[engine_id].progress() for engine_id in engine_ids), return_exceptions=True
+        )
+        engines: list[EngineProgress] = []
+        for engine_id, answer in zip(engine_ids, answers, strict=True):
+            if isinstance(answer, EngineFailed):
+                self._lose(engine_id, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                engines.append(answer)
+        self._take(ProgressMeasured(round=command.round, engines=tuple(engines)))
+
+    async def _lend(self) -> None:
+        """Put engines that are to be lent to sleep once all of them are empty."""
+        if not self._to_lend or set(self._to_lend) & set(self._in_flight.values()):
+            return
+        to_lend, self._to_lend = self._to_lend, ()
+        record = self._round
+        assert record is not None
+        await self._each(to_lend, lambda engine: engine.sleep())
+        self._asleep = [engine_id for engine_id in to_lend if engine_id in self._engines]
+        gpus = self._fleets[self._tensor_parallel].gpus
+        self._on_gpus_lent(record, frozenset(gpu for engine_id in self._asleep for gpu in gpus[engine_id]))
 
     def _to_generate(self, engine_id: EngineId, request: RequestId) -> GenerationRequest:
         assert self._round is not None
         self._in_flight[request] = engine_id
-        self._round.launched(request, engine_id, self._clock.now())
+        begun = self._round.launched(request, engine_id, self._clock.now())
         return GenerationRequest(
             request=request,
             prompt_token_ids=self._prompts[request.prompt.key].token_ids,
             seed=sample_seed(self._seed, self._step, request.prompt, request.sample),
             max_response_tokens=self._rollout.max_response_tokens,
             temperature=self._rollout.temperature,
+            begun=begun,
         )
 
-    def _to_judge(self, request: RequestId) -> ResponseToScore:
+    def _to_judge(self, command: ScoreResponse) -> ResponseToScore:
         assert self._round is not None
-        response = self._round.requests[request].response
+        response = self._round.requests[command.request].response
         assert response is not None
         return ResponseToScore(
-            request=request,
-            prompt=self._prompts[request.prompt.key].prompt,
+            request=command.request,
+            prompt=self._prompts[command.request.prompt.key].prompt,
             token_ids=response.token_ids,
             is_truncated=response.finish_reason is FinishReason.LENGTH,
+            case_limits_s=command.case_limits_s,
         )
 
     def _describe_wait(self) -> str:

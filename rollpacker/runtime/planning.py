@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +17,12 @@ from pathlib import Path
 from rollpacker.config.schema import ActorResources, RunConfig, exact
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
-from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.settings import (
+    ParallelismSettings,
+    RewardBudgetSettings,
+    SchedulerSettings,
+    StreamSettings,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +83,21 @@ def cluster_size(config: RunConfig) -> ClusterSize:
     return ClusterSize(num_cpus=num_cpus, num_gpus=num_gpus)
 
 
-def scheduler_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
-    """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts."""
+def scheduler_settings(
+    config: RunConfig,
+    num_prompts_by_domain: Mapping[Domain, int],
+    degrees: Sequence[int] = (1,),
+    replicas: Sequence[tuple[int, ...]] = (),
+) -> SchedulerSettings:
+    """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts.
+
+    Args:
+        config: Which machines take part.
+        num_prompts_by_domain: In the order of the data.
+        degrees: Tensor-parallel degrees of which the backend has engines, the first one awake. The planner has nothing
+            to choose among fewer than two.
+        replicas: The GPUs of each training replica, where engines work on them too. Without, none can be lent.
+    """
     weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
         domain: Fraction(count) for domain, count in num_prompts_by_domain.items()
     }
@@ -89,8 +107,19 @@ def scheduler_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain,
         num_responses=config.rollout.num_responses,
         eta_prompts=exact(config.system.eta_prompts),
         eta_responses=exact(config.system.eta_responses),
-        overlap_rewards=config.system.overlap_rewards,
+        overlap_rewards=config.system.reward != "batch",
         domain_weights=tuple(weights.items()),
+        reward_budget=RewardBudgetSettings() if config.system.reward == "scheduled" else None,
+        parallelism=(
+            ParallelismSettings(degrees=tuple(sorted(degrees)), initial=degrees[0])
+            if config.system.planner and len(degrees) > 1
+            else None
+        ),
+        stream=(
+            StreamSettings(replicas=tuple(replicas), max_response_tokens=config.rollout.max_response_tokens)
+            if config.system.stream and len(replicas) > 1
+            else None
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from rollpacker.config.schema import RunConfig
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer, select_fitting
-from rollpacker.protocols.backend import Surroundings, Workers
+from rollpacker.protocols.backend import Fleet, Surroundings, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.blocking import in_daemon_thread
 from rollpacker.runtime.placement import start_actors
@@ -45,7 +45,12 @@ class RayBackend:
                 surroundings.note(f"Dropped {num_dropped} prompts of more than data.max_prompt_tokens={limit} tokens.")
             surroundings.stage("starting engines, trainer and reward")
             actors = await start_actors(config, surroundings)
-            yield Workers(prompts=prompts, engines=actors.engines, trainer=actors.trainer, reward=actors.reward)
+            yield Workers(
+                prompts=prompts,
+                fleets={1: Fleet(engines=actors.engines)},
+                trainer=actors.trainer,
+                reward=actors.reward,
+            )
             await actors.close(deadlines.stop_s)
 
 

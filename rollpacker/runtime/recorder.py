@@ -7,17 +7,17 @@ written once its step is over: weights published, every aborted response back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.driver import RoundCosts
 from rollpacker.runtime.round_record import RequestRecord, RoundRecord
 
 Row = dict[str, Any]
@@ -58,8 +58,8 @@ class StepRecorder:
         self,
         record: RoundRecord,
         update: UpdateMetrics,
-        stats_before: Mapping[EngineId, EngineStats],
-        stats_after: Mapping[EngineId, EngineStats],
+        costs: RoundCosts,
+        num_tokens_streamed: int,
     ) -> Row:
         """The row of the `steps` table."""
         requests = list(record.requests.values())
@@ -69,8 +69,7 @@ class StepRecorder:
         trained = sum(lengths)
         generation_ended = record.generated_at_s or record.ended_at_s
         rollout_time = generation_ended - record.began_at_s
-        busy = _growth("busy_slot_steps", stats_before, stats_after)
-        idle = _growth("idle_slot_steps", stats_before, stats_after)
+        busy, idle = costs.growth("busy_slot_steps"), costs.growth("idle_slot_steps")
         finished_at = self._clock.now()
         return {
             "step": self._step,
@@ -97,10 +96,14 @@ class StepRecorder:
             "tokens_generated": generated,
             "tokens_trained": trained,
             "tokens_wasted": generated - trained,
+            "tokens_streamed": num_tokens_streamed,
             "tokens_per_second": generated / rollout_time if rollout_time > 0 else 0.0,
             "decode_slot_steps_busy": busy,
             "decode_slot_steps_idle": idle,
             "bubble_ratio": idle / (busy + idle) if busy + idle else 0.0,
+            "num_preemptions": costs.growth("num_preemptions"),
+            "tensor_parallel": costs.tensor_parallel,
+            "num_engines_lent": costs.num_engines_lent,
             "policy_version": record.policy_version,
             "long_queue_length": record.long_queue_length,
             "loss": update.loss,
@@ -216,11 +219,3 @@ def _length(request: RequestRecord) -> int:
 
 def _finish_reason(request: RequestRecord) -> FinishReason | None:
     return request.response.finish_reason if request.response else None
-
-
-def _growth(counter: str, before: Mapping[EngineId, EngineStats], after: Mapping[EngineId, EngineStats]) -> int:
-    """How much a counter grew, over the engines that are still alive."""
-    return sum(
-        getattr(after[engine], counter) - (getattr(before[engine], counter) if engine in before else 0)
-        for engine in after
-    )

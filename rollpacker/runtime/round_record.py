@@ -47,9 +47,16 @@ class RoundRecord:
     ended_at_s: float = 0.0
     num_scored: dict[PromptId, int] = field(default_factory=dict)
 
-    def launched(self, request: RequestId, engine: EngineId, now: float) -> None:
-        """A request went to an engine, for the first time or again after its engine was lost."""
-        self.requests[request] = RequestRecord(request=request, engine=engine, launched_at_s=now)
+    def launched(self, request: RequestId, engine: EngineId, now: float) -> Response | None:
+        """A request went to an engine: for the first time, again after its engine was lost, or on after an eviction.
+
+        Gives what it has so far, which is something only after an eviction.
+        """
+        earlier = self.requests.get(request)
+        begun = earlier.response if earlier else None
+        launched_at_s = earlier.launched_at_s if earlier and begun else now
+        self.requests[request] = RequestRecord(request=request, engine=engine, launched_at_s=launched_at_s)
+        return begun
 
     def came_back(self, response: Response, now: float) -> None:
         record = self.requests[response.request]
@@ -78,13 +85,16 @@ class RoundRecord:
     def groups(self) -> Iterator[RolloutGroup]:
         """The batch, in canonical order."""
         assert self.order is not None
-        for prompt in self.order:
-            records = [self.requests[RequestId(self.begin.round, prompt, sample)] for sample in self.accepted[prompt]]
-            tokenized = self.prompts[prompt.key]
-            yield RolloutGroup(
-                prompt=prompt,
-                domain=tokenized.prompt.domain,
-                prompt_token_ids=tokenized.token_ids,
-                responses=tuple(record.response for record in records if record.response is not None),
-                rewards=tuple(record.verdict.reward for record in records if record.verdict is not None),
-            )
+        return (self.group(prompt) for prompt in self.order)
+
+    def group(self, prompt: PromptId) -> RolloutGroup:
+        """What is trained of an accepted prompt."""
+        records = [self.requests[RequestId(self.begin.round, prompt, sample)] for sample in self.accepted[prompt]]
+        tokenized = self.prompts[prompt.key]
+        return RolloutGroup(
+            prompt=prompt,
+            domain=tokenized.prompt.domain,
+            prompt_token_ids=tokenized.token_ids,
+            responses=tuple(record.response for record in records if record.response is not None),
+            rewards=tuple(record.verdict.reward for record in records if record.verdict is not None),
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -17,16 +17,15 @@ from typing import TypeVar
 from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
-from rollpacker.core.ids import Domain, EngineId
+from rollpacker.core.ids import Domain
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_paths
 from rollpacker.metrics.files import storage_errors
 from rollpacker.metrics.tables import MetricsWriter
 from rollpacker.protocols.backend import Backend, Surroundings
-from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.rollout import TokenizedPrompt
-from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
+from rollpacker.protocols.trainer import Trainer, UpdateMetrics
 from rollpacker.runtime.checkpoints import (
     SCHEMA_VERSION,
     Checkpoint,
@@ -36,7 +35,8 @@ from rollpacker.runtime.checkpoints import (
     identify_run,
 )
 from rollpacker.runtime.clock import RunClock
-from rollpacker.runtime.driver import Driver
+from rollpacker.runtime.driver import Driver, RoundCosts
+from rollpacker.runtime.learning import Learner
 from rollpacker.runtime.planning import scheduler_settings
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
@@ -62,6 +62,7 @@ class TrainingRun:
         order: PromptOrder,
         driver: Driver,
         trainer: Trainer,
+        learner: Learner,
         watchdog: Watchdog,
         progress: Progress,
         trackers: Tracker,
@@ -79,6 +80,7 @@ class TrainingRun:
         self._order = order
         self._driver = driver
         self._trainer = trainer
+        self._learner = learner
         self._watchdog = watchdog
         self._progress = progress
         self._trackers = trackers
@@ -88,7 +90,7 @@ class TrainingRun:
         self._is_modelled = is_modelled
         self._deadlines = config.backend.deadlines
         self._policy_version = 0
-        self._engine_stats: Mapping[EngineId, EngineStats] = {}
+        self._costs: RoundCosts | None = None
         self._last_checkpoint = first_step  # a state that needs no further saving
 
     def remaining_steps(self) -> Iterator[int]:
@@ -108,17 +110,15 @@ class TrainingRun:
         self._progress.stage("rollout")
         return await self._driver.run_round(step, self._policy_version)
 
-    async def learn(self, step: int, batch: RoundRecord) -> UpdateMetrics:
-        """Train on a batch: one step of the trainer."""
+    async def learn(self, batch: RoundRecord) -> UpdateMetrics:
+        """Train on a batch: one step of the trainer, part of which may have streamed during the rollout."""
         self._progress.stage("training")
-        groups = list(batch.groups())
-        await self._trained("the trainer to begin the step", self._trainer.begin_step(self._shape(step, batch)))
-        await self._trained("the trainer's gradients", self._trainer.accumulate(groups))
-        return await self._trained("the trainer's update", self._trainer.finish_step())
+        return await self._learner.learn(batch)
 
     async def quiesce(self) -> None:
-        """Wait until no request of the round is in flight."""
+        """Wait until no request of the round is in flight, and measure what it cost."""
         await self._driver.quiesce()
+        self._costs = await self._driver.measure_round()
 
     async def publish_weights(self) -> None:
         """Bring the trainer's policy to every engine."""
@@ -130,9 +130,8 @@ class TrainingRun:
 
     async def record(self, recorder: StepRecorder, batch: RoundRecord, update: UpdateMetrics) -> None:
         """Write the step's metrics, and show them."""
-        stats = await self._driver.engine_stats()
-        step_row = recorder.step_row(batch, update, self._engine_stats, stats)
-        self._engine_stats = stats
+        assert self._costs is not None
+        step_row = recorder.step_row(batch, update, self._costs, self._learner.num_tokens_streamed)
         self._metrics.write_step(
             step_row["step"],
             {
@@ -178,19 +177,6 @@ class TrainingRun:
         """Bring the trainer to where a checkpoint left it."""
         load = self._trainer.load(checkpoint.trainer_folder)
         await self._watchdog.within(self._deadlines.checkpoint_s, "the trainer to load its checkpoint", load)
-
-    async def _trained(self, what: str, answer: Awaitable[Answer]) -> Answer:
-        return await self._watchdog.within(self._deadlines.train_s, what, answer)
-
-    def _shape(self, step: int, batch: RoundRecord) -> BatchShape:
-        num_groups = len(batch.accepted)
-        return BatchShape(
-            step=step,
-            policy_version=batch.policy_version,
-            num_groups=num_groups,
-            num_responses=num_groups * batch.begin.num_responses_needed,
-            max_response_tokens=self.config.rollout.max_response_tokens,
-        )
 
 
 @asynccontextmanager
@@ -241,7 +227,8 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
             )
         )
         order = _prompt_order(config, workers.prompts)
-        settings = scheduler_settings(config, Counter(prompt.prompt.domain for prompt in workers.prompts.values()))
+        num_prompts_by_domain = Counter(prompt.prompt.domain for prompt in workers.prompts.values())
+        settings = scheduler_settings(config, num_prompts_by_domain, list(workers.fleets), workers.replicas)
         scheduler = Scheduler(settings)
         if checkpoint:
             order.restore(checkpoint.order)
@@ -251,11 +238,18 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
         )
         stack.callback(event_log.close)
 
+        learner = Learner(workers.trainer, config.rollout.max_response_tokens, watchdog.within, deadlines.train_s)
+        stack.push_async_callback(learner.close)
+
+        def on_progress(num_accepted: int, num_needed: int) -> None:
+            learner.group_accepted()
+            progress.rollout(num_accepted, num_needed)
+
         driver = Driver(
             scheduler=scheduler,
             order=order,
             prompts=workers.prompts,
-            engines=workers.engines,
+            fleets=workers.fleets,
             reward=workers.reward,
             rollout=config.rollout,
             deadlines=deadlines,
@@ -263,8 +257,9 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
             clock=clock,
             watchdog=watchdog,
             on_event=event_log.append,
-            on_progress=progress.rollout,
+            on_progress=on_progress,
             on_engine_lost=lambda error: progress.note(f"{error.problem} Its requests go to the other engines."),
+            on_gpus_lent=learner.stream,
         )
         run = TrainingRun(
             config=config,
@@ -276,6 +271,7 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
             order=order,
             driver=driver,
             trainer=workers.trainer,
+            learner=learner,
             watchdog=watchdog,
             progress=progress,
             trackers=trackers,
@@ -289,7 +285,7 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
             await run.load(checkpoint)
         await run.publish_weights()
         clock.start()
-        driver.start()
+        await driver.start()
         stack.push_async_callback(driver.stop)
         yield run
 

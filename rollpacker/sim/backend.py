@@ -10,9 +10,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.backend import Surroundings, Workers
+from rollpacker.protocols.backend import Fleet, Surroundings, Workers
+from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.reward import RewardService
 from rollpacker.sim.engine import ModelledEngine
-from rollpacker.sim.plan import plan_cluster
+from rollpacker.sim.plan import ClusterPlan, plan_cluster
+from rollpacker.sim.profile_calls import CalledEngine, CalledReward
 from rollpacker.sim.reward import ModelledReward
 from rollpacker.sim.trainer import ModelledTrainer
 from rollpacker.sim.workload import Workload
@@ -39,24 +42,51 @@ class ModelledBackend:
         surroundings.note(
             f"MODELLED on {plan.num_all_gpus} GPUs ({plan.hardware.name}): times are computed, not measured."
         )
+        if plan.profile:
+            surroundings.note(f"They follow a profile of {plan.profile.hardware}. {plan.profile.describe_fit()}")
         if workload.num_dropped_prompts:
             limit = config.data.max_prompt_tokens
             surroundings.note(
                 f"Dropped {workload.num_dropped_prompts} prompts of more than data.max_prompt_tokens={limit} tokens."
             )
-        names = [EngineId(f"engine-{index}") for index in range(config.engine.num_engines)]
-        engines = {
+        fleets = {degree: self._fleet(plan, degree, workload) for degree in plan.engines}
+        reward: RewardService = ModelledReward(config.reward, judge=plan.judge, judgement_of=workload.judgement_of)
+        if plan.profile:
+            reward = CalledReward(reward, plan.profile.calls)
+        yield Workers(
+            prompts=workload.prompts,
+            fleets=fleets,
+            trainer=ModelledTrainer(plan.trainer),
+            reward=reward,
+            replicas=plan.replicas,
+        )
+        for fleet in fleets.values():
+            for engine in fleet.engines.values():
+                await engine.close()
+        await reward.close()
+
+    def _fleet(self, plan: ClusterPlan, degree: int, workload: Workload) -> Fleet:
+        """The engines of one tensor-parallel degree, side by side on all GPUs."""
+        is_configured = degree == self._config.engine.tensor_parallel
+        names = [
+            EngineId(f"engine-{index}" if is_configured else f"engine-tp{degree}-{index}")
+            for index in range(plan.num_gpus // degree)
+        ]
+        engines: dict[EngineId, Engine] = {
             name: ModelledEngine(
                 engine=name,
-                costs=plan.engine,
-                max_num_seqs=config.engine.max_num_seqs,
-                weight_transfer_s=plan.weight_transfer_s,
+                costs=plan.engines[degree],
+                max_num_seqs=self._config.engine.max_num_seqs,
+                weight_transfer_s=plan.weight_transfer_s(degree),
+                switch_s=plan.hardware.engine_switch_s,
                 length_of=workload.length_of,
             )
             for name in names
         }
-        reward = ModelledReward(config.reward, judge=plan.judge, judgement_of=workload.judgement_of)
-        yield Workers(prompts=workload.prompts, engines=engines, trainer=ModelledTrainer(plan.trainer), reward=reward)
-        for engine in engines.values():
-            await engine.close()
-        await reward.close()
+        if plan.profile:
+            calls = plan.profile.calls
+            engines = {name: CalledEngine(engine, calls) for name, engine in engines.items()}
+        return Fleet(
+            engines=engines,
+            gpus={name: tuple(range(index * degree, (index + 1) * degree)) for index, name in enumerate(names)},
+        )

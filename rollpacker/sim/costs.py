@@ -24,6 +24,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rollpacker.config.schema import HardwareSection
 from rollpacker.sim.shapes import Transformer
@@ -41,9 +42,62 @@ _GRADIENT_BYTES = 4
 """Gradients are reduced in fp32."""
 
 
+class PassCosts(Protocol):
+    """What an engine's passes take and how much fits into it: all that a decoder knows of either."""
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks that the KV cache has; 0 or less when the weights alone are too large."""
+
+    @property
+    def num_kv_tokens(self) -> int: ...
+
+    @property
+    def kv_read_s(self) -> float:
+        """To read the KV cache of one token."""
+
+    @property
+    def ending_s(self) -> float:
+        """By which the next pass comes later for each sequence that ends."""
+
+    @property
+    def memory(self) -> str:
+        """Of what the capacity follows, in words."""
+
+    def pass_s(self, num_tokens: int) -> float:
+        """One pass that adds a token to each of so many sequences, without reading what is cached of them."""
+
+    def prefill_pass_s(self, num_decoding: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """One pass over parts of prompts, given by first and last position, beside so many sequences that decode."""
+
+
+class StepCosts(Protocol):
+    """What a trainer's work takes."""
+
+    @property
+    def gpus_per_replica(self) -> int: ...
+
+    @property
+    def num_replicas(self) -> int: ...
+
+    @property
+    def num_weight_bytes(self) -> int: ...
+
+    def passes_s(
+        self, lengths_tokens: Sequence[int], num_replicas: int | None = None, *, forward_only: Sequence[int] = ()
+    ) -> float:
+        """Forward and backward over sequences, on all replicas or so many.
+
+        `forward_only` are sequences whose group has no advantage, which some trainers need not bring backward.
+        """
+
+    def update_s(self) -> float:
+        """Everything of a step beside its passes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCosts:
-    """An engine on `tensor_parallel` GPUs of one node."""
+    """An engine on `tensor_parallel` GPUs of one node; implements `PassCosts`."""
 
     model: Transformer
     hardware: HardwareSection
@@ -70,6 +124,21 @@ class EngineCosts:
         matmul_s = self.model.forward_flops(num_tokens) / self._matmul_rate
         return self.hardware.step_overhead_s + max(weights_s, matmul_s) + self._allreduce_s(num_tokens)
 
+    @property
+    def ending_s(self) -> float:
+        """Nothing: on a GPU of its own an engine need not wait for what happens to a response."""
+        return 0.0
+
+    @property
+    def memory(self) -> str:
+        weights_gb = self.model.num_weight_bytes / GIGA
+        return f"with {weights_gb:.0f} GB of weights in {self.hardware.memory_gb * self.tensor_parallel:g} GB"
+
+    def prefill_pass_s(self, num_decoding: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """One pass over all of them together, and the attention of the prompts."""
+        num_tokens = num_decoding + sum(end - begin for begin, end in chunks)
+        return self.pass_s(num_tokens) + sum(self.prefill_attention_s(begin, end) for begin, end in chunks)
+
     def prefill_attention_s(self, begin: int, end: int) -> float:
         """Attention of the tokens at positions `begin` to `end` of one sequence."""
         return self.model.attention_flops(begin, end) / self._matmul_rate
@@ -95,7 +164,7 @@ class EngineCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCosts:
-    """A trainer on all GPUs of the run."""
+    """A trainer on all GPUs of the run; implements `StepCosts`."""
 
     model: Transformer
     hardware: HardwareSection
@@ -113,9 +182,16 @@ class TrainerCosts:
     def num_replicas(self) -> int:
         return self.num_gpus // self.gpus_per_replica
 
-    def passes_s(self, lengths_tokens: Sequence[int]) -> float:
-        """Forward and backward over sequences, packed without padding and spread over the replicas."""
-        flops, tokens = self._fullest_replica(lengths_tokens)
+    @property
+    def num_weight_bytes(self) -> int:
+        return self.model.num_weight_bytes
+
+    def passes_s(
+        self, lengths_tokens: Sequence[int], num_replicas: int | None = None, *, forward_only: Sequence[int] = ()
+    ) -> float:
+        """Forward and backward over all sequences, packed without padding and spread over the replicas, or so many."""
+        lengths = [*lengths_tokens, *forward_only]
+        flops, tokens = self._fullest_replica(lengths, num_replicas or self.num_replicas)
         rate = self.hardware.tflops * TERA * self.hardware.training_efficiency * self.gpus_per_replica
         num_microbatches = max(1, math.ceil(tokens / self.max_tokens_per_microbatch))
         bubble = (self.pipeline_parallel - 1) / num_microbatches
@@ -130,9 +206,9 @@ class TrainerCosts:
         rate = nvlink_rate(self.hardware) if self.num_gpus <= per_node else network_rate(self.hardware) / per_node
         return _allreduce_s(num_bytes, self.num_replicas, rate)
 
-    def _fullest_replica(self, lengths_tokens: Sequence[int]) -> tuple[float, int]:
+    def _fullest_replica(self, lengths_tokens: Sequence[int], num_replicas: int) -> tuple[float, int]:
         """Work and tokens of the replica with most work, when each sequence goes, longest first, to the emptiest."""
-        replicas = [(0.0, index, 0) for index in range(self.num_replicas)]
+        replicas = [(0.0, index, 0) for index in range(num_replicas)]
         for length in sorted(lengths_tokens, reverse=True):
             flops, index, tokens = replicas[0]
             # the backward pass is twice the forward pass: gradients of inputs and of weights

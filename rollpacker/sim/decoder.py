@@ -40,7 +40,7 @@ from rollpacker.sim.costs import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from rollpacker.core.ids import RequestId
-    from rollpacker.sim.costs import EngineCosts
+    from rollpacker.sim.costs import PassCosts
 
 PREFILL_TOKENS_PER_PASS = 8192
 """Tokens of one pass, decoding sequences included: vLLM's `max_num_batched_tokens` on large GPUs when it serves."""
@@ -58,7 +58,7 @@ class Generation:
     started_at_s: float | None = None
     """Begin of the first pass that worked on it."""
     num_generated: int = 0
-    """Response tokens; while it decodes, as of its last admission."""
+    """Response tokens, those of an earlier engine too; while it decodes, as of its last admission."""
     num_prefilled: int = 0
     """Tokens of the current prefill that are done."""
     place: int = -1
@@ -100,7 +100,11 @@ class _Stretch:
 
     def cut(self, now: float) -> None:
         """End at the first boundary that is not before `now`."""
-        elapsed = now - self.begins_at_s
+        self.num_passes = self.passes_begun(now)
+
+    def passes_begun(self, now: float) -> int:
+        """Passes that began before `now`."""
+        elapsed = max(now - self.begins_at_s, 0.0)
         linear = self.first_s - self.growth_s / 2
         root = (math.sqrt(linear * linear + 2 * self.growth_s * elapsed) - linear) / self.growth_s
         num_passes = min(max(math.ceil(root), 0), self.num_passes)
@@ -108,7 +112,7 @@ class _Stretch:
             num_passes += 1
         while num_passes > 0 and self.duration_s(num_passes - 1) >= elapsed:
             num_passes -= 1
-        self.num_passes = num_passes
+        return num_passes
 
 
 @dataclass(slots=True)
@@ -130,7 +134,7 @@ class _PrefillPass:
 class Decoder:
     """The batch of one engine. The caller calls `advance` at `next_at_s` and after every order, and may not be late."""
 
-    def __init__(self, costs: EngineCosts, max_num_seqs: int) -> None:
+    def __init__(self, costs: PassCosts, max_num_seqs: int) -> None:
         self._costs = costs
         self._max_num_seqs = max_num_seqs
         self._pass_s = functools.cache(costs.pass_s)
@@ -197,6 +201,7 @@ class Decoder:
                     self._decode(1 if self._decoding else 0)
                     self._prefill(plan)
         self._collect_ends(ended)
+        resumes_at_s = now + self._costs.ending_s * len(ended)
         for sequences, requests in self._orders:
             self._take_in(sequences)
             ended.extend(  # one after the other, so that a request named twice is dropped once
@@ -205,7 +210,7 @@ class Decoder:
                 if request in self._sequences
             )
         self._orders.clear()
-        self._plan = self._make_plan(now)
+        self._plan = self._make_plan(resumes_at_s)
         return ended
 
     def _decode(self, num_passes: int) -> None:
@@ -271,12 +276,11 @@ class Decoder:
 
     def _leave_decoding(self, sequence: Generation) -> None:
         """Free its blocks, and note how far it came."""
+        sequence.num_generated = self._num_generated(sequence)
         del self._decoding[sequence.request]
         self._num_at_place[sequence.place % KV_BLOCK_TOKENS] -= 1
         self._sum_places -= sequence.place
-        num_cached = sequence.place + self.num_passes
-        sequence.num_generated = num_cached - sequence.num_prompt_tokens + 1
-        self._free_blocks += _num_blocks(num_cached)
+        self._free_blocks += _num_blocks(sequence.place + self.num_passes)
 
     # Planning
 
@@ -323,18 +327,15 @@ class Decoder:
 
     def _plan_prefill(self, now: float) -> _PrefillPass:
         room = self._prefill_room()
-        num_tokens = len(self._decoding)
-        attention_s = 0.0
         chunks: list[tuple[Generation, int]] = []
         for sequence in self._prefilling:
             size = min(sequence.num_known - sequence.num_prefilled, room)
             if size == 0:
                 break
             chunks.append((sequence, size))
-            attention_s += self._costs.prefill_attention_s(sequence.num_prefilled, sequence.num_prefilled + size)
             room -= size
-            num_tokens += size
-        pass_s = self._pass_s(num_tokens) + self._kv_read_s * self._num_read() + attention_s
+        parts = [(sequence.num_prefilled, sequence.num_prefilled + size) for sequence, size in chunks]
+        pass_s = self._costs.prefill_pass_s(len(self._decoding), parts) + self._kv_read_s * self._num_read()
         return _PrefillPass(now, now + pass_s, chunks)
 
     def _plan_stretch(self, now: float) -> _Stretch:
@@ -390,6 +391,20 @@ class Decoder:
     @property
     def num_running(self) -> int:
         return len(self._decoding) + len(self._prefilling)
+
+    def progress(self, now: float) -> list[tuple[Generation, int]]:
+        """Each request in flight with the tokens generated of it, that of the pass under way included."""
+        num_ahead = self._plan.passes_begun(now) if isinstance(self._plan, _Stretch) else 0
+        ordered = [(sequence, sequence.num_generated) for added, _ in self._orders for sequence in added]
+        return [
+            (sequence, self._num_generated(sequence) + (num_ahead if request in self._decoding else 0))
+            for request, sequence in self._sequences.items()
+        ] + ordered
+
+    def _num_generated(self, sequence: Generation) -> int:
+        if sequence.request not in self._decoding:
+            return sequence.num_generated
+        return sequence.place + self.num_passes - sequence.num_prompt_tokens + 1
 
     @property
     def num_in_flight(self) -> int:

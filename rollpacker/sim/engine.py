@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.events import EngineProgress, RunningRequest
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.rollout import FinishReason, Response, VersionSpan
 from rollpacker.sim.arrivals import Arrivals
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
     from rollpacker.protocols.weights import Weights
-    from rollpacker.sim.costs import EngineCosts
+    from rollpacker.sim.costs import PassCosts
 
 NO_VERSION = -1
 """What `EngineStats.policy_version` says while no policy is held."""
@@ -45,6 +46,7 @@ class ModelledEngine:
         costs: How long passes take, and how much fits.
         max_num_seqs: Decode slots.
         weight_transfer_s: How long new weights take to arrive.
+        switch_s: How long it takes to fall asleep, and to wake.
         length_of: How each response will end.
     """
 
@@ -52,14 +54,16 @@ class ModelledEngine:
         self,
         *,
         engine: EngineId,
-        costs: EngineCosts,
+        costs: PassCosts,
         max_num_seqs: int,
         weight_transfer_s: float,
+        switch_s: float,
         length_of: Callable[[GenerationRequest], ResponseLength],
     ) -> None:
         self._engine = engine
         self._decoder = Decoder(costs, max_num_seqs)
         self._weight_transfer_s = weight_transfer_s
+        self._switch_s = switch_s
         self._length_of = length_of
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -83,6 +87,7 @@ class ModelledEngine:
             num_prompt_tokens=len(request.prompt_token_ids),
             length_tokens=length.num_tokens,
             asked_at_s=now,
+            num_generated=0 if request.begun is None else request.begun.num_tokens,
         )
 
     async def abort(self, requests: Sequence[RequestId]) -> None:
@@ -101,9 +106,21 @@ class ModelledEngine:
     async def sleep(self) -> None:
         self._require_idle("sleep")
         self._policy_version = NO_VERSION
+        await asyncio.sleep(self._switch_s)
 
     async def wake(self) -> None:
-        """Do nothing: that weights must be loaded first is what `sleep` left behind."""
+        """Take time: that weights must be loaded first is what `sleep` left behind."""
+        await asyncio.sleep(self._switch_s)
+
+    async def progress(self) -> EngineProgress:
+        return EngineProgress(
+            engine=self._engine,
+            kv_tokens_capacity=self._decoder.kv_tokens_capacity,
+            running=tuple(
+                RunningRequest(sequence.request, sequence.num_prompt_tokens, num_generated)
+                for sequence, num_generated in self._decoder.progress(self._loop.time())
+            ),
+        )
 
     async def stats(self) -> EngineStats:
         decoder = self._decoder

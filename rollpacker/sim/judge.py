@@ -169,9 +169,15 @@ def _check(config: RunConfig, num_gpus: int) -> None:
             "A judge's GPUs are whole replicas.",
             "Choose a degree that divides their number.",
         )
-    if judge.placement == "turns" and config.system.overlap_rewards:
+    if judge.placement == "shared" and config.hardware is not None and config.hardware.profile is not None:
         raise ConfigError(
-            "reward.judge.placement=turns with system.overlap_rewards=true.",
+            f"reward.judge.placement=shared with hardware.profile={config.hardware.profile}.",
+            "A profile was measured on whole GPUs; what is left of an engine beside a judge is known to formulas only.",
+            "Choose reward.judge.placement=dedicated or turns, or leave out hardware.profile.",
+        )
+    if judge.placement == "turns" and config.system.reward != "batch":
+        raise ConfigError(
+            f"reward.judge.placement=turns with system.reward={config.system.reward}.",
             "A judge that takes turns with the engines works when the rollout has ended.",
             "Choose reward.judge.placement=shared or dedicated, or system=verl.",
         )
@@ -227,6 +233,14 @@ class Judge:
             judged += batch
         self._start(now)
         return judged
+
+    def forget(self, now: float) -> None:
+        """Give up the batches under way, and drop what waits."""
+        for end_s, _, replica, _ in self._working:
+            self.busy_s[replica] -= max(end_s - now, 0.0)
+        self._waiting.clear()
+        self._working.clear()
+        self._idle = list(range(len(self.busy_s)))
 
     def check(self, now: float) -> None:
         """Re-derive the invariants from scratch.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
-from rollpacker.sim.costs import EngineCosts, TrainerCosts, weight_transfer_s
+from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
+from rollpacker.sim.profile import ProfiledCluster
 from rollpacker.sim.shapes import Transformer, transformer_of
 
 if TYPE_CHECKING:
@@ -24,9 +27,28 @@ class ClusterPlan:
     """Of engines and trainer."""
     judge: JudgePlan | None
     """None when no response is read by an LLM judge."""
-    engine: EngineCosts
-    trainer: TrainerCosts
-    weight_transfer_s: float
+    profile: ProfiledCluster | None
+    """Measured costs, which hold instead of formulas where there is one."""
+    engines: Mapping[int, PassCosts]
+    """By tensor-parallel degree; the configured one first, the others where a planner may choose them."""
+    trainer: StepCosts
+
+    @property
+    def engine(self) -> PassCosts:
+        """Of the configured degree."""
+        return next(iter(self.engines.values()))
+
+    def weight_transfer_s(self, degree: int) -> float:
+        """Bring a policy to every engine of a degree."""
+        if self.profile:
+            return self.profile.weight_transfer_s(degree)
+        return weight_transfer_s(self.model, self.hardware, num_gpus=self.num_gpus, tensor_parallel=degree)
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """The GPUs of each training replica, counted over all nodes."""
+        size = self.trainer.gpus_per_replica
+        return tuple(tuple(range(first, first + size)) for first in range(0, self.num_gpus, size))
 
     @property
     def num_all_gpus(self) -> int:
@@ -39,6 +61,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
 
     Raises:
         ModelError: The model's sizes cannot be read.
+        DataError: The profile cannot be read.
         ConfigError: It does not fit on the GPUs.
     """
     assert config.hardware is not None
@@ -53,15 +76,30 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
         )
     judge = plan_judge(config) if needs_judge else None
     beside_judge = hardware_beside(config.reward.judge, judge, hardware) if judge else hardware
-    engine = EngineCosts(model=model, hardware=beside_judge, tensor_parallel=tensor_parallel)
-    _check_memory(config, engine)
+
+    profile = ProfiledCluster(hardware.profile, model, config.model.dtype) if hardware.profile else None
+
+    def engine_of(degree: int) -> PassCosts:
+        if profile:
+            return profile.engine(degree)
+        return EngineCosts(model=model, hardware=beside_judge, tensor_parallel=degree)
+
+    _check_memory(config, engine_of(tensor_parallel))
+    degrees = [tensor_parallel]
+    if config.system.planner:
+        needed = _needed_kv_tokens(config)
+        others = [degree for degree in _other_degrees(config) if profile is None or degree in profile.degrees]
+        degrees += [degree for degree in others if engine_of(degree).num_kv_tokens >= needed]
     return ClusterPlan(
         model=model,
         hardware=hardware,
         num_gpus=num_gpus,
         judge=judge,
-        engine=engine,
-        trainer=TrainerCosts(
+        profile=profile,
+        engines={degree: engine_of(degree) for degree in degrees},
+        trainer=profile.trainer(num_gpus)
+        if profile
+        else TrainerCosts(
             model=model,
             hardware=hardware,
             num_gpus=num_gpus,
@@ -70,22 +108,40 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             context_parallel=trainer.context_parallel,
             max_tokens_per_microbatch=trainer.max_tokens_per_microbatch,
         ),
-        weight_transfer_s=weight_transfer_s(model, hardware, num_gpus=num_gpus, tensor_parallel=tensor_parallel),
     )
 
 
-def _check_memory(config: RunConfig, engine: EngineCosts) -> None:
-    """Refuse, as vLLM does, an engine that could not hold even one of the longest sequences."""
+def _other_degrees(config: RunConfig) -> list[int]:
+    """The configured degree doubled and halved, as far as nodes and attention heads divide by it."""
+    assert config.hardware is not None
+    configured = config.engine.tensor_parallel
+    num_heads = transformer_of(config.model).shape.num_heads
+    divided = config.hardware.gpus_per_node, config.engine.num_engines * configured, num_heads
+    larger = itertools.takewhile(
+        lambda degree: not any(count % degree for count in divided),
+        (configured << shift for shift in itertools.count(1)),
+    )
+    smaller = itertools.takewhile(
+        lambda degree: degree > 0 and configured % degree == 0,
+        (configured >> shift for shift in itertools.count(1)),
+    )
+    return [*larger, *smaller]
+
+
+def _needed_kv_tokens(config: RunConfig) -> int:
+    """Of the longest sequence that may come."""
     assert config.workload is not None
-    num_prompt_tokens = max(config.workload.prompt_tokens, config.data.max_prompt_tokens)
-    needed = num_prompt_tokens + config.rollout.max_response_tokens
+    return max(config.workload.prompt_tokens, config.data.max_prompt_tokens) + config.rollout.max_response_tokens
+
+
+def _check_memory(config: RunConfig, engine: PassCosts) -> None:
+    """Refuse, as vLLM does, an engine that could not hold even one of the longest sequences."""
+    needed = _needed_kv_tokens(config)
     capacity = engine.num_kv_tokens
     if capacity < needed:
-        weights_gb = engine.model.num_weight_bytes / 1e9
-        memory_gb = engine.hardware.memory_gb * engine.tensor_parallel
         raise ConfigError(
-            f"An engine of engine.tensor_parallel={engine.tensor_parallel} with {weights_gb:.0f} GB of weights in "
-            f"{memory_gb:g} GB has room for {capacity:,} tokens of KV cache.",
+            f"An engine of engine.tensor_parallel={config.engine.tensor_parallel} {engine.memory} has room for "
+            f"{capacity:,} tokens of KV cache.",
             f"One sequence needs up to {needed:,}: prompt and response.",
             "Raise engine.tensor_parallel, or lower rollout.max_response_tokens or data.max_prompt_tokens.",
         )

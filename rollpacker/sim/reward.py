@@ -97,6 +97,13 @@ class ModelledReward:
             assert self._judge is not None
             self._judge.add(answers)
 
+    async def forget(self) -> None:
+        """Stop everything: programs are killed, and a judge's batches are given up."""
+        for worker in (self._programs, self._rules, self._judge):
+            if worker is not None:
+                worker.forget()
+        self._in_work.clear()
+
     async def collect(self) -> Sequence[Verdict]:
         return await self._arrivals.collect()
 
@@ -143,6 +150,8 @@ class _Worker(Protocol[Item]):
 
     def advance(self, now: float, /) -> Sequence[Item]: ...
 
+    def forget(self, now: float, /) -> None: ...
+
 
 class _Timed(Generic[Item]):
     """Drives a worker by one timer of the running loop."""
@@ -155,6 +164,10 @@ class _Timed(Generic[Item]):
 
     def add(self, items: Sequence[Item]) -> None:
         self._worker.add(items, self._loop.time())
+        self._arm()
+
+    def forget(self) -> None:
+        self._worker.forget(self._loop.time())
         self._arm()
 
     def close(self) -> None:

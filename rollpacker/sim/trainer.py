@@ -17,12 +17,12 @@ from rollpacker.protocols.weights import Weights
 from rollpacker.trainers.admission import Admission
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from rollpacker.protocols.rollout import RolloutGroup
     from rollpacker.protocols.trainer import BatchShape
-    from rollpacker.sim.costs import TrainerCosts
+    from rollpacker.sim.costs import StepCosts
 
 STATE_FILE = "modelled_trainer.json"
 
@@ -30,7 +30,7 @@ STATE_FILE = "modelled_trainer.json"
 class ModelledTrainer:
     """Counts tokens and takes their time."""
 
-    def __init__(self, costs: TrainerCosts) -> None:
+    def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
         self._num_steps = 0
         self._num_tokens = 0
@@ -40,12 +40,15 @@ class ModelledTrainer:
         self._admission = Admission(shape)
         self._num_tokens = 0
 
-    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
+    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
         self._open().admit(groups)
-        responses = [(len(group.prompt_token_ids), response) for group in groups for response in group.responses]
-        self._num_tokens += sum(response.num_tokens for _, response in responses)
-        lengths = [num_prompt_tokens + response.num_tokens for num_prompt_tokens, response in responses]
-        await asyncio.sleep(self._costs.passes_s(lengths))
+        self._num_tokens += sum(response.num_tokens for group in groups for response in group.responses)
+        lengths: dict[bool, list[int]] = {True: [], False: []}
+        for group in groups:
+            num_prompt_tokens, has_advantage = len(group.prompt_token_ids), len(set(group.rewards)) > 1
+            lengths[has_advantage] += [num_prompt_tokens + response.num_tokens for response in group.responses]
+        num_replicas = None if gpus is None else len(gpus) // self._costs.gpus_per_replica
+        await asyncio.sleep(self._costs.passes_s(lengths[True], num_replicas, forward_only=lengths[False]))
 
     async def finish_step(self) -> UpdateMetrics:
         self._open().require_complete()
@@ -70,7 +73,7 @@ class ModelledTrainer:
         return Weights(
             policy_version=self._num_steps,
             checksum=f"{self._num_steps:08x}",
-            num_bytes=self._costs.model.num_weight_bytes,
+            num_bytes=self._costs.num_weight_bytes,
             payload=None,
         )
 

@@ -51,7 +51,7 @@ from rollpacker.trainers.models import load_model, save_model
 from rollpacker.trainers.schedules import learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -147,7 +147,7 @@ class TorchTrainer:
         """Open a step; raises `ForeignVersion` unless the batch is announced with the version that is held."""
         await self._run(lambda: self._begin_step(shape))
 
-    async def accumulate(self, groups: Sequence[RolloutGroup]) -> None:
+    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:  # noqa: ARG002 one replica
         """Forward and backward for some groups of the batch; all of them are checked before the first is trained."""
         await self._run(lambda: self._accumulate(groups))
 

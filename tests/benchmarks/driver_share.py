@@ -19,6 +19,7 @@ from rollpacker.core.ids import Domain, RequestId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.order import PromptOrder
+from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.driver import Driver
@@ -58,7 +59,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         scheduler=Scheduler(settings),
         order=PromptOrder({MATH: list(prompts)}, seed=0, shuffle=True, num_epochs=None),
         prompts=prompts,
-        engines={engine.engine: engine for engine in engines},
+        fleets={1: Fleet(engines={engine.engine: engine for engine in engines})},
         reward=ScriptedReward(),
         rollout=RolloutSection(num_prompts=num_prompts, num_responses=num_responses),
         deadlines=DeadlineSection(),
@@ -68,8 +69,9 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         on_event=lambda *_: None,
         on_progress=lambda *_: None,
         on_engine_lost=lambda _: None,
+        on_gpus_lent=lambda *_: None,
     )
-    driver.start()
+    await driver.start()
     began, num_launched = time.process_time(), 0
     for step in range(NUM_STEPS):
         record = await driver.run_round(step, policy_version=0)

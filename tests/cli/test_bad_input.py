@@ -22,7 +22,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "unknown key, added": ([*RUN, "+run.sed=1"], ["`run.sed` is not a key", "`run.seed`"]),
     "unknown key in a mapping": ([*RUN, "model={pth: x}"], ["`model.pth` is not a key", "`model.path`"]),
     "misspelt group": ([*RUN, "sytem=verl"], ["`sytem` is not a key", "`system`"]),
-    "unknown option of a group": ([*RUN, "system=rolpacker"], ["`rolpacker`", "rollpacker, verl", "system=rollpacker"]),
+    "unknown option of a group": ([*RUN, "system=rolpacker"], ["`rolpacker`", "tail,", "system=rollpacker"]),
     "option without its group": ([*RUN, "verl"], ["`verl` has no value", "system=verl"]),
     "override that cannot be read": ([*RUN, "run.dir=[a"], ["`run.dir=[a` cannot be read", "key=value"]),
     "value below its bound": ([*RUN, "rollout.num_prompts=0"], ["rollout.num_prompts=0", "at least 1"]),

@@ -68,7 +68,13 @@ def test_without_a_word_the_run_is_the_schemas_defaults_and_tail_batching() -> N
     defaults = default_tree(RunConfig)
     defaults["model"]["path"], defaults["data"]["path"] = "model", "prompts.jsonl"
     defaults["run"]["dir"] = str(config.run.dir)
-    defaults["system"] |= {"name": "rollpacker", "batching": "tail"}
+    defaults["system"] |= {
+        "name": "rollpacker",
+        "batching": "tail",
+        "reward": "scheduled",
+        "planner": True,
+        "stream": True,
+    }
     defaults["model"]["shape"] = defaults["reward"]["judge"]["model"]["shape"] = None
     defaults["hardware"] = defaults["workload"] = None
     assert config == RunConfig.model_validate(defaults)
@@ -76,8 +82,8 @@ def test_without_a_word_the_run_is_the_schemas_defaults_and_tail_batching() -> N
 
 def test_the_systems_differ_in_their_scheduling_only() -> None:
     verl, rollpacker = (compose([*INPUTS, "run.dir=x", f"system={name}"]) for name in ("verl", "rollpacker"))
-    assert (verl.system.batching, verl.system.overlap_rewards) == ("plain", False)
-    assert (rollpacker.system.batching, rollpacker.system.overlap_rewards) == ("tail", True)
+    assert (verl.system.batching, verl.system.reward) == ("plain", "batch")
+    assert (rollpacker.system.batching, rollpacker.system.reward) == ("tail", "scheduled")
     assert verl.model_copy(update={"system": rollpacker.system}) == rollpacker
 
 

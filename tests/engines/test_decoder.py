@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.errors import ImpossibleEvent, ModelError
-from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.engines.torch.attention import NAME, use_grouped_attention
-from rollpacker.protocols.rollout import FinishReason
+from rollpacker.engines.torch.decoder import Generation
+from rollpacker.protocols.rollout import FinishReason, Response
 from tests.engines.tiny import (
     EOS,
     VOCABULARY,
@@ -295,3 +296,46 @@ def test_every_request_comes_out_once_and_the_counts_add_up(script: list[tuple[s
 
 
 _SHARED_MODEL = make_model()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3_next"])
+def test_a_sample_that_goes_on_elsewhere_ends_as_if_it_had_stayed(architecture: str) -> None:
+    """Each is aborted in the middle and goes on in another decoder from the tokens that it had."""
+    model = make_model(architecture)
+    requests = mixed_requests(9)
+    stayed = run_all(make_decoder(model, max_num_seqs=9, eos=()), requests)
+    left, joined = make_decoder(model, max_num_seqs=6, eos=()), make_decoder(model, max_num_seqs=9, eos=())
+    for request in requests:
+        left.add(request)
+    left.step()
+    left.step()
+    progress = {each.request.prompt.key: each.num_generated_tokens for each in left.progress()}
+    begun = {generation.request: generation for generation in left.abort_all()}
+    assert len(begun) == 9
+    for request in requests:
+        generation = begun[request.request]
+        assert progress[request.request.prompt.key] == len(generation.token_ids)
+        joined.add(replace(request, begun=_response(generation)))
+    assert {each.request.prompt.key: each.num_generated_tokens for each in joined.progress()} == progress
+    waited = joined.abort([requests[0].request])  # before its first step here: it loses nothing
+    assert waited[0].token_ids.tolist() == begun[requests[0].request].token_ids.tolist()
+    ended = run_all(joined, [])
+    assert len(ended) == 8
+    for key, generation in ended.items():
+        assert generation.token_ids.tolist() == stayed[key].token_ids.tolist()
+        np.testing.assert_allclose(generation.logprobs, stayed[key].logprobs, atol=1e-4)
+    assert left.num_generated_tokens == sum(progress.values())
+    assert joined.num_generated_tokens == sum(len(ended[key].token_ids) - progress[key] for key in ended)
+
+
+def _response(generation: Generation) -> Response:
+    return Response(
+        request=generation.request,
+        engine=EngineId("engine-9"),
+        finish_reason=generation.finish_reason,
+        token_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        spans=(),
+        queue_time_s=0.0,
+        generation_time_s=0.0,
+    )

@@ -1,11 +1,12 @@
 """Engines and a reward that do what a test says, in its own event loop."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from rollpacker.core.errors import EngineFailed
+from rollpacker.core.events import EngineProgress, RunningRequest
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.reward import ResponseToScore
@@ -16,17 +17,28 @@ from rollpacker.protocols.weights import Weights
 class ScriptedEngine:
     """Finishes each request after as many turns of the event loop as `num_turns` says; None never finishes."""
 
-    def __init__(self, engine: str, num_turns: Callable[[RequestId], int | None], *, ignores_aborts: bool = False):
+    def __init__(
+        self,
+        engine: str,
+        num_turns: Callable[[RequestId], int | None],
+        *,
+        ignores_aborts: bool = False,
+        preemptions: Iterator[int] | None = None,
+    ):
         self.engine = EngineId(engine)
         self.requests: dict[RequestId, GenerationRequest] = {}
         self.running: dict[RequestId, asyncio.Task[None]] = {}
         self.policy_version = 0
+        self.is_asleep = False
+        self.num_generated_tokens = 0
+        self._preemptions = preemptions
         self.checksum_of = lambda weights: weights.checksum
         self._num_turns = num_turns
         self._ignores_aborts = ignores_aborts
         self._done: asyncio.Queue[Response | EngineFailed] = asyncio.Queue()
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        assert not self.is_asleep
         for request in requests:
             assert request.request not in self.running
             self.requests[request.request] = request
@@ -42,6 +54,7 @@ class ScriptedEngine:
         self._done.put_nowait(self._response(request, FinishReason.STOP, num_tokens=3))
 
     def _response(self, request: RequestId, reason: FinishReason, num_tokens: int) -> Response:
+        self.num_generated_tokens += num_tokens
         return Response(
             request=request,
             engine=self.engine,
@@ -76,15 +89,34 @@ class ScriptedEngine:
 
     async def load_weights(self, weights: Weights) -> str:
         assert not self.running, "weights came while requests were in flight"
+        assert not self.is_asleep
         self.policy_version = weights.policy_version
         return self.checksum_of(weights)
 
-    async def sleep(self) -> None: ...
+    async def sleep(self) -> None:
+        assert not self.running
+        self.is_asleep = True
 
-    async def wake(self) -> None: ...
+    async def wake(self) -> None:
+        self.is_asleep = False
+
+    async def progress(self) -> EngineProgress:
+        running = tuple(RunningRequest(request, 1, 1) for request in self.running)
+        return EngineProgress(engine=self.engine, kv_tokens_capacity=1000, running=running)
 
     async def stats(self) -> EngineStats:
-        raise AssertionError("no test asks a scripted engine for statistics")
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=0,
+            kv_tokens_used=0,
+            kv_tokens_capacity=1000,
+            num_preemptions=next(self._preemptions) if self._preemptions else 0,
+            num_generated_tokens=self.num_generated_tokens,
+            num_decode_steps=0,
+            busy_slot_steps=0,
+            idle_slot_steps=0,
+            policy_version=self.policy_version,
+        )
 
     async def close(self) -> None: ...
 
@@ -102,6 +134,8 @@ class ScriptedReward:
             self.scored.append(response.request)
             reward = self._judge(response.request)
             self._done.put_nowait(Verdict(request=response.request, reward=reward, reason="scripted", time_s=0.0))
+
+    async def forget(self) -> None: ...
 
     async def collect(self) -> Sequence[Verdict]:
         return [await self._done.get()]

@@ -1,5 +1,6 @@
 """The driver carries facts in and commands out, over any engines and any reward."""
 
+import itertools
 import random
 from contextlib import asynccontextmanager
 from fractions import Fraction
@@ -12,8 +13,9 @@ from rollpacker.core.commands import RoundKind
 from rollpacker.core.errors import DeadlineExceeded, EngineFailed, RollpackerError, WeightSyncFailed
 from rollpacker.core.ids import Domain, PromptId
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.settings import ParallelismSettings, SchedulerSettings, StreamSettings
 from rollpacker.data.order import PromptOrder
+from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.rollout import FinishReason, Prompt, TokenizedPrompt
 from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.clock import RunClock
@@ -31,7 +33,16 @@ PROMPTS = {
 }
 
 
-def settings(batching="plain", eta=Fraction(5, 4)):
+def fleet_of(engines, tensor_parallel=1):
+    """Engines side by side on as many GPUs as they need."""
+    gpus = itertools.count()
+    return Fleet(
+        engines={engine.engine: engine for engine in engines},
+        gpus={engine.engine: tuple(itertools.islice(gpus, tensor_parallel)) for engine in engines},
+    )
+
+
+def settings(batching="plain", eta=Fraction(5, 4), **machines):
     return SchedulerSettings(
         batching=batching,
         num_prompts=4,
@@ -40,17 +51,18 @@ def settings(batching="plain", eta=Fraction(5, 4)):
         eta_responses=Fraction(3, 2),
         overlap_rewards=True,
         domain_weights=((MATH, Fraction(1)),),
+        **machines,
     )
 
 
 @asynccontextmanager
-async def driving(tmp_path, engines, reward=None, policy=None, stall_s=5.0):
-    lost = []
+async def driving(tmp_path, engines=(), reward=None, policy=None, stall_s=5.0, fleets=None):  # noqa: PLR0917
+    lost, lent = [], []
     driver = Driver(
         scheduler=Scheduler(policy or settings()),
         order=PromptOrder({MATH: list(PROMPTS)}, seed=0, shuffle=False, num_epochs=1),
         prompts=PROMPTS,
-        engines={engine.engine: engine for engine in engines},
+        fleets=fleets or {1: fleet_of(engines)},
         reward=reward or ScriptedReward(),
         rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
         deadlines=DeadlineSection(rollout_stall_s=stall_s),
@@ -60,9 +72,10 @@ async def driving(tmp_path, engines, reward=None, policy=None, stall_s=5.0):
         on_event=lambda *_: None,
         on_progress=lambda *_: None,
         on_engine_lost=lost.append,
+        on_gpus_lent=lambda record, gpus: lent.append((record.begin.round, gpus)),
     )
-    driver.lost = lost
-    driver.start()
+    driver.lost, driver.lent = lost, lent
+    await driver.start()
     try:
         yield driver
     finally:
@@ -193,3 +206,67 @@ async def test_every_sample_has_a_seed_of_its_own_that_depends_on_its_names_only
     for request, seed in seeds.items():
         assert seed == sample_seed(7, 0, request.prompt, request.sample)
     assert sample_seed(7, 0, PromptId(0, "a"), 0) == 4633935478271565051
+
+
+def weights(version):
+    return Weights(policy_version=version, checksum=str(version), num_bytes=0, payload=None)
+
+
+async def test_lent_engines_sleep_once_their_requests_went_on_elsewhere_and_wake_with_the_next_weights(tmp_path):
+    """Half of the requests finish at once; what the lent engine still had goes on from the tokens that it has."""
+    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
+    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
+    async with driving(tmp_path, engines, policy=policy) as driver:
+        record = await driver.run_round(step=0, policy_version=0)
+        [(round_number, gpus)] = driver.lent
+        [lent] = [engine for index, engine in enumerate(engines) if index in gpus]
+        [kept] = [engine for engine in engines if engine is not lent]
+        assert (round_number, lent.is_asleep, kept.is_asleep) == (0, True, False)
+        moved = {request for request, sent in kept.requests.items() if sent.begun is not None}
+        assert moved
+        assert moved <= lent.requests.keys()
+        assert all(kept.requests[request].begun.engine == lent.engine for request in moved)
+        assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
+        await driver.quiesce()
+        costs = await driver.measure_round()
+        assert costs.num_engines_lent == 1
+        await driver.publish(weights(1))
+        assert not lent.is_asleep
+        await driver.run_round(step=1, policy_version=1)
+        await driver.quiesce()
+
+
+async def test_an_engine_lost_while_it_is_lent_costs_nothing_but_itself(tmp_path):
+    engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
+    policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
+    async with driving(tmp_path, engines, policy=policy) as driver:
+        record = await driver.run_round(step=0, policy_version=0)
+        [lent] = [engine for engine in engines if engine.is_asleep]
+        lent.die()
+        await driver.quiesce()
+        await driver.publish(weights(1))
+        following = await driver.run_round(step=1, policy_version=1)
+        await driver.quiesce()
+    assert len(batch_of(record)) == len(batch_of(following)) == 4
+    assert [error.problem for error in driver.lost] == [f"The process of {lent.engine} died."]
+
+
+async def test_a_planner_moves_a_run_to_the_other_fleet_between_two_rounds(tmp_path):
+    """The engines preempt more and more, so the degree doubles; the weights go to the new engines alone."""
+    single = [ScriptedEngine(f"engine-{i}", lambda _: 1, preemptions=itertools.accumulate(range(99))) for i in range(2)]
+    double = [ScriptedEngine("engine-tp2-0", lambda _: 1)]
+    await double[0].sleep()
+    policy = settings(parallelism=ParallelismSettings(degrees=(1, 2), initial=1))
+    fleets = {1: fleet_of(single), 2: fleet_of(double, 2)}
+    async with driving(tmp_path, policy=policy, fleets=fleets) as driver:
+        degrees = []
+        for step in range(4):
+            record = await driver.run_round(step, policy_version=step)
+            degrees.append((await driver.measure_round()).tensor_parallel)
+            await driver.quiesce()
+            await driver.publish(weights(step + 1))
+            assert len(batch_of(record)) == 4
+    assert sorted(degrees) == degrees
+    assert set(degrees) == {1, 2}
+    assert [engine.is_asleep for engine in (*single, *double)] == [True, True, False]
+    assert double[0].policy_version == 4 > single[0].policy_version

@@ -101,7 +101,7 @@ def test_when_all_responses_are_equally_long_nothing_is_gained_and_without_specu
     words = [f"workload.lengths={lengths}", "workload.reward_time_s=0", "run.num_epochs=null"]
     no_speculation = ["system.eta_prompts=1", "system.eta_responses=1"]
     plain = step_time(train(tmp_path / "verl", "system=verl", *words))
-    tail = step_time(train(tmp_path / "rollpacker", "system=rollpacker", *words, *no_speculation))
+    tail = step_time(train(tmp_path / "tail", "system=tail", *words, *no_speculation))
     assert plain / tail == pytest.approx(1, abs=1e-9)
 
 

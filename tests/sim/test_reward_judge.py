@@ -106,7 +106,8 @@ def test_a_judge_that_takes_turns_is_loaded_for_each_batch_and_only_then():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["reward.judge.placement=turns"], "turns with system.overlap_rewards=true"),
+        (["reward.judge.placement=turns"], "turns with system.reward=scheduled"),
+        (["reward.judge.placement=shared", "hardware.profile=p.parquet"], "shared with hardware.profile=p.parquet"),
         (["reward.judge.tensor_parallel=3"], "3 on 8 GPUs"),
         (["reward.judge.model.shape=null"], "neither a path nor a shape"),
         (["model@reward.judge.model=qwen2.5-32b", "hardware=a100-40g"], "takes 66 GB of a GPU"),

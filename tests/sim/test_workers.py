@@ -29,6 +29,7 @@ def make_engine(lengths: dict[int, ResponseLength] | None = None) -> ModelledEng
         costs=engine_costs(1000),
         max_num_seqs=4,
         weight_transfer_s=2.5,
+        switch_s=0.5,
         length_of=lambda asked: fates.get(asked.request, ResponseLength(LENGTH, is_truncated=False)),
     )
 

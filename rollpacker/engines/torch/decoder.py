@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
+from rollpacker.core.events import RunningRequest
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import sample, uniform_numbers
 from rollpacker.protocols.rollout import FinishReason
@@ -49,6 +50,9 @@ _ROW = np.dtype(
 )
 """What a step needs of a running sequence."""
 
+_NO_TOKENS: TokenIds = np.empty(0, dtype=np.int32)
+_NO_LOGPROBS: Logprobs = np.empty(0, dtype=np.float32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generation:
@@ -67,6 +71,18 @@ class _Sequence:
     request: GenerationRequest
     time_added: float
     time_started: float = 0.0
+
+    @property
+    def begun_token_ids(self) -> TokenIds:
+        """What another engine generated of it."""
+        begun = self.request.begun
+        return _NO_TOKENS if begun is None else begun.token_ids
+
+    @property
+    def known_token_ids(self) -> TokenIds:
+        """What its prefill computes: the prompt, and what was generated before."""
+        begun = self.begun_token_ids
+        return np.concatenate([self.request.prompt_token_ids, begun]) if len(begun) else self.request.prompt_token_ids
 
 
 class Decoder:
@@ -181,6 +197,19 @@ class Decoder:
             ended += self._decode()
         return ended
 
+    def progress(self) -> tuple[RunningRequest, ...]:
+        """How far each request is, running ones first."""
+        rows = self._table[: self.num_running]
+        running = [
+            (self._sequence(slot), int(num_tokens))
+            for slot, num_tokens in zip(rows["slot"], rows["num_tokens"], strict=True)
+        ]
+        waiting = [(sequence, len(sequence.begun_token_ids)) for sequence in self._waiting.values()]
+        return tuple(
+            RunningRequest(sequence.request.request, len(sequence.request.prompt_token_ids), num_generated)
+            for sequence, num_generated in running + waiting
+        )
+
     def release(self) -> None:
         """Give back the cache's memory. Nothing may be in flight."""
         self._cache.release()
@@ -211,13 +240,13 @@ class Decoder:
         for sequence in admitted:
             del self._waiting[sequence.request.request]
             sequence.time_started = now
-            by_prompt.setdefault(sequence.request.prompt_token_ids.tobytes(), []).append(sequence)
+            by_prompt.setdefault(sequence.known_token_ids.tobytes(), []).append(sequence)
         logits = [self._prefill(chunk) for chunk in _chunks(list(by_prompt.values()))]
         return self._draw(first_row, torch.cat(logits))
 
     def _prefill(self, sharers: list[list[_Sequence]]) -> torch.Tensor:
         """Compute the prompts of some sequences, give them rows, and return their first logits."""
-        prompts = [sequences[0].request.prompt_token_ids for sequences in sharers]
+        prompts = [sequences[0].known_token_ids for sequences in sharers]
         lengths_U = np.array([len(prompt) for prompt in prompts])
         longest = int(lengths_U.max())
         tokens_UP = np.zeros((len(prompts), longest), dtype=np.int64)
@@ -243,7 +272,12 @@ class Decoder:
         request = sequence.request
         row, slot = self.num_running, self._free_slots.popleft()
         seed = request.seed % 2**64
-        self._table[row] = (slot, 0, request.max_response_tokens, seed, request.temperature, 0)
+        begun = request.begun
+        num_begun = 0 if begun is None else begun.num_tokens
+        if begun is not None:
+            self._token_ids[slot, :num_begun] = begun.token_ids
+            self._logprobs[slot, :num_begun] = begun.logprobs
+        self._table[row] = (slot, num_begun, request.max_response_tokens, seed, request.temperature, 0)
         self._slots[slot] = sequence
         self._running[request.request] = sequence
 
@@ -333,8 +367,8 @@ class Decoder:
         return Generation(
             request=sequence.request.request,
             finish_reason=FinishReason.ABORTED,
-            token_ids=np.empty(0, dtype=np.int32),
-            logprobs=np.empty(0, dtype=np.float32),
+            token_ids=sequence.begun_token_ids,
+            logprobs=_NO_LOGPROBS if sequence.request.begun is None else sequence.request.begun.logprobs,
             queue_time_s=self._clock() - sequence.time_added,
             generation_time_s=0.0,
         )
@@ -343,8 +377,8 @@ class Decoder:
 def _chunks(sharers: list[list[_Sequence]]) -> Iterator[list[list[_Sequence]]]:
     """Cut prompts, sorted by length so that little is padded, into forward passes of bounded size."""
     chunk: list[list[_Sequence]] = []
-    for sequences in sorted(sharers, key=lambda sequences: len(sequences[0].request.prompt_token_ids)):
-        longest = len(sequences[0].request.prompt_token_ids)
+    for sequences in sorted(sharers, key=lambda sequences: len(sequences[0].known_token_ids)):
+        longest = len(sequences[0].known_token_ids)
         if chunk and (len(chunk) + 1) * longest > _MAX_PREFILL_TOKENS:
             yield chunk
             chunk = []

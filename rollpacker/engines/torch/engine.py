@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError, WeightSyncFailed
+from rollpacker.core.events import EngineProgress
 from rollpacker.engines.torch.decoder import Decoder, Generation
 from rollpacker.engines.torch.model_files import end_tokens, load_model
 from rollpacker.protocols.engine import EngineStats
@@ -103,6 +104,7 @@ class TorchEngine:
             )
         for request in requests:
             self._decoder.check(request)
+            self._check_begun(request)
         now = time.monotonic()
         self._order(lambda: self._add(requests, now))
 
@@ -122,6 +124,9 @@ class TorchEngine:
                 arrival: Future[None] = Future()
                 self._collectors.append(arrival)
             await asyncio.wrap_future(arrival)
+
+    async def progress(self) -> EngineProgress:
+        return await self._ask(self._progress)
 
     async def load_weights(self, weights: Weights) -> str:
         return await self._ask(lambda: self._load(weights))
@@ -284,6 +289,22 @@ class TorchEngine:
                 "Nothing may be in flight.",
                 "Abort the requests, or wait for them.",
             )
+
+    def _check_begun(self, request: GenerationRequest) -> None:
+        """Refuse to go on with what another policy began: the response would mix versions."""
+        spans = request.begun.spans if request.begun else ()
+        if any(span.policy_version != self._policy_version for span in spans):
+            raise ImpossibleEvent(
+                f"{request.request} was begun by policy version {spans[0].policy_version}.",
+                f"{self._engine} holds version {self._policy_version}.",
+            )
+
+    def _progress(self) -> EngineProgress:
+        return EngineProgress(
+            engine=self._engine,
+            kv_tokens_capacity=self._max_num_seqs * self._max_tokens_per_seq,
+            running=self._decoder.progress(),
+        )
 
     def _stats(self) -> EngineStats:
         decoder = self._decoder

@@ -1,0 +1,105 @@
+"""One training step whose accepted groups may reach the trainer while the rollout still runs.
+
+    rollout   ├── all engines ──┼── those that are left ──┤
+    trainer                     ├─ stream: lent GPUs ─────┼─ the rest: all GPUs ─┼─ update ─┤
+
+Invariant: every group of the batch is accumulated exactly once, and the update comes after the last one. An accepted
+group is final, so what streamed is never taken back; and the loss is a sum over samples divided by a constant that is
+known in advance (`BatchShape`), so the streamed step equals the unstreamed one.
+
+Source: RollPacker, section 4.4, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from rollpacker.protocols.trainer import BatchShape
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from rollpacker.core.ids import PromptId
+    from rollpacker.protocols.backend import Within
+    from rollpacker.protocols.trainer import Trainer, UpdateMetrics
+    from rollpacker.runtime.round_record import RoundRecord
+
+
+class Learner:
+    """Trains one batch after the other.
+
+    Args:
+        trainer: Who learns.
+        max_response_tokens: The bound that enters the loss's constant.
+        within: Awaits an answer for so long, or ends the run with what was awaited.
+        deadline_s: Of one call of the trainer.
+    """
+
+    def __init__(self, trainer: Trainer, max_response_tokens: int, within: Within, deadline_s: float) -> None:
+        self._trainer = trainer
+        self._max_response_tokens = max_response_tokens
+        self._within = within
+        self._deadline_s = deadline_s
+        self._streaming: asyncio.Task[None] | None = None
+        self._accumulated: set[PromptId] = set()
+        self._has_news = asyncio.Event()
+        self._is_rollout_over = False
+        self.num_tokens_streamed = 0
+        """Response tokens of the last step that were accumulated, or begun to be, while its rollout ran."""
+
+    def stream(self, batch: RoundRecord, gpus: Collection[int]) -> None:
+        """Begin the step now, on the lent GPUs, with the groups that are accepted and those that will be."""
+        if gpus and batch.order is None and self._streaming is None:
+            self._streaming = asyncio.create_task(self._stream(batch, gpus), name="stream training")
+
+    def group_accepted(self) -> None:
+        """Another group may be trained."""
+        self._has_news.set()
+
+    async def learn(self, batch: RoundRecord) -> UpdateMetrics:
+        """Train what has not streamed, on all GPUs, and update."""
+        if self._streaming is None:
+            self._accumulated, self.num_tokens_streamed = set(), 0
+            await self._begin(batch)
+        else:
+            self._is_rollout_over = True
+            self._has_news.set()
+            await self._streaming
+            self._streaming, self._is_rollout_over = None, False
+        rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
+        if rest:
+            await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(rest))
+        return await self._within(self._deadline_s, "the trainer's update", self._trainer.finish_step())
+
+    async def close(self) -> None:
+        """End a stream that no `learn` will end."""
+        if self._streaming is not None:
+            self._streaming.cancel()
+            await asyncio.gather(self._streaming, return_exceptions=True)
+
+    async def _begin(self, batch: RoundRecord) -> None:
+        num_groups = batch.begin.num_prompts_needed
+        shape = BatchShape(
+            step=batch.begin.step,
+            policy_version=batch.policy_version,
+            num_groups=num_groups,
+            num_responses=num_groups * batch.begin.num_responses_needed,
+            max_response_tokens=self._max_response_tokens,
+        )
+        await self._within(self._deadline_s, "the trainer to begin the step", self._trainer.begin_step(shape))
+
+    async def _stream(self, batch: RoundRecord, gpus: Collection[int]) -> None:
+        self._accumulated, self.num_tokens_streamed = set(), 0
+        await self._begin(batch)
+        while not self._is_rollout_over:
+            # as many groups as GPUs: each replica has some, and the call is short, so that all GPUs soon share the rest
+            prompts = [prompt for prompt in batch.accepted if prompt not in self._accumulated][: len(gpus)]
+            if not prompts:
+                self._has_news.clear()
+                await self._has_news.wait()
+                continue
+            groups = [batch.group(prompt) for prompt in prompts]
+            self._accumulated.update(prompts)
+            self.num_tokens_streamed += sum(response.num_tokens for group in groups for response in group.responses)
+            await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(groups, gpus))
