@@ -359,8 +359,6 @@ def _folder(question: Question) -> Path:
 
 def _search(space: Space, question: Question) -> tuple[list[Outcome], int]:
     """Run the stages; gives outcomes, and how many runs the time did not allow."""
-    import functools
-    import math
     import time
 
     from rollpacker.cli.screen import plan_progress
@@ -377,9 +375,8 @@ def _search(space: Space, question: Question) -> tuple[list[Outcome], int]:
             progress.stage(STAGE_TITLES[stage.name])
             tasks = [(space.bases[trial.setting.system], trial) for trial in stage.trials]
             found = []
-            # Without the degrees there is no answer at all.
-            deadline_s = math.inf if stage.name == "degrees" else began + question.seconds
-            for outcome in workers.outcomes(tasks, functools.partial(_is_before, deadline_s)):
+            may_begin = _Allowance(stage.num_needed, began + question.seconds)
+            for outcome in workers.outcomes(tasks, may_begin):
                 found.append(outcome)
                 progress.advance()
             outcomes += found
@@ -392,10 +389,18 @@ def _search(space: Space, question: Question) -> tuple[list[Outcome], int]:
     return outcomes, num_trials - len(outcomes)
 
 
-def _is_before(deadline_s: float) -> bool:
-    import time
+class _Allowance:
+    """Lets runs begin until the time is up, and those without which there is no answer in any case."""
 
-    return time.monotonic() < deadline_s
+    def __init__(self, num_needed: int, deadline_s: float) -> None:
+        self._num_needed = num_needed
+        self._deadline_s = deadline_s
+
+    def __call__(self) -> bool:
+        import time
+
+        self._num_needed -= 1
+        return self._num_needed >= 0 or time.monotonic() < self._deadline_s
 
 
 def _write(folder: Path, outcomes: Sequence[Outcome], lengths: LengthFacts, space: Space) -> None:

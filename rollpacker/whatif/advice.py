@@ -225,7 +225,9 @@ def _say_verdict(verdict: Verdict, best: Summary, plain: Summary, without: Summa
     match verdict:
         case "pays":
             text = f"{best.setting.system} pays: {spread}; {saved_h:,.0f} GPU·h saved per 1,000 steps."
-            if without is None or without == best or without.speedup is None:
+            if best.setting.eta == 1:
+                return f"{text} It does so at eta 1, by its other parts: tail batching itself does not pay here."
+            if without is None or without.speedup is None:
                 return text
             return f"{text} With eta 1, its other parts alone, it has {without.speedup.mean:.2f} x."
         case "loses":

@@ -1,6 +1,6 @@
 """From coarse to fine: which trials answer the question, stage by stage, each stage built on what the last one found.
 
-    degrees   every system at each degree of tensor parallelism that fits, one seed
+    degrees   every system at each degree of tensor parallelism that fits, the largest first, one seed
     eta       systems that race at the other speculation factors, at their best degree, one seed
     gpus      the first and the last system on half and twice the GPUs, at their best degree and factor, one seed
     seeds     the best degree of each system with every factor, further seeds: mean and spread
@@ -60,6 +60,8 @@ class Stage:
     name: str
     trials: tuple[Trial, ...]
     """The most telling first."""
+    num_needed: int = 0
+    """So many of the first there must be for an answer, however long they take."""
 
 
 Search = Generator[Stage, Sequence[Outcome], None]
@@ -77,8 +79,8 @@ def search(space: Space) -> Search:
         return Setting(system=system, eta=eta, tensor_parallel=degree, num_gpus=space.num_gpus, rho=space.rho)
 
     degrees = space.degrees_by_gpus[space.num_gpus]
-    first = [setting(system, degree, space.first_eta(system)) for degree in degrees for system in space.bases]
-    outcomes += yield Stage(name="degrees", trials=tuple(trial(each) for each in first))
+    first = [setting(system, degree, space.first_eta(system)) for degree in reversed(degrees) for system in space.bases]
+    outcomes += yield Stage(name="degrees", trials=tuple(trial(each) for each in first), num_needed=len(space.bases))
     best = {system: fastest(outcomes, system) for system in space.bases}
 
     tried = {outcome.trial.setting for outcome in outcomes}
@@ -97,7 +99,7 @@ def search(space: Space) -> Search:
     finalists = [replace(best[system], eta=eta) for system in space.bases for eta in space.etas(system)]
     finalists.sort(key=lambda each: each != best[each.system])
     repeats = [trial(each, seed) for seed in range(1, space.num_seeds) for each in finalists]
-    outcomes += yield Stage(name="seeds", trials=tuple(repeats))
+    outcomes += yield Stage(name="seeds", trials=tuple(repeats), num_needed=len(space.bases))
 
     if space.varies_rho:
         best = {system: fastest(outcomes, system, space.num_gpus) for system in space.bases}

@@ -46,11 +46,25 @@ def test_what_the_other_parts_give_is_told_apart_from_speculation():
     assert "With eta 1, its other parts alone, it has 1.25 x" in advice(outcomes("verl", 200, 200), tail).summary
 
 
+def test_a_gain_without_speculation_is_not_credited_to_tail_batching():
+    tail = [*outcomes("rollpacker", 100, 100, eta=1.0), *outcomes("rollpacker", 120, 120, eta=1.25)]
+    given = advice(outcomes("verl", 200, 200), tail)
+    assert given.setting.eta == 1
+    assert "tail batching itself does not pay here" in given.summary
+
+
 def test_speedups_are_paired_by_seed():
     """Seeds differ far more than systems: unpaired, the gain would drown in the spread."""
     given = advice(outcomes("verl", 110, 220, 330), outcomes("rollpacker", 100, 200, 300, eta=1.25))
     assert given.verdict == "pays"
     assert "1.10 x, give or take 0.00" in given.summary
+
+
+def test_a_seed_that_plain_batching_did_not_run_has_no_speedup():
+    found = [*outcomes("verl", 200, 210), *outcomes("rollpacker", 100, 105, 10, eta=1.25)]
+    speedup = summarise(found, "verl")[1].speedup
+    assert speedup is not None
+    assert (speedup.mean, speedup.num_seeds) == (2, 2)
 
 
 def test_the_baseline_is_plain_batching_at_its_best_degree():
