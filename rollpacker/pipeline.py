@@ -17,6 +17,7 @@ from rollpacker.runtime.training_run import open_run
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import Backend
+    from rollpacker.runtime.training_run import Watch
 
 
 def run(config: RunConfig) -> None:
@@ -40,7 +41,12 @@ def run(config: RunConfig) -> None:
 
 async def _train(config: RunConfig, backend: Backend) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-    async with open_run(config, backend) as run:
+    await train(config, backend)
+
+
+async def train(config: RunConfig, backend: Backend, watch: Watch | None = None) -> None:
+    """Train on a running event loop; `watch` sees every decision of the scheduler."""
+    async with open_run(config, backend, watch) as run:
         num_finished = config.run.num_steps
         for step in run.remaining_steps():
             recorder = run.recorder(step)

@@ -189,6 +189,35 @@ def show_replay_help() -> None:
     )
 
 
+def show_fuzz_help() -> None:
+    """Print what `rollpacker fuzz` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Run small modelled runs, drawn from seeds, in which engines crash, messages are lost or come "
+                    "twice, weights tear and the driver is killed. Every invariant is checked after every event. A "
+                    "violation is shrunk and saved as a replay test, and the exit code is 1."
+                ),
+            ),
+            ("Usage", Text("rollpacker fuzz [seeds=FIRST:END] [jobs=N] [out=DIR]")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("seeds", Text("Which worlds; END is not run. Default: 0:1000")),
+                        ("jobs", Text("Processes that run them. Default: 1")),
+                        ("out", Text("Where replay tests of violations go. Default: runs/fuzz")),
+                    ]
+                ),
+            ),
+            ("Example", _commands("rollpacker fuzz seeds=0:10000 jobs=2")),
+        ],
+    )
+
+
 def _commands(*lines: str) -> Text:
     return Text("\n".join(lines), style="green", no_wrap=True)
 

@@ -70,6 +70,12 @@ COMMANDS = (
         module="rollpacker.cli.replay",
         can_sweep=False,
     ),
+    Command(
+        name="fuzz",
+        summary="Run random small worlds in which things break, and check every invariant after every event.",
+        module="rollpacker.cli.fuzz",
+        can_sweep=False,
+    ),
 )
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import fcntl
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.schema import RunConfig
+from rollpacker.core.commands import Command
 from rollpacker.core.errors import ConfigError
+from rollpacker.core.events import Event
 from rollpacker.core.ids import Domain
 from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_paths
 from rollpacker.metrics.files import storage_errors
@@ -35,7 +38,7 @@ from rollpacker.runtime.checkpoints import (
     identify_run,
 )
 from rollpacker.runtime.clock import RunClock
-from rollpacker.runtime.driver import Driver, RoundCosts
+from rollpacker.runtime.driver import Driver, OnEvent, RoundCosts
 from rollpacker.runtime.learning import Learner
 from rollpacker.runtime.planning import scheduler_settings
 from rollpacker.runtime.progress import Progress, make_progress
@@ -45,6 +48,9 @@ from rollpacker.runtime.trackers import Tracker, make_trackers
 from rollpacker.runtime.watchdog import Watchdog
 
 Answer = TypeVar("Answer")
+
+Watch = Callable[[Scheduler, SchedulerSettings, int], OnEvent]
+"""Given the scheduler of an attempt, its settings and the attempt's first step: who is told of every decision."""
 
 
 class TrainingRun:
@@ -180,13 +186,13 @@ class TrainingRun:
 
 
 @asynccontextmanager
-async def open_run(config: RunConfig, backend: Backend) -> AsyncIterator[TrainingRun]:
+async def open_run(config: RunConfig, backend: Backend, watch: Watch | None = None) -> AsyncIterator[TrainingRun]:
     """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
     progress = make_progress(config.run.progress, now=asyncio.get_running_loop().time)
     progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
     try:
         with _only_process_in(config.run.dir):
-            async with _opened(config, backend, progress) as run:
+            async with _opened(config, backend, progress, watch) as run:
                 yield run
     except BaseException as error:
         progress.fail(error)
@@ -195,7 +201,9 @@ async def open_run(config: RunConfig, backend: Backend) -> AsyncIterator[Trainin
 
 
 @asynccontextmanager
-async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> AsyncIterator[TrainingRun]:
+async def _opened(
+    config: RunConfig, backend: Backend, progress: Progress, watch: Watch | None
+) -> AsyncIterator[TrainingRun]:
     run_dir, deadlines = config.run.dir, config.backend.deadlines
     identity = identify_run(run_dir, config_fingerprint(config))
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
@@ -237,6 +245,12 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
             attempt_path(run_dir, attempt), settings, checkpoint.scheduler if checkpoint else None
         )
         stack.callback(event_log.close)
+        watched = watch(scheduler, settings, first_step) if watch else None
+
+        def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
+            event_log.append(event, now, commands)
+            if watched:
+                watched(event, now, commands)
 
         learner = Learner(workers.trainer, config.rollout.max_response_tokens, watchdog.within, deadlines.train_s)
         stack.push_async_callback(learner.close)
@@ -256,7 +270,7 @@ async def _opened(config: RunConfig, backend: Backend, progress: Progress) -> As
             seed=config.run.seed,
             clock=clock,
             watchdog=watchdog,
-            on_event=event_log.append,
+            on_event=on_event,
             on_progress=on_progress,
             on_engine_lost=lambda error: progress.note(f"{error.problem} Its requests go to the other engines."),
             on_gpus_lent=learner.stream,

@@ -71,6 +71,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._now_s = time_s
         self._clock_resolution = math.ulp(time_s)
 
+    def suspend(self, duration_s: float) -> None:
+        """Let time pass in which nothing runs, as when the machine sleeps: what was due meanwhile comes at once."""
+        self._now_s += duration_s
+        self._clock_resolution = math.ulp(self._now_s)
+
     def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
         """Call back between two callbacks of the loop; Python's own handler will do, as the loop never sleeps."""
 

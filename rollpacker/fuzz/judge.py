@@ -1,0 +1,564 @@
+"""What must be true of a scheduler, seen from outside: facts go in, commands come out, and these are the books.
+
+The judge knows the rules of the paper and none of the machines' state. It keeps its own copy of the long queue, of what
+runs where and of what was trained, and fails an assertion when a command contradicts them. What the machines beside the
+batching have to decide it works out by other means, slowly and from scratch: from all subsets of engines, from all
+rounds so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations
+from typing import NamedTuple
+
+from rollpacker.core.commands import (
+    Abort,
+    AcceptGroup,
+    BeginRound,
+    Command,
+    DrawPrompts,
+    EndRound,
+    EndRun,
+    Evict,
+    Launch,
+    LendEngines,
+    MeasureProgress,
+    RoundKind,
+    ScoreResponse,
+    UseParallelism,
+)
+from rollpacker.core.events import (
+    EngineJoined,
+    EngineLost,
+    EngineRetired,
+    Event,
+    ProgressMeasured,
+    PromptsDrawn,
+    ResponseAborted,
+    ResponseEvicted,
+    ResponseFinished,
+    RewardComputed,
+    RoundMeasured,
+    RunningRequest,
+    StepStarted,
+)
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.quotas import apportion, interleave, scale_up, with_speculation
+from rollpacker.core.settings import ParallelismSettings, SchedulerSettings, StreamSettings
+
+
+class MeasuredRound(NamedTuple):
+    """What the planner is told of a round."""
+
+    kind: RoundKind
+    degree: int
+    num_preemptions: int
+    rate: float
+    """Tokens per second."""
+
+
+class Judge:
+    """Notes every fact and every command, and asserts."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.is_tail = settings.batching == "tail"
+        self.quotas = apportion(settings.num_prompts, dict(settings.domain_weights))
+        self.launches = with_speculation(self.quotas, settings.eta_prompts) if self.is_tail else self.quotas
+        self.domain_of: dict[PromptId, Domain] = {}
+        self.trained: list[PromptId] = []
+        self.long_queue: list[PromptId] = []
+        self.kinds: list[RoundKind] = []
+        self.has_ended = False
+        # engines
+        self.loads: dict[EngineId, int] = {}
+        self.holders: dict[RequestId, EngineId] = {}
+        self.fallen: set[EngineId] = set()
+        """Engines that requests were taken from: late facts of theirs may come."""
+        self.gpus: dict[EngineId, tuple[int, ...]] = {}
+        self.lent: set[EngineId] = set()
+        self.retiring: set[EngineId] = set()
+        # what the other machines go by
+        self.anchors: dict[tuple[str, int], float] = {}
+        self.lengths: list[int] = []
+        self.measured: list[MeasuredRound] = []
+        self.degree = settings.parallelism.initial if settings.parallelism else 0
+        self.is_measurable = False
+        self.is_measuring = False
+        self.last_tested = Fraction(0)
+        self.num_lendings = Counter[int]()
+        """By round."""
+        # the draw
+        self.awaited: dict[Domain, int] = {}
+        self.drawn: dict[Domain, list[PromptId]] = {}
+        self.ended_domains: set[Domain] = set()
+        # the round
+        self.step = -1
+        self.version = -1
+        self.round: BeginRound | None = None
+        self.expected_prompts: list[PromptId] = []
+        self.launched: dict[PromptId, list[int]] = {}
+        self.decided: set[PromptId] = set()
+        self.placed: set[PromptId] = set()
+        """Prompts that have won, whether or not their rewards are known."""
+        self.accepted: set[PromptId] = set()
+        self.finished: set[RequestId] = set()
+        self.scored: set[RequestId] = set()
+        self.to_score: set[RequestId] = set()
+
+    # What is late
+
+    def is_late(self, event: Event) -> bool:
+        """Whether a fact may change nothing."""
+        match event:
+            case ResponseFinished() | RewardComputed() | ResponseEvicted() | ResponseAborted():
+                return self._is_late_about_request(event)
+            case EngineLost(engine=engine) | EngineRetired(engine=engine):
+                return engine not in self.loads
+            case ProgressMeasured(round=number):
+                return not self.is_measuring or self.round is None or number < self.round.round
+            case RoundMeasured():
+                return not self.is_measurable
+            case _:
+                return False
+
+    def _is_late_about_request(
+        self, event: ResponseFinished | RewardComputed | ResponseEvicted | ResponseAborted
+    ) -> bool:
+        request = event.request
+        match event:
+            case ResponseFinished(engine=engine):
+                is_told = self._is_over(request) or request.prompt in self.placed or request in self.finished
+                return is_told or self.holders.get(request, engine) != engine
+            case RewardComputed():
+                return self._is_over(request) or request in self.scored
+            case ResponseEvicted(engine=engine):
+                return self.holders.get(request) != engine
+            case ResponseAborted():
+                return True
+
+    def _is_over(self, request: RequestId) -> bool:
+        return self.round is None or request.round < self.round.round or request.prompt in self.decided
+
+    # Facts
+
+    def note(self, event: Event, commands: tuple[Command, ...]) -> None:
+        orphans: list[RequestId] = []
+        if isinstance(event, RewardComputed):
+            self._note_runs(event)
+        if self.is_late(event):
+            assert commands == (), f"a late fact had consequences: {event} -> {commands}"
+        else:
+            orphans = self._note_news(event, commands)
+        if isinstance(event, EngineJoined | EngineLost | ResponseEvicted):
+            relaunched = [command.request for command in commands if isinstance(command, Launch)]
+            assert relaunched == orphans, "not exactly what was in flight was launched again"
+        for command in commands:
+            self._note_command(command, is_relaunch=bool(orphans))
+        if any(isinstance(command, BeginRound) for command in commands):
+            self._check_begun()
+        self._check_score_orders(event)
+        self._check_evictions(commands)
+
+    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> list[RequestId]:
+        """Gives what has to be launched again: it was on an engine that restarted or was lost, or was evicted."""
+        match event:
+            case EngineJoined() | EngineLost() | EngineRetired():
+                return self._note_fleet(event)
+            case ResponseEvicted(request=request):
+                self._release(request)
+                return [request]
+            case StepStarted(step=step, policy_version=version):
+                assert not self.retiring, "a step started on engines of two degrees"
+                self.step, self.version = step, version
+                self.lent.clear()
+                self.is_measurable = False
+            case PromptsDrawn():
+                self._note_draw(event)
+            case ResponseFinished():
+                self._note_finish(event, commands)
+            case RewardComputed(request=request):
+                self.scored.add(request)
+            case ProgressMeasured():
+                self._judge_lending(event, commands)
+            case RoundMeasured():
+                self._judge_plan(event, commands)
+            case _:
+                pass
+        return []
+
+    def _note_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> list[RequestId]:
+        if isinstance(event, EngineRetired):
+            assert event.engine in self.retiring, "an engine retired that nobody had told to"
+        orphans = self._remove(event.engine)
+        if isinstance(event, EngineJoined):
+            self.loads[event.engine] = 0
+            self.gpus[event.engine] = event.gpus
+        return orphans
+
+    def _note_finish(self, event: ResponseFinished, commands: tuple[Command, ...]) -> None:
+        assert event.policy_version == self.version, "a finish of another policy version was taken"
+        self.finished.add(event.request)
+        self.lengths.append(event.num_tokens)
+        self._release(event.request)
+        prompt = event.request.prompt
+        num_finished = sum(request.prompt == prompt for request in self.finished)
+        if not self.settings.overlap_rewards and num_finished == self.settings.num_responses:
+            self._place(prompt)
+        if self.settings.stream:
+            self._judge_progress(self.settings.stream, commands)
+
+    def _note_draw(self, event: PromptsDrawn) -> None:
+        asked = self.awaited.pop(event.domain)
+        assert len(event.prompts) <= asked
+        self.drawn.setdefault(event.domain, []).extend(event.prompts)
+        self.domain_of.update(dict.fromkeys(event.prompts, event.domain))
+        if event.is_exhausted:
+            self.ended_domains.add(event.domain)
+        if self.awaited:
+            return
+        came = {domain: len(prompts) for domain, prompts in self.drawn.items() if prompts}
+        if self.is_tail and came != self.launches:
+            self.long_queue += self._take_drawn()
+
+    def _take_drawn(self) -> list[PromptId]:
+        columns = [self.drawn.get(domain, []) for domain, _ in self.settings.domain_weights]
+        self.drawn = {}
+        return interleave(columns)
+
+    def _remove(self, engine: EngineId) -> list[RequestId]:
+        if engine not in self.loads:
+            return []
+        del self.loads[engine]
+        self.fallen.add(engine)
+        self.retiring.discard(engine)
+        orphans = [request for request, holder in self.holders.items() if holder == engine]
+        for request in orphans:
+            del self.holders[request]
+        return orphans
+
+    def _release(self, request: RequestId) -> None:
+        self.loads[self.holders.pop(request)] -= 1
+
+    # Commands
+
+    def _note_command(self, command: Command, *, is_relaunch: bool) -> None:
+        match command:
+            case Launch() | Abort() | Evict() | ScoreResponse():
+                self._note_request_command(command, is_relaunch=is_relaunch)
+            case DrawPrompts(domain=domain, num_prompts=num_prompts):
+                assert self.round is None
+                assert num_prompts > 0
+                assert domain not in self.awaited
+                assert domain not in self.ended_domains, "a domain that had ended was asked"
+                self.awaited[domain] = num_prompts
+            case BeginRound():
+                self._begin(command)
+            case AcceptGroup():
+                self._accept(command)
+            case EndRound():
+                self._end(command)
+            case EndRun():
+                self._end_run()
+            case MeasureProgress(round=number):
+                assert self.round is not None
+                assert number == self.round.round
+                self.is_measuring = True
+            case LendEngines():
+                self._lend(command)
+            case UseParallelism(tensor_parallel=degree):
+                assert self.round is None
+                self.degree = degree
+                self.retiring = set(self.loads)
+
+    def _note_request_command(self, command: Launch | Abort | Evict | ScoreResponse, *, is_relaunch: bool) -> None:
+        request = command.request
+        match command:
+            case Launch(engine=engine):
+                assert engine not in self.lent, "a lent engine was launched on"
+                free = [each for each in self.loads if each not in self.lent]
+                assert engine == min(free, key=self.loads.__getitem__), "not the least loaded engine"
+                assert request not in self.holders, "a request is in flight twice"
+                assert self.round is not None
+                assert request.round == self.round.round, "a request carries another round"
+                assert request.prompt not in self.decided | self.placed
+                self.loads[engine] += 1
+                self.holders[request] = engine
+                if not is_relaunch:
+                    self.launched.setdefault(request.prompt, []).append(request.sample)
+            case Abort(engine=engine):
+                assert self.holders.get(request) == engine
+                assert request.prompt in self.decided | self.placed, "a response that was still needed was aborted"
+                self._release(request)
+            case Evict(engine=engine):
+                assert self.holders.get(request) == engine
+                assert engine in self.lent, "a request has to leave an engine that stays"
+            case ScoreResponse(case_limits_s=limits):
+                assert request in self.finished
+                assert request not in self.to_score
+                assert limits == self._limits(request.prompt.key), "other limits than the runs so far give"
+                self.to_score.add(request)
+
+    def _begin(self, begun: BeginRound) -> None:
+        assert self.round is None
+        assert begun.round == begun.step == self.step, "a round number came twice"
+        num_prompts = self.settings.num_prompts
+        is_drained = bool(self.ended_domains) and not self.drawn
+        if not self.is_tail:
+            kind = RoundKind.PLAIN
+            self.expected_prompts = self._take_drawn()
+            assert len(self.expected_prompts) <= num_prompts
+        elif len(self.long_queue) >= num_prompts or is_drained:
+            kind = RoundKind.LONG
+            self.expected_prompts = self.long_queue[:num_prompts]
+            self.long_queue = self.long_queue[num_prompts:]
+        else:
+            kind = RoundKind.SHORT
+            self.expected_prompts = self._take_drawn()
+        assert begun.kind is kind, f"a {begun.kind} round began with {len(self.long_queue)} prompts still queued"
+        if len(self.expected_prompts) < num_prompts:
+            assert len(self.ended_domains) == len(self.settings.domain_weights), (
+                "a batch came short while data was left"
+            )
+        num_responses = self.settings.num_responses
+        is_short = kind is RoundKind.SHORT
+        assert begun.num_prompts_launched == len(self.expected_prompts), "too few or too many prompts"
+        assert begun.num_prompts_needed == min(len(self.expected_prompts), num_prompts)
+        assert begun.num_responses_needed == num_responses
+        assert begun.num_responses_launched == (
+            scale_up(num_responses, self.settings.eta_responses) if is_short else num_responses
+        ), "a round without a race speculated, or a race did not"
+        self.kinds.append(kind)
+        self.round = begun
+        self.launched = {}
+        self.decided, self.placed, self.accepted = set(), set(), set()
+        self.is_measuring, self.last_tested = False, Fraction(0)
+        self.finished, self.scored, self.to_score = set(), set(), set()
+
+    def _check_begun(self) -> None:
+        """All of the round's launches came with its begin."""
+        assert self.round is not None
+        assert list(self.launched) == self.expected_prompts, "not the prompts whose turn it was"
+        samples = list(range(self.round.num_responses_launched))
+        assert all(each == samples for each in self.launched.values())
+
+    def _check_score_orders(self, event: Event) -> None:
+        """Rewards are ordered at once; or without overlap when all places are taken, for those that took them."""
+        if self.round is None:
+            return
+        if self.settings.overlap_rewards:
+            if isinstance(event, ResponseFinished) and event.request in self.finished:
+                assert event.request in self.to_score
+        else:
+            is_open = len(self.placed) < self.round.num_prompts_needed
+            winners = {request for request in self.finished if request.prompt in self.placed}
+            assert self.to_score == (set() if is_open else winners), "other responses are scored than won"
+
+    def _accept(self, command: AcceptGroup) -> None:
+        assert self.round is not None
+        assert command.round == self.round.round
+        assert command.prompt in self.launched
+        assert command.prompt not in self.decided
+        assert list(command.samples) == sorted(set(command.samples))
+        assert len(command.samples) == self.settings.num_responses, "not exactly a group"
+        for sample in command.samples:
+            assert RequestId(command.round, command.prompt, sample) in self.scored, (
+                "a sample has no reward of this round"
+            )
+        if self.settings.overlap_rewards:
+            self._place(command.prompt)
+        assert command.prompt in self.placed, "a group was accepted that had not won"
+        self.accepted.add(command.prompt)
+        self.decided.add(command.prompt)
+
+    def _place(self, prompt: PromptId) -> None:
+        """Give a prompt its place; in a short round, those that get none any more are deferred."""
+        assert self.round is not None
+        self.placed.add(prompt)
+        if self.round.kind is not RoundKind.SHORT:
+            return
+        domain = self.domain_of[prompt]
+        num_placed = sum(self.domain_of[placed] == domain for placed in self.placed)
+        assert num_placed <= self.quotas[domain], "a domain took more than its quota"
+        if num_placed == self.quotas[domain]:
+            losers = [
+                prompt for prompt in self.launched if self.domain_of[prompt] == domain and prompt not in self.placed
+            ]
+            self.long_queue += losers
+            self.decided.update(losers)
+
+    def _end(self, command: EndRound) -> None:
+        assert self.round is not None
+        assert command.round == self.round.round
+        assert command.prompts == tuple(prompt for prompt in self.launched if prompt in self.accepted)
+        assert len(command.prompts) == self.round.num_prompts_needed
+        assert self.decided == set(self.launched), "a prompt was lost"
+        assert not self.holders, "the round ended, and some of its requests still run"
+        assert command.long_queue_length == len(self.long_queue), "the long queue has another length"
+        if self.round.kind is RoundKind.SHORT:
+            assert Counter(self.domain_of[prompt] for prompt in command.prompts) == Counter(self.quotas)
+        self.trained += command.prompts
+        self.round = None
+        self.is_measuring = False
+        self.is_measurable = self.settings.parallelism is not None
+        self.check_nothing_lost()
+
+    def _end_run(self) -> None:
+        assert self.round is None
+        assert not self.awaited
+        assert not self.long_queue, "the run ended, and some prompts were never trained"
+        assert len(self.ended_domains) == len(self.settings.domain_weights)
+        self.check_nothing_lost()
+        self.has_ended = True
+
+    def check_nothing_lost(self) -> None:
+        """Between rounds every prompt that was drawn is trained or queued, once."""
+        assert Counter(self.trained) + Counter(self.long_queue) == Counter(self.domain_of.keys())
+
+    # The reward budget
+
+    def _note_runs(self, event: RewardComputed) -> None:
+        for run in event.case_runs:
+            if run.is_passed:
+                name = (event.request.prompt.key, run.case)
+                self.anchors[name] = max(run.time_s, self.anchors.get(name, 0.0))
+
+    def _limits(self, key: str) -> tuple[float, ...]:
+        budget = self.settings.reward_budget
+        if budget is None:
+            return ()
+        cases = [case for name, case in self.anchors if name == key]
+        limits = []
+        for case in range(max(cases, default=-1) + 2):
+            anchor = self.anchors.get((key, case))
+            scaled = math.inf if anchor is None else float(budget.factor) * anchor
+            limits.append(min(max(budget.min_limit_s, scaled), budget.max_limit_s))
+        return tuple(limits)
+
+    # The parallelism planner
+
+    def _judge_plan(self, event: RoundMeasured, commands: tuple[Command, ...]) -> None:
+        assert self.settings.parallelism is not None
+        self.is_measurable = False
+        rate = event.num_tokens / event.rollout_time_s
+        self.measured.append(MeasuredRound(self.kinds[-1], self.degree, event.num_preemptions, rate))
+        if not self.is_tail:
+            next_kind = RoundKind.PLAIN
+        elif self.ended_domains or len(self.long_queue) >= self.settings.num_prompts:
+            next_kind = RoundKind.LONG
+        else:
+            next_kind = RoundKind.SHORT
+        degree = degree_after([each for each in self.measured if each.kind is next_kind], self.settings.parallelism)
+        expected = () if degree == self.degree else (UseParallelism(tensor_parallel=degree),)
+        assert commands == expected, f"after {self.measured} another degree"
+
+    # Stream scaling
+
+    def _judge_progress(self, stream: StreamSettings, commands: tuple[Command, ...]) -> None:
+        """A measurement is ordered at each point of the grid that the share of finishes reaches."""
+        assert self.round is not None
+        num_launched = self.round.num_prompts_launched * self.round.num_responses_launched
+        share = Fraction(len(self.finished), num_launched)
+        points = [
+            stream.first_share + number * stream.every_share for number in range(math.ceil(1 / stream.every_share))
+        ]
+        is_due = share <= stream.last_share and any(self.last_tested < point <= share for point in points)
+        is_due = is_due and not self.is_measuring and not self.num_lendings[self.round.round]
+        assert any(isinstance(command, MeasureProgress) for command in commands) == is_due, "measured too early or late"
+        if is_due:
+            self.last_tested = share
+
+    def _judge_lending(self, event: ProgressMeasured, commands: tuple[Command, ...]) -> None:
+        """Engines are lent if any can be and memory suffices, and as few tokens move as can be."""
+        assert self.settings.stream is not None
+        self.is_measuring = False
+        choices = self._choices(event, self.settings.stream)
+        lendings = [command for command in commands if isinstance(command, LendEngines)]
+        assert len(lendings) == bool(choices), "engines were lent that cannot be, or none that could"
+        for lending in lendings:
+            assert lending.engines in choices, "more tokens move than have to"
+
+    def _choices(self, event: ProgressMeasured, stream: StreamSettings) -> list[tuple[EngineId, ...]]:
+        """Try every subset of at most half of the engines; list the best ones that memory allows."""
+        fleet = list(self.loads)
+        rows = {row.engine: row for row in event.engines if row.engine in self.loads}
+        if len(rows) < len(fleet):
+            return []
+        running = {
+            engine: [request for request in row.running if self.holders.get(request.request) == engine]
+            for engine, row in rows.items()
+        }
+        with_gpus = [engine for engine in fleet if self.gpus[engine]]
+        for size in range(min(len(fleet) // 2, len(with_gpus)), 0, -1):
+            subsets = [subset for subset in combinations(with_gpus, size) if self._is_whole(subset, stream)]
+            if not subsets:
+                continue
+            costs = [sum(sum(request[1:]) for engine in subset for request in running[engine]) for subset in subsets]
+            demand = sum(self._expected_tokens(request, stream) for each in running.values() for request in each)
+            return [
+                subset
+                for subset, cost in zip(subsets, costs, strict=True)
+                if cost == min(costs)
+                and demand <= sum(rows[engine].kv_tokens_capacity for engine in fleet if engine not in subset)
+            ]
+        return []
+
+    def _is_whole(self, engines: Sequence[EngineId], stream: StreamSettings) -> bool:
+        """Whether the engines' GPUs are a union of replicas."""
+        gpus = {gpu for engine in engines for gpu in self.gpus[engine]}
+        inside = {gpu for replica in stream.replicas if gpus.issuperset(replica) for gpu in replica}
+        return gpus == inside
+
+    def _expected_tokens(self, request: RunningRequest, stream: StreamSettings) -> int:
+        recent = self.lengths[-stream.num_recent_lengths :]
+        longer = [length for length in recent if length > request.num_generated_tokens]
+        expected = math.ceil(Fraction(sum(longer), len(longer))) if longer else stream.max_response_tokens
+        return request.num_prompt_tokens + expected
+
+    def _lend(self, command: LendEngines) -> None:
+        assert self.round is not None
+        assert command.round == self.round.round
+        assert not self.lent & set(self.loads), "engines were lent twice"
+        assert 0 < len(command.engines) <= len(self.loads) // 2
+        self.num_lendings[self.round.round] += 1
+        assert self.num_lendings[self.round.round] == 1, "a round lent engines twice"
+        self.lent.update(command.engines)
+        self.fallen.update(command.engines)
+
+    def _check_evictions(self, commands: tuple[Command, ...]) -> None:
+        """What runs on an engine is told to leave as it is lent."""
+        lent = {engine for command in commands if isinstance(command, LendEngines) for engine in command.engines}
+        leaving = [command.request for command in commands if isinstance(command, Evict)]
+        assert leaving == [
+            request for engine in sorted(lent, key=list(self.loads).index) for request in self._on(engine)
+        ]
+
+    def _on(self, engine: EngineId) -> list[RequestId]:
+        return [request for request, holder in self.holders.items() if holder == engine]
+
+
+def degree_after(rounds: Sequence[MeasuredRound], planner: ParallelismSettings) -> int:
+    """Work out the degree of the next round of a kind, from all its rounds so far."""
+    degree, since = planner.initial, 0
+    for number, (_, used, num_preemptions, _) in enumerate(rounds):
+        counts = [each.num_preemptions for each in rounds[since : number + 1] if each.degree == degree]
+        if used != degree or len(counts) == 1:
+            continue
+        wanted = degree
+        if num_preemptions > planner.max_growth * counts[-2]:
+            wanted = degree * 2
+        elif len(counts) >= planner.patience and not any(counts[-planner.patience :]):
+            wanted = degree // 2
+        others = [index for index in range(number) if rounds[index].degree == wanted]
+        is_slower = (
+            others
+            and number - others[-1] <= planner.num_rounds_remembered
+            and rounds[others[-1]].rate < rounds[number].rate
+        )
+        if wanted != degree and wanted in planner.degrees and not is_slower:
+            degree, since = wanted, number + 1
+    return degree

@@ -1,0 +1,158 @@
+"""Random worlds hold, whatever breaks in them; and the bugs that are put in on purpose do not stay hidden."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.fuzz.campaign import Tally, run_seeds
+from rollpacker.fuzz.replays import load_events, load_world, rule_broken_by, rule_broken_in
+from rollpacker.fuzz.session import run_world
+from rollpacker.fuzz.shrink import shortest, shrink
+from rollpacker.fuzz.world import World, draw_world
+from rollpacker.sim.faults import Fault, FaultKind
+from tests.sim.deliberate_bugs import BUGS, first_failure, with_bug
+
+CALM = replace(
+    draw_world(0),
+    batching="tail",
+    reward="async",
+    planner=False,
+    stream=False,
+    num_prompts=2,
+    num_responses=2,
+    eta_prompts=1.5,
+    eta_responses=1.5,
+    num_keys=(5, 4),
+    weights=(1, 1),
+    num_epochs=1,
+    num_engines=2,
+    tensor_parallel=1,
+    max_num_seqs=4,
+    kv_tokens=10_000,
+    max_response_tokens=1024,
+    checkpoint_every_steps=1,
+    faults=(),
+)
+"""A world without faults, short and long rounds, and a checkpoint before every step."""
+
+MIDDLE = 40
+"""Events, about the middle of the calm world."""
+
+
+def outcome_of(tmp_path, *faults: Fault, world: World = CALM):
+    outcome = run_world(replace(world, faults=faults), tmp_path)
+    assert outcome.violation is None, outcome.violation
+    return outcome
+
+
+def test_twenty_worlds_hold():
+    tally = Tally()
+    for outcome in run_seeds(range(20)):
+        tally.add(outcome)
+    assert tally.failures == []
+    assert tally.num_events > 1000
+    assert len(tally.happened) > 8
+
+
+def test_a_seed_gives_the_same_world_and_the_same_events(tmp_path):
+    outcomes = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        outcomes.append(run_world(draw_world(17), folder))
+    first, second = outcomes
+    assert (first.num_events, first.num_attempts, first.happened) == (
+        second.num_events,
+        second.num_attempts,
+        second.happened,
+    )
+    logs = [sorted((tmp_path / number / "run" / "events").iterdir()) for number in "01"]
+    assert [file.read_bytes() for file in logs[0]] == [file.read_bytes() for file in logs[1]]
+
+
+def test_a_world_survives_json(tmp_path):
+    world = draw_world(3)
+    assert World.from_plain(world.to_plain()) == world
+
+
+def test_a_calm_world_needs_one_attempt(tmp_path):
+    outcome = outcome_of(tmp_path)
+    assert outcome.num_attempts == 1
+    assert outcome.num_steps >= 4
+    assert outcome.happened == Counter()
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_attempts"),
+    [
+        (Fault(kind=FaultKind.ENGINE_CRASH, at_event=MIDDLE), 1),
+        (Fault(kind=FaultKind.DEAF_ENGINE, at_event=MIDDLE), 1),
+        (Fault(kind=FaultKind.SLOW_ENGINE, at_event=MIDDLE, amount=4), 1),
+        (Fault(kind=FaultKind.LOST_ABORT, at_event=1), 1),
+        (Fault(kind=FaultKind.LATE_FINISH, at_event=MIDDLE, amount=20), 1),
+        (Fault(kind=FaultKind.DUPLICATE_FINISH, at_event=MIDDLE, amount=0.1), 1),
+        (Fault(kind=FaultKind.DUPLICATE_VERDICT, at_event=MIDDLE, amount=0.1), 1),
+        (Fault(kind=FaultKind.CLOCK_JUMP, at_event=MIDDLE, amount=5), 1),
+        (Fault(kind=FaultKind.CLOCK_JUMP, at_s=0.01, amount=5), 1),
+        (Fault(kind=FaultKind.HUNG_ENGINE, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.HUNG_TRAINER, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.LOST_TRAINER, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.TORN_WEIGHTS, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.FULL_DISK, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.NODE_LOSS, at_event=MIDDLE, amount=4), 2),
+        (Fault(kind=FaultKind.DRIVER_KILL, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.DRIVER_KILL, at_s=0.01), 2),
+        (Fault(kind=FaultKind.PREEMPTION_NOTICE, target=1), 2),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
+)
+def test_a_run_with_one_fault_trains_everything_in_so_many_attempts(tmp_path, fault, num_attempts):
+    outcome = outcome_of(tmp_path, fault)
+    assert outcome.happened == {fault.kind: 1}
+    assert outcome.num_attempts == num_attempts
+
+
+def test_a_verdict_that_never_comes_ends_the_run_at_its_deadline(tmp_path):
+    plain = replace(CALM, batching="plain")
+    outcome = outcome_of(tmp_path, Fault(kind=FaultKind.HUNG_REWARD, at_event=MIDDLE, amount=1e6), world=plain)
+    assert outcome.num_attempts == 2
+
+
+QUICK = ("forget to defer", "last in", "forget to abort", "long queue", "drops facts", "share a seed", "another one's")
+
+
+@pytest.mark.parametrize(
+    "bug", [bug for bug in BUGS if any(name in bug.name for name in QUICK)], ids=lambda bug: bug.name
+)
+def test_a_deliberate_bug_is_found_within_few_seeds(bug, tmp_path):
+    with with_bug(bug):
+        assert first_failure(range(30), tmp_path) is not None
+
+
+def test_a_failure_of_the_machines_shrinks_to_few_events_that_pass_once_the_bug_is_gone(tmp_path):
+    bug = next(bug for bug in BUGS if bug.name.startswith("last in"))
+    with with_bug(bug):
+        found = first_failure(range(30), tmp_path)
+        assert found is not None
+        shrunk = shrink(draw_world(found[0]), found[1])
+        files = shrunk.save(tmp_path / "out")
+        assert [file.suffix for file in files] == [".json", ".jsonl"]
+        told = load_events(files[1])
+        assert told == shrunk.told
+        assert rule_broken_by(told) == shrunk.violation.rule == found[1].rule
+        assert len(told.events) < len(found[1].history.events)
+    assert shrunk.world.faults == ()
+    assert load_world(files[0]) == shrunk.world
+    for number, file in enumerate(files):
+        scratch = tmp_path / f"scratch-{number}"
+        scratch.mkdir()
+        assert rule_broken_in(file, scratch) is None
+
+
+def test_the_shortest_part_that_fails_is_found():
+    items = list(range(100))
+    random.Random(0).shuffle(items)
+    needed = {3, 57, 90}
+    assert set(shortest(items, lambda part: needed <= set(part))) == needed
