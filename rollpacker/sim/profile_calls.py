@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from rollpacker.sim.profile import CallCosts
 
 
+_INSTANT_S = 1e-6
+"""What is judged within it was judged at once: in reality, before the event loop came to the next answer."""
+
+
 class _Pace:
     """Keeps answers apart."""
 
@@ -92,6 +96,8 @@ class CalledReward:
     def __init__(self, reward: RewardService, costs: CallCosts) -> None:
         self._reward = reward
         self._costs = costs
+        self._next: asyncio.Task[Sequence[Verdict]] | None = None
+        """A `collect` of the reward that nobody awaits yet."""
         self._half_s = costs.call_s / 2
         self._pace = _Pace(costs.collect_interval_s)
 
@@ -109,10 +115,19 @@ class CalledReward:
     async def collect(self) -> Sequence[Verdict]:
         await asyncio.sleep(self._half_s)
         await self._pace.wait()
-        verdicts = await self._reward.collect()
+        verdicts = list(await (self._next or asyncio.create_task(self._reward.collect())))
+        while True:
+            self._next = asyncio.create_task(self._reward.collect())
+            done, _ = await asyncio.wait({self._next}, timeout=_INSTANT_S)
+            more = self._next.result() if done else ()
+            if not more:
+                break
+            verdicts += more
         self._pace.answered()
         await asyncio.sleep(self._half_s)
         return verdicts
 
     async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
         await self._reward.close()

@@ -13,11 +13,13 @@ from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.metrics.profiles import write_profile
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import GenerationRequest
+from rollpacker.protocols.reward import ResponseToScore
+from rollpacker.protocols.rollout import GenerationRequest, Prompt
 from rollpacker.runtime.preflight import judge
 from rollpacker.sim.arrivals import Arrivals
+from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.profile import CallCosts, LinearCost
-from rollpacker.sim.profile_calls import CalledEngine
+from rollpacker.sim.profile_calls import CalledEngine, CalledReward
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.clusters import SMALL
 from tests.sim.test_profile import profile
@@ -131,6 +133,44 @@ class Instant:
 
 def line(fixed, slope=0.0):
     return LinearCost(coefficients=(fixed, slope), residual=0.0)
+
+
+def asked(num_tokens) -> ResponseToScore:
+    request = RequestId(0, PromptId(0, "a"), num_tokens)
+    prompt = Prompt(key="a", domain="math", messages=(), text="", ground_truth="")
+    return ResponseToScore(request=request, prompt=prompt, token_ids=blank_tokens(num_tokens), is_truncated=False)
+
+
+def test_what_is_judged_at_once_comes_in_one_answer_and_what_comes_later_in_the_next():
+    costs = CallCosts(
+        call_s=0.002,
+        request=line(0.004),
+        response=line(0.003),
+        reward=LinearCost(coefficients=(0.005, 0, 0), residual=0),
+        collect_interval_s=0.03,
+    )
+
+    class OneByOne(Instant):
+        """A reward that finishes its work piece by piece, without taking time for it."""
+
+        async def score(self, responses):
+            for response in responses:
+                asyncio.get_running_loop().call_later(0.05, self.arrivals.put, [len(response.token_ids)])
+                await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.1, self.arrivals.put, ["late"])
+
+        async def close(self):
+            self.arrivals.close()
+
+    async def play():
+        reward = CalledReward(OneByOne(), costs)
+        await reward.score([asked(length) for length in (3, 1, 2)])
+        answers = [await reward.collect(), await reward.collect()]
+        await reward.close()
+        return answers
+
+    at_once, late = run_in_virtual_time(play())
+    assert (sorted(at_once), late) == ([1, 2, 3], ["late"])
 
 
 def test_calls_take_their_time_and_answers_keep_their_distance():
