@@ -113,8 +113,8 @@ class Books(Witness):
     def end_attempt(self) -> None:
         """Keep how things stand if a checkpoint may have been taken of it."""
         history = self.history
-        if history is not None and history.judge.round is None:
-            self._at_step.setdefault(history.judge.step + 1, pickle.dumps(history))
+        if history is not None and history.judge.step + 1 == len(history.batches):
+            self._at_step[len(history.batches)] = pickle.dumps(history)
 
     # Scheduler
 

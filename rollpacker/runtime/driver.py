@@ -304,9 +304,21 @@ class Driver:
 
     async def _ask_stats(self) -> dict[EngineId, EngineStats]:
         """The statistics of every engine in use."""
-        engine_ids = list(self._engines)
-        stats = await asyncio.gather(*(self._engines[engine_id].stats() for engine_id in engine_ids))
-        return dict(zip(engine_ids, stats, strict=True))
+        asked = {engine_id: engine.stats() for engine_id, engine in self._engines.items()}
+        answers = await self._watchdog.within(
+            self._deadlines.rollout_stall_s,
+            "the engines' statistics",
+            asyncio.gather(*asked.values(), return_exceptions=True),
+        )
+        stats: dict[EngineId, EngineStats] = {}
+        for engine_id, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, EngineFailed):
+                self._lose(engine_id, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                stats[engine_id] = answer
+        return stats
 
     def _is_batch_complete(self) -> bool:
         return self._round is not None and self._round.order is not None
@@ -388,6 +400,10 @@ class Driver:
         self._on_engine_lost(error)
         if self._engines.pop(engine_id, None) is None:
             return  # it belongs to a fleet that sleeps, of which the scheduler does not know
+        if engine_id not in self._scheduler.engines:  # it died before it had joined
+            if not self._engines:
+                raise error
+            return
         self._to_engines.pop(engine_id, None)
         lost = {request for request, holder in self._in_flight.items() if holder == engine_id}
         self._in_flight = {request: holder for request, holder in self._in_flight.items() if request not in lost}
