@@ -52,7 +52,7 @@ from rollpacker.core.events import (
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
-from tests.core.judge import Judge
+from rollpacker.fuzz.judge import Judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
