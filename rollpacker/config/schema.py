@@ -151,11 +151,9 @@ class WorkloadSection(Section):
     run_time_rho: float = Field(0.8, ge=0, lt=1)
     """Correlation of the run times of a prompt's programs (Gaussian copula): they solve the same problem on the same
     test cases. A guess: the paper shows marginals only."""
-    rule_time_s: float = Field(0.01, ge=0)
-    """CPU time to compare an answer with its ground truth by a rule. A guess: the paper gives no figure."""
     reward_time_s: float | None = Field(None, ge=0)
     """Time to judge any response, on a CPU worker; null takes the run times of the paper's sandbox (Fig 7a) for
-    programs, `rule_time_s` for rules, and the LLM judge's prefill."""
+    programs, `hardware.rule_time_s` for rules, and the LLM judge's prefill."""
 
 
 class RolloutSection(Section):
@@ -269,11 +267,13 @@ class JudgeSection(Section):
 
     model: ModelSection = ModelSection(path=None, dtype="bfloat16")
     """The paper's judge is Qwen2.5-7B-Instruct."""
-    placement: Literal["dedicated", "shared", "turns"] = "dedicated"
+    placement: Literal["auto", "dedicated", "shared", "turns"] = "auto"
     """`dedicated` has GPUs of its own; `shared` works on the engines' GPUs beside them (CUDA MPS); `turns` has these
-    GPUs once the rollout has ended, and is loaded then: with `system.reward=batch` only."""
-    num_gpus: int = Field(8, ge=1)
-    """Of a `dedicated` judge, beside those of engines and trainer. The paper does not give it: a guess, one node."""
+    GPUs once the rollout has ended, and is loaded then: with `system.reward=batch` only. `auto` is `shared` with
+    `system.reward=scheduled`, as the paper's reward scheduler does it, and `dedicated` otherwise."""
+    num_gpus: int = Field(1, ge=1)
+    """Of a `dedicated` judge, beside those of engines and trainer. The paper does not give it. With 1, judging 1,024
+    answers of the paper's lengths takes a share of a step near Table 1's."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one replica; there are as many replicas as the GPUs hold."""
     gpu_share: float = Field(0.2, gt=0, lt=1)
@@ -302,7 +302,8 @@ class RewardSection(Section):
     """How a domain's responses are judged in a modelled run. Those that are not named: `code` in the sandbox, `judge`
     by the LLM judge, all others by a rule."""
     num_cores: int | None = Field(None, ge=1)
-    """Cores that the `num_workers` programs of a modelled run share, all of the allocation; null: a core for each."""
+    """Cores that the `num_workers` programs of a modelled run share; null: `hardware.reward_cores_per_node` of every
+    node, and no more programs at a time than cores."""
     num_rule_workers: int | None = Field(None, ge=1)
     """Answers that rules check at the same time in a modelled run, on cores of their own; null: among the
     `num_workers`. veRL checks one after the other."""
@@ -376,6 +377,16 @@ class HardwareSection(Section):
     """Share of NVLink's and the network's rate that transfers reach. A common figure, not fitted."""
     step_overhead_s: float = Field(0.002, ge=0)
     """Of every forward pass of an engine: scheduling, sampling, kernel launches. A common figure, not fitted."""
+    sequence_overhead_s: float = Field(0.0, ge=0)
+    """Of every sequence in a forward pass of an engine: what scheduling, sampling and detokenization take for each."""
+    training_sequence_overhead_s: float = Field(0.0, ge=0)
+    """Of every sequence that a training replica passes forward and backward: what does not depend on its length."""
+    weight_sync_efficiency: float = Field(0.7, gt=0, le=1)
+    """Share of the network's rate at which new weights come from the other nodes. As `link_efficiency`, not fitted."""
+    reward_cores_per_node: int = Field(64, ge=1)
+    """Cores of a node that run programs to be judged, one at a time each. A guess."""
+    rule_time_s: float = Field(0.01, ge=0)
+    """CPU time to compare an answer with its ground truth by a rule. A guess."""
     engine_switch_s: float = Field(0.5, ge=0)
     """To put an engine to sleep, or to wake it: its memory is freed or taken. A guess."""
     allreduce_latency_s: float = Field(1e-5, ge=0)

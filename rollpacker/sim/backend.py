@@ -50,7 +50,9 @@ class ModelledBackend:
                 f"Dropped {workload.num_dropped_prompts} prompts of more than data.max_prompt_tokens={limit} tokens."
             )
         fleets = {degree: self._fleet(plan, degree, workload) for degree in plan.engines}
-        reward: RewardService = ModelledReward(config.reward, judge=plan.judge, judgement_of=workload.judgement_of)
+        reward: RewardService = ModelledReward(
+            config.reward, num_cores=plan.num_reward_cores, judge=plan.judge, judgement_of=workload.judgement_of
+        )
         if plan.profile:
             reward = CalledReward(reward, plan.profile.calls)
         yield Workers(

@@ -1,17 +1,18 @@
 """How long engines, trainer and weight transfer take on given GPUs, from first principles.
 
-Invariant: every time is a function of sizes (`Transformer`), peaks and shares of peaks (`HardwareSection`) and of what
-is done; nothing is fitted to a result. What is left out is left out on purpose: it would need a measurement.
+Invariant: every time is a function of sizes (`Transformer`), peaks, shares of peaks and overheads (`HardwareSection`)
+and of what is done. Which of these are data sheets, guesses or fitted to the paper stands in `conf/hardware/`.
 
-    a forward pass   step_overhead_s
+    a forward pass   step_overhead_s, and sequence_overhead_s for each sequence in it
                    + max(weights read at the memory's rate, matrix work at the processors' rate)      a roofline
                    + KV cache of all decoding sequences, read at the memory's rate
                    + attention work of prefilled tokens on their context
                    + two all-reduces per layer among the engine's GPUs
     a training step  forward and backward of the fullest replica at `training_efficiency`, three times the forward work
+                   + training_sequence_overhead_s for each sequence of the fullest replica
                    + pipeline bubble, all-reduces of tensor parallelism, gradients' all-reduce over the replicas.
                      Ring attention hides the communication of context parallelism behind its compute.
-    weights          once over the network into every node, then over NVLink into every engine
+    weights          what lies on other nodes over the network, then over NVLink into every engine
 
 Everything that a GPU of a tensor-parallel group does is divided by the group's size.
 Sources: the roofline model (Williams et al., 2009); FLOPs per token as in Kaplan et al., 2020; ring all-reduce moves
@@ -119,7 +120,11 @@ class EngineCosts:
         return self.model.kv_bytes_per_token / self._memory_rate
 
     def pass_s(self, num_tokens: int) -> float:
-        """One forward pass over so many tokens, without their attention."""
+        """One token for each of so many sequences, without reading what is cached of them."""
+        return self.forward_s(num_tokens) + self.hardware.sequence_overhead_s * num_tokens
+
+    def forward_s(self, num_tokens: int) -> float:
+        """One forward pass over so many tokens, without their attention and what each sequence takes."""
         weights_s = self.model.num_weight_bytes / self._memory_rate
         matmul_s = self.model.forward_flops(num_tokens) / self._matmul_rate
         return self.hardware.step_overhead_s + max(weights_s, matmul_s) + self._allreduce_s(num_tokens)
@@ -137,7 +142,9 @@ class EngineCosts:
     def prefill_pass_s(self, num_decoding: int, chunks: Sequence[tuple[int, int]]) -> float:
         """One pass over all of them together, and the attention of the prompts."""
         num_tokens = num_decoding + sum(end - begin for begin, end in chunks)
-        return self.pass_s(num_tokens) + sum(self.prefill_attention_s(begin, end) for begin, end in chunks)
+        overhead_s = self.hardware.sequence_overhead_s * (num_decoding + len(chunks))
+        attention_s = sum(self.prefill_attention_s(begin, end) for begin, end in chunks)
+        return self.forward_s(num_tokens) + overhead_s + attention_s
 
     def prefill_attention_s(self, begin: int, end: int) -> float:
         """Attention of the tokens at positions `begin` to `end` of one sequence."""
@@ -191,11 +198,13 @@ class TrainerCosts:
     ) -> float:
         """Forward and backward over all sequences, packed without padding and spread over the replicas, or so many."""
         lengths = [*lengths_tokens, *forward_only]
-        flops, tokens = self._fullest_replica(lengths, num_replicas or self.num_replicas)
+        num_replicas = num_replicas or self.num_replicas
+        flops, tokens = self._fullest_replica(lengths, num_replicas)
+        overhead_s = self.hardware.training_sequence_overhead_s * math.ceil(len(lengths) / num_replicas)
         rate = self.hardware.tflops * TERA * self.hardware.training_efficiency * self.gpus_per_replica
         num_microbatches = max(1, math.ceil(tokens / self.max_tokens_per_microbatch))
         bubble = (self.pipeline_parallel - 1) / num_microbatches
-        return (flops / rate + self._tensor_parallel_s(tokens)) * (1 + bubble)
+        return (flops / rate + self._tensor_parallel_s(tokens)) * (1 + bubble) + overhead_s
 
     def update_s(self) -> float:
         """Sum the gradients over the replicas."""
@@ -226,8 +235,10 @@ class TrainerCosts:
 
 def weight_transfer_s(model: Transformer, hardware: HardwareSection, *, num_gpus: int, tensor_parallel: int) -> float:
     """Bring a policy from the trainer to every engine."""
-    over_network = model.num_weight_bytes / network_rate(hardware) if num_gpus > hardware.gpus_per_node else 0.0
-    return over_network + model.num_weight_bytes / tensor_parallel / nvlink_rate(hardware)
+    num_nodes = math.ceil(num_gpus / hardware.gpus_per_node)
+    from_other_nodes = model.num_weight_bytes * (num_nodes - 1) / num_nodes
+    network_s = from_other_nodes / (hardware.network_gb_per_s * GIGA * hardware.weight_sync_efficiency)
+    return network_s + model.num_weight_bytes / tensor_parallel / nvlink_rate(hardware)
 
 
 def nvlink_rate(hardware: HardwareSection) -> float:

@@ -37,7 +37,7 @@ from rollpacker.sim.decoder import PREFILL_TOKENS_PER_PASS
 from rollpacker.sim.shapes import transformer_of
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import HardwareSection, JudgeSection, RunConfig
+    from rollpacker.config.schema import HardwareSection, RunConfig
 
 _STREAMING_BUFFERS = 2
 """Layers that lie in GPU memory while others stream: one computes, the next one arrives."""
@@ -66,7 +66,7 @@ class JudgeCosts:
         passes = [PREFILL_TOKENS_PER_PASS] * full + ([rest] if rest else [])
         attention_s = sum(costs.prefill_attention_s(0, length) for length in lengths_tokens)
         stream_s = self._bytes_per_gpu * (1 - self.resident_share) / pcie_rate(costs.hardware)
-        return sum(max(costs.pass_s(size) + attention_s * size / num_tokens, stream_s) for size in passes)
+        return sum(max(costs.forward_s(size) + attention_s * size / num_tokens, stream_s) for size in passes)
 
     @property
     def load_s(self) -> float:
@@ -113,9 +113,10 @@ def plan_judge(config: RunConfig) -> JudgePlan:
     """
     assert config.hardware is not None
     judge, hardware = config.reward.judge, config.hardware
-    is_shared = judge.placement == "shared"
+    placement = placement_of(config)
+    is_shared = placement == "shared"
     num_gpus = judge.num_gpus
-    if judge.placement != "dedicated":
+    if placement != "dedicated":
         num_gpus = config.engine.num_engines * config.engine.tensor_parallel
     _check(config, num_gpus)
     costs = JudgeCosts(
@@ -125,7 +126,7 @@ def plan_judge(config: RunConfig) -> JudgePlan:
             tensor_parallel=judge.tensor_parallel,
         ),
         resident_share=judge.resident_share,
-        is_loaded_per_batch=judge.placement == "turns",
+        is_loaded_per_batch=placement == "turns",
         start_s=judge.start_s,
     )
     available = hardware.memory_gb * GIGA * hardware.memory_share
@@ -138,13 +139,26 @@ def plan_judge(config: RunConfig) -> JudgePlan:
     return JudgePlan(
         costs=costs,
         num_replicas=num_gpus // judge.tensor_parallel,
-        num_own_gpus=num_gpus if judge.placement == "dedicated" else 0,
+        num_own_gpus=num_gpus if placement == "dedicated" else 0,
     )
 
 
-def hardware_beside(judge: JudgeSection, plan: JudgePlan, hardware: HardwareSection) -> HardwareSection:
+def placement_of(config: RunConfig) -> str:
+    """Where the judge works: as configured, or as the system's reward scheduling implies.
+
+    Measured engines had their GPUs to themselves, so beside a profile `auto` shares none.
+    """
+    placement = config.reward.judge.placement
+    if placement != "auto":
+        return placement
+    assert config.hardware is not None
+    return "shared" if config.system.reward == "scheduled" and config.hardware.profile is None else "dedicated"
+
+
+def hardware_beside(config: RunConfig, plan: JudgePlan, hardware: HardwareSection) -> HardwareSection:
     """What the engines have of the GPUs, when a judge shares them all the time."""
-    if judge.placement != "shared":
+    judge = config.reward.judge
+    if placement_of(config) != "shared":
         return hardware
     left = _with_processors(hardware, 1 - judge.gpu_share)
     taken = plan.costs.memory_bytes_per_gpu / (hardware.memory_gb * GIGA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,6 +52,11 @@ class ClusterPlan:
         return tuple(tuple(range(first, first + size)) for first in range(0, self.num_gpus, size))
 
     @property
+    def num_reward_cores(self) -> int:
+        """That run programs, on all nodes."""
+        return self.hardware.reward_cores_per_node * math.ceil(self.num_gpus / self.hardware.gpus_per_node)
+
+    @property
     def num_all_gpus(self) -> int:
         """With those of a judge that has its own."""
         return self.num_gpus + (self.judge.num_own_gpus if self.judge else 0)
@@ -75,7 +81,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             "Choose a degree that divides the GPUs of a node.",
         )
     judge = plan_judge(config) if needs_judge else None
-    beside_judge = hardware_beside(config.reward.judge, judge, hardware) if judge else hardware
+    beside_judge = hardware_beside(config, judge, hardware) if judge else hardware
 
     profile = ProfiledCluster(hardware.profile, model, config.model.dtype) if hardware.profile else None
 

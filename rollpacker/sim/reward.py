@@ -47,6 +47,7 @@ class ModelledReward:
 
     Args:
         section: Workers, cores, and the limit of what is given none.
+        num_cores: Of the cluster, for programs; None: as many as workers.
         judge: Where an LLM judge works; None when no response needs one.
         judgement_of: What becomes of each response.
     """
@@ -55,13 +56,15 @@ class ModelledReward:
         self,
         section: RewardSection,
         *,
+        num_cores: int | None = None,
         judge: JudgePlan | None = None,
         judgement_of: Callable[[ResponseToScore], Judgement],
     ) -> None:
         self._timeout_s = section.timeout_s
         self._judgement_of = judgement_of
         num_workers, num_rule_workers = section.num_workers, section.num_rule_workers
-        programs = Sandbox(num_places=num_workers, num_cores=section.num_cores or num_workers)
+        num_places = num_workers if section.num_cores else min(num_workers, num_cores or num_workers)
+        programs = Sandbox(num_places=num_places, num_cores=section.num_cores or num_places)
         self._programs = self._rules = _Timed(programs, self._programs_ended)
         if num_rule_workers is not None:
             rules = Sandbox(num_places=num_rule_workers, num_cores=num_rule_workers)

@@ -76,6 +76,8 @@ class Workload:
         self._kinds = dict(REWARD_KINDS)
         self._kinds.update({Domain(name): kind for name, kind in config.reward.kinds.items()})
         self._template_tokens = config.reward.judge.template_tokens
+        assert config.hardware is not None
+        self._rule_time_s = config.hardware.rule_time_s
         self._seed = config.run.seed
         self._max_response_tokens = config.rollout.max_response_tokens
         path = self._section.lengths
@@ -132,7 +134,7 @@ class Workload:
                 time_s = math.inf if is_endless else self._run_time_s(name.prompt.key, run_time_p)
                 return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(time_s), has_program=True)
             case _:
-                return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(self._section.rule_time_s))
+                return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(self._rule_time_s))
 
     def _kind(self, domain: Domain) -> RewardKind:
         return self._kinds.get(domain, "rule")

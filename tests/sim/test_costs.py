@@ -106,13 +106,13 @@ def test_gradients_cross_the_network_only_when_the_replicas_do():
     assert trainer(num_gpus=16).update_s() > trainer(num_gpus=8).update_s() > 0
 
 
-def test_weights_cross_the_network_once_for_every_node():
+def test_weights_that_lie_on_other_nodes_cross_the_network():
     model = model_of("qwen2.5-7b")
     one_node, two_nodes, many = (
         weight_transfer_s(model, hardware(), num_gpus=num_gpus, tensor_parallel=1) for num_gpus in (8, 16, 128)
     )
-    assert two_nodes - one_node == pytest.approx(model.num_weight_bytes / (50e9 * 0.7))
-    assert many == two_nodes
+    assert two_nodes - one_node == pytest.approx(model.num_weight_bytes / 2 / (50e9 * 0.7))
+    assert two_nodes < many < one_node + model.num_weight_bytes / (50e9 * 0.7)
 
 
 def test_a_model_that_leaves_no_room_for_one_sequence_is_refused():

@@ -13,7 +13,7 @@ from rollpacker.sim.judge import Answer, Judge, JudgeCosts, plan_judge
 from rollpacker.sim.plan import plan_cluster
 from tests.sim.clusters import SMALL, hardware
 
-WORDS = ["backend=sim", "model=qwen2.5-7b", "run.dir=x", "engine.num_engines=16"]
+WORDS = ["backend=sim", "model=qwen2.5-7b", "run.dir=x", "engine.num_engines=16", "reward.judge.placement=dedicated"]
 
 
 def judge_costs(**changes) -> JudgeCosts:
@@ -108,7 +108,7 @@ def test_a_judge_that_takes_turns_is_loaded_for_each_batch_and_only_then():
     [
         (["reward.judge.placement=turns"], "turns with system.reward=scheduled"),
         (["reward.judge.placement=shared", "hardware.profile=p.parquet"], "shared with hardware.profile=p.parquet"),
-        (["reward.judge.tensor_parallel=3"], "3 on 8 GPUs"),
+        (["reward.judge.tensor_parallel=3"], "3 on 1 GPUs"),
         (["reward.judge.model.shape=null"], "neither a path nor a shape"),
         (["model@reward.judge.model=qwen2.5-32b", "hardware=a100-40g"], "takes 66 GB of a GPU"),
     ],

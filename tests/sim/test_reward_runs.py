@@ -39,7 +39,7 @@ def reward_time(run_dir: Path) -> float:
 
 
 def test_programs_that_share_few_cores_take_longer(tmp_path):
-    words = ["workload=code", "workload.reward_time_s=1"]
+    words = ["workload=code", "workload.reward_time_s=1", "reward.num_rule_workers=null"]
     many, few = (reward_time(train(tmp_path / name, *words, f"reward.num_cores={name}")) for name in ("32", "2"))
     assert (many, few) == (pytest.approx(1), pytest.approx(16))  # 32 responses of 1 s each
 
@@ -55,7 +55,7 @@ def test_endless_programs_cost_the_limit_and_score_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("placement", "slower"), [("dedicated", "reward.judge.num_gpus=1"), ("turns", "reward.judge.start_s=5")]
+    ("placement", "slower"), [("dedicated", "reward.judge.template_tokens=2000"), ("turns", "reward.judge.start_s=5")]
 )
 def test_a_judge_takes_its_time_after_the_rollout(tmp_path, placement, slower):
     words = ["workload=judge", f"reward.judge.placement={placement}"]

@@ -233,7 +233,7 @@ def test_run_times_of_a_prompts_programs_are_correlated_by_their_own_rho(rho):
 
 
 def test_each_domain_is_judged_by_its_own_kind_and_the_configuration_may_say_another():
-    source = workload("workload=mix", "data.max_prompt_tokens=300", "workload.rule_time_s=0.5")
+    source = workload("workload=mix", "data.max_prompt_tokens=300", "hardware.rule_time_s=0.5")
     kinds = {domain: judgements(source, domain, 1)[0] for domain in ("math", "code", "judge")}
     assert [each.has_program for each in kinds.values()] == [False, True, False]
     assert [each.judge_tokens for each in kinds.values()] == [None, None, 256 + 700 + 200]
