@@ -71,4 +71,6 @@ def run_seeds(seeds: Sequence[int]) -> list[Outcome]:
 
 
 def _leave_interrupts_to_the_parent() -> None:
+    """Ignore Ctrl-C, which the parent sees too, and end when the parent says so, whatever it had set for itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
