@@ -503,7 +503,11 @@ class Driver:
     async def _each(self, engine_ids: Iterable[EngineId], order: Callable[[Engine], Awaitable[None]]) -> None:
         """Give the same order to several engines at once."""
         present = [(engine_id, self._engines[engine_id]) for engine_id in engine_ids if engine_id in self._engines]
-        await asyncio.gather(*(self._guarded(engine_id, order(engine)) for engine_id, engine in present))
+        await self._watchdog.within(
+            self._deadlines.rollout_stall_s,
+            "engines to fall asleep or to wake",
+            asyncio.gather(*(self._guarded(engine_id, order(engine)) for engine_id, engine in present)),
+        )
 
     async def _guarded(self, engine_id: EngineId, order: Awaitable[None]) -> bool:
         """Give an order to an engine; False when it turns out to be lost."""
