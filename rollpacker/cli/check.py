@@ -81,6 +81,7 @@ def _describe(config: RunConfig, outlook: Outlook) -> dict[str, str]:
         "lengths": _lengths(config, outlook.model),
         "batch": _batch(config, outlook.settings),
         "rollout": _rollout(config, outlook.settings),
+        "techniques": _techniques(config),
         "steps": _steps(config, outlook),
         "actors": _actors(config, outlook.cluster),
         "writes": _writes(config),
@@ -143,6 +144,22 @@ def _rollout(config: RunConfig, settings: SchedulerSettings) -> str:
         f"long rounds run {num_prompts} deferred prompts x {num_responses} responses to their end\n"
         f"expected: {_number(ratio)} short rounds per long round"
     )
+
+
+def _techniques(config: RunConfig) -> str:
+    """What the system has beside its batching, and what of it can act in this run."""
+    system, is_modelled = config.system, config.backend.name == "sim"
+    techniques = (
+        (system.reward == "scheduled", "programs stop that take much longer than correct ones", "a code sandbox"),
+        (system.planner, "rounds that preempt move to engines of more GPUs", "engines of several degrees"),
+        (system.stream, "half of the engines train before the rollout ends", "engines and trainer on the same GPUs"),
+    )
+    lines = [
+        technique if is_modelled else f"not here: {technique} (it needs {needs})"
+        for is_on, technique, needs in techniques
+        if is_on
+    ]
+    return "\n".join(lines) or "none"
 
 
 def _lengths(config: RunConfig, model: ModelFacts) -> str:

@@ -283,3 +283,34 @@ def _default_text(default: object) -> str:
 def _takes(key: Key) -> str:
     legal = f"{key.legal[0].upper()}{key.legal[1:]}."
     return f"{legal} Default: {DEFAULT_RUN_DIR}" if key.name == "run.dir" else legal
+
+
+def show_calibrate_help() -> None:
+    """Print what `rollpacker calibrate` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Fit eight parameters of a node type to the paper's numbers of the 7B and 14B models, by modelled "
+                    "runs of its setups, and write a hardware file with these parameters and every row's residual. "
+                    "Everything else in the paper is left to be predicted. Takes about ten minutes on two cores."
+                ),
+            ),
+            ("Usage", Text("rollpacker calibrate out=FILE [reference=DIR] [hardware=NAME] [rounds=N] [jobs=N]")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("out", Text("The hardware file to write, such as conf/hardware/h800.yaml")),
+                        ("reference", Text("The paper's numbers as CSV files. Default: analysis/paper")),
+                        ("hardware", Text("Whose data sheet is taken. Default: h800")),
+                        ("rounds", Text("Rounds of the fit; 0 compares the starting values. Default: 2")),
+                        ("jobs", Text("Processes that model runs. Default: 1")),
+                    ]
+                ),
+            ),
+            ("Example", _commands("rollpacker calibrate out=h800.yaml jobs=2")),
+        ],
+    )

@@ -59,6 +59,12 @@ COMMANDS = (
         can_sweep=False,
     ),
     Command(
+        name="calibrate",
+        summary="Fit the modelled cluster to the paper's numbers, and say how far off each one still is.",
+        module="rollpacker.cli.calibrate",
+        can_sweep=False,
+    ),
+    Command(
         name="score",
         summary="Score given responses with a reward, to try it on your data before you train on it.",
         module="rollpacker.cli.score",

@@ -608,7 +608,7 @@ def _uncertainty(
 
 def _is_ahead(config: RunConfig) -> bool:
     """True when a system has parts that no real run has yet."""
-    return any(getattr(config.system, part, False) for part in ("planner", "stream"))
+    return config.system.planner or config.system.stream
 
 
 def _cost_model(base: RunConfig) -> str:
@@ -616,9 +616,12 @@ def _cost_model(base: RunConfig) -> str:
 
     assert base.hardware is not None
     name, hardware = base.hardware.name, base.hardware
-    profile = getattr(hardware, "profile", None)
-    if profile:
-        return f"{name}: computed from the profile {profile}, as it was measured there."
+    if hardware.profile:
+        return f"{name}: computed from the profile {hardware.profile}, as it was measured there."
+    if hardware.fitted_to:
+        return (
+            f"{name}: from data sheets, with overheads fitted to {hardware.fitted_to}; conf/hardware shows how far off."
+        )
     guesses = [key for key in HardwareSection.model_fields if key.endswith(GUESSED)]
     moved = [key for key in guesses if getattr(hardware, key) != HardwareSection.model_fields[key].default]
     if moved:

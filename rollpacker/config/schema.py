@@ -302,8 +302,8 @@ class RewardSection(Section):
     """How a domain's responses are judged in a modelled run. Those that are not named: `code` in the sandbox, `judge`
     by the LLM judge, all others by a rule."""
     num_cores: int | None = Field(None, ge=1)
-    """Cores that the `num_workers` programs of a modelled run share; null: `hardware.reward_cores_per_node` of every
-    node, and no more programs at a time than cores."""
+    """Cores that the `num_workers` programs of a modelled run share; null: those that the hardware's nodes have for
+    it, and no more programs at a time than cores."""
     num_rule_workers: int | None = Field(None, ge=1)
     """Answers that rules check at the same time in a modelled run, on cores of their own; null: among the
     `num_workers`. veRL checks one after the other."""
@@ -348,6 +348,9 @@ class HardwareSection(Section):
 
     name: str
     """What people call them."""
+    fitted_to: str | None = None
+    """What the overheads and efficiencies below were fitted to, by `rollpacker calibrate`; null: they are data sheets,
+    common figures and guesses."""
     profile: Path | None = None
     """A Parquet file that `rollpacker profile` wrote: engines, trainer, weight transfer and calls take what was
     measured there, instead of what the keys below come to."""
@@ -368,21 +371,23 @@ class HardwareSection(Section):
     memory_share: float = Field(0.9, gt=0, le=1)
     """Of a GPU's memory that an engine takes; what its weights leave of it holds the KV cache. vLLM's default."""
     memory_efficiency: float = Field(0.8, gt=0, le=1)
-    """Share of `memory_gb_per_s` that decoding reaches. A common figure, not fitted."""
+    """Share of `memory_gb_per_s` that decoding reaches. A common figure."""
     matmul_efficiency: float = Field(0.6, gt=0, le=1)
-    """Share of `tflops` that prefill and decode reach. A common figure, not fitted."""
+    """Share of `tflops` that prefill and decode reach. A common figure."""
     training_efficiency: float = Field(0.4, gt=0, le=1)
-    """Share of `tflops` that forward and backward passes reach (MFU). A common figure, not fitted."""
+    """Share of `tflops` that forward and backward passes reach (MFU). A common figure."""
     link_efficiency: float = Field(0.7, gt=0, le=1)
-    """Share of NVLink's and the network's rate that transfers reach. A common figure, not fitted."""
+    """Share of NVLink's and the network's rate that transfers reach. A common figure."""
     step_overhead_s: float = Field(0.002, ge=0)
-    """Of every forward pass of an engine: scheduling, sampling, kernel launches. A common figure, not fitted."""
+    """Of every forward pass of an engine: scheduling, sampling, kernel launches. A common figure."""
+    rollout_start_s: float = Field(0.0, ge=0)
+    """From an engine's first request with new weights to its first forward pass: it wakes and takes its memory."""
     sequence_overhead_s: float = Field(0.0, ge=0)
     """Of every sequence in a forward pass of an engine: what scheduling, sampling and detokenization take for each."""
     training_sequence_overhead_s: float = Field(0.0, ge=0)
     """Of every sequence that a training replica passes forward and backward: what does not depend on its length."""
     weight_sync_efficiency: float = Field(0.7, gt=0, le=1)
-    """Share of the network's rate at which new weights come from the other nodes. As `link_efficiency`, not fitted."""
+    """Share of the network's rate at which new weights come from the other nodes. As `link_efficiency`."""
     reward_cores_per_node: int = Field(64, ge=1)
     """Cores of a node that run programs to be judged, one at a time each. A guess."""
     rule_time_s: float = Field(0.01, ge=0)
@@ -390,7 +395,7 @@ class HardwareSection(Section):
     engine_switch_s: float = Field(0.5, ge=0)
     """To put an engine to sleep, or to wake it: its memory is freed or taken. A guess."""
     allreduce_latency_s: float = Field(1e-5, ge=0)
-    """Of one all-reduce within a node, however small. A common figure, not fitted."""
+    """Of one all-reduce within a node, however small. A common figure."""
 
 
 class BackendSection(Section):

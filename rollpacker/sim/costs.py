@@ -8,6 +8,7 @@ and of what is done. Which of these are data sheets, guesses or fitted to the pa
                    + KV cache of all decoding sequences, read at the memory's rate
                    + attention work of prefilled tokens on their context
                    + two all-reduces per layer among the engine's GPUs
+    a rollout        rollout_start_s, once before the first pass
     a training step  forward and backward of the fullest replica at `training_efficiency`, three times the forward work
                    + training_sequence_overhead_s for each sequence of the fullest replica
                    + pipeline bubble, all-reduces of tensor parallelism, gradients' all-reduce over the replicas.

@@ -47,6 +47,7 @@ class ModelledEngine:
         max_num_seqs: Decode slots.
         weight_transfer_s: How long new weights take to arrive.
         switch_s: How long it takes to fall asleep, and to wake.
+        start_s: How long the first request with new weights waits.
         length_of: How each response will end.
     """
 
@@ -58,12 +59,15 @@ class ModelledEngine:
         max_num_seqs: int,
         weight_transfer_s: float,
         switch_s: float,
+        start_s: float = 0.0,
         length_of: Callable[[GenerationRequest], ResponseLength],
     ) -> None:
         self._engine = engine
         self._decoder = Decoder(costs, max_num_seqs)
         self._weight_transfer_s = weight_transfer_s
         self._switch_s = switch_s
+        self._start_s = start_s
+        self._has_started = True
         self._length_of = length_of
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -74,8 +78,11 @@ class ModelledEngine:
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
         if self._policy_version == NO_VERSION:
             raise ImpossibleEvent(f"{self._engine} was asked to generate while it holds no policy.", "Load weights.")
-        now = self._loop.time()
-        self._decoder.add([self._generation(request, now) for request in requests], now)
+        generations = [self._generation(request, self._loop.time()) for request in requests]
+        if not self._has_started:
+            self._has_started = True
+            await asyncio.sleep(self._start_s)
+        self._decoder.add(generations, self._loop.time())
         self._arm()
 
     def _generation(self, request: GenerationRequest, now: float) -> Generation:
@@ -101,6 +108,7 @@ class ModelledEngine:
         self._require_idle("load weights")
         await asyncio.sleep(self._weight_transfer_s)
         self._policy_version = weights.policy_version
+        self._has_started = False
         return weights.checksum
 
     async def sleep(self) -> None:
