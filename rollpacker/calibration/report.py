@@ -57,11 +57,12 @@ def write_hardware(
 
 
 def summary(compared: Sequence[Compared]) -> str:
-    """One sentence."""
-    num_good = sum(each.is_good for each in compared)
+    """One sentence about the rows that count in the fit."""
+    fitted = [each for each in compared if each.row.weight]
+    num_good = sum(each.is_good for each in fitted)
     return (
-        f"{num_good} of {len(compared)} rows are within {GOOD_WITHIN:.0%} of the paper; "
-        f"half of all are within {_median([abs(each.error) for each in compared]):.0%}."
+        f"{num_good} of {len(fitted)} fitted rows are within {GOOD_WITHIN:.0%} of the paper; "
+        f"half of them are within {_median([abs(each.error) for each in fitted]):.0%}."
     )
 
 

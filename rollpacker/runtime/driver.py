@@ -183,11 +183,6 @@ class Driver:
         """Of the fleet in use, those that are alive."""
         return self._engines
 
-    @property
-    def tensor_parallel(self) -> int:
-        """GPUs of each engine in use."""
-        return self._tensor_parallel
-
     async def start(self) -> None:
         """Report the engines to the scheduler, and listen to them. They hold the first policy."""
         for fleet in self._fleets.values():

@@ -36,7 +36,7 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
     assert main([*words, "engine.tensor_parallel=1", "systems=verl,rollpacker"]) == 0
     printed = " ".join(capsys.readouterr().out.split())  # as if lines were not broken
     assert "MODELLED, not measured" in printed
-    assert "NOT fitted" in printed
+    assert "fitted to what the paper reports" in printed
     assert "100 responses, the longest 3,000 tokens" in printed
     assert "So few say little of the tail: its top 1 % is 1 responses." in printed
     assert "give or take" in printed

@@ -106,7 +106,7 @@ def test_when_all_responses_are_equally_long_nothing_is_gained_and_without_specu
 
 
 def test_long_tails_are_where_tail_batching_gains(tmp_path):
-    words = ["workload=math", "run.num_steps=10", "workload.reward_time_s=0"]
+    words = ["workload=math", "run.num_steps=10", "workload.reward_time_s=0", "hardware.rollout_start_s=0"]
     plain = step_time(train(tmp_path / "verl", "system=verl", *words))
     tail = step_time(train(tmp_path / "rollpacker", "system=rollpacker", *words))
     assert plain / tail > 1.3

@@ -249,7 +249,7 @@ def test_each_domain_is_judged_by_its_own_kind_and_the_configuration_may_say_ano
 
 
 def test_a_response_that_was_cut_has_no_program_to_run():
-    source = workload("workload=code", "workload.solve_rate=1")
+    source = workload("workload=code", "workload.solve_rate=1", "hardware.rule_time_s=0.01")
     [fate] = judgements(source, "code", 1, is_truncated=True)
     assert (fate.reward, fate.reason, fate.has_program, fate.time_s) == (0.0, "truncated", False, 0.01)
 
