@@ -342,8 +342,9 @@ class Driver:
 
     async def _digest(self) -> None:
         """Wait for facts, report them to the scheduler, and send what it orders."""
-        fact = await self._watchdog.within(self._deadlines.rollout_stall_s, self._describe_wait, self._inbox.get())
-        self._report(fact)
+        if self._inbox.empty():
+            arrival = self._inbox.get()
+            self._report(await self._watchdog.within(self._deadlines.rollout_stall_s, self._describe_wait, arrival))
         while not self._inbox.empty():
             self._report(self._inbox.get_nowait())
         await self._send()
@@ -477,9 +478,8 @@ class Driver:
                 calls.append(self._reward.score([self._to_judge(command) for command in to_score]))
             if to_measure:
                 calls.append(self._measure_progress(to_measure))
-            await self._watchdog.within(
-                self._deadlines.rollout_stall_s, "engines and rewards to take orders", asyncio.gather(*calls)
-            )
+            answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
+            await self._watchdog.within(self._deadlines.rollout_stall_s, "engines and rewards to take orders", answer)
         await self._lend()
 
     async def _send_to_engine(self, engine_id: EngineId, commands: Sequence[_EngineCommand]) -> None:
