@@ -103,10 +103,12 @@ class Rollouts:
             self.num_events += len(pending)
             self.leaving.update(command.request for command in commands if isinstance(command, Evict))
             self.num_lendings += sum(isinstance(command, LendEngines) for command in commands)
-            pending = waiting + [answer for command in commands if (answer := self.answer(command, step))]
+            answers = [answer for command in commands if (answer := self.answer(command, step))]
+            measured = [answer for answer in answers if isinstance(answer, ProgressMeasured)]
+            pending = waiting + [answer for answer in answers if not isinstance(answer, ProgressMeasured)]
             self.generator.shuffle(pending)
             waiting = pending[self.stride :]
-            pending = [self.overtaken(event) for event in pending[: self.stride]]
+            pending = measured + [self.overtaken(event) for event in pending[: self.stride]]
         if self.scheduler.snapshot()["router"]["in_flight"]:
             raise RuntimeError(f"Step {step} did not end.")
 
