@@ -1,7 +1,7 @@
 """Measures the modelled cluster: `python tests/benchmarks/simulator.py [SETUP ...]`.
 
-Runs the paper's end-to-end setups (`e2e-7b`, `e2e-14b`, `e2e-32b`, 40 steps) under verl, rlhfuse and rollpacker, each in
-a process of its own, and prints processor time after start-up, scheduler events per second, peak memory, and the
+Runs the paper's end-to-end setups (`e2e-7b`, `e2e-14b`, `e2e-32b`, 40 steps) under verl, rlhfuse and rollpacker, each
+in a process of its own, and prints processor time after start-up, scheduler events per second, peak memory, and the
 modelled mean step time beside the paper's where it gives one (Fig 9; `hardware=h800` is fitted to those). `scale` runs
 one step of 65,536 requests on 8,192 GPUs; `slope` runs one step of growing size on a growing cluster and prints the
 cost of a further event: of what comes on top of the size before. The goals: all nine runs in under 60 s, 8,192 GPUs in
