@@ -181,3 +181,28 @@ def test_a_batch_takes_no_longer_than_list_scheduling_allows(lengths, num_slots)
     longest, total = max(lengths), sum(lengths)
     assert makespan >= max(longest, math.ceil(total / num_slots)) - 1e-6
     assert makespan <= (total - longest) / num_slots + longest + 1e-6
+
+
+def test_progress_in_the_middle_of_a_jump_counts_the_passes_that_have_begun():
+    costs = engine_costs(1000)
+    decoder = Decoder(costs, max_num_seqs=2)
+    decoder.add([generation(number, length=50, num_prompt_tokens=10) for number in range(3)], now=0.0)
+    decoder.advance()  # takes the order in
+    decoder.advance()  # the prefill of the first two, each with its first token
+    began = costs.prefill_pass_s(0, [(0, 10), (0, 10)])
+    assert [number for _, number in decoder.progress(began)] == [1, 1, 0]
+    for num_passes in range(1, 40):
+        began += costs.pass_s(2) + costs.kv_read_s * 2 * (10 + num_passes)
+        assert [number for _, number in decoder.progress(began - 1e-9)] == [1 + num_passes, 1 + num_passes, 0]
+
+
+def test_a_response_begun_elsewhere_is_prefilled_with_what_it_has_and_goes_on():
+    costs = engine_costs(1000)
+    decoder = Decoder(costs, max_num_seqs=2)
+    begun = generation(0, length=50, num_prompt_tokens=10)
+    begun.num_generated = 30
+    decoder.add([begun], now=0.0)
+    [(ended_at, _, num_tokens, _)] = run_out(decoder)
+    passes = sum(costs.pass_s(1) + costs.kv_read_s * cached for cached in range(41, 60))
+    assert (num_tokens, decoder.num_generated_tokens) == (50, 20)
+    assert ended_at == pytest.approx(costs.prefill_pass_s(0, [(0, 40)]) + passes)

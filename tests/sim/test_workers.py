@@ -1,6 +1,7 @@
 """Modelled engine and trainer keep their protocols, and take the time that they say."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -182,3 +183,43 @@ def test_a_checkpoint_brings_the_version_back(tmp_path):
         return (await resumed.export_weights()).policy_version
 
     assert run_in_virtual_time(save_and_load()) == 1
+
+
+@in_virtual_time
+async def test_a_rollout_starts_late_once_for_each_policy():
+    engine, prompt = make_engine(), make_engine()
+    engine._start_s = 4.0
+    ends = {}
+    for each in (engine, prompt):
+        await each.load_weights(weights())
+        began = asyncio.get_running_loop().time()
+        times = []
+        for number in range(2):
+            await each.generate([asked(number)])
+            await collect(each, 1)
+            times.append(asyncio.get_running_loop().time() - began)
+            began = asyncio.get_running_loop().time()
+        ends[each] = times
+    assert ends[engine][0] == pytest.approx(ends[prompt][0] + 4.0)
+    assert ends[engine][1] == pytest.approx(ends[prompt][1])
+
+
+@in_virtual_time
+async def test_an_evicted_response_goes_on_in_another_engine_and_sleep_frees_the_first():
+    first, second = make_engine(), make_engine()
+    for engine in (first, second):
+        await engine.load_weights(weights())
+    await first.generate([asked(0)])
+    await asyncio.sleep(0.1)
+    [progress] = (await first.progress()).running
+    await first.abort([request(0)])
+    [begun] = await collect(first, 1)
+    assert 0 < progress.num_generated_tokens <= begun.num_tokens < LENGTH
+    await first.sleep()
+    await second.generate([replace(asked(0), begun=begun)])
+    [whole] = await collect(second, 1)
+    assert (whole.num_tokens, whole.finish_reason) == (LENGTH, FinishReason.STOP)
+    assert (await second.stats()).num_generated_tokens == LENGTH - begun.num_tokens
+    await first.wake()
+    with pytest.raises(ImpossibleEvent, match="no policy"):
+        await first.generate([asked(1)])

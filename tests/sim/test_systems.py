@@ -1,0 +1,77 @@
+"""The ladder of systems: what each technique does to a whole modelled run."""
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.config.compose import compose
+from rollpacker.metrics.tables import read_frame
+
+SMALL = [
+    "backend=sim",
+    "model=qwen2.5-7b",
+    "run.progress=none",
+    "run.num_steps=5",
+    "rollout.num_prompts=16",
+    "rollout.num_responses=4",
+    "rollout.max_response_tokens=4096",
+    "engine.num_engines=4",
+    "trainer.tensor_parallel=1",
+    "run.checkpoint_every_steps=0",
+]
+
+
+def steps_of(run_dir: Path, *words: str):
+    pipeline.run(compose([*SMALL, f"run.dir={run_dir}", *words]))
+    return read_frame(run_dir, "steps")
+
+
+def test_half_of_the_engines_train_before_the_rollout_ends_and_no_group_twice(tmp_path):
+    whole = steps_of(tmp_path / "whole", "system=reward")
+    streamed = steps_of(tmp_path / "streamed", "system=rlhfuse")
+    assert set(whole["num_engines_lent"]) == {0}
+    assert set(whole["tokens_streamed"]) == {0}
+    assert (streamed["num_engines_lent"] == 2).all()
+    assert (streamed["tokens_streamed"] > 0).all()
+    assert (streamed["tokens_streamed"] <= streamed["tokens_trained"]).all()
+    assert list(streamed["tokens_trained"]) == list(whole["tokens_trained"])  # the same batches, whoever trained them
+    assert (streamed["train_time_s"] < whole["train_time_s"]).all()
+
+
+def test_streaming_is_right_in_short_and_in_long_rounds(tmp_path):
+    steps = steps_of(tmp_path / "run", "system=rollpacker", "system.planner=false")
+    assert list(steps["round_kind"]) == ["short"] * 4 + ["long"]
+    assert (steps["num_engines_lent"] == 2).all()
+    responses = read_frame(tmp_path / "run", "responses")
+    trained = responses[responses["accepted"]]
+    assert trained.groupby("step")["length_tokens"].sum().tolist() == steps["tokens_trained"].tolist()
+    assert set(trained["finish_reason"]) <= {"stop", "length"}
+
+
+def test_without_overlapped_rewards_the_race_is_over_before_the_first_reward(tmp_path):
+    raced = steps_of(tmp_path / "tail", "system=tail")
+    scored = steps_of(tmp_path / "reward", "system=tail-reward")
+    assert (raced["reward_time_s"] > scored["reward_time_s"]).all()
+    assert raced["round_kind"].tolist() == scored["round_kind"].tolist()
+
+
+def test_rounds_that_preempt_more_and_more_move_to_engines_of_more_gpus(tmp_path):
+    # memory for some 6,000 tokens beside the weights, and responses that grow from step to step
+    tight = ["hardware.memory_gb=17.5", "data.max_prompt_tokens=512", "workload.drift_per_step=0.2", "run.num_steps=8"]
+    fixed = steps_of(tmp_path / "fixed", "system=verl", *tight)
+    planned = steps_of(tmp_path / "planned", "system=planner", *tight)
+    assert set(fixed["tensor_parallel"]) == {1}
+    assert (fixed["num_preemptions"] > 0).any()
+    degrees = planned["tensor_parallel"].tolist()
+    assert degrees[0] == 1
+    assert max(degrees) > 1
+    engines = read_frame(tmp_path / "planned", "responses").groupby("step")["engine"].nunique()
+    assert [4 // degree for degree in degrees] == engines.tolist()
+
+
+@pytest.mark.parametrize("system", ["reward", "planner", "tail-reward-planner"])
+def test_every_other_rung_trains_whole_batches(tmp_path, system):
+    steps = steps_of(tmp_path / system, f"system={system}")
+    assert set(steps["num_prompts"]) == {16}
+    assert set(steps["num_responses"]) == {64}
