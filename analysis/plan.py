@@ -135,7 +135,7 @@ def _draw_lengths(axes: Axes, lengths: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
     axes.set_xlabel("response length in tokens")
-    axes.set_title("Longer responses (modelled)")
+    axes.set_title("Share that is longer (modelled)")
     if lengths["domain"].nunique() > 1:
         axes.legend(loc="lower left")
 
