@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 from rollpacker.config.schema import DeadlineSection, RolloutSection
@@ -487,9 +488,10 @@ class Driver:
         for kind, run in itertools.groupby(commands, key=type):
             requests = [command.request for command in run]
             if kind is Launch:
-                order = engine.generate([self._to_generate(engine_id, request) for request in requests])
+                to_generate = [self._to_generate(engine_id, request) for request in requests]
+                order = partial(engine.generate, to_generate)
             else:
-                order = engine.abort(requests)
+                order = partial(engine.abort, requests)
             if kind is Evict:
                 self._being_evicted.update(requests)
             if not await self._guarded(engine_id, order):
@@ -501,13 +503,13 @@ class Driver:
         await self._watchdog.within(
             self._deadlines.rollout_stall_s,
             "engines to fall asleep or to wake",
-            asyncio.gather(*(self._guarded(engine_id, order(engine)) for engine_id, engine in present)),
+            asyncio.gather(*(self._guarded(engine_id, partial(order, engine)) for engine_id, engine in present)),
         )
 
-    async def _guarded(self, engine_id: EngineId, order: Awaitable[None]) -> bool:
+    async def _guarded(self, engine_id: EngineId, order: Callable[[], Awaitable[None]]) -> bool:
         """Give an order to an engine; False when it turns out to be lost."""
         try:
-            await order
+            await order()
         except EngineFailed as error:
             self._lose(engine_id, error)
             return False
