@@ -168,8 +168,8 @@ BUGS = (
     Bug(
         "the driver forgets the first of several aborts",
         "runtime.driver:Driver._send_to_engine",
-        "order = engine.abort(requests)",
-        "order = engine.abort(requests[1:] or requests)",
+        "order = partial(engine.abort, requests)",
+        "order = partial(engine.abort, requests[1:] or requests)",
     ),
     Bug(
         "the driver takes an eviction for an abort",
