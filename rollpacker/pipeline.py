@@ -17,11 +17,16 @@ from rollpacker.runtime.training_run import open_run
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import Backend
+    from rollpacker.runtime.allocation import Allocation
     from rollpacker.runtime.training_run import Watch
 
 
-def run(config: RunConfig) -> None:
+def run(config: RunConfig, allocation: Allocation | None = None) -> None:
     """Train one configuration to its end, in this process and the actors that it starts.
+
+    Args:
+        config: Already judged.
+        allocation: The Slurm job that this process heads; None is this machine alone.
 
     Raises:
         RollpackerError: Why the run could not start or go on; everything it had started has ended.
@@ -31,7 +36,7 @@ def run(config: RunConfig) -> None:
         case "ray":
             from rollpacker.runtime.ray_backend import RayBackend
 
-            asyncio.run(_train(config, RayBackend(config)))
+            asyncio.run(_train(config, RayBackend(config, allocation)))
         case "sim":
             from rollpacker.sim.backend import ModelledBackend
             from rollpacker.sim.virtual_time import run_in_virtual_time

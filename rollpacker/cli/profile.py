@@ -128,7 +128,7 @@ def _measure(config: RunConfig) -> Profile:
         with profile_progress() as progress:
             return await measure(
                 config,
-                RayBackend(config),
+                RayBackend(config, allocation=None),
                 facts,
                 kv_bytes_per_token=model.kv_bytes_per_token,
                 logs=logs,

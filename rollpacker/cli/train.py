@@ -26,23 +26,23 @@ def run(arguments: Arguments) -> None:
         config = compose(arguments.words)
         judge(config, prospect_of)
 
-        from rollpacker import pipeline
+        from rollpacker.launch import ranks
 
-        pipeline.run(config)
+        ranks.train(config)
 
 
 def run_point(composed: DictConfig) -> None:
     """Train one point of a multirun; Hydra's launcher calls it, perhaps on another machine."""
-    from rollpacker import pipeline
     from rollpacker.cli.prospects import prospect_of
     from rollpacker.cli.screen import show_error
     from rollpacker.config.multirun import config_of_point
+    from rollpacker.launch import ranks
     from rollpacker.runtime.preflight import judge
 
     config = config_of_point(composed)
     try:
         judge(config, prospect_of)
-        pipeline.run(config)
+        ranks.train(config)
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} failed")
         raise

@@ -5,6 +5,7 @@ is reached, or how long the run goes on:
 
 * `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `tracker`: what is
   written, and where;
+* `cluster`: which machines it runs on;
 * `backend` but for its name, tensor, pipeline and context parallelism, `resources`, `num_threads`,
   `engine.num_engines`, `engine.max_num_seqs`, `reward.num_workers`: who works on it; a sample draws from its own
   generator, so its tokens do not depend on them beyond floating-point ties;
@@ -28,6 +29,7 @@ NOT_DEFINING = (
     "run.keep_checkpoints",
     "run.progress",
     "tracker",
+    "cluster",
     "backend.num_cpus",
     "backend.num_gpus",
     "backend.object_store_mb",

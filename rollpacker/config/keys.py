@@ -165,6 +165,8 @@ def _kind(annotation: Any) -> str:
         return f"{_kind(parts[0])} {bounds}" if bounds else _kind(parts[0])
     if origin is Literal:
         return "one of " + ", ".join(str(part) for part in parts)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return f"a list, each {_kind(parts[0])}"
     if origin is tuple:
         return f"a list of {len(parts)}: " + ", ".join(_kind(part) for part in parts)
     if origin is dict:

@@ -11,6 +11,7 @@
     │   ├── EngineFailed           an engine, trainer or reward process died or raised
     │   ├── WeightSyncFailed       an engine holds other weights than the trainer sent
     │   └── StorageFailed          a file could not be written (disk full, quota, permission)
+    ├── Departed          exit 75  the run left its machines in good order: a checkpoint says where to go on
     └── InternalError     exit 70  our bug: please report it with the event log
         ├── ImpossibleEvent        a machine was told something that cannot have happened
         ├── InvariantViolated      a machine's state contradicts itself
@@ -76,6 +77,11 @@ class WeightSyncFailed(WorldError):
 
 class StorageFailed(WorldError):
     pass
+
+
+class Departed(RollpackerError):
+    exit_code = 75
+    """EX_TEMPFAIL of sysexits.h: try again."""
 
 
 class InternalError(RollpackerError):

@@ -1,4 +1,4 @@
-"""The real backend: engines, trainer and reward as Ray actors on one local Ray that lives as long as the run."""
+"""The real backend: engines, trainer and reward as Ray actors on a Ray that lives as long as the run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer, select_fitting
 from rollpacker.protocols.backend import Fleet, Surroundings, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
+from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.blocking import in_daemon_thread
 from rollpacker.runtime.placement import start_actors
 from rollpacker.runtime.planning import cluster_size
@@ -22,8 +23,9 @@ class RayBackend:
 
     is_modelled = False
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, allocation: Allocation | None) -> None:
         self._config = config
+        self._allocation = allocation
 
     @asynccontextmanager
     async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
