@@ -1,6 +1,6 @@
-"""What follows from a configuration before anything starts: the actors, the size of Ray, the scheduler's settings.
+"""What follows from a configuration before anything starts: actors and their nodes, Ray's size, scheduler settings.
 
-Imports neither ray nor torch: the run and `rollpacker check` derive the same plan by the same code.
+Imports neither ray nor torch: the run, `rollpacker check` and a job's dry run derive the same plan by the same code.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rollpacker.core.settings import (
     SchedulerSettings,
     StreamSettings,
 )
+from rollpacker.runtime.allocation import Allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,21 @@ class PlannedActor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSize:
-    """What Ray is told that this machine has."""
+class PlacedActor:
+    """One actor and where it works."""
 
+    name: str
+    role: str
+    resources: ActorResources
+    node: int
+    """Index of its node; 0 is the one that the driver runs on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSize:
+    """The nodes of a run and what Ray is told that each one has."""
+
+    num_nodes: int
     num_cpus: int
     num_gpus: int
 
@@ -63,24 +76,97 @@ def visible_gpus() -> int:
     return sum(1 for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip())
 
 
-def cluster_size(config: RunConfig) -> ClusterSize:
-    """Size the local Ray; raises `ConfigError` when the actors reserve more than there is.
+def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> ClusterSize:
+    """Size Ray by this machine, or by what Slurm allocated; raises `ConfigError` when the actors find no place there.
 
-    Cores may be shared, since engines and trainer take turns; GPUs may not.
+    On a machine of one's own, cores may be shared, since engines and trainer take turns; in an allocation they may be
+    only where `backend.num_cpus` says so. GPUs are never shared.
     """
-    actors = planned_actors(config)
-    cpus_reserved = sum(actor.resources.num_cpus for actor in actors)
-    gpus_reserved = sum(actor.resources.num_gpus for actor in actors)
     given = config.backend
-    num_cpus = max(usable_cpus(), math.ceil(cpus_reserved)) if given.num_cpus is None else given.num_cpus
-    num_gpus = visible_gpus() if given.num_gpus is None else given.num_gpus
-    if cpus_reserved > num_cpus or gpus_reserved > num_gpus:
-        raise ConfigError(
-            f"The actors reserve {cpus_reserved:g} CPUs and {gpus_reserved:g} GPUs.",
-            f"The backend offers {num_cpus} CPUs and {num_gpus} GPUs.",
-            "Lower engine.num_engines or the resources of engine, trainer or reward, or raise backend.num_cpus.",
+    if allocation is None:
+        reserved = math.ceil(sum(actor.resources.num_cpus for actor in planned_actors(config)))
+        num_nodes, num_cpus, num_gpus = 1, max(usable_cpus(), reserved), visible_gpus()
+    else:
+        num_nodes, num_cpus, num_gpus = allocation.num_nodes, allocation.num_cpus, len(allocation.gpus)
+    size = ClusterSize(
+        num_nodes=num_nodes,
+        num_cpus=num_cpus if given.num_cpus is None else given.num_cpus,
+        num_gpus=num_gpus if given.num_gpus is None else given.num_gpus,
+    )
+    placed_actors(config, num_nodes=num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus)
+    return size
+
+
+def placed_actors(
+    config: RunConfig, *, num_nodes: int, cpus_per_node: float, gpus_per_node: float
+) -> list[PlacedActor]:
+    """Give every actor its node, in the order of `planned_actors`; raises `ConfigError` when one finds no room.
+
+    Trainer and reward work beside the driver, on node 0. Engines spread over all nodes: one after the other goes to the
+    node with the fewest engines among those with room, then to the one with the most free GPUs, then CPUs.
+
+    Args:
+        config: Who takes part, and what each one reserves.
+        num_nodes: All alike.
+        cpus_per_node: As Ray is told: `backend.num_cpus` where it is given.
+        gpus_per_node: Likewise.
+    """
+    *engines, trainer, reward = planned_actors(config)
+    nodes = [_Room(cpus=exact(cpus_per_node), gpus=exact(gpus_per_node)) for _ in range(num_nodes)]
+    nodes_by_actor: dict[str, int] = {}
+    for actor in (trainer, reward):
+        if not nodes[0].has_room(actor.resources):
+            raise _no_room(config, actor, num_nodes, cpus_per_node, gpus_per_node)
+        nodes[0].take(actor.resources)
+        nodes_by_actor[actor.name] = 0
+    engines_by_node: list[int] = []
+    for engine in engines:
+        candidates = [index for index, node in enumerate(nodes) if node.has_room(engine.resources)]
+        if not candidates:
+            raise _no_room(config, engine, num_nodes, cpus_per_node, gpus_per_node)
+        chosen = min(
+            candidates, key=lambda index: (engines_by_node.count(index), -nodes[index].gpus, -nodes[index].cpus)
         )
-    return ClusterSize(num_cpus=num_cpus, num_gpus=num_gpus)
+        nodes[chosen].take(engine.resources)
+        engines_by_node.append(chosen)
+    nodes_by_actor |= {engine.name: node for engine, node in zip(engines, sorted(engines_by_node), strict=True)}
+    return [
+        PlacedActor(name=actor.name, role=actor.role, resources=actor.resources, node=nodes_by_actor[actor.name])
+        for actor in (*engines, trainer, reward)
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Room:
+    """What is still free on a node."""
+
+    cpus: Fraction
+    gpus: Fraction
+
+    def has_room(self, resources: ActorResources) -> bool:
+        return exact(resources.num_cpus) <= self.cpus and exact(resources.num_gpus) <= self.gpus
+
+    def take(self, resources: ActorResources) -> None:
+        self.cpus -= exact(resources.num_cpus)
+        self.gpus -= exact(resources.num_gpus)
+
+
+def _no_room(
+    config: RunConfig, actor: PlannedActor, num_nodes: int, cpus_per_node: float, gpus_per_node: float
+) -> ConfigError:
+    actors = planned_actors(config)
+    num_cpus = sum(planned.resources.num_cpus for planned in actors)
+    num_gpus = sum(planned.resources.num_gpus for planned in actors)
+    offer = f"{cpus_per_node:g} CPUs and {gpus_per_node:g} GPUs"
+    return ConfigError(
+        f"The actors reserve {num_cpus:g} CPUs and {num_gpus:g} GPUs, and there is no room for {actor.name}, which "
+        f"reserves {actor.resources.num_cpus:g} and {actor.resources.num_gpus:g}.",
+        f"The backend offers {offer}."
+        if num_nodes == 1
+        else f"There are {num_nodes} nodes of {offer}; trainer and reward share the first one.",
+        "Lower engine.num_engines or the resources of engine, trainer or reward; or raise backend.num_cpus, so that "
+        "actors share cores; or ask Slurm for more: cluster.num_nodes, cluster.cpus_per_node, cluster.gpus_per_node.",
+    )
 
 
 def scheduler_settings(

@@ -1,0 +1,79 @@
+"""Every actor has its node before anything starts."""
+
+from collections import Counter
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.allocation import Allocation
+from rollpacker.runtime.planning import ClusterSize, cluster_size, placed_actors
+
+
+def configured(*overrides):
+    return compose(["model.path=m", "data.path=d", "run.dir=r", *overrides])
+
+
+def nodes_of(config, **size):
+    return {actor.name: actor.node for actor in placed_actors(config, **size)}
+
+
+def an_allocation(**changed):
+    given = {"job_id": "1", "step_id": "0", "restart_count": 0, "rank": 0, "num_nodes": 2, "node_name": "node1"}
+    given |= {"num_cpus": 4, "gpus": (), "memory_bytes": None, "end_time": None, "requeue_file": None}
+    return Allocation(**(given | changed))
+
+
+def test_trainer_and_reward_work_beside_the_driver_and_engines_on_every_node():
+    nodes = nodes_of(configured("engine.num_engines=2"), num_nodes=2, cpus_per_node=4, gpus_per_node=0)
+    assert nodes == {"engine-0": 0, "engine-1": 1, "trainer": 0, "reward": 0}
+
+
+def test_engines_spread_evenly_and_neighbours_in_number_are_neighbours_in_place():
+    nodes = nodes_of(configured("engine.num_engines=6"), num_nodes=3, cpus_per_node=8, gpus_per_node=0)
+    assert [nodes[f"engine-{index}"] for index in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_engines_leave_the_first_node_to_a_trainer_that_fills_it():
+    config = configured(
+        "engine.num_engines=4", "engine.resources.num_gpus=4", "trainer.resources.num_gpus=8", "engine.num_threads=1"
+    )
+    nodes = nodes_of(config, num_nodes=3, cpus_per_node=96, gpus_per_node=8)
+    assert Counter(node for name, node in nodes.items() if name.startswith("engine")) == {1: 2, 2: 2}
+
+
+def test_fractions_of_a_core_fill_a_node_to_the_last():
+    config = configured(
+        "engine.num_engines=7",
+        "engine.resources.num_cpus=0.1",
+        "trainer.resources.num_cpus=0.2",
+        "reward.resources.num_cpus=0.1",
+    )
+    assert len(placed_actors(config, num_nodes=1, cpus_per_node=1, gpus_per_node=0)) == 9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "said"),
+    [
+        (["engine.num_engines=9"], (2, 5, 0), ["engine-8", "10.5 CPUs", "2 nodes of 5 CPUs", "cluster.num_nodes"]),
+        (["trainer.resources.num_gpus=4"], (2, 8, 2), ["trainer", "reserves 1 and 4", "cluster.gpus_per_node"]),
+        (["trainer.resources.num_cpus=4"], (2, 4, 0), ["reward", "share the first one"]),
+    ],
+)
+def test_an_actor_without_a_place_is_named_before_anything_starts(overrides, size, said):
+    num_nodes, num_cpus, num_gpus = size
+    with pytest.raises(ConfigError) as raised:
+        placed_actors(configured(*overrides), num_nodes=num_nodes, cpus_per_node=num_cpus, gpus_per_node=num_gpus)
+    assert all(part in str(raised.value) for part in said)
+
+
+def test_an_allocation_has_what_slurm_gave_and_not_what_the_machine_has():
+    size = cluster_size(configured(), an_allocation(num_cpus=3, gpus=("0", "2")))
+    assert size == ClusterSize(num_nodes=2, num_cpus=3, num_gpus=2)
+
+
+def test_cores_of_an_allocation_are_shared_only_where_the_configuration_says_so():
+    one_core = an_allocation(num_cpus=1, num_nodes=1)
+    with pytest.raises(ConfigError, match=r"reserve 3\.5 CPUs"):
+        cluster_size(configured(), one_core)
+    assert cluster_size(configured("backend.num_cpus=4"), one_core).num_cpus == 4
