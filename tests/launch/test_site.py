@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker.core.errors import WorldError
+from rollpacker.launch.site import Node, Site, parse_minutes, parse_nodes, parse_partitions, parse_settings, read_site
+from tests.launch.commands import install_command
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def _site(version: str) -> Site:
+    texts = {name: (RECORDED / f"{name}-{version}.txt").read_text() for name in ("config", "partition", "node")}
+    settings, nodes = parse_settings(texts["config"]), parse_nodes(texts["node"])
+    return Site(
+        version=settings["SLURM_VERSION"],
+        settings=settings,
+        partitions=parse_partitions(texts["partition"], nodes),
+        nodes=nodes,
+    )
+
+
+def test_a_recorded_cluster_of_22_05_is_read_whole() -> None:
+    site = _site("22.05")
+
+    assert (site.name, site.version, site.has_accounting) == ("mini", "22.05.8", True)
+    assert site.requeue_delay_s == 5
+    assert site.signals_before_preempting
+    assert [partition.name for partition in site.partitions] == ["main", "low", "lowcancel"]
+    low = site.partition("lowcancel")
+    assert low is not None
+    assert (low.grace_time_s, low.preempt_mode, low.max_time_min, low.max_nodes) == (15, "CANCEL", None, None)
+    assert low.nodes == ("node1", "node2")
+    assert low.allowed_accounts is None
+    assert site.nodes[0] == Node(
+        name="node1",
+        num_cpus=8,
+        memory_mb=16000,
+        gpus_by_type={"": 4},
+        state="IDLE",
+        features=(),
+        partitions=("main", "low", "lowcancel"),
+    )
+
+
+def test_a_cluster_of_24_11_with_types_limits_and_broken_nodes_is_read_whole() -> None:
+    site = _site("24.11")
+
+    assert site.requeue_delay_s == 120
+    assert site.signals_before_preempting
+    assert site.settings["AuthInfo"] == ""
+    gpu, spot = site.partitions
+    assert site.default_partition == gpu
+    assert (gpu.max_time_min, gpu.default_time_min, gpu.max_nodes) == (2 * 24 * 60, 60, 16)
+    assert gpu.allowed_accounts == ("physics", "chem")
+    assert gpu.allowed_qos == ("normal", "high")
+    assert (spot.state, spot.nodes, spot.allowed_accounts) == ("DOWN", ("gpu01", "gpu02", "gpu03"), None)
+    first, drained, down = site.nodes
+    assert (first.num_cpus, first.memory_mb) == (188, 2000000 - 32000)
+    assert first.gpus_by_type == {"h800": 8}
+    assert first.features == ("h800", "ib", "rack=3")
+    assert (first.is_available, drained.is_available, down.is_available) == (True, False, False)
+    assert (down.gpus_by_type, down.num_gpus) == ({"a100": 2, "v100": 4}, 6)
+    assert site.nodes_of(gpu) == (first, drained)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("UNLIMITED", None),
+        ("15", 15),
+        ("30:00", 30),
+        ("01:30:00", 90),
+        ("1:00:01", 61),
+        ("7-00:00:00", 7 * 24 * 60),
+        ("2-12", 60 * 60),
+    ],
+)
+def test_times_are_read_as_slurm_writes_them(text: str, minutes: int | None) -> None:
+    assert parse_minutes(text) == minutes
+
+
+def test_a_machine_without_slurm_is_told_where_slurm_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(WorldError) as error:
+        read_site()
+
+    assert error.value.problem == "There is no command `scontrol` here."
+    assert "not inside a container" in error.value.allowed
+    assert "login node" in error.value.remedy
+
+
+def test_a_controller_that_is_down_is_reported_in_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)"
+    install_command(tmp_path, "scontrol", f"echo '{said}' >&2; exit 1", monkeypatch)
+
+    with pytest.raises(WorldError) as error:
+        read_site()
+
+    assert error.value.problem == f"`scontrol show config` failed: {said}"
+    assert "scontrol ping" in error.value.remedy
+
+
+def test_a_controller_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_command(tmp_path, "scontrol", "exec sleep 60", monkeypatch)
+    monkeypatch.setattr("rollpacker.launch.slurm_commands.DEADLINE_S", 0.2)
+
+    with pytest.raises(WorldError, match="did not answer within"):
+        read_site()
+
+
+def test_the_users_own_formats_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = 'echo "A = ${SQUEUE_FORMAT-}${SACCT_FORMAT-}${SINFO_FORMAT-}"; echo "B = $SLURM_TIME_FORMAT"'
+    install_command(tmp_path, "scontrol", script, monkeypatch)
+    for name in ("SQUEUE_FORMAT", "SACCT_FORMAT", "SINFO_FORMAT"):
+        monkeypatch.setenv(name, "%i")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+
+    assert read_site().settings == {"A": "", "B": "%s"}
