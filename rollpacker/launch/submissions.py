@@ -1,0 +1,55 @@
+"""Which Slurm job a run was handed to last: `job.json` in its folder.
+
+Written once the job has its number and replaced by a later submission, so that the same sweep is not submitted twice,
+and whoever looks at the folder finds the job, its script and its logs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollpacker.metrics.files import write_atomically
+
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What `job.json` holds."""
+
+    job_id: str
+    """As every command of Slurm takes it; an element of an array as 12_3."""
+    folder: Path
+    """Of the script, the pickled call and the logs. Absolute."""
+    num_nodes: int
+    """One rank and one log for each."""
+    submitted_at: float
+    """Seconds since the epoch."""
+
+    @property
+    def script(self) -> Path:
+        """What sbatch was given; an array has one for all of its elements."""
+        return self.folder / f"{self.job_id.partition('_')[0]}_submission.sh"
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Of every rank, rank 0 first; a requeued job writes on in the same files."""
+        return tuple(self.folder / f"{self.job_id}_{rank}_log.out" for rank in range(self.num_nodes))
+
+
+def write_submission(run_dir: Path, submission: Submission) -> None:
+    """Replace the submission of a run; makes the run's folder where there is none yet."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    content = asdict(submission) | {"folder": str(submission.folder)}
+    write_atomically(run_dir / JOB_FILE, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_submission(run_dir: Path) -> Submission | None:
+    """Read the submission of a run; None when it was never submitted, or by an older or newer version."""
+    try:
+        content = json.loads((run_dir / JOB_FILE).read_text())
+        return Submission(**content | {"folder": Path(content["folder"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
