@@ -11,7 +11,7 @@ and of what is done. Which of these are data sheets, guesses or fitted to the pa
     a rollout        rollout_start_s, once before the first pass
     a training step  forward and backward of the fullest replica at `training_efficiency`, three times the forward work
                    + training_sequence_overhead_s for each sequence of the fullest replica
-                   + pipeline bubble, all-reduces of tensor parallelism, gradients' all-reduce over the replicas.
+                   + pipeline bubble, all-reduces of tensor parallelism, gradients' all-reduce in rings.
                      Ring attention hides the communication of context parallelism behind its compute.
     weights          what lies on other nodes over the network, then over NVLink into every engine
 
@@ -208,13 +208,17 @@ class TrainerCosts:
         return (flops / rate + self._tensor_parallel_s(tokens)) * (1 + bubble) + overhead_s
 
     def update_s(self) -> float:
-        """Sum the gradients over the replicas."""
-        if self.num_replicas == 1:
-            return 0.0
+        """Sum the gradients in rings over all GPUs that hold the same part of the model.
+
+        Ranks lie as Megatron-LM orders them: tensor, context, data, pipeline. So a ring runs through a node before it
+        leaves it, and a node's link carries as many rings as a layer is divided into.
+        """
+        gpus_per_stage = self.num_gpus // self.pipeline_parallel
         num_bytes = self.model.num_parameters * _GRADIENT_BYTES / (self.tensor_parallel * self.pipeline_parallel)
-        per_node = self.hardware.gpus_per_node
-        rate = nvlink_rate(self.hardware) if self.num_gpus <= per_node else network_rate(self.hardware) / per_node
-        return _allreduce_s(num_bytes, self.num_replicas, rate)
+        rate = nvlink_rate(self.hardware)
+        if gpus_per_stage > self.hardware.gpus_per_node:
+            rate = min(rate, network_rate(self.hardware) / self.tensor_parallel)
+        return _allreduce_s(num_bytes, gpus_per_stage // self.tensor_parallel, rate)
 
     def _fullest_replica(self, lengths_tokens: Sequence[int], num_replicas: int) -> tuple[float, int]:
         """Work and tokens of the replica with most work, when each sequence goes, longest first, to the emptiest."""

@@ -102,8 +102,19 @@ def test_a_pipeline_idles_while_it_fills():
 
 
 def test_gradients_cross_the_network_only_when_the_replicas_do():
-    assert trainer(num_gpus=16, tp=8, cp=2).update_s() == 0
+    assert trainer(num_gpus=8, tp=8).update_s() == 0
     assert trainer(num_gpus=16).update_s() > trainer(num_gpus=8).update_s() > 0
+
+
+def test_a_ring_over_the_replicas_crosses_a_node_s_link_once_for_each_shard_of_the_gradients():
+    one_shard, two_shards, two_stages = (trainer(num_gpus=16, **degrees) for degrees in ({}, {"tp": 2}, {"pp": 2}))
+    num_bytes = one_shard.model.num_parameters * 4
+    rate = 50e9 * 0.7
+    assert one_shard.update_s() == pytest.approx(2 * 15 / 16 * num_bytes / rate)
+    assert two_shards.update_s() == pytest.approx(2 * 7 / 8 * (num_bytes / 2) / (rate / 2))
+    # stages lie on nodes of their own, and sequences that are split over GPUs are summed over these, too
+    assert two_stages.update_s() == pytest.approx(2 * 7 / 8 * (num_bytes / 2) / (200e9 * 0.7))
+    assert trainer(num_gpus=16, tp=2, cp=2).update_s() == two_shards.update_s()
 
 
 def test_weights_that_lie_on_other_nodes_cross_the_network():
