@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Installs the system packages that a Slurm cluster on one machine needs (Debian, Ubuntu): Slurm's daemons, munge, MariaDB for
+# accounting, and Apptainer. Starts no service. Where all is there it asks nobody and ends at once.
+# Needs root or sudo. Exits with 3 where it cannot install at all, having said what is missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+readonly CANNOT_INSTALL=3
+readonly PACKAGES=(
+    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
+    slurmdbd slurm-wlm-mysql-plugin mariadb-server-core mariadb-client-core
+    iproute2 util-linux shellcheck
+)
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+
+give_up() {
+    printf 'not installed: %s\n' "$@" >&2
+    exit "$CANNOT_INSTALL"
+}
+
+is_installed() { [[ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
+
+missing=()
+as_root=()
+
+find_missing() {
+    local package
+    missing=()
+    for package in "${PACKAGES[@]}"; do
+        is_installed "$package" || missing+=("$package")
+    done
+}
+
+require_apt() {
+    command -v apt-get >/dev/null && command -v dpkg-query >/dev/null || give_up \
+        "this machine has no apt-get, and the mini cluster's packages are known by Debian's names only" \
+        "install Slurm (slurmctld, slurmd, slurmdbd, clients), munge, MariaDB and shellcheck by hand"
+}
+
+require_root() {
+    [[ $EUID -eq 0 ]] && return
+    { command -v sudo && sudo -n true; } >/dev/null 2>&1 || give_up \
+        "user $(id -un) is not root and may not use sudo without a password" \
+        "ask an administrator for: apt-get install ${missing[*]}"
+    as_root=(sudo)
+}
+
+apt_get() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@"; }
+
+require_apt
+find_missing
+if ((${#missing[@]})); then
+    require_root
+    say "installing with apt-get: ${missing[*]}"
+    apt_get update -qq || true # an old list may still know the packages
+    apt_get install -y -qq --no-install-recommends "${missing[@]}"
+fi
+
+if [[ -e install_apptainer.sh ]]; then
+    bash install_apptainer.sh
+fi

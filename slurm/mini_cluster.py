@@ -1,0 +1,384 @@
+"""A real Slurm cluster on one machine, for tests and for trying out.
+
+slurmctld, one slurmd per node, munge and, where asked for, slurmdbd with MariaDB: all real, started by hand, without
+systemd and without touching a Slurm that the machine may already have. Each node has its own host name, /etc/hosts,
+/dev/shm, /proc and process ids; the nodes share the file system and the loopback, so every folder is a shared one.
+
+    partition   may take            a job in it, when `main` needs its place
+    main        any time            stays
+    short       5 minutes at most   stays
+    low         any time            is sent back to the queue after a grace time
+    lowcancel   any time            is cancelled after a grace time
+
+Whatever ends the owner, `kill -9` included, ends every daemon and every job, and removes the cluster's folder.
+
+As a command, from the repository's root, as root: python3 -m slurm.mini_cluster start --nodes 2
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from slurm.mini_configuration import (
+    ClusterShape,
+    Layout,
+    Ports,
+    gres_conf,
+    hosts_file,
+    slurm_conf,
+    slurmdbd_conf,
+)
+from slurm.mini_daemons import Daemon, DaemonError, FolderKeeper, Process, start_daemon, wait_until
+
+PREEMPTIBLE_PARTITIONS = {"REQUEUE": "low", "CANCEL": "lowcancel"}
+"""The partition whose jobs are preempted, by what is then done to them."""
+
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv", "unshare", "mount", "hostname")
+_ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb")
+_START_TIMEOUT_S = 60
+"""Of each daemon. All are ready within 3 s on an idle machine of two cores."""
+_COMMAND_TIMEOUT_S = 120
+_SHORT_FOLDER = Path("/tmp")  # noqa: S108 - made by mkdtemp, and a socket's path may not be longer than 107 bytes
+_FIRST_PORT, _LAST_PORT = 10_000, 32_000
+"""Below the ports that Linux hands to outgoing connections, which could take one before its daemon does."""
+
+
+class ClusterUnavailableError(RuntimeError):
+    """This machine, or this user, cannot run a mini cluster."""
+
+
+class MiniCluster:
+    """A cluster that runs within a `with` statement."""
+
+    def __init__(self, shape: ClusterShape | None = None) -> None:
+        self.shape = shape or ClusterShape()
+        self.environment: Mapping[str, str] = {}
+        """The environment in which Slurm's commands find this cluster, and nothing of another one."""
+        self._services: list[Daemon] = []
+        self._nodes: dict[str, Daemon] = {}
+
+    def __enter__(self) -> Self:
+        require_available(self.shape)
+        self._layout = Layout(root=Path(tempfile.mkdtemp(prefix="mini-slurm-", dir=_SHORT_FOLDER)))
+        self._keeper = FolderKeeper(self._layout.root)
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def logs(self) -> Path:
+        """The folder with the logs of all daemons."""
+        return self._layout.logs
+
+    def run(
+        self,
+        *command: str | Path,
+        check: bool = True,
+        timeout_s: float = _COMMAND_TIMEOUT_S,
+        cwd: Path | None = None,
+        text: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command against this cluster, `text` being its input.
+
+        Raises:
+            DaemonError: the command failed, unless `check` is false.
+        """
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+            cwd=cwd,
+        )
+        if check and done.returncode:
+            raise DaemonError(f"{command} ended with code {done.returncode} and said:\n{done.stdout}{done.stderr}")
+        return done
+
+    def submit(self, *options: str | Path, script: str, cwd: Path | None = None) -> str:
+        """Submit a shell script by sbatch and return the job's id."""
+        text = script if script.startswith("#!") else f"#!/bin/bash\n{script}\n"
+        return self.run("sbatch", "--parsable", *options, text=text, cwd=cwd).stdout.strip()
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """Return what `scontrol show job` says of one job. Slurm forgets a job 300 s after its end."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout.splitlines()[0].split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_for_state(self, job_id: str, states: Collection[str], *, timeout_s: float = 60) -> str:
+        """Wait until a job is in one of `states`, such as RUNNING or COMPLETED, and return which."""
+        last = ""
+
+        def has_come() -> bool:
+            nonlocal last
+            last = self.job(job_id)["JobState"]
+            return last in states
+
+        try:
+            wait_until(
+                has_come, what=f"job {job_id} {' or '.join(states)}", timeout_s=timeout_s, daemons=self._services
+            )
+        except DaemonError as error:
+            raise DaemonError(f"{error}\nThe job is {last}: {self.job(job_id)}") from error
+        return last
+
+    def wait_until_idle(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Wait until every node is idle."""
+        idle = f"idle {self.shape.nodes}"
+        query = ("sinfo", "--noheader", "--partition=main", "--format=%t %D")
+        wait_until(
+            lambda: self.run(*query, check=False).stdout.strip() == idle,
+            what="every node idle",
+            timeout_s=timeout_s,
+            daemons=[*self._services, *self._nodes.values()],
+        )
+
+    def processes_on(self, node: str) -> list[Process]:
+        """List the processes of jobs on a node, which are all but Slurm's own, in the order parents before children."""
+        own = {"slurmd", "slurmstepd:"}
+        return [
+            process for process in self._nodes[node].descendants() if Path(process.command.split()[0]).name not in own
+        ]
+
+    def kill_node(self, node: str) -> None:
+        """Let a node die at once, with all that runs on it. Slurm finds out by itself."""
+        self._nodes.pop(node).kill()
+
+    def start_node(self, node: str) -> None:
+        """Start a node, also one that died before."""
+        layout = self._layout
+        layout.spool(node).mkdir(exist_ok=True)
+        become_the_node = (
+            f"mount --bind {layout.hosts} /etc/hosts; hostname {node}; "
+            "mount -t tmpfs -o size=4g,mode=1777 tmpfs /dev/shm; "
+            # bash stays as process 1, because slurmd would not collect the orphans that it is given there
+            f"slurmd -D -N {node} & wait $!"
+        )
+        self._nodes[node] = start_daemon(
+            node,
+            ["bash", "-ec", become_the_node],
+            environment=self.environment,
+            log=layout.logs / f"{node}.out",
+            own_host=True,
+        )
+
+    def reset(self) -> None:
+        """Bring the cluster back to where it was when it started: no job, no process of a job, every node there."""
+        self.run("scancel", "--user=root", "--state=PENDING")
+        self.run("scancel", "--user=root", "--full", "--signal=KILL", check=False)
+        self.run("scancel", "--user=root")
+        wait_until(
+            lambda: not self.run("squeue", "--noheader").stdout.strip(), what="no job", timeout_s=_START_TIMEOUT_S
+        )
+        for node in self.shape.node_names:
+            if node in self._nodes and self.processes_on(node):
+                self.kill_node(node)
+            if node not in self._nodes:
+                self.start_node(node)
+        self.wait_until_idle()
+
+    def _start(self) -> None:
+        self._write_files()
+        self.environment = environment_of(self._layout)
+        self._start_munge()
+        if self.shape.accounting:
+            self._start_accounting()
+        self._start_service("slurmctld", "-D", "-i", "-c")
+        for node in self.shape.node_names:
+            self.start_node(node)
+        self.wait_until_idle()
+
+    def _stop(self) -> None:
+        for daemon in [*self._nodes.values(), *reversed(self._services)]:
+            daemon.kill()
+        self._nodes.clear()
+        self._services.clear()
+        self._keeper.remove()
+
+    def _write_files(self) -> None:
+        layout, shape = self._layout, self.shape
+        layout.root.chmod(0o755)
+        layout.private.mkdir(mode=0o700)
+        for folder in ("log", "state", "spool", "dev", "private/db/mysql"):
+            (layout.root / folder).mkdir(parents=True)
+        null = Path(os.devnull).stat().st_rdev
+        for gpu in range(shape.gpus):
+            os.mknod(layout.device(gpu), 0o666 | stat.S_IFCHR, null)  # Slurm takes no ordinary file
+        controller, accounting, *nodes = free_ports(2 + shape.nodes)
+        ports = Ports(controller=controller, accounting=accounting, nodes=tuple(nodes))
+        hostname = socket.gethostname().split(".")[0]
+        (layout.root / "slurm.conf").write_text(slurm_conf(shape, layout=layout, ports=ports, hostname=hostname))
+        (layout.root / "gres.conf").write_text(gres_conf(shape, layout=layout))
+        layout.hosts.write_text(hosts_file(shape, hostname=hostname, own=Path("/etc/hosts").read_text()))
+        for name, content in (
+            ("slurmdbd.conf", slurmdbd_conf(layout=layout, ports=ports).encode()),
+            ("private/munge.key", os.urandom(128)),
+        ):
+            (layout.root / name).touch(mode=0o600)
+            (layout.root / name).write_bytes(content)
+
+    def _start_munge(self) -> None:
+        layout = self._layout
+        self._start_service(
+            "munged",
+            "--foreground",
+            "--force",  # the socket's folder lies in one that everybody may write to
+            f"--socket={layout.munge_socket}",
+            f"--key-file={layout.private}/munge.key",
+            f"--seed-file={layout.private}/munge.seed",
+            f"--pid-file={layout.root}/munged.pid",
+            f"--log-file={layout.logs}/munged.log",
+        )
+        wait_until(
+            layout.munge_socket.exists, what="munge's socket", timeout_s=_START_TIMEOUT_S, daemons=self._services
+        )
+
+    def _start_accounting(self) -> None:
+        """Start the database without users, its only door being a socket in a folder of root's, and slurmdbd on it."""
+        layout = self._layout
+        self._start_service(
+            "mariadbd",
+            "--no-defaults",
+            "--user=root",
+            "--skip-grant-tables",
+            "--skip-networking",
+            f"--datadir={layout.private}/db",
+            f"--socket={layout.database_socket}",
+            f"--pid-file={layout.private}/sql.pid",
+            "--innodb-stats-persistent=0",
+            "--innodb-log-file-size=16M",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-lock-wait-timeout=900",
+        )
+        self._wait_for(
+            "mariadb", "--no-defaults", f"--socket={layout.database_socket}", "--execute=create database slurm"
+        )
+        self._start_service("slurmdbd", "-D")
+        self._wait_for("sacctmgr", "--immediate", "add", "cluster", "mini")
+
+    def _start_service(self, *command: str) -> None:
+        log = self._layout.logs / f"{command[0]}.out"
+        self._services.append(start_daemon(command[0], command, environment=self.environment, log=log))
+
+    def _wait_for(self, *command: str) -> None:
+        """Repeat a command until it succeeds."""
+        wait_until(
+            lambda: self.run(*command, check=False).returncode == 0,
+            what=" ".join(command),
+            timeout_s=_START_TIMEOUT_S,
+            daemons=self._services,
+        )
+
+
+def require_available(shape: ClusterShape) -> None:
+    """Raise ClusterUnavailableError, saying why, if a cluster of this shape cannot run here."""
+    programs = _PROGRAMS + (_ACCOUNTING_PROGRAMS if shape.accounting else ())
+    if missing := [program for program in programs if shutil.which(program, path=_search_path()) is None]:
+        raise ClusterUnavailableError(
+            f"This machine has no {', '.join(missing)}. A mini cluster runs Slurm's real daemons. "
+            "Install them, on Debian or Ubuntu: slurm/install_packages.sh"
+        )
+    if os.geteuid() != 0:
+        raise ClusterUnavailableError(
+            f"This is user {os.geteuid()}. A mini cluster makes namespaces and device files, which only root may. "
+            "Run it as root, for example with sudo, or in a container that lets root make namespaces."
+        )
+    attempt = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "true"]
+    if (refused := subprocess.run(attempt, capture_output=True, text=True, check=False)).returncode:
+        raise ClusterUnavailableError(
+            f"This root may not make namespaces ({refused.stderr.strip()}). Each node of a mini cluster lives in some. "
+            "Give the container the capability SYS_ADMIN, or run on the machine itself."
+        )
+
+
+def environment_of(layout: Layout) -> dict[str, str]:
+    """Return this process's environment, where Slurm's variables are all about the mini cluster."""
+    about_slurm = ("SLURM", "SRUN_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "MUNGE_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(about_slurm)}
+    return own | {
+        "PATH": _search_path(),
+        "SLURM_CONF": str(layout.configuration),
+        "MYSQL_UNIX_PORT": str(layout.database_socket),
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Choose ports on which nobody listens, by chance, so that clusters that start together choose different ones."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randint(_FIRST_PORT, _LAST_PORT)
+        if port not in ports and _is_free(port):
+            ports.append(port)
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _search_path() -> str:
+    """Return where programs are, the daemons' folders included, which the path of an ordinary user lacks."""
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def main() -> None:
+    """Run a cluster in the foreground until Ctrl-C or SIGTERM, having printed how to use it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        with MiniCluster(_shape_from_arguments()) as cluster:
+            print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']}", flush=True)
+            while True:
+                signal.pause()
+    except KeyboardInterrupt:
+        pass
+    except (ClusterUnavailableError, DaemonError) as error:
+        sys.exit(f"error: {error}")
+
+
+def _shape_from_arguments() -> ClusterShape:
+    """Read one option per field of the shape, such as --nodes 4 and --no-accounting."""
+    parser = argparse.ArgumentParser(prog="python3 -m slurm.mini_cluster", description=__doc__.splitlines()[0])
+    start = parser.add_subparsers(required=True).add_parser("start", help="start a cluster, and stop it on Ctrl-C")
+    for field in fields(ClusterShape):
+        option = "--" + field.name.replace("_", "-")
+        if field.type is bool:
+            start.add_argument(option, action=argparse.BooleanOptionalAction, default=field.default)
+        else:
+            start.add_argument(option, type=int, default=field.default, metavar="N", help=f"default {field.default}")
+    try:
+        return ClusterShape(**vars(parser.parse_args()))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Real Slurm clusters of two nodes. Each is started when a test first asks for it, and is empty when a test gets it."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from slurm.mini_cluster import ClusterUnavailableError, MiniCluster, require_available
+from slurm.mini_configuration import ClusterShape
+
+REQUIRED = "ROLLPACKER_REQUIRE_SLURM"
+"""Set where these tests must run, as in .ci/run: then a machine that cannot run them fails them."""
+
+
+def _start(shape: ClusterShape) -> Iterator[MiniCluster]:
+    try:
+        require_available(shape)
+    except ClusterUnavailableError as error:
+        if os.environ.get(REQUIRED):
+            pytest.fail(f"{REQUIRED} is set, and no Slurm cluster can run here. {error}", pytrace=False)
+        pytest.skip(str(error))
+    with MiniCluster(shape) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def _running_cluster() -> Iterator[MiniCluster]:
+    yield from _start(ClusterShape())
+
+
+@pytest.fixture(scope="session")
+def _running_terminating_cluster() -> Iterator[MiniCluster]:
+    yield from _start(ClusterShape(preempt_send_user_signal=False))
+
+
+@pytest.fixture
+def cluster(_running_cluster: MiniCluster) -> Iterator[MiniCluster]:
+    """Two nodes of 8 CPUs and 4 GPUs, accounting; a preempted job gets the signal that it asked for."""
+    yield _running_cluster
+    _running_cluster.reset()
+
+
+@pytest.fixture
+def terminating_cluster(_running_terminating_cluster: MiniCluster) -> Iterator[MiniCluster]:
+    """The same, but a preempted job gets SIGTERM, whatever it asked for."""
+    yield _running_terminating_cluster
+    _running_terminating_cluster.reset()

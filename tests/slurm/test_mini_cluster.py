@@ -1,0 +1,186 @@
+"""The mini cluster is a real Slurm in all that the other tests need of it, and leaves nothing."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
+from slurm.mini_configuration import ClusterShape
+from slurm.mini_daemons import DaemonError, wait_until
+
+ROOT = Path(__file__).parents[2]
+SMALL = ClusterShape(nodes=1, accounting=False, node_timeout_s=2)
+
+
+def test_all_nodes_are_idle_at_the_start(cluster: MiniCluster) -> None:
+    assert cluster.run("sinfo", "-h", "-p", "main", "-o", "%D %t %c %m %G").stdout.split() == [
+        "2", "idle", "8", "16000", "gpu:4",
+    ]  # fmt: skip
+
+
+def test_a_step_runs_on_two_hosts_that_know_each_other_by_name(cluster: MiniCluster) -> None:
+    script = "hostname; getent hosts node1 node2"
+    lines = cluster.run("srun", "-N2", "bash", "-c", script).stdout.split("\n")
+    assert {"node1", "node2"} <= set(lines)
+    assert len([line for line in lines if re.fullmatch(r"127\.0\.0\.1[12]\s+node[12]", line)]) == 4
+
+
+def test_nodes_share_files_but_neither_memory_nor_processes(cluster: MiniCluster, tmp_path: Path) -> None:
+    script = f"DIR={tmp_path}; touch $DIR/$(hostname) /dev/shm/$(hostname); sleep 0.5; ls $DIR; ls /dev/shm; ls /proc"
+    said = cluster.run("srun", "-N2", "--label", "bash", "-c", script).stdout
+    first = [line.removeprefix("0: ") for line in said.splitlines() if line.startswith("0: ")]
+    assert first[:3] == ["node1", "node2", "node1"]
+    assert str(os.getpid()) not in first
+    assert not Path("/dev/shm/node1").exists()  # noqa: S108
+
+
+def test_jobs_on_one_node_see_different_gpus(cluster: MiniCluster, tmp_path: Path) -> None:
+    jobs = [
+        cluster.submit(
+            "-w", "node1", "--gres=gpu:2", "-o", tmp_path / "%j", script="echo $CUDA_VISIBLE_DEVICES; sleep 1"
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:
+        cluster.wait_for_state(job, {"COMPLETED"})
+    assert {(tmp_path / job).read_text() for job in jobs} == {"0,1\n", "2,3\n"}
+
+
+def test_a_requeued_job_runs_again_under_its_id_and_accounting_knows_both_runs(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    script = (
+        'echo run $SLURM_RESTART_COUNT; [ "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; sleep 60; }'
+    )
+    job = cluster.submit("-o", tmp_path / "log", "--open-mode=append", script=script)
+    cluster.wait_for_state(job, {"COMPLETED"})
+    said = (tmp_path / "log").read_text().splitlines()
+    assert [line for line in said if line.startswith("run")] == ["run", "run 1"]
+    query = ("sacct", "-n", "-X", "-P", "-D", "-o", "state", "-j", job)
+    wait_until(lambda: "COMPLETED" in cluster.run(*query).stdout, what="accounting", timeout_s=20)
+    assert cluster.run(*query).stdout.split() == ["REQUEUED", "COMPLETED"]
+
+
+@pytest.mark.parametrize(("mode", "end"), [("REQUEUE", "PENDING"), ("CANCEL", "PREEMPTED")])
+def test_a_preempted_job_gets_its_own_signal_and_is_requeued_or_cancelled(mode: str, end: str, tmp_path: Path) -> None:
+    with _started(replace(SMALL, grace_time_s=1)) as cluster:
+        job, said = _preempt(cluster, PREEMPTIBLE_PARTITIONS[mode], tmp_path)
+        assert said == "URG\n"
+        cluster.wait_for_state(job, {end})
+
+
+def test_where_preemption_sends_no_signal_of_choice_the_job_gets_sigterm(
+    terminating_cluster: MiniCluster, tmp_path: Path
+) -> None:
+    _, said = _preempt(terminating_cluster, "low", tmp_path)
+    assert said == "TERM\n"
+
+
+def _preempt(cluster: MiniCluster, partition: str, folder: Path) -> tuple[str, str]:
+    """Let a job in `partition` be preempted, and return its id and which signal it saw."""
+    (folder / "step.sh").write_text(
+        "trap 'echo URG; exit' URG; trap 'echo TERM; exit' TERM; touch ready; for i in {1..600}; do sleep 0.1; done"
+    )
+    everything = ("--exclusive", f"-N{cluster.shape.nodes}")
+    script = "srun -N1 -n1 bash step.sh; sleep 60"
+    job = cluster.submit("-p", partition, *everything, "--signal=URG@10", "-o", "log", script=script, cwd=folder)
+    wait_until((folder / "ready").exists, what="the step's start", timeout_s=20)
+    cluster.submit(*everything, "-o", "/dev/null", script="sleep 60")
+    wait_until(lambda: bool((folder / "log").read_text()), what="a signal", timeout_s=20)
+    return job, (folder / "log").read_text()
+
+
+def test_a_killed_node_is_noticed_and_its_job_is_requeued() -> None:
+    with _started(ClusterShape(nodes=2, accounting=False, node_timeout_s=2)) as cluster:
+        job = cluster.submit("-w", "node1", "-o", "/dev/null", script="sleep 60")
+        cluster.wait_for_state(job, {"RUNNING"})
+        wait_until(lambda: bool(cluster.processes_on("node1")), what="the job's process", timeout_s=20)
+        cluster.kill_node("node1")
+        cluster.wait_for_state(job, {"PENDING"})
+        assert cluster.job(job)["Restarts"] == "1"
+        assert "down" in cluster.run("sinfo", "-h", "-n", "node1", "-p", "main", "-o", "%t").stdout
+        cluster.reset()
+
+
+def test_processes_of_a_job_are_found_on_their_node_even_when_it_has_lost_them(cluster: MiniCluster) -> None:
+    cluster.run("srun", "-w", "node2", "bash", "-c", "setsid sleep 1234 >/dev/null 2>&1 & sleep 0.1")
+    assert cluster.processes_on("node1") == []
+    (orphan,) = cluster.processes_on("node2")
+    assert orphan.command.endswith("sleep 1234")
+    cluster.reset()
+    assert cluster.processes_on("node2") == []
+    assert not Path(f"/proc/{orphan.pid}").exists()
+
+
+def test_two_clusters_at_once_do_not_meet(cluster: MiniCluster) -> None:
+    with _started(SMALL) as other:
+        job = other.submit("-o", "/dev/null", "--job-name=elsewhere", script="sleep 60")
+        other.wait_for_state(job, {"RUNNING"})
+        assert "elsewhere" not in cluster.run("squeue", "-h", "-o", "%j").stdout
+        assert [process.command for process in cluster.processes_on("node1")] == []
+        assert other.environment["SLURM_CONF"] != cluster.environment["SLURM_CONF"]
+
+
+def test_a_time_that_the_partition_forbids_waits_for_ever(cluster: MiniCluster) -> None:
+    job = cluster.submit("-p", "short", "-t", "6", script="true")
+    wait_until(lambda: cluster.job(job)["Reason"] == "PartitionTimeLimit", what="the reason", timeout_s=20)
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_however_the_owner_ends_neither_a_process_nor_a_file_stays(death: signal.Signals) -> None:
+    _require(SMALL)
+    command = [sys.executable, "-m", "slurm.mini_cluster", "start", "--nodes", "1", "--no-accounting"]
+    owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().removeprefix("export SLURM_CONF=").strip()).parent
+    assert _processes_that_mention(folder)
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    subprocess.run(["sbatch", "-o", "/dev/null", "--wrap", f"exec -a {folder} sleep 1234"], env=environment, check=True)
+    owner.send_signal(death)
+    owner.wait()
+    owner.stdout.close()
+    wait_until(lambda: not folder.exists(), what="the folder's removal", timeout_s=20)
+    wait_until(lambda: not _processes_that_mention(folder), what="the end of every process", timeout_s=20)
+
+
+def test_an_owner_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(ClusterUnavailableError, match=r"user 1000.*only root.*sudo"):
+        require_available(SMALL)
+
+
+def test_missing_programs_are_named_with_the_script_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda program, path: None)  # noqa: ARG005
+    with pytest.raises(ClusterUnavailableError, match=r"no munged.*install_packages\.sh"):
+        require_available(SMALL)
+
+
+def _processes_that_mention(folder: Path) -> list[int]:
+    """List the processes whose command or environment names a folder: all of a cluster's daemons and jobs do."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if str(folder).encode() in said:
+            found.append(int(process.name))
+    return found
+
+
+def _require(shape: ClusterShape) -> None:
+    try:
+        require_available(shape)
+    except ClusterUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def _started(shape: ClusterShape) -> MiniCluster:
+    _require(shape)
+    return MiniCluster(shape)
