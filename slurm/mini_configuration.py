@@ -33,8 +33,8 @@ class ClusterShape:
     """From a preemption's signal to its kill, in the partitions low and lowcancel."""
     kill_wait_s: int = 5
     """From SIGTERM at the time limit, or at scancel, to SIGKILL."""
-    node_timeout_s: int = 10
-    """A node that is silent for so long is down."""
+    node_timeout_s: int = 5
+    """A node silent for so long is lost. It is noticed after up to thrice as long, since a ping may take as long."""
     short_max_time_minutes: int = 5
     """The longest time that the partition short allows."""
 
@@ -189,7 +189,8 @@ PreemptMode=REQUEUE
 JobRequeue=1
 KillWait={shape.kill_wait_s}
 SlurmctldTimeout=30
-SlurmdTimeout={shape.node_timeout_s}"""
+SlurmdTimeout={shape.node_timeout_s}
+MessageTimeout={shape.node_timeout_s}"""
 
 
 def _accounting(shape: ClusterShape, layout: Layout, ports: Ports) -> str:

@@ -12,9 +12,10 @@ import pytest
 
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
-from slurm.mini_daemons import DaemonError, wait_until
+from slurm.mini_daemons import wait_until
 
 ROOT = Path(__file__).parents[2]
+ENDS = {"REQUEUE": "PENDING", "CANCEL": "PREEMPTED"}
 SMALL = ClusterShape(nodes=1, accounting=False, node_timeout_s=2)
 
 
@@ -67,33 +68,37 @@ def test_a_requeued_job_runs_again_under_its_id_and_accounting_knows_both_runs(
     assert cluster.run(*query).stdout.split() == ["REQUEUED", "COMPLETED"]
 
 
-@pytest.mark.parametrize(("mode", "end"), [("REQUEUE", "PENDING"), ("CANCEL", "PREEMPTED")])
-def test_a_preempted_job_gets_its_own_signal_and_is_requeued_or_cancelled(mode: str, end: str, tmp_path: Path) -> None:
-    with _started(replace(SMALL, grace_time_s=1)) as cluster:
-        job, said = _preempt(cluster, PREEMPTIBLE_PARTITIONS[mode], tmp_path)
-        assert said == "URG\n"
-        cluster.wait_for_state(job, {end})
+def test_preempted_jobs_get_their_own_signal_and_are_requeued_or_cancelled_after_the_grace_time(
+    tmp_path: Path,
+) -> None:
+    with _started(replace(SMALL, nodes=2, grace_time_s=1)) as cluster:
+        jobs = {mode: _trap_signals(cluster, PREEMPTIBLE_PARTITIONS[mode], tmp_path / mode) for mode in ENDS}
+        cluster.submit("-N2", "--exclusive", "-o", "/dev/null", script="sleep 60")
+        for mode, job in jobs.items():
+            cluster.wait_for_state(job, {ENDS[mode]})
+            assert (tmp_path / mode / "signal").read_text() == "URG\n"
 
 
 def test_where_preemption_sends_no_signal_of_choice_the_job_gets_sigterm(
     terminating_cluster: MiniCluster, tmp_path: Path
 ) -> None:
-    _, said = _preempt(terminating_cluster, "low", tmp_path)
-    assert said == "TERM\n"
+    _trap_signals(terminating_cluster, "low", tmp_path / "job")
+    terminating_cluster.submit("-N2", "--exclusive", "-o", "/dev/null", script="sleep 60")
+    wait_until((tmp_path / "job/signal").exists, what="a signal", timeout_s=20)
+    assert (tmp_path / "job/signal").read_text() == "TERM\n"
 
 
-def _preempt(cluster: MiniCluster, partition: str, folder: Path) -> tuple[str, str]:
-    """Let a job in `partition` be preempted, and return its id and which signal it saw."""
+def _trap_signals(cluster: MiniCluster, partition: str, folder: Path) -> str:
+    """Start a job on one node that writes down the signal it gets and stays. Return its id."""
+    folder.mkdir()
     (folder / "step.sh").write_text(
-        "trap 'echo URG; exit' URG; trap 'echo TERM; exit' TERM; touch ready; for i in {1..600}; do sleep 0.1; done"
+        'for name in URG TERM; do trap "echo $name > new; mv new signal; exit" $name; done\n'
+        "touch ready; for i in {1..600}; do sleep 0.1; done"
     )
-    everything = ("--exclusive", f"-N{cluster.shape.nodes}")
-    script = "srun -N1 -n1 bash step.sh; sleep 60"
-    job = cluster.submit("-p", partition, *everything, "--signal=URG@10", "-o", "log", script=script, cwd=folder)
+    options = ("-p", partition, "--exclusive", "--signal=URG@10", "-o", "log")
+    job = cluster.submit(*options, script="srun bash step.sh; sleep 60", cwd=folder)
     wait_until((folder / "ready").exists, what="the step's start", timeout_s=20)
-    cluster.submit(*everything, "-o", "/dev/null", script="sleep 60")
-    wait_until(lambda: bool((folder / "log").read_text()), what="a signal", timeout_s=20)
-    return job, (folder / "log").read_text()
+    return job
 
 
 def test_a_killed_node_is_noticed_and_its_job_is_requeued() -> None:
