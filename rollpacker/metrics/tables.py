@@ -36,7 +36,7 @@ from rollpacker.metrics.files import make_durable, remove_temporaries, storage_e
 from rollpacker.metrics.schemas import SCHEMA_VERSION, TABLES, VERSION_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -239,15 +239,35 @@ def read_table(run_dir: Path, table: str) -> pa.Table:
     Columns that an older version did not write are null, with a warning. Raises `DataError` when there is no step yet,
     or when a newer version wrote the files.
     """
-    folder = run_dir / METRICS_FOLDER
     if table not in TABLES:
         raise DataError(
             f"there is no table {table!r}", f"A run has the tables {', '.join(TABLES)}", "Ask for one of them"
         )
+    result = _read_counted(run_dir / METRICS_FOLDER, table, lambda parts: parts)
+    if result is None:
+        raise DataError(
+            f"{run_dir} has no metrics",
+            "A run directory holds metrics once its first step is finished",
+            "Check the path (it is the run.dir of the run), or wait for the first step",
+        )
+    return result
+
+
+def read_last_step(run_dir: Path) -> Row | None:
+    """Read a run's newest row of `steps`, and none of the files of older steps; None when there is no step yet.
+
+    Raises as `read_table` does.
+    """
+    newest = _read_counted(run_dir / METRICS_FOLDER, "steps", lambda parts: parts[-1:])
+    return None if newest is None else dict(newest.slice(len(newest) - 1).to_pylist()[0])
+
+
+def _read_counted(folder: Path, table: str, choose: Callable[[tuple[Part, ...]], tuple[Part, ...]]) -> pa.Table | None:
+    """Read some of the parts that count at some moment during the call; None when none does."""
     manifest = _load_manifest(folder)
     while manifest is not None and manifest.parts:
         try:
-            result = _read_parts(folder, table, manifest.parts)
+            result = _read_parts(folder, table, choose(manifest.parts))
         except FileNotFoundError as error:
             newer = _load_manifest(folder)
             if newer == manifest:
@@ -261,11 +281,7 @@ def read_table(run_dir: Path, table: str) -> pa.Table:
             if newer is not None and newer.num_truncations == manifest.num_truncations:
                 return result
         manifest = newer
-    raise DataError(
-        f"{run_dir} has no metrics",
-        "A run directory holds metrics once its first step is finished",
-        "Check the path (it is the run.dir of the run), or wait for the first step",
-    )
+    return None
 
 
 def read_frame(run_dir: Path, table: str) -> pd.DataFrame:

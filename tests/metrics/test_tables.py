@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from rollpacker.core.errors import DataError, InternalError, StorageFailed
 from rollpacker.metrics import tables
 from rollpacker.metrics.schemas import SCHEMA_VERSION, STEPS, TABLES, Column, describe_tables
-from rollpacker.metrics.tables import MetricsWriter, read_frame, read_table
+from rollpacker.metrics.tables import MetricsWriter, read_frame, read_last_step, read_table
 
 VALUES: dict[str, object] = {"int": 7, "float": 0.5, "bool": True, "text": "word"}
 
@@ -303,6 +303,20 @@ def test_a_run_without_metrics_says_so(tmp_path: Path) -> None:
         read_frame(tmp_path, "steps")
     with pytest.raises(DataError, match="there is no table 'stepps'"):
         read_table(tmp_path, "stepps")
+
+
+def test_the_last_step_is_read_without_the_files_of_older_ones(
+    run_dir: Path, writer: MetricsWriter, merging_by_4: None
+) -> None:
+    assert read_last_step(run_dir) is None
+    for step in range(6):
+        writer.write_step(step, make_rows(step))
+        last = read_last_step(run_dir)
+        assert last is not None
+        assert last["step"] == step
+    for part in (run_dir / "metrics" / "steps").glob("*00000[0-4]*"):
+        part.unlink()
+    assert read_last_step(run_dir) == last
 
 
 def test_a_missing_or_broken_part_is_named(run_dir: Path, writer: MetricsWriter) -> None:
