@@ -1,0 +1,132 @@
+"""Finds runs below folders, and asks how each of them stands.
+
+Reads only: looking at a run never changes it. Slurm is asked once for all jobs, and where it cannot be asked, the runs
+still tell what they know.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollpacker.core.errors import DataError, WorldError
+from rollpacker.launch.failures import reason_in_logs
+from rollpacker.launch.queue import JobState, job_states
+from rollpacker.launch.standing import Progress, RunStanding
+from rollpacker.launch.submissions import JOB_FILE, read_submission
+from rollpacker.runtime.checkpoints import RUN_FILE
+from rollpacker.runtime.status import STATUS_FILE, RunStatus, read_status
+
+_MARKS = (JOB_FILE, STATUS_FILE, RUN_FILE)
+"""A folder with one of these is a run's."""
+
+_LOCK_FILE = "lock"
+"""Held by a run's one process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was seen."""
+
+    standings: tuple[RunStanding, ...]
+    complaint: str
+    """Why Slurm could not be asked; empty when it answered, or when there was nothing to ask."""
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the run folders at or below `folder`, in the order of their names; runs do not lie in runs."""
+    if any((folder / mark).is_file() for mark in _MARKS):
+        yield folder
+        return
+    with os.scandir(folder) as entries:
+        below = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in below:
+        if not name.startswith("."):
+            try:
+                yield from find_runs(folder / name)
+            except PermissionError:
+                continue
+
+
+def look_at(run_dirs: Sequence[Path]) -> Survey:
+    """See how runs stand."""
+    seen = [_without_job(run_dir) for run_dir in run_dirs]
+    jobs: Mapping[str, JobState] = {}
+    complaint = ""
+    if ids := {job_id for standing in seen if (job_id := _job_id(standing)) is not None}:
+        try:
+            jobs = job_states(sorted(ids))
+        except WorldError as error:
+            complaint = error.problem
+    joined = (replace(standing, job=jobs.get(_job_id(standing) or "")) for standing in seen)
+    return Survey(standings=tuple(map(_with_reason, joined)), complaint=complaint)
+
+
+def _without_job(run_dir: Path) -> RunStanding:
+    status = read_status(run_dir)
+    return RunStanding(
+        run_dir=run_dir,
+        submission=read_submission(run_dir),
+        status=status,
+        progress=_progress(run_dir),
+        is_locked=_is_locked(run_dir, status),
+    )
+
+
+def _job_id(standing: RunStanding) -> str | None:
+    """Of the last job: the submitted one, or the one within which it was started by hand."""
+    if standing.submission is not None:
+        return standing.submission.job_id
+    return standing.status.job_id if standing.status is not None else None
+
+
+def _with_reason(standing: RunStanding) -> RunStanding:
+    if standing.word not in {"failed", "died"}:
+        return standing
+    return replace(standing, logged=reason_in_logs(tuple(_logs(standing))))
+
+
+def _logs(standing: RunStanding) -> Iterable[Path]:
+    """The job's, rank 0 first, then those of the last attempt's actors."""
+    if standing.submission is not None:
+        for log in standing.submission.logs:
+            yield from (log, log.with_suffix(".err"))
+    attempts = sorted((standing.run_dir / "logs").glob("attempt-*"))
+    if attempts:
+        yield from sorted(attempts[-1].glob("*.log"))
+
+
+def _progress(run_dir: Path) -> Progress | None:
+    if not (run_dir / "metrics").is_dir():
+        return None
+    from rollpacker.metrics.tables import read_last_step
+
+    try:
+        row = read_last_step(run_dir)
+    except (DataError, OSError):
+        return None  # it is being written, or by another version; what the run says of itself still counts
+    if row is None:
+        return None
+    step, reward, elapsed_s = row["step"], row["reward_mean"], row["finished_at_s"]
+    assert isinstance(step, int)
+    assert isinstance(reward, float)
+    assert isinstance(elapsed_s, float)
+    return Progress(num_steps=step + 1, reward_mean=reward, elapsed_s=elapsed_s)
+
+
+def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:
+    """Try the lock of a run that says it runs on this machine; a lock of another machine may not be seen here."""
+    if status is None or status.state != "running" or status.host != socket.gethostname():
+        return None
+    try:
+        with (run_dir / _LOCK_FILE).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
