@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from rollpacker.cli.arguments import Arguments
+    from rollpacker.config.schema import RunConfig
 
 
 def run(arguments: Arguments) -> None:
@@ -19,30 +20,21 @@ def run(arguments: Arguments) -> None:
     if arguments.is_multirun:
         _run_sweep(arguments.words)
     else:
-        from rollpacker.cli.prospects import prospect_of
         from rollpacker.config.compose import compose
-        from rollpacker.runtime.preflight import judge
-
-        config = compose(arguments.words)
-        judge(config, prospect_of)
-
         from rollpacker.launch import ranks
 
-        ranks.train(config)
+        ranks.train(compose(arguments.words), _judge)
 
 
 def run_point(composed: DictConfig) -> None:
     """Train one point of a multirun; Hydra's launcher calls it, perhaps on another machine."""
-    from rollpacker.cli.prospects import prospect_of
     from rollpacker.cli.screen import show_error
     from rollpacker.config.multirun import config_of_point
     from rollpacker.launch import ranks
-    from rollpacker.runtime.preflight import judge
 
     config = config_of_point(composed)
     try:
-        judge(config, prospect_of)
-        ranks.train(config)
+        ranks.train(config, _judge)
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} failed")
         raise
@@ -53,6 +45,13 @@ def show_help() -> None:
     from rollpacker.cli.help import show_train_help
 
     show_train_help("train")
+
+
+def _judge(config: RunConfig) -> None:
+    from rollpacker.cli.prospects import prospect_of
+    from rollpacker.runtime.preflight import judge
+
+    judge(config, prospect_of)
 
 
 def _run_sweep(overrides: Sequence[str]) -> None:

@@ -8,14 +8,53 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rollpacker.runtime.allocation import current_allocation
+from rollpacker.runtime.allocation import Allocation, current_allocation
+from rollpacker.runtime.rendezvous import rendezvous_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rollpacker.config.schema import RunConfig
 
 
-def train(config: RunConfig) -> None:
-    """Train, or serve the rank that trains; see `rollpacker.pipeline.run` for what it raises."""
+def train(config: RunConfig, judge: Callable[[RunConfig], object]) -> None:
+    """Train, or serve the rank that trains.
+
+    Args:
+        config: Of the run. In a job it resumes by itself, because Slurm may have requeued the job.
+        judge: Raises a `UserError` when the run is not legal here; only who trains asks it.
+
+    Raises:
+        RollpackerError: See `rollpacker.pipeline.run`; of another rank than 0, why its node was of no use.
+    """
+    allocation = current_allocation(os.environ)
+    if allocation is None:
+        judge(config)
+        _run(config, None)
+    elif allocation.is_head or config.backend.name == "ray":
+        _take_part(_resuming(config), allocation, judge)
+
+
+def _take_part(config: RunConfig, allocation: Allocation, judge: Callable[[RunConfig], object]) -> None:
+    rendezvous = rendezvous_of(config.run.dir, allocation)
+    rendezvous.open()
+    if not allocation.is_head:
+        from rollpacker.runtime.node_service import serve_node
+
+        serve_node(config, allocation, rendezvous)
+        return
+    try:
+        judge(config)
+        _run(config, allocation)
+    finally:
+        rendezvous.finish()
+
+
+def _run(config: RunConfig, allocation: Allocation | None) -> None:
     from rollpacker import pipeline
 
-    pipeline.run(config, current_allocation(os.environ))
+    pipeline.run(config, allocation)
+
+
+def _resuming(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"run": config.run.model_copy(update={"resume": "auto"})})

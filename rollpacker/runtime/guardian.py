@@ -9,10 +9,15 @@ other end only the run holds. A pipe closes with its owner, so success, an error
 look the same here: every process of the session is killed, by pid, and TEMP_DIR is removed. Ray's workers put
 themselves into process groups of their own but stay in the session (measured with Ray 2.60), so nothing is ever
 killed by name and another Ray on the machine is never touched.
+
+Slurm sends its signals to every process of a job step, and Ray would die of them while the run still wants to write
+its checkpoint. So they are blocked here, a mask that every process of the session inherits. Should the guardian itself
+be killed, the system kills COMMAND, and Ray's daemons end with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import shutil
@@ -23,6 +28,10 @@ import time
 from pathlib import Path
 from types import FrameType
 
+_SLURM_SIGNALS = (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
+"""What it sends at preemption and before a time limit."""
+_PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
 _KILL_ROUNDS = 50
 """A process that forks while we kill is met again in the next round."""
 _KILL_PAUSE_S = 0.05
@@ -59,9 +68,15 @@ def kill_session(session: int) -> None:
 def main() -> int:
     """Guard one command; returns its exit status if it ended first, else 0."""
     temp_dir, command = Path(sys.argv[1]), sys.argv[2:]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SLURM_SIGNALS)
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _only_the_pipe_decides)  # unlike SIG_IGN, a handler is not inherited by the child
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603  (our own command)
+    child = subprocess.Popen(  # noqa: S603  (our own command)
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_die_with_the_guardian,  # noqa: PLW1509  (this process has one thread)
+    )
     status = 0
     exit_fd = os.pidfd_open(child.pid)
     readable, _, _ = select.select([sys.stdin, exit_fd], [], [])
@@ -71,6 +86,11 @@ def main() -> int:
     child.wait()
     shutil.rmtree(temp_dir, ignore_errors=True)
     return status
+
+
+def _die_with_the_guardian() -> None:
+    """Runs in the child before its command."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _only_the_pipe_decides(_number: int, _frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 """How the planned actors of a run take their places: all together or not at all.
 
 All reservations are one placement group, so that a cluster too small fails at once and as a whole, instead of
-leaving the last actor waiting for resources that never come.
+leaving the last actor waiting for resources that never come. Each one is pinned to the node that the plan gave it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from ray.util import placement_group
 
-from rollpacker.config.schema import ActorResources, RunConfig
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import Surroundings
 from rollpacker.runtime.actors import RemoteEngine, RemoteReward, RemoteTrainer, Seat
-from rollpacker.runtime.planning import planned_actors
+from rollpacker.runtime.planning import ClusterSize, PlacedActor, placed_actors
+from rollpacker.runtime.ray_node import pin_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +41,19 @@ class Actors:
                 await asyncio.gather(*closings, return_exceptions=True)
 
 
-async def start_actors(config: RunConfig, surroundings: Surroundings) -> Actors:
+async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surroundings) -> Actors:
     """Start every actor side by side; when this returns, models are loaded."""
-    planned = planned_actors(config)
-    group = placement_group([_bundle(actor.resources) for actor in planned], strategy="PACK")
+    placed = placed_actors(config, num_nodes=size.num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus)
+    group = placement_group([_bundle(actor) for actor in placed], strategy="PACK")
     deadline_s = config.backend.deadlines.start_s
     await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
     seats = {
         actor.name: Seat(
-            group=group, index=index, resources=actor.resources, log=surroundings.logs / f"{actor.name}.log"
+            group=group, index=index, resources=actor.resources, log=surroundings.logs.absolute() / f"{actor.name}.log"
         )
-        for index, actor in enumerate(planned)
+        for index, actor in enumerate(placed)
     }
-    engine_ids = [EngineId(actor.name) for actor in planned if actor.role == "engine"]
+    engine_ids = [EngineId(actor.name) for actor in placed if actor.role == "engine"]
     actors = Actors(
         engines={engine_id: RemoteEngine(engine_id, seats[engine_id]) for engine_id in engine_ids},
         trainer=RemoteTrainer(seats["trainer"]),
@@ -65,7 +66,7 @@ async def start_actors(config: RunConfig, surroundings: Surroundings) -> Actors:
     return actors
 
 
-def _bundle(resources: ActorResources) -> dict[str, float]:
+def _bundle(actor: PlacedActor) -> dict[str, float]:
     """What one seat holds; Ray refuses an amount of zero."""
-    amounts = {"CPU": resources.num_cpus, "GPU": resources.num_gpus}
+    amounts = {"CPU": actor.resources.num_cpus, "GPU": actor.resources.num_gpus, pin_of(actor.node): 1}
     return {name: amount for name, amount in amounts.items() if amount > 0}

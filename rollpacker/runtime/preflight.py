@@ -26,6 +26,7 @@ from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, Prospect
+from rollpacker.runtime.allocation import current_allocation
 from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
 from rollpacker.runtime.planning import ClusterSize, cluster_size, scheduler_settings
 from rollpacker.runtime.trackers import check_trackers
@@ -62,7 +63,7 @@ class RealProspect:
         return dict(Counter(prompt.domain for prompt in load_prompts(self._config.data.file)))
 
     def cluster(self) -> ClusterSize:
-        return cluster_size(self._config)
+        return cluster_size(self._config, current_allocation(os.environ))
 
 
 ProspectOf = Callable[[RunConfig], Prospect[ClusterSize | ModelledCluster]]

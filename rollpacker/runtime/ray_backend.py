@@ -1,4 +1,7 @@
-"""The real backend: engines, trainer and reward as Ray actors on a Ray that lives as long as the run."""
+"""The real backend: engines, trainer and reward as Ray actors on a Ray that lives as long as the run.
+
+On this machine alone, or over the nodes of a Slurm allocation.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from rollpacker.runtime.blocking import in_daemon_thread
 from rollpacker.runtime.placement import start_actors
 from rollpacker.runtime.planning import cluster_size
 from rollpacker.runtime.ray_cluster import RayCluster
+from rollpacker.runtime.ray_node import node_here
+from rollpacker.runtime.rendezvous import Rendezvous, rendezvous_of
 
 
 class RayBackend:
@@ -31,22 +36,15 @@ class RayBackend:
     async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
         """Start Ray while the prompts are read, then the actors."""
         config, deadlines = self._config, self._config.backend.deadlines
-        surroundings.stage("reading prompts and starting Ray")
         reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
-        size = cluster_size(config)
-        async with RayCluster(
-            num_cpus=size.num_cpus,
-            num_gpus=size.num_gpus,
-            object_store_mb=config.backend.object_store_mb,
-            log=surroundings.logs / "ray.log",
-            start_deadline_s=deadlines.start_s,
-        ):
+        async with self._cluster(surroundings):
+            surroundings.stage("reading prompts")
             prompts, num_dropped = await reading
             if num_dropped:
                 limit = config.data.max_prompt_tokens
                 surroundings.note(f"Dropped {num_dropped} prompts of more than data.max_prompt_tokens={limit} tokens.")
             surroundings.stage("starting engines, trainer and reward")
-            actors = await start_actors(config, surroundings)
+            actors = await start_actors(config, cluster_size(config, self._allocation), surroundings)
             yield Workers(
                 prompts=prompts,
                 fleets={1: Fleet(engines=actors.engines)},
@@ -54,6 +52,20 @@ class RayBackend:
                 reward=actors.reward,
             )
             await actors.close(deadlines.stop_s)
+
+    def _cluster(self, surroundings: Surroundings) -> RayCluster:
+        """Prepare Ray over the nodes of the allocation, or on this machine alone."""
+        config, allocation = self._config, self._allocation
+        meeting = rendezvous_of(config.run.dir, allocation) if allocation else None
+        log = meeting.log_of(allocation.node_name) if allocation and meeting else surroundings.logs / "ray.log"
+        head = node_here(config, allocation, log)
+        return RayCluster(
+            head,
+            node_names=allocation.node_names if allocation else (head.offer.name,),
+            rendezvous=meeting or Rendezvous(head.folder),
+            start_deadline_s=config.backend.deadlines.start_s,
+            stage=surroundings.stage,
+        )
 
 
 def _tokenized_prompts(config: RunConfig) -> tuple[dict[str, TokenizedPrompt], int]:

@@ -1,135 +1,204 @@
-"""One local Ray per run: started with it, ended with it, never met by another run.
+"""The Ray of one run, over one node or many: started with it, ended with it, never met by another run.
 
-Free ports from the operating system, a token of this process's own, a short private folder (an AF_UNIX path holds 107
-bytes), no dashboard, no usage report, and a guardian that ends it all when this process ends (see `guardian.py`).
+Rank 0 starts the head on its node, says so in the rendezvous, and waits for the other ranks' nodes (see
+`node_service.py`); a machine alone is an allocation of one node whose rendezvous nobody else visits. From then on a
+node that is lost ends the run: whatever it awaits is cancelled, and a `WorldError` names the node. An actor that dies
+alone is its user's business.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import secrets
-import socket
-import subprocess
-import sys
-import tempfile
+import signal
+import threading
 import time
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rollpacker.core.errors import WorldError
+from rollpacker.core.errors import EngineFailed, WorldError
 from rollpacker.runtime.blocking import in_daemon_thread
+from rollpacker.runtime.node_place import is_listening
+from rollpacker.runtime.ray_node import RayNode, log_tail, pin_of
+from rollpacker.runtime.rendezvous import Rendezvous
 
-_MEBIBYTE = 1 << 20
 _POLL_S = 0.05
-_LOG_TAIL_CHARS = 2000
-
-_RAY_START = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; sys.exit(main())"
-"""The `ray` command of this interpreter, whatever PATH says."""
+_WATCH_S = 1.0
+_ANSWER_S = 5.0
+"""Ray's head answers a question about its nodes in milliseconds; one that does not is asked again."""
+_BLAME_S = 20.0
+"""When an actor has died, how long we ask whether its whole node has: Ray may take so long to notice."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RayCluster:
-    """`async with RayCluster(...)`: inside, `ray` is connected; outside, nothing of it is left."""
+    """`async with RayCluster(...)`: inside, `ray` is connected to all nodes; outside, nothing of it is left here."""
 
     def __init__(
-        self, *, num_cpus: int, num_gpus: int, object_store_mb: int, log: Path, start_deadline_s: float
+        self,
+        head: RayNode,
+        *,
+        node_names: Sequence[str],
+        rendezvous: Rendezvous,
+        start_deadline_s: float,
+        stage: Callable[[str], None],
     ) -> None:
-        self._num_cpus = num_cpus
-        self._num_gpus = num_gpus
-        self._object_store_mb = object_store_mb
-        self._log = log
+        """Prepare.
+
+        Args:
+            head: This node; index 0 of the names.
+            node_names: Of all nodes, by rank.
+            rendezvous: Open; where the other ranks look for the head.
+            start_deadline_s: From the start of the head until the last node has joined.
+            stage: Told what is waited for.
+        """
+        self._head = head
+        self._node_names = node_names
+        self._rendezvous = rendezvous
         self._start_deadline_s = start_deadline_s
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._stage = stage
+        self._watcher: asyncio.Task[None] | None = None
+        self._loss: WorldError | None = None
 
     async def __aenter__(self) -> Self:
+        self._deadline = time.monotonic() + self._start_deadline_s
         try:
-            await in_daemon_thread(self._start)
+            await self._start_head()
+            await self._wait_for_nodes()
         except BaseException:
             await self._stop()
             raise
+        self._body = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._watch(), name="watching Ray's nodes")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._watcher is not None
+        self._watcher.cancel()
+        if isinstance(error, EngineFailed) and len(self._node_names) > 1:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BLAME_S):
+                    while self._loss is None:
+                        self._loss = await self._find_loss()
         await self._stop()
+        if self._loss is None:
+            return
+        if isinstance(error, asyncio.CancelledError):
+            assert self._body is not None
+            self._body.uncancel()
+            raise self._loss from None
+        if isinstance(error, EngineFailed):
+            raise self._loss from error
 
-    def _start(self) -> None:
-        deadline = time.monotonic() + self._start_deadline_s
-        temp_dir = Path(tempfile.mkdtemp(prefix="rollpacker-", dir="/tmp"))
-        token_file = temp_dir / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(secrets.token_hex(32))
-        port = _free_port()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        environment |= {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token_file),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-            "PYTHONUNBUFFERED": "1",
-        }
-        options = {
-            "--node-ip-address": "127.0.0.1",
-            "--port": port,
-            "--num-cpus": self._num_cpus,
-            "--num-gpus": self._num_gpus,
-            "--object-store-memory": self._object_store_mb * _MEBIBYTE,
-            "--temp-dir": temp_dir / "ray",
-            "--dashboard-agent-listen-port": 0,
-            "--include-dashboard": "false",
-            "--include-log-monitor": "false",  # actors write logs of their own
-            "--log-style": "record",
-        }
-        if find_spec("grpc"):  # then Ray starts its client server, by default on a port that others may have
-            options["--ray-client-server-port"] = _free_port()
-        command = [sys.executable, "-c", _RAY_START, "start", "--head", "--block", "--disable-usage-stats"]
-        command += ["--no-monitor", *(str(part) for option in options.items() for part in option)]
-        guardian = str(Path(__file__).with_name("guardian.py"))
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
-            self._guardian = subprocess.Popen(  # noqa: S603  (our own command line)
-                [sys.executable, "-S", "-E", guardian, str(temp_dir), *command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        self._wait_for_port(port, deadline)
-        self._connect(port, token_file)
-
-    def _wait_for_port(self, port: int, deadline: float) -> None:
-        assert self._guardian is not None
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            except OSError:
-                pass
-            else:
-                return
-            if self._guardian.poll() is not None or time.monotonic() > deadline:
-                tail = self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
+    async def _start_head(self) -> None:
+        name = self._node_names[0]
+        self._stage(f"starting Ray on {name}")
+        self._rendezvous.create_token()
+        address = await in_daemon_thread(lambda: self._head.start_head(self._rendezvous.token_file))
+        while not await in_daemon_thread(lambda: is_listening(address)):
+            if not self._head.is_running or time.monotonic() > self._deadline:
                 raise WorldError(
-                    f"Ray did not start within {self._start_deadline_s:g} s.",
-                    f"The end of {self._log}:\n{tail}",
-                    "Is there room in /tmp and in /dev/shm? backend.deadlines.start_s gives it more time.",
+                    f"Ray did not start on {name} within {self._start_deadline_s:g} s.",
+                    log_tail(self._head.log),
+                    f"Is there room in {self._head.folder.parent} and /dev/shm? Raise backend.deadlines.start_s.",
                 )
-            time.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S)
+        self._rendezvous.announce_head(address)
+        with _signal_handlers_kept():
+            await in_daemon_thread(lambda: self._connect(address))
 
-    def _connect(self, port: int, token_file: Path) -> None:
+    def _connect(self, address: str) -> None:
         import ray
 
-        _authenticate(token_file)
+        _authenticate(self._rendezvous.token_file)
         try:
-            ray.init(address=f"127.0.0.1:{port}", logging_level="ERROR", log_to_driver=False)
+            ray.init(address=address, logging_level="ERROR", log_to_driver=False)
         except ConnectionError as error:
             raise WorldError(
                 f"Ray started but did not let this process in: {error}",
-                f"Its log is {self._log}.",
+                f"Its log is {self._head.log}.",
                 "Is the machine overloaded or out of memory? Start the run again with run.resume=auto.",
             ) from error
+
+    async def _wait_for_nodes(self) -> None:
+        last_stage = ""
+        while missing := await self._missing_nodes():
+            if failed := self._failed_nodes():
+                raise self._did_not_join(failed, "before it joined")
+            if time.monotonic() > self._deadline:
+                raise self._did_not_join(missing, f"within {self._start_deadline_s:g} s")
+            stage = f"waiting for {self._with_stages(missing)}"
+            if stage != last_stage:
+                self._stage(stage)
+                last_stage = stage
+            await asyncio.sleep(_POLL_S)
+
+    async def _watch(self) -> None:
+        while self._loss is None:
+            await asyncio.sleep(_WATCH_S)
+            self._loss = await self._find_loss()
+        assert self._body is not None
+        self._body.cancel()
+
+    async def _find_loss(self) -> WorldError | None:
+        """Look once whether every node is still there."""
+        if not self._head.is_running:
+            return self._lost([0])
+        if failed := self._failed_nodes():
+            return self._lost(failed)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                missing = await self._missing_nodes()
+        except TimeoutError:
+            return None
+        return self._lost(missing) if missing else None
+
+    async def _missing_nodes(self) -> list[int]:
+        """Indices of the nodes that Ray does not have (any more)."""
+        import ray
+
+        nodes = await in_daemon_thread(ray.nodes)
+        resources = {name for node in nodes if node["Alive"] for name in node["Resources"]}
+        return [index for index in range(len(self._node_names)) if pin_of(index) not in resources]
+
+    def _failed_nodes(self) -> list[int]:
+        """Indices of the nodes whose rank has said why it ended."""
+        reports = {index: self._rendezvous.report_of(index) for index in range(1, len(self._node_names))}
+        return [index for index, report in reports.items() if report and report.failure]
+
+    def _did_not_join(self, nodes: Sequence[int], when: str) -> WorldError:
+        return WorldError(
+            f"{self._with_stages(nodes)} did not join Ray {when}.",
+            self._log_tails(nodes),
+            f"Every node must reach {self._node_names[0]} over the network (cluster.network_interface) and see "
+            f"{self._rendezvous.folder}; backend.deadlines.start_s gives them more time.",
+        )
+
+    def _lost(self, nodes: Sequence[int]) -> WorldError:
+        return WorldError(
+            f"{self._with_stages(nodes)} was lost: Ray there has ended.",
+            self._log_tails(nodes),
+            "The run's checkpoints are complete: start it again with run.resume=auto, or let Slurm requeue the job.",
+        )
+
+    def _with_stages(self, nodes: Sequence[int]) -> str:
+        """Names of nodes and what they said last."""
+        said = {index: self._rendezvous.report_of(index) for index in nodes}
+        return " and ".join(
+            f"{self._node_names[index]} ({report.failure or report.stage})" if report else self._node_names[index]
+            for index, report in said.items()
+        )
+
+    def _log_tails(self, nodes: Sequence[int]) -> str:
+        return "\n".join(log_tail(self._log_of(index)) for index in nodes)
+
+    def _log_of(self, index: int) -> Path:
+        return self._head.log if index == 0 else self._rendezvous.log_of(self._node_names[index])
 
     async def _stop(self) -> None:
         import ray
@@ -137,10 +206,21 @@ class RayCluster:
         if ray.is_initialized():  # not so while it still connects: that ends with the cluster
             await in_daemon_thread(ray.shutdown)
         _authenticate(None)
-        if self._guardian is not None and self._guardian.stdin is not None:
-            self._guardian.stdin.close()
-            await in_daemon_thread(self._guardian.wait)
-            self._guardian = None
+        self._rendezvous.finish()  # not before: Ray would report every node that leaves
+        await in_daemon_thread(self._head.stop)
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Undo what `ray.init` does to this process's signal handlers, in Python and below it."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if handler is not None:
+                    signal.signal(number, handler)
 
 
 def _authenticate(token_file: Path | None) -> None:
@@ -159,10 +239,3 @@ def _authenticate(token_file: Path | None) -> None:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

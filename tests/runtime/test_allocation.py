@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.allocation import current_allocation
 
 STEP = {
@@ -10,6 +11,7 @@ STEP = {
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_PROCID": "1",
     "SLURMD_NODENAME": "node2",
+    "SLURM_STEP_NODELIST": "node[1-2]",
     "SLURM_CPUS_ON_NODE": "8",
 }
 
@@ -36,6 +38,7 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
     )
     assert allocation is not None
     assert not allocation.is_head
+    assert allocation.node_names == ("node1", "node2")
     assert allocation.key == "7.0.3"
     assert (allocation.num_nodes, allocation.num_cpus, allocation.gpus) == (2, 6, ("0", "2"))
     assert allocation.memory_bytes == 3000 << 20
@@ -48,3 +51,8 @@ def test_what_slurm_does_not_limit_is_unknown():
     assert allocation is not None
     assert (allocation.memory_bytes, allocation.end_time, allocation.requeue_file) == (None, None, None)
     assert (allocation.num_cpus, allocation.gpus) == (8, ())
+
+
+def test_a_step_with_several_tasks_on_a_node_is_refused():
+    with pytest.raises(ConfigError, match="ntasks-per-node=1"):
+        current_allocation(STEP | {"SLURM_STEP_NUM_TASKS": "4"})

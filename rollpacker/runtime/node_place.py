@@ -1,0 +1,112 @@
+"""What Ray needs of a node before it starts there: an address that others reach, a free port, a private folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+from rollpacker.core.errors import ConfigError, WorldError
+
+_GET_INTERFACE_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux, see netdevice(7)."""
+_ONLY_FROM_HERE = ("127.0.0.1", "127.0.1.1")
+"""What many distributions let a machine's own name stand for."""
+_FOLDER_PREFIX = "rp-"
+_LONGEST_SOCKET = f"/{_FOLDER_PREFIX}12345678/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
+_SOCKET_PATH_BYTES = 107
+"""Of an AF_UNIX address, see unix(7)."""
+LONGEST_SCRATCH_BYTES = _SOCKET_PATH_BYTES - len(_LONGEST_SOCKET)
+
+
+def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
+    """Find this node's IPv4 address: of a network interface, or else of the node's name.
+
+    Raises:
+        ConfigError: There is no such interface, or the name does not lead to an address that other nodes can reach.
+    """
+    if interface is not None:
+        return _address_of_interface(interface)
+    if is_alone:
+        return _ONLY_FROM_HERE[0]
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        raise _unreachable(f"{name} has no address here ({error}).") from error
+    if address in _ONLY_FROM_HERE:
+        raise _unreachable(f"On {name} itself, its name stands for {address}, which other nodes cannot reach.")
+    return address
+
+
+def free_port(address: str) -> int:
+    """Let the operating system choose a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_listening(address: str) -> bool:
+    """Say whether anyone takes connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def private_folder(candidates: Sequence[str], environment: Mapping[str, str]) -> Path:
+    """Make a folder of this process's own in the first candidate that is writable and short enough for sockets.
+
+    Args:
+        candidates: Folders, in which $NAME stands for a variable; one that names an unset variable is passed over.
+        environment: The variables.
+    """
+    refused = []
+    for candidate in candidates:
+        folder = Template(candidate).safe_substitute(environment)
+        if "$" in folder or not folder:
+            refused.append(f"{candidate} is not set")
+        elif len(os.fsencode(folder)) > LONGEST_SCRATCH_BYTES:
+            refused.append(f"{folder} is longer than {LONGEST_SCRATCH_BYTES} bytes")
+        else:
+            try:
+                return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=folder))
+            except OSError as error:
+                refused.append(f"{folder} is not writable ({error.strerror})")
+    raise WorldError(
+        f"No folder for Ray's session: {'; '.join(refused)}.",
+        f"It is on the node itself, writable, and its path has at most {LONGEST_SCRATCH_BYTES} bytes, because that of "
+        f"a socket in it has at most {_SOCKET_PATH_BYTES}.",
+        "Put one in front of cluster.scratch, such as cluster.scratch=[/tmp].",
+    )
+
+
+def _address_of_interface(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", os.fsencode(interface)[:15])
+        try:
+            answer = fcntl.ioctl(probe, _GET_INTERFACE_ADDRESS, request)
+        except OSError as error:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(
+                f"cluster.network_interface={interface} has no IPv4 address on {socket.gethostname()} "
+                f"({error.strerror}).",
+                f"Its interfaces are {names}.",
+                "Choose one that all nodes have, or leave it out: then the addresses of the nodes' names are taken.",
+            ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _unreachable(problem: str) -> ConfigError:
+    return ConfigError(
+        problem,
+        "Ray's nodes talk to each other over an address that each one has and the others reach.",
+        "Name the network by cluster.network_interface, such as cluster.network_interface=ib0.",
+    )

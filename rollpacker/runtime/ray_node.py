@@ -1,0 +1,161 @@
+"""One node's share of a Ray: `ray start --block` under a guardian, with nothing that another Ray could meet.
+
+Free ports from the operating system, the token of this attempt, a short private folder, the resources that it is told
+and not those of the machine, no dashboard, no usage report. The guardian ends all of it when this process ends, however
+it ends (see `guardian.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rollpacker.config.schema import ClusterSection, RunConfig
+from rollpacker.runtime.allocation import Allocation
+from rollpacker.runtime.node_place import free_port, node_address, private_folder
+from rollpacker.runtime.planning import cluster_size
+
+_MEBIBYTE = 1 << 20
+_LOG_TAIL_CHARS = 2000
+_SEATS_PER_NODE = 10_000
+"""How many bundles may be pinned to a node: more than it will ever have."""
+
+_RAY_START = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; sys.exit(main())"
+"""The `ray` command of this interpreter, whatever PATH says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOffer:
+    """One node and what Ray may use there."""
+
+    index: int
+    name: str
+    address: str
+    num_cpus: int
+    num_gpus: int
+    memory_bytes: int | None
+    """None where nobody limits it."""
+    object_store_mb: int
+
+
+def pin_of(index: int) -> str:
+    """Name the resource that only this node has: an actor that reserves one of it works there."""
+    return f"node-{index}"
+
+
+class RayNode:
+    """Starts, watches and ends Ray on this node."""
+
+    def __init__(self, offer: NodeOffer, *, folder: Path, log: Path) -> None:
+        """Prepare.
+
+        Args:
+            offer: This node.
+            folder: For Ray's session; this object's own from now on, until `stop` removes it.
+            log: What Ray itself says.
+        """
+        self.offer = offer
+        self.log = log
+        self.folder = folder
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    def start_head(self, token_file: Path) -> str:
+        """Start a Ray that asks for this token, and return where its head will listen."""
+        port = free_port(self.offer.address)
+        options: dict[str, object] = {"--port": port, "--include-dashboard": "false"}
+        if find_spec("grpc"):  # then Ray starts its client server, by default on a port that others may have
+            options["--ray-client-server-port"] = free_port(self.offer.address)
+        self._start(["--head", "--no-monitor"], options, token_file)
+        return f"{self.offer.address}:{port}"
+
+    def join(self, head_address: str, token_file: Path) -> None:
+        """Become a node of the Ray whose head listens there."""
+        self._start([], {"--address": head_address}, token_file)
+
+    @property
+    def is_running(self) -> bool:
+        return self._guardian is not None and self._guardian.poll() is None
+
+    def stop(self) -> None:
+        """End every process of Ray on this node and remove its folder; returns when both have happened."""
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+        shutil.rmtree(self.folder, ignore_errors=True)  # left when the guardian never started
+
+    def _start(self, flags: list[str], options: dict[str, object], token_file: Path) -> None:
+        offer = self.offer
+        options |= {
+            "--node-ip-address": offer.address,
+            "--node-name": offer.name,
+            "--num-cpus": offer.num_cpus,
+            "--num-gpus": offer.num_gpus,
+            "--resources": json.dumps({pin_of(offer.index): _SEATS_PER_NODE}),
+            "--object-store-memory": offer.object_store_mb * _MEBIBYTE,
+            "--temp-dir": self.folder,
+            "--dashboard-agent-listen-port": 0,
+            "--include-log-monitor": "false",  # actors write logs of their own
+            "--log-style": "record",
+        }
+        if offer.memory_bytes is not None:
+            options["--memory"] = offer.memory_bytes - offer.object_store_mb * _MEBIBYTE
+        command = [sys.executable, "-c", _RAY_START, "start", "--block", "--disable-usage-stats", *flags]
+        command += [str(part) for option in options.items() for part in option]
+        guardian = str(Path(__file__).with_name("guardian.py"))
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self._guardian = subprocess.Popen(  # noqa: S603  (our own command line)
+                [sys.executable, "-S", "-E", guardian, str(self.folder), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(token_file),
+                start_new_session=True,
+            )
+
+    def _environment(self, token_file: Path) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        own = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token_file),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self.offer.memory_bytes is not None:
+            # Slurm watches over the job's memory; Ray would watch the machine's and end our actors for others' jobs
+            own["RAY_memory_monitor_refresh_ms"] = "0"
+        return inherited | own
+
+
+def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> RayNode:
+    """Prepare this node of an allocation, or this machine alone."""
+    settings = config.cluster or ClusterSection(name="none")
+    size = cluster_size(config, allocation)
+    name = allocation.node_name if allocation else socket.gethostname()
+    offer = NodeOffer(
+        index=allocation.rank if allocation else 0,
+        name=name,
+        address=node_address(name, settings.network_interface, is_alone=size.num_nodes == 1),
+        num_cpus=size.num_cpus,
+        num_gpus=size.num_gpus,
+        memory_bytes=allocation.memory_bytes if allocation else None,
+        object_store_mb=config.backend.object_store_mb,
+    )
+    return RayNode(offer, folder=private_folder(settings.scratch, os.environ), log=log)
+
+
+def log_tail(log: Path) -> str:
+    """The end of a log, for a message; says so when there is none."""
+    try:
+        return f"The end of {log}:\n{log.read_text(errors='replace')[-_LOG_TAIL_CHARS:].strip()}"
+    except OSError:
+        return f"{log} does not exist."
