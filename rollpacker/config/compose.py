@@ -24,6 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pydantic import BaseModel, ValidationError
 
 from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names
+from rollpacker.config.launching import is_chosen, single_run_mistake
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
 from rollpacker.config.schema import RunConfig, ScoreConfig
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 def compose(overrides: Sequence[str]) -> RunConfig:
     """Compose and judge the configuration of one training run."""
     with hydra_session() as session:
+        if is_chosen(parse_overrides(session, TRAIN, overrides)):
+            raise single_run_mistake()
         return compose_in(session, TRAIN, overrides)
 
 

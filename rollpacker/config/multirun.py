@@ -3,6 +3,8 @@
 Points have their own run directories. Without a `run.dir` the sweep writes into one dated folder, a numbered directory
 per point; with one, it must differ between the points. Hydra's own record, `multirun.yaml`, goes into the folder that
 the points share.
+
+Points that `hydra/launcher=slurm` submits go on where an earlier launch left them, unless `run.resume` is given.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from rollpacker.config.compose import (
     parse_overrides,
     translated_errors,
 )
+from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, judge_launcher, launcher_mistakes
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
 from rollpacker.config.schema import RunConfig
@@ -47,20 +50,34 @@ class Sweep:
     """The overrides of each point, in the order in which Hydra runs them."""
     configs: tuple[RunConfig, ...]
     """One per point."""
+    folder: Path
+    """That the points share, and that takes Hydra's record of the sweep."""
+    launcher: LauncherSettings | None
+    """None when another launcher than ours runs the points."""
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """List the overrides of every point that a multirun would run, in Hydra's order; does not judge their values."""
     with hydra_session() as session:
-        return _expand(session, overrides)
+        return _expand(session, _base(session, overrides))
+
+
+def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """What tells each point from the others: those of its words that not all points have, without its folder."""
+    shared = set.intersection(*(set(words) for words in points))
+    return tuple(
+        " ".join(word for word in words if word not in shared and not word.startswith("run.dir=")) for words in points
+    )
 
 
 def compose_sweep(overrides: Sequence[str]) -> Sweep:
     """Expand a multirun and judge every point of it; two points that would share a `run.dir` are refused."""
     with hydra_session() as session:
-        points = _expand(session, overrides)
-        own_dirs = _run_dir_overrides(session, points[0])
-        points = [[*point, *own_dirs] for point in points]
+        base = _base(session, overrides)
+        launcher = _launcher(base)
+        points = _expand(session, base)
+        added = [*_run_dir_overrides(session, points[0]), *_launcher_overrides(launcher, points[0])]
+        points = [[*point, *added] for point in points]
         configs: list[RunConfig] = []
         mistakes: dict[str, UserError] = {}
         for number, point in enumerate(points):
@@ -72,9 +89,11 @@ def compose_sweep(overrides: Sequence[str]) -> Sweep:
     _refuse_shared_dirs(configs)
     shared_folder = _shared_folder([config.run.dir for config in configs])
     return Sweep(
-        overrides=(*overrides, *own_dirs, f"hydra.sweep.dir={_quoted(shared_folder)}"),
+        overrides=(*overrides, *added, f"hydra.sweep.dir={_quoted(shared_folder)}"),
         points=tuple(tuple(point) for point in points),
         configs=tuple(configs),
+        folder=shared_folder,
+        launcher=launcher,
     )
 
 
@@ -98,10 +117,34 @@ def config_of_point(config: DictConfig) -> RunConfig:
     return judge(TRAIN, config)
 
 
-def _expand(session: Hydra, overrides: Sequence[str]) -> list[list[str]]:
-    parse_overrides(session, TRAIN, overrides)
+def _base(session: Hydra, overrides: Sequence[str]) -> DictConfig:
+    """Compose what the points share; raises for what no point can have."""
+    parsed = parse_overrides(session, TRAIN, overrides)
+    if is_chosen(parsed):
+        raise_mistakes(list(launcher_mistakes(parsed)))
     with translated_errors(TRAIN):
-        base = session.config_loader.load_configuration(TRAIN.name, list(overrides), run_mode=RunMode.MULTIRUN)
+        return session.config_loader.load_configuration(TRAIN.name, list(overrides), run_mode=RunMode.MULTIRUN)
+
+
+def _launcher(base: DictConfig) -> LauncherSettings | None:
+    if base.hydra.launcher._target_ != LAUNCHER:
+        return None
+    with translated_errors(TRAIN):
+        values = OmegaConf.to_container(base.hydra.launcher, resolve=True)
+    assert isinstance(values, dict)
+    return judge_launcher({str(name): value for name, value in values.items()})
+
+
+def _launcher_overrides(launcher: LauncherSettings | None, point: Sequence[str]) -> list[str]:
+    """What the launcher decides of every point."""
+    if launcher is None:
+        return []
+    resume = [] if any(word.startswith("run.resume=") for word in point) else ["run.resume=auto"]
+    image = [] if launcher.container is None else [f"cluster.container.image={_quoted(launcher.container)}"]
+    return [*resume, *image]
+
+
+def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
     if base.hydra.sweeper._target_ != HYDRA_SWEEPER:
         raise ConfigError(
             f"The sweeper {base.hydra.sweeper._target_} chooses its points as it goes.",

@@ -54,7 +54,7 @@ def test_every_file_begins_with_a_comment_that_says_what_it_is(file: Path) -> No
 
 def test_every_folder_of_conf_is_a_group_and_every_default_is_an_option() -> None:
     known = groups(TRAIN)
-    assert set(known) == {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    assert {*known, "hydra"} == {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
     for group in (known | groups(SCORE)).values():
         assert group.default is None or group.default in group.options
 

@@ -1,0 +1,137 @@
+"""How a multirun is handed to Slurm: the keys `hydra.launcher.*` of `hydra/launcher=slurm`.
+
+What a job asks for is not among them: every point of a sweep may ask for something else, so that is the point's own
+section `cluster`. A key that other launchers have here is refused with the name that it has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from rollpacker.config.keys import legal_keys, nearest
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.schema import RunConfig, Section
+from rollpacker.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+OPTION = "slurm"
+"""Of Hydra's group `hydra/launcher`: the file that has the defaults."""
+LAUNCHER = "hydra_plugins.rollpacker_slurm.launcher.SlurmLauncher"
+"""The class that this file names."""
+
+_PREFIX = "hydra.launcher."
+_KEYS_OF_CLUSTER = {
+    "timeout_min": "time_limit_min",
+    "time": "time_limit_min",
+    "nodes": "num_nodes",
+    "cpus_per_task": "cpus_per_node",
+    "mem_gb": "memory_gb_per_node",
+    "mem": "memory_gb_per_node",
+    "gres": "gpus_per_node",
+    "additional_parameters": "sbatch",
+    "comment": "sbatch.comment",
+    "exclude": "sbatch.exclude",
+    "nodelist": "sbatch.nodelist",
+    "reservation": "sbatch.reservation",
+    "signal_delay_s": "signal_lead_s",
+}
+"""What submitit's own launchers call what our `cluster` calls otherwise."""
+
+
+class LauncherSettings(Section):
+    """What `hydra.launcher.*` holds. The defaults are in `conf/hydra/launcher/slurm.yaml`."""
+
+    executor: Literal["slurm", "local", "debug"]
+    """`slurm` submits jobs; `local` starts processes on this machine; `debug` runs the points in this process."""
+    detach: bool
+    """Ends as soon as all jobs are submitted; otherwise waits until all have ended, and shows where they are."""
+    dry_run: bool
+    """Prints what would be submitted, and submits nothing."""
+    array_parallelism: int | None = Field(ge=1)
+    """Jobs of one array, or local processes, at the same time; null: as many as Slurm lets, or as there are."""
+    container: Path | None
+    """The image in which every rank of every point runs; null takes each point's `cluster.container.image`."""
+    poll_interval_s: float = Field(gt=0)
+    """How often Slurm is asked about the jobs while waiting."""
+
+
+def is_chosen(overrides: Iterable[Override]) -> bool:
+    """Whether these overrides choose our launcher."""
+    return any(
+        override.key_or_group == "hydra/launcher" and not override.is_sweep_override() and override.value() == OPTION
+        for override in overrides
+    )
+
+
+def judge_launcher(values: dict[str, Any]) -> LauncherSettings:
+    """Hold what Hydra composed against the keys' types and bounds; raises all mistakes together."""
+    given = {name: value for name, value in values.items() if name != "_target_"}
+    try:
+        return LauncherSettings.model_validate(given)
+    except ValidationError as error:
+        keys = legal_keys(LauncherSettings)
+        raise_mistakes(
+            [
+                ConfigError(
+                    f"{_PREFIX}{details['loc'][0]}={details['input']} is not legal.",
+                    f"It is {keys[str(details['loc'][0])].legal}.",
+                )
+                for details in error.errors(include_url=False)
+            ]
+        )
+        raise AssertionError("a validation error lists at least one mistake") from error
+
+
+def launcher_mistakes(overrides: Iterable[Override]) -> Iterator[UserError]:
+    """What is wrong with the names and the kind of `hydra.launcher.*` when the launcher is ours."""
+    for override in overrides:
+        name = override.key_or_group
+        if not name.startswith(_PREFIX):
+            continue
+        leaf = name.removeprefix(_PREFIX)
+        if leaf.partition(".")[0] not in LauncherSettings.model_fields:
+            yield _unknown_key(leaf)
+        elif override.is_sweep_override():
+            yield ConfigError(
+                f"`{override.input_line}` gives several values to one launcher.",
+                "All points of a multirun are launched together.",
+                "Launch once per value.",
+            )
+
+
+def single_run_mistake() -> ConfigError:
+    """Of a run that names our launcher, but is no multirun: Hydra would start it here, silently."""
+    return ConfigError(
+        f"hydra/launcher={OPTION} without -m would start the run on this machine.",
+        "Hydra asks its launcher only in a multirun, which may have a single point.",
+        "Add -m",
+    )
+
+
+def _unknown_key(leaf: str) -> ConfigError:
+    fields = LauncherSettings.model_fields
+    problem = f"`{_PREFIX}{leaf}` is not a key of hydra/launcher={OPTION}."
+    cluster_keys = {
+        name.removeprefix("cluster."): name for name in legal_keys(RunConfig) if name.startswith("cluster.")
+    }
+    name = f"cluster.{_KEYS_OF_CLUSTER[leaf]}" if leaf in _KEYS_OF_CLUSTER else cluster_keys.get(leaf)
+    if name is None and not nearest(leaf, fields) and (close := nearest(leaf, cluster_keys)):
+        name = cluster_keys[close[0]]
+    if name is not None:
+        return ConfigError(
+            problem,
+            "What a job asks for may differ between the points, so it is in their section `cluster`.",
+            f"Write {name}=...",
+        )
+    close = nearest(leaf, fields)
+    return ConfigError(
+        problem,
+        f"Its keys are {', '.join(fields)}.",
+        f"Write {_PREFIX}{close[0]}=..." if close else "Leave it out.",
+    )

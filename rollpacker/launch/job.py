@@ -1,0 +1,52 @@
+"""The call that a job makes on each of its nodes: one judged point of a sweep, and the function that trains it.
+
+The call is pickled as plain values and the function's name, so that it is read by whatever Python the node has, and a
+requeued job runs the configuration that was judged when it was submitted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import InternalError, RollpackerError
+
+Task = Callable[[DictConfig], None]
+"""Trains one point, after it has judged it; says on the screen what fails."""
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+class PointCall:
+    """Trains one point in this process."""
+
+    def __init__(self, task: Task, config: RunConfig) -> None:
+        self._task = task
+        self._values: Mapping[str, Any] = config.model_dump(mode="json")
+
+    def __call__(self) -> None:
+        self._task(OmegaConf.create(dict(self._values)))
+
+
+class PointProcess(PointCall):
+    """Trains one point as all that its process does, and ends it with the exit code that the command line would have.
+
+    submitit gives every failure the exit code 1; a SystemExit passes through it.
+    """
+
+    def __call__(self) -> None:
+        try:
+            super().__call__()
+        except RollpackerError as error:
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+        except Exception:  # noqa: BLE001 - the process boundary: whatever was not foreseen is our bug
+            traceback.print_exc()
+            sys.exit(InternalError.exit_code)

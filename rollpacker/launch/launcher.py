@@ -1,0 +1,155 @@
+"""Launches the points of a sweep as Hydra's launcher: submits what is still to be done, and waits for it or does not.
+
+A point is in one of three states when it is launched: finished, which is skipped; in the queue, which is not submitted
+again, but waited for; to do. So the same command may be given again at any time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import open_dict
+from rich.console import Console
+
+from rollpacker.config.launching import LauncherSettings, judge_launcher
+from rollpacker.config.multirun import config_of_point, point_names
+from rollpacker.core.errors import WorldError
+from rollpacker.launch.job import PointProcess, Task
+from rollpacker.launch.points import Batch, Point, batches
+from rollpacker.launch.sbatch import submit
+from rollpacker.launch.script import sbatch_text
+from rollpacker.launch.slurm_commands import has_slurm
+from rollpacker.launch.submissions import Submission, read_submission, write_submission
+from rollpacker.launch.survey import look_at
+from rollpacker.launch.waiting import wait_for
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext
+    from omegaconf import DictConfig
+
+FOLDER = ".submitit"
+"""Below the folder that the points share: scripts, pickled calls, logs of the ranks."""
+
+
+def launch_from_hydra(
+    context: HydraContext,
+    task: Task,
+    config: DictConfig,
+    overrides: Sequence[Sequence[str]],
+    first_number: int,
+    *,
+    settings: dict[str, Any],
+) -> list[JobReturn]:
+    """Compose the points as Hydra's own launcher does, and launch them."""
+    points = []
+    for number, (words, name) in enumerate(zip(overrides, point_names(overrides), strict=True), start=first_number):
+        composed = context.config_loader.load_sweep_config(config, list(words))
+        with open_dict(composed):
+            composed.hydra.job.num = number
+        HydraConfig.instance().set_config(composed)
+        points.append(Point(number=number, name=name, config=config_of_point(composed)))
+    launch(points, task, judge_launcher(settings), Path(config.hydra.sweep.dir))
+    return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in overrides]
+
+
+def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path) -> None:
+    """Launch points that were judged.
+
+    Raises:
+        WorldError: Points failed, or could not be submitted.
+        KeyboardInterrupt: Ctrl-C while waiting: jobs stay.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    waiting = []
+    for point in points:
+        if point.has_finished:
+            console.print(f"{point.title} has finished: skipped", markup=False)
+        else:
+            waiting.append(point)
+    if not waiting:
+        return
+    if settings.executor == "slurm":
+        _launch_jobs(waiting, task, settings, folder, console)
+    else:
+        from rollpacker.launch.local import run_here
+
+        run_here(waiting, task, settings, folder.resolve() / FOLDER, console)
+
+
+def batch_script(batch: Batch, settings: LauncherSettings, folder: Path) -> str:
+    """Render what sbatch is given for a batch of a sweep in `folder`."""
+    return sbatch_text(
+        batch.shape,
+        name=f"rollpacker-{folder.resolve().name}",
+        folder=folder.resolve() / FOLDER,
+        python=[sys.executable],
+        num_jobs=len(batch.points),
+        array_parallelism=settings.array_parallelism,
+    )
+
+
+def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
+    """The number of each point whose job Slurm still has, and what to tell of it.
+
+    Raises:
+        WorldError: Points were submitted before, and Slurm cannot be asked about them.
+    """
+    submitted = [point for point in points if read_submission(point.config.run.dir) is not None]
+    survey = look_at([point.config.run.dir for point in submitted])
+    if survey.complaint:
+        raise WorldError(
+            f"Some points were submitted before, and Slurm cannot be asked whether they still run. {survey.complaint}",
+            "No point is submitted while its job is in the queue.",
+            "Launch where Slurm's commands are, and when its controller answers.",
+        )
+    return {
+        point.number: f"{standing.word} as job {standing.job.job_id}"
+        for point, standing in zip(submitted, survey.standings, strict=True)
+        if standing.job is not None and not standing.job.is_over
+    }
+
+
+def _launch_jobs(
+    points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console
+) -> None:
+    queued = points_in_queue(points)
+    for point in points:
+        if point.number in queued:
+            console.print(f"{point.title} is {queued[point.number]}: not submitted again", markup=False)
+    for batch in batches([point for point in points if point.number not in queued]):
+        nodes = "1 node" if batch.shape.num_nodes == 1 else f"{batch.shape.num_nodes} nodes"
+        for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
+            console.print(f"{point.title} is job {submission.job_id}, submitted for {nodes}", markup=False)
+    if settings.detach or not has_slurm():
+        console.print(_how_to_go_on(points, folder), markup=False)
+        return
+    try:
+        wait_for(points, settings.poll_interval_s, console)
+    except KeyboardInterrupt:
+        console.print(f"No longer waiting; the jobs stay.\n{_how_to_go_on(points, folder)}", markup=False)
+        raise
+
+
+def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) -> list[Submission]:
+    calls = [PointProcess(task, point.config) for point in batch.points]
+    script = batch_script(batch, settings, folder)
+    submissions = submit(folder.resolve() / FOLDER, script, calls, batch.shape.num_nodes)
+    for point, submission in zip(batch.points, submissions, strict=True):
+        write_submission(point.config.run.dir, submission)
+    return submissions
+
+
+def _how_to_go_on(points: Sequence[Point], folder: Path) -> str:
+    """Say how jobs that nobody waits for are seen and cancelled."""
+    submissions = [read_submission(point.config.run.dir) for point in points]
+    numbers = dict.fromkeys(submission.job_id.partition("_")[0] for submission in submissions if submission)
+    return (
+        f"See them:     rollpacker jobs {folder}\n"
+        f"Cancel them:  scancel {' '.join(numbers)}\n"
+        f"Wait again:   give the same command, with run.dir in {folder}"
+    )

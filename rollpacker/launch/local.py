@@ -1,0 +1,88 @@
+"""Runs the points of a sweep on this machine, by submitit's local executors: processes beside each other, or none.
+
+`local` starts a process per point, as many at a time as `array_parallelism` lets, with logs where a job's would be;
+`debug` trains one point after the other in this process, where a debugger can follow. Slurm is not asked, requeueing is
+not there, and the processes end with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from submitit import DebugExecutor, LocalExecutor
+from submitit.core.core import Job
+
+from rollpacker.config.launching import LauncherSettings
+from rollpacker.config.schema import ClusterSection
+from rollpacker.core.errors import RollpackerError
+from rollpacker.launch.job import PointCall, PointProcess, Task
+from rollpacker.launch.points import Point
+from rollpacker.launch.waiting import failure, log_end
+
+_NO_LIMIT_MIN = 60 * 24 * 365
+"""submitit's local jobs have a limit in any case: a year."""
+_POLL_S = 0.1
+"""A process is asked for its end by one call of the operating system."""
+
+
+def run_here(points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console) -> None:
+    """Run points, as `settings.executor` says.
+
+    Raises:
+        WorldError: Points failed.
+    """
+    if settings.executor == "debug":
+        stories = _debug(points, task, folder)
+    else:
+        stories = _local(points, task, settings, folder, console)
+    if stories:
+        lines = [line for story in stories for line in story]
+        raise failure(lines, num_failed=len(stories), num_points=len(points))
+
+
+def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]:
+    executor = DebugExecutor(folder)
+    stories = []
+    for point in points:
+        error = executor.submit(PointCall(task, point.config)).exception()
+        if error is not None and not isinstance(error, RollpackerError):
+            raise error
+        if error is not None:
+            stories.append([f"{point.title} failed: {error}"])
+    return stories
+
+
+def _local(
+    points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console
+) -> list[list[str]]:
+    executor = LocalExecutor(folder)
+    waiting, running = list(points), list[tuple[Point, Job[None]]]()
+    stories: list[list[str]] = []
+    while waiting or running:
+        while waiting and len(running) < (settings.array_parallelism or len(points)):
+            point = waiting.pop(0)
+            job = _start(executor, PointProcess(task, point.config), point.config.cluster)
+            console.print(f"{point.title} is process {job.job_id}, logging to {job.paths.stdout}", markup=False)
+            running.append((point, job))
+        if settings.detach and not waiting:
+            return []
+        for point, job in [pair for pair in running if pair[1].done()]:
+            running.remove((point, job))
+            has_failed = not job.paths.result_pickle.exists()
+            console.print(f"{point.title} has {'failed' if has_failed else 'finished'}", markup=False)
+            if has_failed:
+                stories.append([f"{point.title} failed (process {job.job_id})", *log_end(job.paths.stdout)])
+        time.sleep(_POLL_S if running else 0)
+    return stories
+
+
+def _start(executor: LocalExecutor, call: PointProcess, cluster: ClusterSection | None) -> Job[None]:
+    executor.update_parameters(
+        timeout_min=(cluster and cluster.time_limit_min) or _NO_LIMIT_MIN,
+        gpus_per_node=cluster.gpus_per_node if cluster else 0,
+        stderr_to_stdout=True,
+    )
+    return executor.submit(call)

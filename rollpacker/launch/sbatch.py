@@ -1,0 +1,89 @@
+"""Submits jobs of one shape by sbatch, and nothing else of Slurm: pickled calls, one script, one job or array.
+
+sbatch is asked first and the calls take their final names afterwards, when the job's number is known; a job that
+starts at once waits for them (a minute at most, by submitit).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from submitit.core.utils import DelayedSubmission, JobPaths
+
+from rollpacker.core.errors import WorldError
+from rollpacker.launch.job import PointProcess
+from rollpacker.launch.submissions import Submission
+
+DEADLINE_S = 60.0
+"""sbatch answers within a second; a busy controller takes longer."""
+
+
+def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: int) -> list[Submission]:
+    """Submit one job per call: several make an array, which the script has to ask for.
+
+    Args:
+        folder: Absolute; the one that the script names.
+        script: What sbatch is given.
+        calls: In the order of the array's elements.
+        num_nodes: Of each job.
+
+    Raises:
+        WorldError: sbatch refused, in its words; nothing of these jobs is left.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
+        pickles = [Path(scratch) / f"{index}.pkl" for index in range(len(calls))]
+        for call, pickle in zip(calls, pickles, strict=True):
+            DelayedSubmission(call).dump(pickle)
+        file = Path(scratch) / "script.sh"
+        file.write_text(script)
+        number = _sbatch(file)
+        job_ids = [number] if len(calls) == 1 else [f"{number}_{index}" for index in range(len(calls))]
+        for job_id, pickle in zip(job_ids, pickles, strict=True):
+            pickle.rename(JobPaths(folder, job_id=job_id).submitted_pickle)
+        submissions = [
+            Submission(job_id=job_id, folder=folder, num_nodes=num_nodes, submitted_at=time.time())
+            for job_id in job_ids
+        ]
+        file.rename(submissions[0].script)
+    return submissions
+
+
+def submission_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Drop what a surrounding job says of itself, which sbatch or the new job's srun would take for their options."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {name: value for name, value in environment.items() if name in kept or not name.startswith("SLURM_")}
+
+
+def _sbatch(script: Path) -> str:
+    program = shutil.which("sbatch")
+    assert program is not None, "judged before"
+    try:
+        done = subprocess.run(  # noqa: S603  (Slurm's own command, without a shell)
+            [program, "--parsable", str(script)],
+            env=submission_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise WorldError(
+            f"sbatch did not answer within {DEADLINE_S:.0f} s.",
+            "Slurm's controller (slurmctld) may be down or busy, and may still have taken the job.",
+            "See `squeue --me` before you launch again.",
+        ) from None
+    if done.returncode:
+        raise WorldError(
+            f"sbatch refused a job: {done.stderr.strip()}",
+            "Nothing of this job or array was submitted; those before it were.",
+            "Change what `cluster` asks for; launch again and what was submitted is left alone.",
+        )
+    return done.stdout.strip().partition(";")[0]

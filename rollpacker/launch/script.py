@@ -1,0 +1,170 @@
+"""The batch script of a job or an array, as text. Pure; submitit renders it, and golden files pin it (tests/launch).
+
+    #SBATCH lines      what the shape asks for
+    setup              outside any container: what only Slurm's commands know, then the user's own lines
+    srun               the same program once per node, perhaps in a container
+    teardown           outside again: requeues the job when rank 0 has asked for it, else ends with the ranks' exit code
+
+An element of an array is asked for and requeued as 12_3, never by its SLURM_JOB_ID: that of the last element is the
+array's own number, by which Slurm means all of them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.slurm.slurm import _make_sbatch_string
+
+from rollpacker.config.schema import ClusterSection
+from rollpacker.launch.shape import JobShape
+from rollpacker.runtime.allocation import END_TIME_VARIABLE, REQUEUE_FILE_VARIABLE
+
+OWN_OPTIONS = {
+    "account": "cluster.account",
+    "constraint": "cluster.constraint",
+    "cpus-per-task": "cluster.cpus_per_node",
+    "exclusive": "cluster.exclusive",
+    "gpus-per-node": "cluster.gpus_per_node",
+    "mem": "cluster.memory_gb_per_node",
+    "no-requeue": "cluster.requeue",
+    "nodes": "cluster.num_nodes",
+    "partition": "cluster.partition",
+    "qos": "cluster.qos",
+    "requeue": "cluster.requeue",
+    "signal": "cluster.signal",
+    "time": "cluster.time_limit_min",
+    "array": "",
+    "error": "",
+    "job-name": "",
+    "ntasks": "",
+    "ntasks-per-node": "",
+    "open-mode": "",
+    "output": "",
+    "wrap": "",
+}
+"""Options of sbatch that are not for `cluster.sbatch`, and the key that each one has; empty where nobody may choose."""
+
+LINGER_S = 300
+"""How long the other ranks may live on once a rank has ended. Each watches the others and ends by itself long before;
+this is for one that cannot."""
+REQUEUE_WAIT_S = 60
+"""The script waits for Slurm to end it, which takes a moment; were it to end first, the job would be over."""
+
+_MEGABYTES_PER_GB = 1e9 / (1 << 20)
+"""Slurm's M is 2^20 bytes."""
+
+
+def memory_mb(cluster: ClusterSection) -> int | None:
+    """As Slurm counts it; 0 asks for all of a node's, None leaves it to Slurm."""
+    given = cluster.memory_gb_per_node
+    return None if given is None else int(given * _MEGABYTES_PER_GB)
+
+
+def sbatch_text(
+    shape: JobShape,
+    *,
+    name: str,
+    folder: Path,
+    python: Sequence[str],
+    num_jobs: int = 1,
+    array_parallelism: int | None = None,
+) -> str:
+    """Render the script of one job, or of an array.
+
+    Args:
+        shape: Of each job.
+        name: As squeue shows it.
+        folder: Absolute and shared; takes the logs, and has the pickled calls.
+        python: The words that run Python on a node, in a container where the shape has one.
+        num_jobs: Above 1 it is an array.
+        array_parallelism: Jobs of the array that run at the same time; None does not limit them.
+    """
+    is_array = num_jobs > 1
+    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
+    text = _make_sbatch_string(
+        command=f"{shlex.join(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}",
+        folder=folder,
+        job_name=name,
+        stderr_to_stdout=True,
+        map_count=num_jobs if is_array else None,
+        array_parallelism=array_parallelism or num_jobs,
+        setup=_setup(shape.cluster, folder, job),
+        teardown=_teardown(shape.cluster, job),
+        **_requests(shape),
+    )
+    return f"{text}\n"
+
+
+def _requests(shape: JobShape) -> dict[str, Any]:
+    """What the job asks for, in submitit's words; what is None is left to Slurm."""
+    cluster = shape.cluster
+    memory = memory_mb(cluster)
+    return {
+        "partition": cluster.partition,
+        "time": cluster.time_limit_min,
+        "nodes": shape.num_nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": cluster.cpus_per_node,
+        "gpus_per_node": _gpus(cluster),
+        "qos": cluster.qos,
+        "account": cluster.account,
+        "constraint": cluster.constraint,
+        "exclusive": cluster.exclusive or None,
+        "mem": None if memory is None else f"{memory}M" if memory else "0",
+        "wckey": None,
+        "additional_parameters": _further_options(cluster),
+        "srun_args": [
+            "--open-mode=append",
+            f"--cpus-per-task={cluster.cpus_per_node}",  # srun takes it neither from sbatch nor from the script's lines
+            "--kill-on-bad-exit=0",  # rank 0 may still write its checkpoint
+            f"--wait={LINGER_S}",
+        ],
+    }
+
+
+def _gpus(cluster: ClusterSection) -> str | None:
+    if not cluster.gpus_per_node:
+        return None
+    return f"{cluster.gpu_type}:{cluster.gpus_per_node}" if cluster.gpu_type else str(cluster.gpus_per_node)
+
+
+def _further_options(cluster: ClusterSection) -> dict[str, str | bool]:
+    options: dict[str, str | bool] = {name: value or True for name, value in cluster.sbatch.items()}
+    options["requeue" if cluster.requeue else "no-requeue"] = True
+    options["signal"] = f"{cluster.signal}@{cluster.signal_lead_s}"
+    return options
+
+
+def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
+    end, file = END_TIME_VARIABLE, REQUEUE_FILE_VARIABLE
+    lines = [
+        f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e)"',
+        f'[[ "${end}" =~ ^[0-9]+$ ]] || {end}="" # no limit',
+        f"export {end}",
+    ]
+    if cluster.requeue:
+        lines += [
+            f'export {file}={shlex.quote(str(folder))}/"$SLURM_JOB_ID.requeue"',
+            f'rm --force "${file}"',
+        ]
+    else:
+        lines += [f"unset {file}"]
+    lines += cluster.setup
+    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items())]
+
+
+def _teardown(cluster: ClusterSection, job: str) -> list[str]:
+    if not cluster.requeue:
+        return ["exit $?"]
+    file = REQUEUE_FILE_VARIABLE
+    return [
+        "exit_code=$?",
+        f'if [[ -e "${file}" && "$(squeue --noheader --jobs="{job}" --format=%T)" == RUNNING ]]; then',
+        f'    rm --force "${file}"',
+        f'    scontrol requeue "{job}" && sleep {REQUEUE_WAIT_S}',
+        "fi",
+        'exit "$exit_code"',
+    ]

@@ -1,0 +1,76 @@
+"""What one Slurm job asks for, derived from its run's configuration. Pure: looks at no cluster and no file.
+
+Jobs of equal shapes go into one array, so a shape holds nothing that only one run has.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rollpacker.config.schema import ClusterSection, RunConfig
+from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.planning import ClusterSize, placed_actors, planned_actors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """A job's nodes, what it takes of each, and the rules that it lives by."""
+
+    num_nodes: int
+    cluster: ClusterSection
+    """Everything else; `num_nodes` in it is what the user gave, and counts no more."""
+
+    def __post_init__(self) -> None:
+        """Forget how the number of nodes was found, so that shapes compare by what Slurm is asked for."""
+        object.__setattr__(self, "cluster", self.cluster.model_copy(update={"num_nodes": self.num_nodes}))
+
+
+def job_shape(config: RunConfig) -> JobShape:
+    """Derive the shape of a run that has a `cluster`.
+
+    Raises:
+        ConfigError: The actors find no room on such nodes.
+    """
+    cluster = config.cluster
+    assert cluster is not None
+    if config.backend.name == "sim":  # one process, which needs no GPU and no other node
+        return JobShape(num_nodes=cluster.num_nodes or 1, cluster=cluster)
+    return JobShape(num_nodes=cluster.num_nodes or _fewest_nodes(config, cluster), cluster=cluster)
+
+
+def ray_size(config: RunConfig) -> ClusterSize:
+    """What Ray will be told in the job; raises as `job_shape` does."""
+    shape = job_shape(config)
+    size = ClusterSize(
+        num_nodes=shape.num_nodes,
+        num_cpus=_cpus(config, shape.cluster),
+        num_gpus=_gpus(config, shape.cluster),
+    )
+    placed_actors(config, num_nodes=size.num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus)
+    return size
+
+
+def _fewest_nodes(config: RunConfig, cluster: ClusterSection) -> int:
+    """As many nodes as the GPUs fill; more only where whole actors do not fill them."""
+    actors = planned_actors(config)
+    num_gpus = sum(actor.resources.num_gpus for actor in actors)
+    per_node = _gpus(config, cluster)
+    if not num_gpus or not per_node:
+        return 1
+    fewest = math.ceil(num_gpus / per_node)
+    for num_nodes in range(fewest, max(fewest, len(actors)) + 1):
+        try:
+            placed_actors(config, num_nodes=num_nodes, cpus_per_node=_cpus(config, cluster), gpus_per_node=per_node)
+        except ConfigError:
+            continue
+        return num_nodes
+    return fewest  # who asks for the places will hear why there are none
+
+
+def _cpus(config: RunConfig, cluster: ClusterSection) -> int:
+    return cluster.cpus_per_node if config.backend.num_cpus is None else config.backend.num_cpus
+
+
+def _gpus(config: RunConfig, cluster: ClusterSection) -> int:
+    return cluster.gpus_per_node if config.backend.num_gpus is None else config.backend.num_gpus
