@@ -8,12 +8,12 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
-CHECKED := rollpacker analysis tests
+CHECKED := rollpacker analysis slurm tests
 
 # More torch threads than cores make every test slower, and the tests start processes of their own.
 test lint types imports unit: export OMP_NUM_THREADS := 1
 
-.PHONY: help demo install test lint types imports unit format constraints clean
+.PHONY: help demo install slurm test lint types imports unit format constraints clean
 
 help: ## show this
 	@echo "make TARGET, where TARGET is"
@@ -24,6 +24,9 @@ demo: .venv/.demo ## install what the demo needs, train under both systems on th
 	@$(BIN)/python -m rollpacker.demo
 
 install: .venv/.test ## install everything, the tools that test it too
+
+slurm: ## install what runs a Slurm cluster on this machine: Slurm, MariaDB, Apptainer (Debian, Ubuntu; root or sudo)
+	@bash slurm/install_packages.sh
 
 test: lint types imports unit ## install everything and run every check: lint, types, import contracts, tests
 
@@ -38,6 +41,7 @@ imports: .venv/.test ## check who imports whom
 	$(BIN)/lint-imports
 
 unit: .venv/.test ## run the tests
+	@bash slurm/install_packages.sh || echo "The tests against a real Slurm say why they cannot run."
 	$(BIN)/pytest
 
 format: .venv/.test ## rewrite the code in the house's format, and fix what can be fixed

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the system packages that a Slurm cluster on one machine needs (Debian, Ubuntu): Slurm's daemons, munge, MariaDB for
-# accounting, and Apptainer. Starts no service. Where all is there it asks nobody and ends at once.
+# Installs what a Slurm cluster on one machine needs, on Debian or Ubuntu: Slurm's daemons, munge, MariaDB for accounting,
+# Apptainer, and shellcheck, which reads the scripts. Where all is there it ends at once.
 # Needs root or sudo. Exits with 3 where it cannot install at all, having said what is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -33,9 +33,18 @@ find_missing() {
 }
 
 require_apt() {
-    command -v apt-get >/dev/null && command -v dpkg-query >/dev/null || give_up \
+    command -v apt-get >/dev/null && command -v dpkg-query >/dev/null && return
+    give_up \
         "this machine has no apt-get, and the mini cluster's packages are known by Debian's names only" \
         "install Slurm (slurmctld, slurmd, slurmdbd, clients), munge, MariaDB and shellcheck by hand"
+}
+
+# A Slurm that an administrator built is not to be replaced by Debian's.
+require_no_other_slurm() {
+    command -v sinfo >/dev/null && ! is_installed slurm-client || return 0
+    give_up \
+        "this machine has a Slurm of its own, $(command -v sinfo), which Debian's packages would replace" \
+        "install by hand, from where that Slurm came: ${missing[*]}"
 }
 
 require_root() {
@@ -51,6 +60,7 @@ apt_get() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::
 require_apt
 find_missing
 if ((${#missing[@]})); then
+    require_no_other_slurm
     require_root
     say "installing with apt-get: ${missing[*]}"
     apt_get update -qq || true # an old list may still know the packages

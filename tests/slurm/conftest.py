@@ -1,24 +1,19 @@
 """Real Slurm clusters of two nodes. Each is started when a test first asks for it, and is empty when a test gets it."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from slurm.mini_cluster import ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
-
-REQUIRED = "ROLLPACKER_REQUIRE_SLURM"
-"""Set where these tests must run, as in .ci/run: then a machine that cannot run them fails them."""
+from tests.slurm.requirement import cannot_run
 
 
 def _start(shape: ClusterShape) -> Iterator[MiniCluster]:
     try:
         require_available(shape)
     except ClusterUnavailableError as error:
-        if os.environ.get(REQUIRED):
-            pytest.fail(f"{REQUIRED} is set, and no Slurm cluster can run here. {error}", pytrace=False)
-        pytest.skip(str(error))
+        cannot_run(str(error))
     with MiniCluster(shape) as cluster:
         yield cluster
 

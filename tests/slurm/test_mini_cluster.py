@@ -13,6 +13,7 @@ import pytest
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
 from slurm.mini_daemons import wait_until
+from tests.slurm.requirement import cannot_run
 
 ROOT = Path(__file__).parents[2]
 ENDS = {"REQUEUE": "PENDING", "CANCEL": "PREEMPTED"}
@@ -183,7 +184,7 @@ def _require(shape: ClusterShape) -> None:
     try:
         require_available(shape)
     except ClusterUnavailableError as error:
-        pytest.skip(str(error))
+        cannot_run(str(error))
 
 
 def _started(shape: ClusterShape) -> MiniCluster:
