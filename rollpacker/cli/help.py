@@ -74,6 +74,34 @@ def show_train_help(command: str) -> None:
     _print_sections(output(), [*sections, *_key_sections(TRAIN)])
 
 
+def show_jobs_help() -> None:
+    """Print what `rollpacker jobs` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Show the runs below some folders: what runs, waits, failed, died or was requeued, the step and "
+                    "reward of each, and the reason why it waits or stopped. Asks Slurm where a run has a job. A run "
+                    "that says it runs although its job is over is shown as died. Changes nothing."
+                ),
+            ),
+            ("Usage", Text("rollpacker jobs [DIR ...] [watch]")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("DIR", Text("A run.dir, or a folder with runs somewhere below it. Default: runs")),
+                        ("watch", Text("Draws the table anew every 5 s until nothing runs or waits; Ctrl-C ends it.")),
+                    ]
+                ),
+            ),
+            ("Example", _commands("rollpacker jobs runs/e2e watch")),
+        ],
+    )
+
+
 def show_plan_help() -> None:
     """Print what `rollpacker plan` takes."""
     _print_sections(

@@ -47,6 +47,12 @@ COMMANDS = (
         can_sweep=True,
     ),
     Command(
+        name="jobs",
+        summary="Show what runs, waits, failed or was requeued, how far it is, and why it stopped.",
+        module="rollpacker.cli.jobs",
+        can_sweep=False,
+    ),
+    Command(
         name="plan",
         summary="Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
         module="rollpacker.cli.plan",

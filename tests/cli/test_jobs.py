@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.runtime.status import RunStatus, write_status
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def _write_run(run_dir: Path, state: str, reason: str = "") -> None:
+    run_dir.mkdir(parents=True)
+    status = RunStatus(
+        state=state,  # type: ignore[arg-type]
+        attempt=0,
+        finished_steps=3,
+        num_steps=10,
+        reason=reason,
+        job_id=None,
+        host="far",
+        updated_at=1.0,
+    )
+    write_status(run_dir, status)
+
+
+def test_runs_without_slurm_are_shown_with_the_reason_of_each_failure(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_run(workdir / "runs/a", "finished")
+    _write_run(workdir / "runs/sweep/0-verl", "failed", "The disk is full.")
+
+    assert main(["jobs"]) == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "2 runs: 1 finished, 1 failed",
+        "",
+        "run state host step reward time",
+        "a finished far 3/10",
+        "sweep/0-verl failed far 3/10",
+        "",
+        "failed sweep/0-verl",
+        "The disk is full.",
+    ]
+
+
+def test_a_run_below_two_of_the_folders_is_shown_once(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_run(workdir / "runs/a", "finished")
+
+    assert main(["jobs", "runs", "runs/a"]) == 0
+
+    assert capsys.readouterr().out.startswith("1 run: 1 finished")
+
+
+def test_where_there_are_no_runs_it_says_so(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workdir / "empty").mkdir()
+
+    assert (main(["jobs"]), main(["jobs", "empty"])) == (0, 0)
+
+    nowhere, below = capsys.readouterr().out.splitlines()
+    assert nowhere.startswith("There are no runs below runs.")
+    assert below.startswith("There are no runs below empty.")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        (["rums"], "rums is not a folder.", "Write rollpacker jobs runs"),
+        (["wach"], "wach is not a folder.", "Write rollpacker jobs watch"),
+        (["runs/nowhere/x"], "runs/nowhere/x is not a folder.", "For example: rollpacker jobs runs"),
+        (["watch"], "`watch` was given, and the output is not a terminal.", "Leave `watch` out"),
+        (["--wach"], "`--wach` is not an option.", "`rollpacker jobs --help` says what it takes."),
+    ],
+)
+def test_a_word_that_cannot_be_meant_is_refused(
+    words: list[str], problem: str, remedy: str, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_run(workdir / "runs/a", "finished")
+
+    assert main(["jobs", *words]) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert problem in printed.err
+    assert remedy in printed.err
+
+
+def test_watch_ends_by_itself_when_nothing_is_at_work(workdir: Path) -> None:
+    _write_run(workdir / "runs/a", "finished")
+    ours, theirs = pty.openpty()
+
+    done = subprocess.run(
+        [sys.executable, "-m", "rollpacker.cli", "jobs", "watch"], stdout=theirs, check=False, timeout=60
+    )
+
+    os.close(theirs)
+    assert done.returncode == 0
+    assert b"1 run" in os.read(ours, 1 << 16)
+    os.close(ours)
+
+
+def test_looking_at_runs_needs_none_of_the_heavy_libraries(workdir: Path) -> None:
+    _write_run(workdir / "runs/a", "finished")
+    look = "import sys; from rollpacker.cli.main import main; main(['jobs']); print(sorted(sys.modules))"
+
+    loaded = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+
+    for heavy in ("torch", "ray", "submitit", "pyarrow", "hydra"):
+        assert f"'{heavy}'" not in loaded
+
+
+def test_the_help_names_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "--help"]) == 0
+
+    text = capsys.readouterr().out
+    for word in ("DIR", "watch", "rollpacker jobs runs/e2e watch"):
+        assert word in text
