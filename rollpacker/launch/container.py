@@ -1,0 +1,212 @@
+"""The words that run Python on a node inside an image, and what is wrong with an image before a job is submitted.
+
+    bash -c slurm/container.sh      on the node: picks the scratch folder, adds what only the node knows
+      apptainer exec --bind ... IMAGE
+        env NAME=VALUE ...          inside: wins over the image's own environment and over the submitting shell's
+          python3
+
+The script is handed over as text, because a job may be submitted from inside an image, whose files no node sees. What
+the image sees of the host: the home directory and the current folder, as the runtime does it, and the run's own folders
+at their own paths, so that paths mean the same inside and outside.
+
+`container_command` is pure; `paths_to_read` and `check_container` look at files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rollpacker.config.schema import ContainerSection, RunConfig
+from rollpacker.core.errors import ConfigError
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (Linux's name for it)
+"""Where Ray's object store and NCCL have their buffers; some sites give an image only 64 MB of its own there."""
+
+_SIF_MAGIC = b"SIF_MAGIC"
+_SIF_MAGIC_OFFSET = 32
+"""Behind the line that makes the file executable."""
+_FUSE = Path("/dev/fuse")
+_CLEANING_OPTIONS = frozenset({"-e", "--cleanenv", "-C", "--containall"})
+
+
+def container_command(
+    section: ContainerSection,
+    *,
+    has_gpus: bool,
+    run_dir: Path,
+    read_paths: Sequence[Path],
+    scratch: Sequence[str] = ("/tmp",),  # noqa: S108  (the schema's default ends with it too)
+) -> tuple[str, ...]:
+    """Render the words before `-m module`.
+
+    Args:
+        section: With an image.
+        has_gpus: Whether the job asks for any.
+        run_dir: Everything that the job writes lies below it; a sweep has one for all points.
+        read_paths: Files and folders that it only reads.
+        scratch: As `cluster.scratch`.
+
+    Raises:
+        ConfigError: A path cannot be bound.
+    """
+    assert section.image is not None
+    own = [_bind(path.absolute(), "ro") for path in read_paths] + [_bind(run_dir.absolute()), _bind(SHARED_MEMORY)]
+    variables = {"TMPDIR": "/tmp", **section.environment}  # noqa: S108  (where the script binds the scratch folder)
+    return (
+        *("bash", "-c", _script(), "container"),
+        *(section.runtime, *scratch, "--"),
+        *(*_in_order(own), *(_spelt_out(bind) for bind in section.binds), "--"),
+        *(["--nv"] if has_gpus else []),
+        *(*section.options, str(section.image.absolute())),
+        *("env", *(f"{name}={value}" for name, value in variables.items()), section.python),
+    )
+
+
+def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
+    """Collect what a run reads, and where links in it lead: a model directory of the Hugging Face hub is all links."""
+    given = [config.model.path, config.data.path]
+    if config.workload is not None:
+        given.append(config.workload.lengths)
+    given.append(config.reward.judge.model.path)
+    paths: dict[Path, None] = {}
+    for path in given:
+        if path is not None:
+            paths |= dict.fromkeys((path.absolute(), path.resolve(), *_link_targets(path)))
+    return tuple(paths)
+
+
+def check_container(
+    section: ContainerSection, setup: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> list[ConfigError]:
+    """Find what would stop every job of this image, without submitting one; nothing when there is no image.
+
+    Args:
+        section: Of one run.
+        setup: As `cluster.setup`: lines that may bring the runtime on the nodes.
+        environment: Of this process, which may itself be in an image, and then sees neither runtime nor image.
+    """
+    if section.image is None:
+        return []
+    mistakes = [*_option_mistakes(section.options)]
+    is_inside = "APPTAINER_CONTAINER" in environment or "SINGULARITY_CONTAINER" in environment
+    if not (is_inside and not section.image.exists()):
+        mistakes += _image_mistakes(section.image)
+    if not (is_inside or setup) and shutil.which(section.runtime, path=environment.get("PATH")) is None:
+        mistakes.append(
+            ConfigError(
+                f"cluster.container.runtime={section.runtime} is not on the PATH.",
+                "The nodes run the image with it.",
+                "Load its module before you submit, choose the other of apptainer and singularity, or name the lines "
+                "that bring it on the nodes: cluster.setup=['module load apptainer'].",
+            )
+        )
+    return mistakes
+
+
+def container_notes(section: ContainerSection, signal: str) -> list[str]:
+    """Say what may go wrong with an image on some nodes, each in one sentence; nothing with an unpacked image."""
+    if section.image is None or section.image.is_dir():
+        return []
+    notes = []
+    if not os.access(_FUSE, os.R_OK | os.W_OK):
+        notes.append(
+            f"{section.image} is one file, and this machine's {_FUSE} cannot be opened: on nodes like it, only a setuid "
+            f"runtime can mount it. Unpack it: {section.runtime} build --sandbox FOLDER {section.image}"
+        )
+    if signal != "URG":
+        notes.append(
+            f"cluster.signal={signal} reaches every process of a job, and where {section.image} is mounted by FUSE it "
+            "ends the mount before the checkpoint is written. Use cluster.signal=URG, or unpack the image."
+        )
+    return notes
+
+
+def _script() -> str:
+    """The text of the wrapper, which lies beside this file when installed, and in `slurm/` in a checkout."""
+    installed = Path(__file__).with_name("container.sh")
+    file = installed if installed.is_file() else Path(__file__).parents[2] / "slurm" / "container.sh"
+    return file.read_text(encoding="utf-8")
+
+
+def _bind(path: Path, mode: str = "rw") -> str:
+    _require_bindable(str(path))
+    return f"{path}:{path}:{mode}"
+
+
+def _require_bindable(path: str) -> None:
+    if ":" in path or "," in path:
+        raise ConfigError(
+            f"{path} cannot be seen in a container.",
+            "The runtime separates what it binds by colons and commas.",
+            "Rename it, or give a symbolic link to it.",
+        )
+
+
+def _in_order(binds: Sequence[str]) -> Iterator[str]:
+    """Outer folders first, since a later bind hides what lies below it; of two for one path the writable one counts."""
+    modes: dict[str, str] = {}
+    for bind in binds:
+        path, _, mode = bind.split(":")
+        modes[path] = "rw" if "rw" in (mode, modes.get(path)) else mode
+    for path in sorted(modes):
+        yield f"{path}:{path}" if modes[path] == "rw" else f"{path}:{path}:ro"
+
+
+def _spelt_out(bind: str) -> str:
+    """With its target, which is the source when not given."""
+    return bind if ":" in bind else f"{bind}:{bind}"
+
+
+def _link_targets(path: Path) -> Iterator[Path]:
+    """The folders outside of a folder that links directly in it lead to."""
+    if path.is_dir():
+        folder = path.resolve()
+        for entry in sorted(path.iterdir()):
+            target = entry.resolve()
+            if entry.is_symlink() and not target.is_relative_to(folder):
+                yield target if target.is_dir() else target.parent
+
+
+def _option_mistakes(options: Sequence[str]) -> Iterator[ConfigError]:
+    for option in options:
+        if option in _CLEANING_OPTIONS:
+            yield ConfigError(
+                f"cluster.container.options has {option}.",
+                "It keeps Slurm's variables out of the image, by which a rank knows its number and its job.",
+                "Leave it out; --contain alone is fine.",
+            )
+
+
+def _image_mistakes(image: Path) -> Iterator[ConfigError]:
+    if not image.exists():
+        yield ConfigError(
+            f"cluster.container.image={image} does not exist.",
+            "It is a SIF file or an unpacked image, on a file system that the nodes see; a registry's name is neither.",
+            f"Build it: slurm/build_image.sh {image.name}; or fetch it: apptainer pull FILE docker://...",
+        )
+    elif not _is_image(image):
+        yield ConfigError(
+            f"cluster.container.image={image} is no image.",
+            "An image is a SIF file, or a folder that `apptainer build --sandbox` has made.",
+            "Name another one, or build it: slurm/build_image.sh rollpacker.sif",
+        )
+    elif not os.access(image, os.R_OK):
+        yield ConfigError(
+            f"cluster.container.image={image} is not readable.",
+            "Its jobs run as you.",
+            f"Ask its owner for: chmod a+r {image}",
+        )
+
+
+def _is_image(image: Path) -> bool:
+    if image.is_dir():
+        return (image / ".singularity.d").is_dir()
+    try:
+        with image.open("rb") as file:
+            file.seek(_SIF_MAGIC_OFFSET)
+            return file.read(len(_SIF_MAGIC)) == _SIF_MAGIC
+    except PermissionError:
+        return True  # said otherwise

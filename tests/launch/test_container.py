@@ -1,0 +1,224 @@
+"""What runs a rank in an image, as words; real images are in tests/slurm/test_container.py."""
+
+# ruff: noqa: S108  (/tmp and /dev/shm are what the words are about)
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.config.schema import ContainerSection
+from rollpacker.core.errors import ConfigError
+from rollpacker.launch.container import check_container, container_command, container_notes, paths_to_read
+
+IMAGE = Path("/shared/rollpacker.sif")
+NOT_INSIDE = {"PATH": ""}
+
+
+def _section(**keys: object) -> ContainerSection:
+    return ContainerSection.model_validate({"image": IMAGE, **keys})
+
+
+def _words(section: ContainerSection, *, has_gpus: bool = False, reads: tuple[Path, ...] = ()) -> tuple[str, ...]:
+    """Render the command without its script."""
+    words = container_command(section, has_gpus=has_gpus, run_dir=Path("/shared/runs"), read_paths=reads)
+    assert words[:2] == ("bash", "-c")
+    return words[3:]
+
+
+def test_a_rank_runs_in_the_image_with_the_folders_of_its_run() -> None:
+    assert _words(_section(), reads=(Path("/models/qwen"),)) == (
+        "container", "apptainer", "/tmp", "--",
+        "/dev/shm:/dev/shm", "/models/qwen:/models/qwen:ro", "/shared/runs:/shared/runs", "--",
+        "/shared/rollpacker.sif", "env", "TMPDIR=/tmp", "python3",
+    )  # fmt: skip
+
+
+def test_a_job_with_gpus_brings_their_driver_into_the_image() -> None:
+    words = _words(_section(options=("--userns",)), has_gpus=True)
+    assert words[words.index("--nv") :][:3] == ("--nv", "--userns", str(IMAGE))
+
+
+def test_a_variable_may_hold_commas_and_wins_over_the_temporary_folder() -> None:
+    words = _words(_section(environment={"NCCL_IB_HCA": "mlx5_0,mlx5_1", "TMPDIR": "/scratch"}))
+    assert words[words.index("env") :] == ("env", "TMPDIR=/scratch", "NCCL_IB_HCA=mlx5_0,mlx5_1", "python3")
+
+
+def test_a_folder_that_is_read_and_written_is_writable() -> None:
+    words = _words(_section(), reads=(Path("/shared/runs"), Path("/shared")))
+    assert words[4:7] == ("/dev/shm:/dev/shm", "/shared:/shared:ro", "/shared/runs:/shared/runs")
+
+
+def test_further_folders_come_last_and_are_bound_at_their_own_path_where_no_other_is_given() -> None:
+    words = _words(_section(binds=("/opt/site", "/a:/b:ro")))
+    assert words[6:9] == ("/opt/site:/opt/site", "/a:/b:ro", "--")
+
+
+@pytest.mark.parametrize("name", ["a:b", "a,b"])
+def test_a_path_that_the_runtime_would_read_as_two_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="colons and commas"):
+        _words(_section(), reads=(Path("/data") / name,))
+
+
+def test_links_of_a_model_directory_lead_to_folders_that_are_bound_too(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (blobs / "123").touch()
+    (snapshot / "model.safetensors").symlink_to("../../blobs/123")
+    (snapshot / "config.json").touch()
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.touch()
+    link = tmp_path / "model"
+    link.symlink_to(snapshot)
+    config = compose([f"model.path={link}", f"data.path={prompts}"])
+    assert paths_to_read(config) == (link, snapshot, blobs, prompts)
+
+
+def test_a_run_without_files_reads_none() -> None:
+    config = compose(["backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math"])
+    assert paths_to_read(config) == ()
+
+
+def test_no_image_is_no_mistake() -> None:
+    assert check_container(ContainerSection(), environment=NOT_INSIDE) == []
+    assert container_notes(ContainerSection(), "TERM") == []
+
+
+def test_an_image_that_is_not_there_is_a_mistake_that_says_how_to_build_it(tmp_path: Path) -> None:
+    (mistake,) = check_container(_section(image=tmp_path / "no.sif"), ("module load apptainer",), NOT_INSIDE)
+    assert "does not exist" in mistake.problem
+    assert "slurm/build_image.sh no.sif" in mistake.remedy
+
+
+@pytest.mark.parametrize("content", [b"", b"hsqs" + bytes(100)])
+def test_a_file_that_is_no_image_is_a_mistake(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "image.sif"
+    file.write_bytes(content)
+    (mistake,) = check_container(_section(image=file), ("module load apptainer",), NOT_INSIDE)
+    assert "is no image" in mistake.problem
+
+
+def test_a_folder_that_is_no_image_is_a_mistake(tmp_path: Path) -> None:
+    (mistake,) = check_container(_section(image=tmp_path), ("module load apptainer",), NOT_INSIDE)
+    assert "is no image" in mistake.problem
+
+
+def test_a_sif_file_and_an_unpacked_image_are_images(tmp_path: Path) -> None:
+    for image in (_sif(tmp_path), _unpacked(tmp_path)):
+        assert check_container(_section(image=image), ("module load apptainer",), NOT_INSIDE) == []
+
+
+def test_a_runtime_that_is_not_here_is_a_mistake_unless_the_nodes_bring_it(tmp_path: Path) -> None:
+    section = _section(image=_sif(tmp_path), runtime="singularity")
+    (mistake,) = check_container(section, (), NOT_INSIDE)
+    assert "cluster.container.runtime=singularity is not on the PATH" in mistake.problem
+    (tmp_path / "singularity").touch(mode=0o755)
+    assert check_container(section, (), {"PATH": str(tmp_path)}) == []
+
+
+def test_who_submits_from_inside_an_image_need_see_neither_runtime_nor_image(tmp_path: Path) -> None:
+    environment = {**NOT_INSIDE, "APPTAINER_CONTAINER": "/shared/rollpacker.sif"}
+    assert check_container(_section(image=tmp_path / "elsewhere.sif"), (), environment) == []
+
+
+@pytest.mark.parametrize("option", ["--cleanenv", "-e", "--containall"])
+def test_options_that_hide_the_job_from_its_ranks_are_mistakes(tmp_path: Path, option: str) -> None:
+    section = _section(image=_sif(tmp_path), options=("--userns", option))
+    (mistake,) = check_container(section, ("module load apptainer",), NOT_INSIDE)
+    assert f"has {option}." in mistake.problem
+
+
+def test_a_signal_that_ends_a_mount_is_noted_for_a_file_and_not_for_an_unpacked_image(tmp_path: Path) -> None:
+    assert any("cluster.signal=TERM" in note for note in container_notes(_section(image=_sif(tmp_path)), "TERM"))
+    assert not any("signal" in note for note in container_notes(_section(image=_sif(tmp_path)), "URG"))
+    assert container_notes(_section(image=_unpacked(tmp_path)), "TERM") == []
+
+
+class TestOnTheNode:
+    """The script, with a runtime that only prints its words."""
+
+    @pytest.fixture
+    def run_dir(self, tmp_path: Path) -> Path:
+        runtime = tmp_path / "bin/apptainer"
+        runtime.parent.mkdir()
+        runtime.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >"$SEEN"\n')
+        runtime.chmod(0o755)
+        return tmp_path / "runs"
+
+    def _run(
+        self, run_dir: Path, scratch: list[str], section: ContainerSection | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        run_dir.mkdir(exist_ok=True)
+        section = section or _section()
+        words = container_command(section, has_gpus=False, run_dir=run_dir, read_paths=(), scratch=scratch)
+        path = f"{run_dir.parent}/bin:{os.environ['PATH']}"
+        environment = {"PATH": path, "SEEN": str(run_dir.parent / "seen"), **variables}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+    def _binds(self, run_dir: Path) -> list[str]:
+        words = (run_dir.parent / "seen").read_text().splitlines()
+        assert words[0] == "exec"
+        return [following for word, following in itertools.pairwise(words) if word == "--bind"]
+
+    def test_the_first_writable_scratch_folder_is_the_temporary_folder_inside(self, run_dir: Path) -> None:
+        local = run_dir.parent / "local"
+        local.mkdir()
+        done = self._run(
+            run_dir, ["$NOT_SET", "$EMPTY/x", "/proc", "${LOCAL}", str(run_dir)], LOCAL=str(local), EMPTY=""
+        )
+        assert done.stderr == ""
+        private = local / f"rollpacker-{os.getuid()}"
+        assert self._binds(run_dir)[0] == f"{private}:/tmp"
+        assert private.stat().st_mode & 0o777 == 0o700
+        assert list(run_dir.iterdir()) == []
+
+    def test_where_no_scratch_folder_is_writable_it_says_which_were_tried(self, run_dir: Path) -> None:
+        done = self._run(run_dir, ["$NOT_SET", "/proc"])
+        assert done.returncode == 1
+        assert "$NOT_SET /proc" in done.stderr
+        assert "cluster.scratch=[/tmp]" in done.stderr
+
+    def test_a_scratch_folder_that_is_a_link_to_elsewhere_is_passed_over(self, run_dir: Path) -> None:
+        target = run_dir.parent / "target"
+        target.mkdir(mode=0o755)
+        (run_dir.parent / f"rollpacker-{os.getuid()}").symlink_to(target)
+        assert self._run(run_dir, [str(run_dir.parent)]).returncode == 1
+        assert target.stat().st_mode & 0o777 == 0o755
+
+    def test_what_is_bound_below_the_temporary_folder_gets_its_place_in_the_new_one(self, run_dir: Path) -> None:
+        local, file = run_dir.parent / "local", run_dir.parent / "seed"
+        local.mkdir()
+        file.touch()
+        section = _section(binds=(f"{local}:/tmp/a/folder", f"{file}:/tmp/b/file:ro"))
+        self._run(run_dir, [str(local)], section=section)
+        private = local / f"rollpacker-{os.getuid()}"
+        assert (private / "a/folder").is_dir()
+        assert (private / "b/file").is_file()
+        assert self._binds(run_dir)[-2:] == list(section.binds)
+
+    def test_words_reach_python_as_they_were_given(self, run_dir: Path) -> None:
+        run_dir.mkdir()
+        words = container_command(
+            _section(environment={"A": "1 2$HOME'\""}), has_gpus=False, run_dir=run_dir, read_paths=(),
+            scratch=[str(run_dir.parent)],
+        )  # fmt: skip
+        path = f"{run_dir.parent}/bin:{os.environ['PATH']}"
+        seen = run_dir.parent / "seen"
+        subprocess.run([*words, "-c", "a  b\tc"], env={"PATH": path, "SEEN": str(seen)}, check=True)
+        assert seen.read_text().splitlines()[-4:] == ["A=1 2$HOME'\"", "python3", "-c", "a  b\tc"]
+
+
+def _sif(folder: Path) -> Path:
+    file = folder / "image.sif"
+    file.write_bytes(b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0" + bytes(100))
+    return file
+
+
+def _unpacked(folder: Path) -> Path:
+    (folder / "image/.singularity.d").mkdir(parents=True)
+    return folder / "image"
