@@ -12,6 +12,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
+from rollpacker.runtime.stay import JobStay, Stay
 from rollpacker.runtime.training_run import open_run
 
 if TYPE_CHECKING:
@@ -30,41 +31,53 @@ def run(config: RunConfig, allocation: Allocation | None = None) -> None:
 
     Raises:
         RollpackerError: Why the run could not start or go on; everything it had started has ended.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; likewise.
+        Departed: Slurm wants the machines back, and a checkpoint says where to go on; likewise.
+        KeyboardInterrupt: Ctrl-C, or SIGTERM outside Slurm; likewise.
     """
     match config.backend.name:
         case "ray":
             from rollpacker.runtime.ray_backend import RayBackend
 
-            asyncio.run(_train(config, RayBackend(config, allocation)))
+            asyncio.run(_train(config, RayBackend(config, allocation), allocation))
         case "sim":
             from rollpacker.sim.backend import ModelledBackend
             from rollpacker.sim.virtual_time import run_in_virtual_time
 
-            run_in_virtual_time(_train(config, ModelledBackend(config)))
+            run_in_virtual_time(_train(config, ModelledBackend(config), allocation))
 
 
-async def _train(config: RunConfig, backend: Backend) -> None:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-    await train(config, backend)
+async def _train(config: RunConfig, backend: Backend, allocation: Allocation | None) -> None:
+    if allocation is None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        await train(config, backend)
+    else:
+        await train(config, backend, stay=JobStay(config, allocation, is_modelled=backend.is_modelled))
 
 
-async def train(config: RunConfig, backend: Backend, watch: Watch | None = None) -> None:
-    """Train on a running event loop; `watch` sees every decision of the scheduler."""
-    async with open_run(config, backend, watch) as run:
+async def train(config: RunConfig, backend: Backend, watch: Watch | None = None, stay: Stay | None = None) -> None:
+    """Train on a running event loop.
+
+    Args:
+        config: Already judged.
+        backend: Brings the workers.
+        watch: Sees every decision of the scheduler.
+        stay: How long the machines are there; None is as long as the run needs them.
+    """
+    async with open_run(config, backend, watch, stay or Stay()) as run:
         num_finished = config.run.num_steps
         for step in run.remaining_steps():
             recorder = run.recorder(step)
             if run.is_checkpoint_due(step):
                 with recorder.stage("checkpoint"):
                     await run.checkpoint(step)
-            with recorder.stage("rollout"):
-                batch = await run.roll_out(step)
-            if batch is None:  # every prompt was trained in every epoch
-                num_finished = step
-                break
-            with recorder.stage("train"):
-                update = await run.learn(batch)
+            async with run.may_leave(step):
+                with recorder.stage("rollout"):
+                    batch = await run.roll_out(step)
+                if batch is None:  # every prompt was trained in every epoch
+                    num_finished = step
+                    break
+                with recorder.stage("train"):
+                    update = await run.learn(batch)
             with recorder.stage("quiesce"):
                 await run.quiesce()
             with recorder.stage("weight_sync"):

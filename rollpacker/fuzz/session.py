@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rollpacker import pipeline
 from rollpacker.core.errors import (
     DeadlineExceeded,
+    Departed,
     EngineFailed,
     InvariantViolated,
     RollpackerError,
@@ -25,10 +26,12 @@ from rollpacker.core.errors import (
 from rollpacker.core.ids import PromptId
 from rollpacker.fuzz.books import Books, History, require
 from rollpacker.fuzz.naming import description_of, rule_of
-from rollpacker.fuzz.world import MOST_STEPS, World, config_of, write_prompts
+from rollpacker.fuzz.world import World, config_of, write_prompts
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
+from rollpacker.runtime.departure import Departure
 from rollpacker.runtime.replay import replay
+from rollpacker.runtime.stay import Stay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.faults import Fault, FaultInjector, FaultKind, FaultyBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -36,7 +39,6 @@ from rollpacker.sim.virtual_time import run_in_virtual_time
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rollpacker.config.schema import RunConfig
     from rollpacker.core.commands import Command
     from rollpacker.core.events import Event
     from rollpacker.core.scheduler import Scheduler
@@ -59,6 +61,7 @@ _EXPLAINS: dict[type[RollpackerError], frozenset[FaultKind]] = {
     ),
     WeightSyncFailed: frozenset({FaultKind.TORN_WEIGHTS}),
     StorageFailed: frozenset({FaultKind.FULL_DISK}),
+    Departed: frozenset({FaultKind.PREEMPTION_NOTICE}),
 }
 """Which faults may end an attempt by which error; `EngineFailed` is judged by who crashed."""
 
@@ -121,11 +124,7 @@ class _Session:
         self.world = world
         self.books = Books()
         self.num_attempts = 0
-        self._notices = sorted({fault.target for fault in world.faults if fault.kind is FaultKind.PREEMPTION_NOTICE})
-        self._served: list[Fault] = []
-        self._injector = FaultInjector(
-            [fault for fault in world.faults if fault.kind is not FaultKind.PREEMPTION_NOTICE]
-        )
+        self._injector = FaultInjector(world.faults)
         prompts = folder / "prompts.jsonl"
         write_prompts(world, prompts)
         self._config = config_of(world, folder / "run", prompts)
@@ -133,7 +132,7 @@ class _Session:
 
     @property
     def happened(self) -> list[Fault]:
-        return [*self._injector.happened, *self._served]
+        return self._injector.happened
 
     def run(self) -> None:
         """Make attempts until all data has been trained, and check what is left behind."""
@@ -148,11 +147,9 @@ class _Session:
         """Make one attempt; True when the run is over."""
         self.num_attempts += 1
         num_happened = len(self._injector.happened)
-        stop = self._next_notice()
-        config = self._config if stop is None else _with_num_steps(self._config, stop + 1)
         error: Exception | None = None
         try:
-            run_in_virtual_time(self._train(config))
+            run_in_virtual_time(self._train())
         except (RollpackerError, _Killed) as caught:
             error = caught
         faults = self._injector.happened[num_happened:]
@@ -161,25 +158,11 @@ class _Session:
         history = self.books.history
         if error is not None or history is None:
             return False
-        if history.judge.has_ended:
-            return True
-        require(
-            stop is not None and len(history.batches) == stop + 1, "a run ends with its data, or when it is told to"
-        )
-        self._served.append(Fault(kind=FaultKind.PREEMPTION_NOTICE, target=stop or 0))
-        return False
+        require(history.judge.has_ended, "a run ends with its data, or when it is told to")
+        return True
 
-    def _next_notice(self) -> int | None:
-        """The step after which the attempt has to end, None to go on to the end."""
-        while self._notices:
-            num_finished = len(self.books.history.batches) if self.books.history else 0
-            stop = self._notices[0]
-            if stop >= num_finished:
-                return stop
-            self._notices.pop(0)
-        return None
-
-    async def _train(self, config: RunConfig) -> None:
+    async def _train(self) -> None:
+        config = self._config
         loop, main = asyncio.get_running_loop(), asyncio.current_task()
         assert main is not None
         is_killed = False
@@ -191,11 +174,19 @@ class _Session:
                 shutil.copytree(config.run.dir, self._before_kill)
                 main.cancel()
 
+        departure = Departure(loop.time)
+        departed: Departed | None = None
+
+        def give_notice(grace_s: float) -> None:
+            departure.ask("a notice came", loop.time() + grace_s)
+
         self.books.begin_attempt()
-        self._injector.begin_attempt(kill)
+        self._injector.begin_attempt(kill, give_notice)
         backend = FaultyBackend(ModelledBackend(config), self._injector, self.books)
         try:
-            await pipeline.train(config, backend, self._watch)
+            await pipeline.train(config, backend, self._watch, Stay(departure))
+        except Departed as error:
+            departed = error
         except asyncio.CancelledError:
             if not is_killed:
                 raise
@@ -208,6 +199,8 @@ class _Session:
             await asyncio.sleep(0)
         left = [task.get_name() for task in asyncio.all_tasks(loop) if task is not main]
         require(not left, "no task is left when a run has ended")
+        if departed is not None:
+            raise departed
 
     def _watch(self, scheduler: Scheduler, settings: SchedulerSettings, first_step: int) -> OnEvent:
         check = self.books.watch(scheduler, settings, first_step)
@@ -289,11 +282,6 @@ class _Session:
             require(sorted(accepted[step]) == expected, "the tables show what was trained")
             require(row["num_prompts"] == len(batch), "the tables count the batch")
             require(row["num_responses_launched"] >= launched[step], "the tables show every response")
-
-
-def _with_num_steps(config: RunConfig, num_steps: int) -> RunConfig:
-    num_steps = min(num_steps, MOST_STEPS)
-    return config.model_copy(update={"run": config.run.model_copy(update={"num_steps": num_steps})})
 
 
 def without_history(outcome: Outcome) -> Outcome:

@@ -160,6 +160,8 @@ def _draw_amount(rng: random.Random, kind: FaultKind) -> float:
             return round(rng.choice((0.0, 1.0, 20.0, 2000.0)) * rng.random(), 3)
         case FaultKind.CLOCK_JUMP:
             return float(rng.choice((1, 50, 1000)))
+        case FaultKind.PREEMPTION_NOTICE:
+            return round(100 * rng.random() ** 2, 3)
         case _:
             return rng.random()
 

@@ -81,7 +81,10 @@ class Trainer(Protocol):
     async def export_weights(self) -> Weights: ...
 
     async def save(self, folder: Path) -> None:
-        """Write model, optimizer, schedule and generator states into an existing folder."""
+        """Write model, optimizer, schedule and generator states into an existing folder.
+
+        While a step is open, as they were when it began: the run leaves, and a later attempt makes the step anew.
+        """
 
     async def load(self, folder: Path) -> None:
         """Restore exactly what `save` wrote."""

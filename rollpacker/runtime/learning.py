@@ -57,8 +57,8 @@ class Learner:
         """Another group may be trained."""
         self._has_news.set()
 
-    async def learn(self, batch: RoundRecord) -> UpdateMetrics:
-        """Train what has not streamed, on all GPUs, and update."""
+    async def accumulate(self, batch: RoundRecord) -> None:
+        """Train what has not streamed, on all GPUs. The policy is as it was until `update`."""
         if self._streaming is None:
             self._accumulated, self.num_tokens_streamed = set(), 0
             await self._begin(batch)
@@ -70,13 +70,17 @@ class Learner:
         rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
         if rest:
             await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(rest))
+
+    async def update(self) -> UpdateMetrics:
+        """Let the policy learn from all that was accumulated."""
         return await self._within(self._deadline_s, "the trainer's update", self._trainer.finish_step())
 
     async def close(self) -> None:
-        """End a stream that no `learn` will end."""
-        if self._streaming is not None:
-            self._streaming.cancel()
-            await asyncio.gather(self._streaming, return_exceptions=True)
+        """End a stream that no `accumulate` will end; what had streamed is lost with its step."""
+        streaming, self._streaming = self._streaming, None
+        if streaming is not None:
+            streaming.cancel()
+            await asyncio.gather(streaming, return_exceptions=True)
 
     async def _begin(self, batch: RoundRecord) -> None:
         num_groups = batch.begin.num_prompts_needed

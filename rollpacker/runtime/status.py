@@ -6,11 +6,17 @@ Written atomically when an attempt begins, after every step, and when it ends; a
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from rollpacker.core.errors import Departed, RollpackerError
 from rollpacker.metrics.files import write_atomically
 
 STATUS_FILE = "status.json"
@@ -48,3 +54,63 @@ def read_status(run_dir: Path) -> RunStatus | None:
         return RunStatus(**json.loads((run_dir / STATUS_FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+@contextmanager
+def shown_status(
+    run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None
+) -> Iterator[StatusBoard]:
+    """Show that an attempt runs, and how it ended."""
+    board = StatusBoard(run_dir, attempt=attempt, finished_steps=finished_steps, num_steps=num_steps, job_id=job_id)
+    try:
+        yield board
+    except BaseException as error:
+        board.fail(error)
+        raise
+    board.finish()
+
+
+class StatusBoard:
+    """Keeps the status of one attempt, which is running."""
+
+    def __init__(self, run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._finished_steps = finished_steps
+        self._num_steps = num_steps
+        self._job_id = job_id
+        self._write("running")
+
+    def step_finished(self, finished_steps: int) -> None:
+        self._finished_steps = finished_steps
+        self._write("running")
+
+    def finish(self) -> None:
+        self._write("finished")
+
+    def fail(self, error: BaseException) -> None:
+        """Say how the attempt ended early."""
+        match error:
+            case Departed():
+                self._write("departed", error.problem)
+            case KeyboardInterrupt() | asyncio.CancelledError():
+                self._write("interrupted")
+            case RollpackerError():
+                self._write("failed", str(error))
+            case _:
+                self._write("failed", f"{type(error).__name__}: {error}")
+
+    def _write(self, state: State, reason: str = "") -> None:
+        write_status(
+            self._run_dir,
+            RunStatus(
+                state=state,
+                attempt=self._attempt,
+                finished_steps=self._finished_steps,
+                num_steps=self._num_steps,
+                reason=reason,
+                job_id=self._job_id,
+                host=socket.gethostname(),
+                updated_at=time.time(),
+            ),
+        )

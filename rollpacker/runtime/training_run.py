@@ -11,8 +11,9 @@ import fcntl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rollpacker.config.fingerprint import config_fingerprint
 from rollpacker.config.schema import RunConfig
@@ -38,12 +39,15 @@ from rollpacker.runtime.checkpoints import (
     identify_run,
 )
 from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.departure import BrokenOff
 from rollpacker.runtime.driver import Driver, OnEvent, RoundCosts
 from rollpacker.runtime.learning import Learner
 from rollpacker.runtime.planning import scheduler_settings
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
 from rollpacker.runtime.round_record import RoundRecord
+from rollpacker.runtime.status import StatusBoard, shown_status
+from rollpacker.runtime.stay import Stay
 from rollpacker.runtime.trackers import Tracker, make_trackers
 from rollpacker.runtime.watchdog import Watchdog
 
@@ -51,6 +55,15 @@ Answer = TypeVar("Answer")
 
 Watch = Callable[[Scheduler, SchedulerSettings, int], OnEvent]
 """Given the scheduler of an attempt, its settings and the attempt's first step: who is told of every decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """The run between two steps: all that a checkpoint holds beside the trainer."""
+
+    elapsed_s: float
+    scheduler: Mapping[str, Any]
+    order: Mapping[str, Any]
 
 
 class TrainingRun:
@@ -75,6 +88,8 @@ class TrainingRun:
         metrics: MetricsWriter,
         event_log: EventLogWriter,
         checkpoints: CheckpointStore,
+        status: StatusBoard,
+        stay: Stay,
         is_modelled: bool,
     ) -> None:
         self.config = config
@@ -93,11 +108,19 @@ class TrainingRun:
         self._metrics = metrics
         self._event_log = event_log
         self._checkpoints = checkpoints
+        self._status = status
+        self._stay = stay
+        self._departure = stay.departure
         self._is_modelled = is_modelled
         self._deadlines = config.backend.deadlines
         self._policy_version = 0
         self._costs: RoundCosts | None = None
         self._last_checkpoint = first_step  # a state that needs no further saving
+
+    async def begin(self) -> None:
+        """Let the run's time go on, and listen to the engines."""
+        self._clock.start()
+        await self._driver.start()
 
     def remaining_steps(self) -> Iterator[int]:
         """Steps that no checkpoint covers yet."""
@@ -119,7 +142,9 @@ class TrainingRun:
     async def learn(self, batch: RoundRecord) -> UpdateMetrics:
         """Train on a batch: one step of the trainer, part of which may have streamed during the rollout."""
         self._progress.stage("training")
-        return await self._learner.learn(batch)
+        await self._learner.accumulate(batch)
+        self._departure.commit()
+        return await self._learner.update()
 
     async def quiesce(self) -> None:
         """Wait until no request of the round is in flight, and measure what it cost."""
@@ -149,6 +174,33 @@ class TrainingRun:
         self._event_log.flush()
         self._trackers.log_step(step_row)
         self._progress.step_finished(step_row)
+        self._status.step_finished(step_row["step"] + 1)
+        self._departure.step_ended()
+
+    @asynccontextmanager
+    async def may_leave(self, step: int) -> AsyncIterator[None]:
+        """Let a step run inside, unless the machines are wanted back before it could end.
+
+        Raises:
+            Departed: They are; the checkpoint holds the run as it was before this step.
+            WorldError: They are, again, and there is no use in another attempt.
+        """
+        before = self._now()
+        if not self._departure.may_begin(is_first=step == self._first_step):
+            await self._leave(step, before)
+        try:
+            async with self._departure.in_step():
+                yield
+        except BrokenOff:
+            await self._learner.close()
+            await self._leave(step, before)
+
+    async def _leave(self, step: int, before: _Moment) -> NoReturn:
+        self._progress.note(f"Leaving before step {step}: {self._departure.reason}.")
+        await self._save(step, before)
+        error = self._stay.leave(step, self.config.run.num_steps)
+        self._status.fail(error)  # at once: ending the workers may take longer than there is time
+        raise error
 
     def is_checkpoint_due(self, step: int) -> bool:
         """True when `step` is the first of another `run.checkpoint_every_steps` steps.
@@ -161,8 +213,16 @@ class TrainingRun:
 
     async def checkpoint(self, num_finished_steps: int) -> None:
         """Save everything that a later attempt needs, unless the last checkpoint has it."""
+        await self._save(num_finished_steps, self._now())
+
+    def _now(self) -> _Moment:
+        return _Moment(elapsed_s=self._clock.now(), scheduler=self._scheduler.snapshot(), order=self._order.snapshot())
+
+    async def _save(self, num_finished_steps: int, moment: _Moment) -> None:
+        """Save the run as it was between two steps; the trainer still is so."""
         if num_finished_steps == self._last_checkpoint:
             return
+        began = asyncio.get_running_loop().time()
         self._progress.stage("checkpoint")
         self._metrics.make_durable()
         meta = CheckpointMeta(
@@ -170,14 +230,13 @@ class TrainingRun:
             run_id=self._identity.run_id,
             fingerprint=self._identity.fingerprint,
             step=num_finished_steps,
-            elapsed_s=self._clock.now(),
+            elapsed_s=moment.elapsed_s,
             attempt=self._attempt,
         )
-        save = self._checkpoints.save(
-            meta, scheduler=self._scheduler.snapshot(), order=self._order.snapshot(), trainer=self._trainer
-        )
+        save = self._checkpoints.save(meta, scheduler=moment.scheduler, order=moment.order, trainer=self._trainer)
         await self._watchdog.within(self._deadlines.checkpoint_s, "the trainer's checkpoint", save)
         self._last_checkpoint = num_finished_steps
+        self._departure.checkpoint_took(asyncio.get_running_loop().time() - began)
 
     async def load(self, checkpoint: Checkpoint) -> None:
         """Bring the trainer to where a checkpoint left it."""
@@ -186,13 +245,14 @@ class TrainingRun:
 
 
 @asynccontextmanager
-async def open_run(config: RunConfig, backend: Backend, watch: Watch | None = None) -> AsyncIterator[TrainingRun]:
+async def open_run(config: RunConfig, backend: Backend, watch: Watch | None, stay: Stay) -> AsyncIterator[TrainingRun]:
     """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
+    stay.listen()
     progress = make_progress(config.run.progress, now=asyncio.get_running_loop().time)
     progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
     try:
         with _only_process_in(config.run.dir):
-            async with _opened(config, backend, progress, watch) as run:
+            async with _opened(config, backend, progress, watch, stay) as run:
                 yield run
     except BaseException as error:
         progress.fail(error)
@@ -202,106 +262,160 @@ async def open_run(config: RunConfig, backend: Backend, watch: Watch | None = No
 
 @asynccontextmanager
 async def _opened(
-    config: RunConfig, backend: Backend, progress: Progress, watch: Watch | None
+    config: RunConfig, backend: Backend, progress: Progress, watch: Watch | None, stay: Stay
 ) -> AsyncIterator[TrainingRun]:
-    run_dir, deadlines = config.run.dir, config.backend.deadlines
+    run_dir = config.run.dir
     identity = identify_run(run_dir, config_fingerprint(config))
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
     checkpoint = checkpoints.latest() if config.run.resume == "auto" else None
     first_step = checkpoint.meta.step if checkpoint else 0
-    clock = RunClock(checkpoint.meta.elapsed_s if checkpoint else 0.0)
-    attempt = len(attempt_paths(run_dir))
-    logs = run_dir / "logs" / f"attempt-{attempt:03d}"
-    watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
+    attempt = _next_attempt(run_dir)
     async with AsyncExitStack() as stack:
-        metrics = MetricsWriter(run_dir / "metrics")
-        stack.callback(metrics.close)
-        metrics.truncate_after(first_step - 1)
-        trackers = make_trackers(config.tracker, run_dir, identity.run_id, config.model_dump(mode="json"))
-        stack.callback(trackers.close)
-
-        if not backend.is_modelled:  # in virtual time nothing blocks for long, and a heart would beat a million times
-            watchdog.start()
-            stack.push_async_callback(watchdog.stop)
-        workers = await stack.enter_async_context(
-            backend.open(
-                Surroundings(
-                    logs=logs,
-                    stage=progress.stage,
-                    note=progress.note,
-                    within=watchdog.within,
-                    add_witness=watchdog.add_witness,
-                )
+        status = stack.enter_context(
+            shown_status(
+                run_dir,
+                attempt=attempt,
+                finished_steps=first_step,
+                num_steps=config.run.num_steps,
+                job_id=stay.job_id,
             )
         )
-        order = _prompt_order(config, workers.prompts)
-        num_prompts_by_domain = Counter(prompt.prompt.domain for prompt in workers.prompts.values())
-        settings = scheduler_settings(config, num_prompts_by_domain, list(workers.fleets), workers.replicas)
-        scheduler = Scheduler(settings)
-        if checkpoint:
-            order.restore(checkpoint.order)
-            scheduler = Scheduler.restore(settings, checkpoint.scheduler)
-        event_log = EventLogWriter(
-            attempt_path(run_dir, attempt), settings, checkpoint.scheduler if checkpoint else None
-        )
-        stack.callback(event_log.close)
-        watched = watch(scheduler, settings, first_step) if watch else None
-
-        def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
-            event_log.append(event, now, commands)
-            if watched:
-                watched(event, now, commands)
-
-        learner = Learner(workers.trainer, config.rollout.max_response_tokens, watchdog.within, deadlines.train_s)
-        stack.push_async_callback(learner.close)
-
-        def on_progress(num_accepted: int, num_needed: int) -> None:
-            learner.group_accepted()
-            progress.rollout(num_accepted, num_needed)
-
-        driver = Driver(
-            scheduler=scheduler,
-            order=order,
-            prompts=workers.prompts,
-            fleets=workers.fleets,
-            reward=workers.reward,
-            rollout=config.rollout,
-            deadlines=deadlines,
-            seed=config.run.seed,
-            clock=clock,
-            watchdog=watchdog,
-            on_event=on_event,
-            on_progress=on_progress,
-            on_engine_lost=lambda error: progress.note(f"{error.problem} Its requests go to the other engines."),
-            on_gpus_lent=learner.stream,
-        )
-        run = TrainingRun(
-            config=config,
-            identity=identity,
-            attempt=attempt,
-            first_step=first_step,
-            clock=clock,
-            scheduler=scheduler,
-            order=order,
-            driver=driver,
-            trainer=workers.trainer,
-            learner=learner,
-            watchdog=watchdog,
-            progress=progress,
-            trackers=trackers,
-            metrics=metrics,
-            event_log=event_log,
-            checkpoints=checkpoints,
-            is_modelled=backend.is_modelled,
-        )
-        if checkpoint:
-            progress.note(f"Resuming after step {checkpoint.meta.step} of {checkpoint.folder}")
-            await run.load(checkpoint)
-        await run.publish_weights()
-        clock.start()
-        await driver.start()
-        stack.push_async_callback(driver.stop)
+        stay.begin(attempt, first_step)
+        try:
+            async with stay.departure.while_starting():
+                run = await _start(
+                    stack,
+                    config,
+                    backend,
+                    progress=progress,
+                    watch=watch,
+                    status=status,
+                    stay=stay,
+                    identity=identity,
+                    checkpoints=checkpoints,
+                    checkpoint=checkpoint,
+                    attempt=attempt,
+                )
+        except BrokenOff:
+            raise stay.leave(first_step, config.run.num_steps) from None
+        await run.begin()
         yield run
+
+
+async def _start(
+    stack: AsyncExitStack,
+    config: RunConfig,
+    backend: Backend,
+    *,
+    progress: Progress,
+    watch: Watch | None,
+    status: StatusBoard,
+    stay: Stay,
+    identity: RunIdentity,
+    checkpoints: CheckpointStore,
+    checkpoint: Checkpoint | None,
+    attempt: int,
+) -> TrainingRun:
+    """Start the workers, and bring trainer and engines to where the run stands; `stack` ends it all."""
+    run_dir, deadlines = config.run.dir, config.backend.deadlines
+    first_step = checkpoint.meta.step if checkpoint else 0
+    clock = RunClock(checkpoint.meta.elapsed_s if checkpoint else 0.0)
+    logs = run_dir / "logs" / f"attempt-{attempt:03d}"
+    watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
+    metrics = MetricsWriter(run_dir / "metrics")
+    stack.callback(metrics.close)
+    metrics.truncate_after(first_step - 1)
+    trackers = make_trackers(config.tracker, run_dir, identity.run_id, config.model_dump(mode="json"))
+    stack.callback(trackers.close)
+
+    if not backend.is_modelled:  # in virtual time nothing blocks for long, and a heart would beat a million times
+        watchdog.start()
+        stack.push_async_callback(watchdog.stop)
+    workers = await stack.enter_async_context(
+        backend.open(
+            Surroundings(
+                logs=logs,
+                stage=progress.stage,
+                note=progress.note,
+                within=watchdog.within,
+                add_witness=watchdog.add_witness,
+            )
+        )
+    )
+    stay.listen()  # once more: Ray took SIGTERM while it connected
+    order = _prompt_order(config, workers.prompts)
+    num_prompts_by_domain = Counter(prompt.prompt.domain for prompt in workers.prompts.values())
+    settings = scheduler_settings(config, num_prompts_by_domain, list(workers.fleets), workers.replicas)
+    scheduler = Scheduler(settings)
+    if checkpoint:
+        order.restore(checkpoint.order)
+        scheduler = Scheduler.restore(settings, checkpoint.scheduler)
+    event_log = EventLogWriter(attempt_path(run_dir, attempt), settings, checkpoint.scheduler if checkpoint else None)
+    stack.callback(event_log.close)
+    watched = watch(scheduler, settings, first_step) if watch else None
+
+    def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
+        event_log.append(event, now, commands)
+        if watched:
+            watched(event, now, commands)
+
+    learner = Learner(workers.trainer, config.rollout.max_response_tokens, watchdog.within, deadlines.train_s)
+    stack.push_async_callback(learner.close)
+
+    def on_progress(num_accepted: int, num_needed: int) -> None:
+        learner.group_accepted()
+        progress.rollout(num_accepted, num_needed)
+
+    driver = Driver(
+        scheduler=scheduler,
+        order=order,
+        prompts=workers.prompts,
+        fleets=workers.fleets,
+        reward=workers.reward,
+        rollout=config.rollout,
+        deadlines=deadlines,
+        seed=config.run.seed,
+        clock=clock,
+        watchdog=watchdog,
+        on_event=on_event,
+        on_progress=on_progress,
+        on_engine_lost=lambda error: progress.note(f"{error.problem} Its requests go to the other engines."),
+        on_gpus_lent=learner.stream,
+    )
+    run = TrainingRun(
+        config=config,
+        identity=identity,
+        attempt=attempt,
+        first_step=first_step,
+        clock=clock,
+        scheduler=scheduler,
+        order=order,
+        driver=driver,
+        trainer=workers.trainer,
+        learner=learner,
+        watchdog=watchdog,
+        progress=progress,
+        trackers=trackers,
+        metrics=metrics,
+        event_log=event_log,
+        checkpoints=checkpoints,
+        status=status,
+        stay=stay,
+        is_modelled=backend.is_modelled,
+    )
+    if checkpoint:
+        progress.note(f"Resuming after step {checkpoint.meta.step} of {checkpoint.folder}")
+        await run.load(checkpoint)
+    await run.publish_weights()
+    stack.push_async_callback(driver.stop)
+    return run
+
+
+def _next_attempt(run_dir: Path) -> int:
+    """Give the number that names this attempt's files; one that ended before its event log began has logs only."""
+    names = [path.stem for path in attempt_paths(run_dir)]
+    names += [folder.name for folder in (run_dir / "logs").glob("attempt-*")]
+    return max((int(name.removeprefix("attempt-")) for name in names), default=-1) + 1
 
 
 def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:

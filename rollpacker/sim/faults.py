@@ -72,7 +72,7 @@ class FaultKind(StrEnum):
     DRIVER_KILL = "driver_kill"
     """As by kill -9: nothing is closed, flushed or told."""
     PREEMPTION_NOTICE = "preemption_notice"
-    """The run has to end with the step of number `target`, and goes on later."""
+    """The run is asked to leave its machines, which are gone `amount` seconds later; it goes on later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +125,18 @@ class FaultInjector:
         self._engines: list[FaultyEngine] = []
         self._trainer: FaultyTrainer | None = None
         self._kill: Callable[[], None] = lambda: None
+        self._give_notice: Callable[[float], None] = lambda _: None
         self._timers: list[asyncio.TimerHandle] = []
 
-    def begin_attempt(self, kill: Callable[[], None]) -> None:
-        """Forget the workers of the last attempt; `kill` is how the driver dies."""
-        self._engines, self._trainer, self._kill, self._timers = [], None, kill, []
+    def begin_attempt(self, kill: Callable[[], None], give_notice: Callable[[float], None]) -> None:
+        """Forget the workers of the last attempt.
+
+        Args:
+            kill: How the driver dies.
+            give_notice: How it is asked to leave within so many seconds.
+        """
+        self._engines, self._trainer, self._timers = [], None, []
+        self._kill, self._give_notice = kill, give_notice
 
     def watch(self, fleets: Sequence[Sequence[FaultyEngine]], trainer: FaultyTrainer) -> None:
         """Name the workers that faults may hit."""
@@ -199,6 +206,8 @@ class FaultInjector:
                 loop.suspend(fault.amount)
             case FaultKind.DRIVER_KILL:
                 self._kill()
+            case FaultKind.PREEMPTION_NOTICE:
+                self._give_notice(fault.amount)
             case _:
                 self._engines[fault.target % len(self._engines)].suffer(fault)
 
@@ -219,7 +228,6 @@ _ARMED = frozenset(
         FaultKind.TORN_WEIGHTS,
         FaultKind.HUNG_TRAINER,
         FaultKind.FULL_DISK,
-        FaultKind.PREEMPTION_NOTICE,
     }
 )
 """Kinds that happen to the next call that they fit."""

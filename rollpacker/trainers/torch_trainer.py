@@ -81,6 +81,8 @@ class _Step:
     """A step between `begin_step` and `finish_step`."""
 
     admission: Admission
+    generators: tuple[Tensor, ...]
+    """torch's, as the step found them."""
     sums: _Sums = field(default_factory=_Sums)
     loss: float = 0.0
     """Of the update that is being accumulated."""
@@ -160,7 +162,10 @@ class TorchTrainer:
         return await self._run(self._export_weights)
 
     async def save(self, folder: Path) -> None:
-        """Write `model/`, a complete Hugging Face directory in float32, and `trainer.pt` into an existing folder."""
+        """Write `model/`, a complete Hugging Face directory in float32, and `trainer.pt` into an existing folder.
+
+        An open step is left out: nothing but gradients and the generators has changed before its update.
+        """
         await self._run(lambda: self._save(folder))
 
     async def load(self, folder: Path) -> None:
@@ -188,7 +193,7 @@ class TorchTrainer:
                 "Send its weights to the engines before the rollout",
             )
         self._optimizer.zero_grad(set_to_none=False)
-        self._step = _Step(admission=Admission(shape))
+        self._step = _Step(admission=Admission(shape), generators=_generators())
 
     def _accumulate(self, groups: Sequence[RolloutGroup]) -> None:
         step = self._open_step()
@@ -372,12 +377,6 @@ class TorchTrainer:
         )
 
     def _save(self, folder: Path) -> None:
-        if self._step is not None:
-            raise ImpossibleEvent(
-                f"A checkpoint was ordered while step {self._step.admission.shape.step} was open",
-                "Checkpoints are written between steps: the gradient of an open step is not part of them",
-                "Call finish_step first",
-            )
         save_model(self._model, self._model_path, folder / MODEL_FOLDER)
         state = TrainerState(
             policy_version=self._policy_version,
@@ -386,7 +385,7 @@ class TorchTrainer:
                 for name, parameter in self._parameters.items()
                 if parameter in self._optimizer.state
             },
-            generators=(torch.get_rng_state(), *torch.cuda.get_rng_state_all()),
+            generators=_generators() if self._step is None else self._step.generators,
             reference_checksum=self._reference_checksum(),
         )
         write_state(state, folder)
@@ -439,3 +438,8 @@ class TorchTrainer:
 
     def _reference_checksum(self) -> str | None:
         return None if self._reference is None else checksum_of_tensors(named_tensors(self._reference))
+
+
+def _generators() -> tuple[Tensor, ...]:
+    """Torch's own: the CPU's, then each accelerator's."""
+    return torch.get_rng_state(), *torch.cuda.get_rng_state_all()

@@ -57,6 +57,11 @@ def learning(tmp_path):
     return trainer, Learner(trainer, 100, Watchdog(tmp_path / "stall.txt", 60).within, deadline_s=5)
 
 
+async def learn(learner, batch):
+    await learner.accumulate(batch)
+    return await learner.update()
+
+
 async def turns(number=20):
     for _ in range(number):
         await asyncio.sleep(0)
@@ -66,7 +71,7 @@ async def test_a_batch_that_does_not_stream_is_trained_at_once(learning):
     trainer, learner = learning
     batch = Batch()
     batch.order = tuple(PROMPTS)
-    assert await learner.learn(batch) == "updated"
+    assert await learn(learner, batch) == "updated"
     assert trainer.calls == [("begin", 7, 6, 12), ("accumulate", PROMPTS, None), ("finish",)]
     assert learner.num_tokens_streamed == 0
 
@@ -81,7 +86,7 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
     learner.group_accepted()
     await turns()
     batch.order = tuple(PROMPTS)
-    assert await learner.learn(batch) == "updated"
+    assert await learn(learner, batch) == "updated"
     kinds = [call[0] for call in trainer.calls]
     assert kinds == ["begin", "accumulate", "accumulate", "accumulate", "accumulate", "finish"]
     *streamed, rest = [call[1:] for call in trainer.calls if call[0] == "accumulate"]
@@ -90,7 +95,7 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
     assert rest == ([PROMPTS[3], PROMPTS[5]], None)
     assert learner.num_tokens_streamed == 4 * 20
     trainer.calls.clear()
-    assert await learner.learn(batch) == "updated"  # the next step begins anew
+    assert await learn(learner, batch) == "updated"  # the next step begins anew
     assert trainer.calls[1] == ("accumulate", PROMPTS, None)
 
 
@@ -103,7 +108,7 @@ async def test_what_the_trainer_refuses_while_it_streams_ends_the_step(learning)
     await turns()
     batch.order = tuple(PROMPTS)
     with pytest.raises(ForeignVersion):
-        await learner.learn(batch)
+        await learn(learner, batch)
 
 
 async def test_gpus_that_come_when_the_round_is_over_or_none_at_all_start_no_stream(learning):

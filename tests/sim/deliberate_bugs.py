@@ -197,7 +197,7 @@ BUGS = (
     ),
     Bug(
         "a group that streamed is trained again",
-        "runtime.learning:Learner.learn",
+        "runtime.learning:Learner.accumulate",
         "if group.prompt not in self._accumulated",
         "if True",
     ),
@@ -209,7 +209,7 @@ BUGS = (
     ),
     Bug(
         "a checkpoint says one step less than it holds",
-        "runtime.training_run:TrainingRun.checkpoint",
+        "runtime.training_run:TrainingRun._save",
         "step=num_finished_steps,",
         "step=max(0, num_finished_steps - 1),",
     ),

@@ -104,7 +104,9 @@ def test_a_calm_world_needs_one_attempt(tmp_path):
         (Fault(kind=FaultKind.NODE_LOSS, at_event=MIDDLE, amount=4), 2),
         (Fault(kind=FaultKind.DRIVER_KILL, at_event=MIDDLE), 2),
         (Fault(kind=FaultKind.DRIVER_KILL, at_s=0.01), 2),
-        (Fault(kind=FaultKind.PREEMPTION_NOTICE, target=1), 2),
+        (Fault(kind=FaultKind.PREEMPTION_NOTICE, at_event=0), 2),
+        (Fault(kind=FaultKind.PREEMPTION_NOTICE, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.PREEMPTION_NOTICE, at_event=MIDDLE, amount=1000), 2),
     ],
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
 )
