@@ -13,11 +13,17 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
     request          a `generate` and its answer      requests                        prompt tokens
     response         from an engine to the driver     responses                       response tokens
     reward           from `score` to the verdicts,    responses                       response tokens
-                     without the judging itself
+                     without the judging itself;
+                     beside engines that decode,
+                     where a run scores during its
+                     rollouts
     train            an `accumulate`                  responses with an advantage     prompt and response tokens
     train_forward    an `accumulate`                  responses without an advantage  prompt and response tokens
     update           opening and closing a step       0                               0
     weight_sync      from the trainer to all engines  engines                         0
+    first_rollout    what an engine's first passes    0                               0
+                     took longer than later ones
+    first_train      likewise, a trainer's first step 0                               0
     kv_cache         nothing: it is a size            0                               tokens that fit
 """
 
@@ -36,7 +42,7 @@ from rollpacker.metrics.schemas import Column, TableSchema
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 """Grows when a column or a measurement is added, renamed, removed or changes its meaning."""
 
 _VERSION_KEY = b"rollpacker.profile_version"
@@ -53,6 +59,8 @@ MEASUREMENTS = (
     "train_forward",
     "update",
     "weight_sync",
+    "first_rollout",
+    "first_train",
     "kv_cache",
 )
 

@@ -2,8 +2,8 @@
 
 Invariant: everything is measured through the protocols, on the actors that a run of the same configuration would start,
 so that a profile holds what a run would meet: the engine's own bookkeeping, calls between processes, other actors that
-share the cores. Nothing is measured once, and repetitions of a point lie far apart in time, so that a disturbance of a
-second spoils one repetition of many points and not all of one.
+share the cores. Nothing is measured once but what happens once, and repetitions of a point lie far apart in time, so
+that a disturbance of a second spoils one repetition of many points and not all of one.
 
 How a pass is timed: n requests with equally long prompts start together, and two more whose limits are 1 and 2 tokens.
 The first of these ends with the prefill, the second with the first decoding pass; what a longer response took beyond
@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from rollpacker.config.schema import exact
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.core.quotas import scale_up
 from rollpacker.metrics.profiles import Point, Profile, ProfileFacts
 from rollpacker.protocols.backend import Backend, Surroundings, Workers
 from rollpacker.protocols.reward import ResponseToScore
@@ -174,7 +178,9 @@ class Profiler:
         """Measure every point."""
         points: list[Point] = []
         await self._publish()
+        await self._probe_first("first_rollout", self._first_passes)
         batch = await self._natural_responses()
+        await self._probe_first("first_train", lambda: self._train(batch, is_trained=True))
         for degree in self._fleets:
             await self._switch_to(degree)
             await self._measure_fleet(batch, with_trainer=not points)
@@ -198,7 +204,8 @@ class Profiler:
             for num_requests in exchanges:
                 self._tell(num_points, f"exchanging {num_requests} requests")
                 await self._probe_exchange(num_requests)
-                await self._probe_reward(batch, num_requests)
+                async with self._surroundings_of_scoring():
+                    await self._probe_reward(batch, num_requests)
             for groups in selections:
                 for is_trained in (True, False):
                     self._tell(num_points, f"training {sum(len(group.responses) for group in groups)} responses")
@@ -250,9 +257,17 @@ class Profiler:
         typical = min(int(np.median([len(prompt.token_ids) for prompt in self._prompts])), room)
         return sorted({typical, max(typical, room // 3), room})
 
+    def _launched(self) -> tuple[int, int]:
+        """Prompts of a round, and responses of each, as many as a round may launch."""
+        rollout, system = self._config.rollout, self._config.system
+        if system.batching == "plain":
+            return rollout.num_prompts, rollout.num_responses
+        num_prompts = scale_up(rollout.num_prompts, exact(system.eta_prompts))
+        return min(num_prompts, len(self._prompts)), scale_up(rollout.num_responses, exact(system.eta_responses))
+
     def _num_launched(self) -> int:
-        """Requests of a batch."""
-        return self._config.rollout.num_prompts * self._config.rollout.num_responses
+        """Requests of a round."""
+        return math.prod(self._launched())
 
     def _selections(self, batch: Sequence[RolloutGroup]) -> Iterator[list[RolloutGroup]]:
         """Parts of a batch that differ in size and in length."""
@@ -264,6 +279,25 @@ class Profiler:
             yield by_length[-num_groups:]
             yield shuffled[:num_groups]
         yield by_length
+
+    # What happens once ----------------------------------------------------------------------------------------------
+
+    async def _probe_first(self, measurement: str, do: Callable[[], Awaitable[object]]) -> None:
+        """Time something that these workers have never done, beyond what it takes when it is done again."""
+        seconds: list[float] = []
+        for _ in range(1 + NUM_REPEATS):
+            began = time.perf_counter()
+            await do()
+            seconds.append(time.perf_counter() - began)
+        self._note((measurement,), 0, 0, seconds[0] - float(np.median(seconds[1:])))
+
+    async def _first_passes(self) -> None:
+        size = min(self._num_launched(), self._config.engine.max_num_seqs)
+        context = self._contexts()[0]
+        limits = [WINDOW_PASSES] * size
+        await asyncio.gather(
+            *(self._burst(engine, self._requests(context, limits, HOT)) for engine in self._engines.values())
+        )
 
     # Engines --------------------------------------------------------------------------------------------------------
 
@@ -400,9 +434,13 @@ class Profiler:
     # A batch as a run has it ----------------------------------------------------------------------------------------
 
     async def _natural_responses(self) -> list[RolloutGroup]:
-        """Roll out one batch of the data, so that lengths are those of the policy, and note what its endings took."""
+        """Roll out a round of the data to its end, so that lengths are those of the policy; give a batch of it.
+
+        What its endings took is noted.
+        """
         rollout = self._config.rollout
-        prompts = self._prompts[: rollout.num_prompts]
+        num_prompts, num_samples = self._launched()
+        prompts = self._prompts[:num_prompts]
         number = next(self._rounds)
         requests = [
             GenerationRequest(
@@ -413,7 +451,7 @@ class Profiler:
                 temperature=rollout.temperature,
             )
             for index, prompt in enumerate(prompts)
-            for sample in range(rollout.num_responses)
+            for sample in range(num_samples)
         ]
         engines = list(self._engines.values())
         scored_with, judging = None, None
@@ -446,10 +484,30 @@ class Profiler:
                 ),
                 rewards=(0.0,) * rollout.num_responses,
             )
-            for prompt in prompts
+            for prompt in prompts[: rollout.num_prompts]
         ]
 
     # Reward, trainer, weights ---------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _surroundings_of_scoring(self) -> AsyncIterator[None]:
+        """Let the engines work meanwhile, as in a run that scores during its rollouts, on what a round leaves over."""
+        if self._config.system.reward == "batch":
+            yield
+            return
+        rollout, context = self._config.rollout, self._contexts()[0]
+        num_left = max(self._num_launched() - rollout.num_prompts * rollout.num_responses, 1)
+        limits = [rollout.max_response_tokens] * min(num_left, self._config.engine.max_num_seqs)
+        asked = {name: self._requests(context, limits, HOT) for name in self._engines}
+        bursts = [asyncio.create_task(self._burst(engine, asked[name])) for name, engine in self._engines.items()]
+        try:
+            yield
+            for name, engine in self._engines.items():
+                await self._within(engine.abort([request.request for request in asked[name]]))
+            await asyncio.gather(*bursts)
+        finally:
+            for burst in bursts:
+                burst.cancel()
 
     async def _probe_reward(self, batch: Sequence[RolloutGroup], num_responses: int) -> None:
         """Time responses on their way to the reward and their verdicts back, without the judging."""
@@ -486,7 +544,17 @@ class Profiler:
         return judging_s
 
     async def _probe_trainer(self, groups: Sequence[RolloutGroup], *, is_trained: bool) -> None:
-        """Time a step on some groups, whose rewards give every response an advantage, or none."""
+        """Note what a step on some groups took."""
+        num_responses, num_tokens, accumulate_s, update_s = await self._train(groups, is_trained=is_trained)
+        kind = "train" if is_trained else "train_forward"
+        self._note((kind, num_responses, num_tokens), num_responses, num_tokens, accumulate_s)
+        self._note(("update",), 0, 0, update_s)
+
+    async def _train(self, groups: Sequence[RolloutGroup], *, is_trained: bool) -> tuple[int, int, float, float]:
+        """Take a step on some groups, whose rewards give every response an advantage, or none.
+
+        Gives its responses and tokens, the time of its passes, and that of all else.
+        """
         trainer = self._workers.trainer
         given = [self._rewarded(group, is_trained=is_trained) for group in groups]
         num_responses = sum(len(group.responses) for group in given)
@@ -511,9 +579,7 @@ class Profiler:
         update = await self._within(trainer.finish_step())
         finished = time.perf_counter()
         self._policy_version = update.policy_version
-        kind = "train" if is_trained else "train_forward"
-        self._note((kind, num_responses, num_tokens), num_responses, num_tokens, accumulated - begun)
-        self._note(("update",), 0, 0, begun - began + finished - accumulated)
+        return num_responses, num_tokens, accumulated - begun, begun - began + finished - accumulated
 
     def _rewarded(self, group: RolloutGroup, *, is_trained: bool) -> RolloutGroup:
         """Give a group rewards, and tokens of the policy that the trainer holds by now."""

@@ -85,6 +85,10 @@ class StepCosts(Protocol):
     @property
     def num_weight_bytes(self) -> int: ...
 
+    @property
+    def first_step_s(self) -> float:
+        """By which a trainer's very first step takes longer: what is compiled, allocated and loaded once."""
+
     def passes_s(
         self, lengths_tokens: Sequence[int], num_replicas: int | None = None, *, forward_only: Sequence[int] = ()
     ) -> float:
@@ -193,6 +197,11 @@ class TrainerCosts:
     @property
     def num_weight_bytes(self) -> int:
         return self.model.num_weight_bytes
+
+    @property
+    def first_step_s(self) -> float:
+        """Nothing: there is no formula for it."""
+        return 0.0
 
     def passes_s(
         self, lengths_tokens: Sequence[int], num_replicas: int | None = None, *, forward_only: Sequence[int] = ()

@@ -104,6 +104,8 @@ class CallCosts:
     """From `score` to the verdicts, without the judging itself; by responses and tokens."""
     collect_interval_s: float
     """Shortest time between two answers of one worker to `collect`."""
+    first_rollout_s: float
+    """By which an engine's very first passes take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,7 @@ class ProfiledTrainerCosts:
     """Contained in both of them."""
     step_s: float
     """Opening and closing a step."""
+    first_step_s: float
     num_weight_bytes: int
     gpus_per_replica: int
     num_replicas: int = 1
@@ -225,6 +228,7 @@ class ProfiledCluster:
             forward=fit_items_and_tokens(self._points("train_forward")),
             call_s=self._points("call")[0].seconds,
             step_s=self._points("update")[0].seconds,
+            first_step_s=self._points("first_train")[0].seconds,
             num_weight_bytes=self._profile.facts.num_weight_bytes,
             gpus_per_replica=num_gpus,
         )
@@ -237,6 +241,7 @@ class ProfiledCluster:
             response=fit_items(self._points("response")),
             reward=fit_items_and_tokens(self._points("reward")),
             collect_interval_s=self._profile.facts.collect_interval_s,
+            first_rollout_s=self._points("first_rollout")[0].seconds,
         )
 
     def weight_transfer_s(self, tensor_parallel: int) -> float:

@@ -1,7 +1,8 @@
 """Calls between processes, as a profile measured them: the modelled side of `runtime/actors.py`.
 
 Invariant: what a call carries arrives unchanged and in order; it only takes time. Half of an empty call passes before
-its work, half after it. An answer to `collect` comes at least `collect_interval_s` after the one before.
+its work, half after it. An answer to `collect` comes at least `collect_interval_s` after the one before. An engine's
+first passes with the first policy take `first_rollout_s` longer; a resumed run goes on as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class CalledEngine:
         self._costs = costs
         self._half_s = costs.call_s / 2
         self._pace = _Pace(costs.collect_interval_s)
+        self._warm_up_s = 0.0
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
-        await asyncio.sleep(max(self._costs.request(len(requests)) - self._half_s, self._half_s))
+        warm_up_s, self._warm_up_s = self._warm_up_s, 0.0
+        await asyncio.sleep(max(self._costs.request(len(requests)) - self._half_s, self._half_s) + warm_up_s)
         await self._engine.generate(requests)
         await asyncio.sleep(self._half_s)
 
@@ -72,6 +75,8 @@ class CalledEngine:
         return progress
 
     async def load_weights(self, weights: Weights) -> str:
+        if weights.policy_version == 0:
+            self._warm_up_s = self._costs.first_rollout_s
         return await self._engine.load_weights(weights)  # its time was measured whole
 
     async def sleep(self) -> None:

@@ -53,7 +53,7 @@ class ModelledTrainer:
     async def finish_step(self) -> UpdateMetrics:
         self._open().require_complete()
         self._admission = None
-        await asyncio.sleep(self._costs.update_s())
+        await asyncio.sleep(self._costs.update_s() + (0.0 if self._num_steps else self._costs.first_step_s))
         self._num_steps += 1
         return UpdateMetrics(
             policy_version=self._num_steps,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -88,6 +89,20 @@ def test_a_run_takes_what_was_measured(inputs, tmp_path):
     assert (steps["rollout_time_s"] < 0.005 * longest + 0.1).all()
 
 
+def test_only_a_runs_first_step_takes_what_workers_do_once_and_a_resumed_run_goes_on_without(inputs, tmp_path):
+    once = ("first_rollout", "first_train")
+    points = [replace(point, seconds=0.0) if point.measurement in once else point for point in profile().points]
+    write_profile(tmp_path / "warm.parquet", replace(profile(), points=tuple(points)))
+    saved = "run.checkpoint_every_steps=1"
+    cold = read_frame(train(inputs, tmp_path / "cold", saved), "steps")
+    warm = read_frame(train(inputs, tmp_path / "warm", f"hardware.profile={tmp_path}/warm.parquet"), "steps")
+    assert (cold["rollout_time_s"] - warm["rollout_time_s"]).tolist() == pytest.approx([0.07, 0, 0])
+    assert (cold["train_time_s"] - warm["train_time_s"]).tolist() == pytest.approx([0.06, 0, 0])
+    train(inputs, tmp_path / "resumed", saved, "run.num_steps=2")
+    resumed = read_frame(train(inputs, tmp_path / "resumed", saved, "run.resume=auto"), "steps")
+    assert resumed["step_time_s"].tolist() == pytest.approx(cold["step_time_s"].tolist())
+
+
 def test_groups_without_an_advantage_are_trained_in_the_time_of_a_forward_pass(inputs, tmp_path):
     run = train(inputs, tmp_path / "run", "run.num_steps=8")
     cluster = ProfiledCluster(inputs / "profile.parquet", SMALL, "bfloat16")
@@ -98,7 +113,7 @@ def test_groups_without_an_advantage_are_trained_in_the_time_of_a_forward_pass(i
             lengths[group["reward"].nunique() > 1] += [10 + length for length in group["length_tokens"]]
         kinds |= {has_advantage for has_advantage, of_kind in lengths.items() if of_kind}
         expected_s = trainer.passes_s(lengths[True], forward_only=lengths[False]) + trainer.update_s()
-        assert train_s == pytest.approx(expected_s)
+        assert train_s == pytest.approx(expected_s + (trainer.first_step_s if step == 0 else 0))
     assert kinds == {True, False}
 
 
@@ -157,6 +172,7 @@ def test_what_is_judged_at_once_comes_in_one_answer_and_what_comes_later_in_the_
         response=line(0.003),
         reward=LinearCost(coefficients=(0.005, 0, 0), residual=0),
         collect_interval_s=0.03,
+        first_rollout_s=0,
     )
 
     class OneByOne(Instant):
@@ -185,7 +201,12 @@ def test_what_is_judged_at_once_comes_in_one_answer_and_what_comes_later_in_the_
 def test_calls_take_their_time_and_answers_keep_their_distance():
 
     costs = CallCosts(
-        call_s=0.002, request=line(0.004, 0.001), response=line(0.003), reward=line(0.005), collect_interval_s=0.03
+        call_s=0.002,
+        request=line(0.004, 0.001),
+        response=line(0.003),
+        reward=line(0.005),
+        collect_interval_s=0.03,
+        first_rollout_s=0.5,
     )
     request = GenerationRequest(
         request=RequestId(0, PromptId(0, "a"), 0), prompt_token_ids=None, seed=0, max_response_tokens=1, temperature=1.0
