@@ -12,6 +12,7 @@ the priority of other work. Writes `tests/benchmarks/results/parity.md`. The goa
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -104,11 +105,18 @@ def distribution(off: pd.Series) -> str:
     )
 
 
+def same_samples(run: Path, other: Path) -> float:
+    """Share of what one run trained in a step that the other did, too."""
+    ours, theirs = accepted_of(run), accepted_of(other)
+    return len(ours & theirs) / len(ours)
+
+
 def sameness(real: Path, modelled: Path) -> str:
     kinds = (steps_of(real)["round_kind"] == steps_of(modelled)["round_kind"]).mean()
     ours, theirs = accepted_of(real), accepted_of(modelled)
     groups, other_groups = ({(step, prompt) for step, prompt, _ in each} for each in (ours, theirs))
-    return f"{kinds:.0%} | {len(groups & other_groups) / len(groups):.1%} | {len(ours & theirs) / len(ours):.1%}"
+    same_groups = len(groups & other_groups) / len(groups)
+    return f"{kinds:.0%} | {same_groups:.1%} | {same_samples(real, modelled):.1%}"
 
 
 def repeat(folder: Path, inputs, number: int, steps: int, patience_s: float) -> dict[str, tuple[Path, Path, float]]:
@@ -157,14 +165,17 @@ def report(command: str, repetitions: list[dict[str, tuple[Path, Path, float]]])
             "",
             "## Error of one real run against another of the same steps: the machine's own",
             "",
-            "Under verl the lengths are those of the seed, so both runs did the same work.",
+            "Under verl the lengths are those of the seed, so both runs did the same work; under rollpacker nearly.",
             "",
-            "| runs | signed mean | mean | p50 | p90 | max | within goal |",
-            "|---|---|---|---|---|---|---|",
+            "| system | runs | same samples | signed mean | mean | p50 | p90 | max | within goal |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
-        for number in range(1, len(repetitions)):
-            before, after = (steps_of(repetitions[index]["verl"][0]) for index in (number - 1, number))
-            lines.append(f"| {number - 1} and {number} | {distribution(errors(before, after))} |")
+        for system in SYSTEMS:
+            reals = [runs[system][0] for runs in repetitions]
+            for number, (before, after) in enumerate(itertools.pairwise(reals)):
+                off = errors(steps_of(before), steps_of(after))
+                same = same_samples(before, after)
+                lines.append(f"| {system} | {number} and {number + 1} | {same:.0%} | {distribution(off)} |")
     lines += [
         "",
         "## What was trained",
