@@ -17,7 +17,6 @@ import asyncio
 import itertools
 import math
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -286,9 +285,9 @@ class Profiler:
         """Time something that these workers have never done, beyond what it takes when it is done again."""
         seconds: list[float] = []
         for _ in range(1 + NUM_REPEATS):
-            began = time.perf_counter()
+            began = _now_s()
             await do()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(_now_s() - began)
         self._note((measurement,), 0, 0, seconds[0] - float(np.median(seconds[1:])))
 
     async def _first_passes(self) -> None:
@@ -349,9 +348,9 @@ class Profiler:
         """Time a call, requests on their way to an engine, and responses on their way back."""
         engine = next(iter(self._engines.values()))
         await asyncio.sleep(self._collect_interval_s)  # the last answer is long ago, so the next one need not wait
-        began = time.perf_counter()
+        began = _now_s()
         await self._within(engine.stats())
-        call_s = time.perf_counter() - began
+        call_s = _now_s() - began
         self._note(("call",), 0, 0, call_s)
         typical = self._contexts()[0]
         num_requests = min(num_requests, self._config.engine.max_num_seqs)
@@ -365,9 +364,10 @@ class Profiler:
         """Make requests whose prompts are as long as `context`, a group of a run sharing each."""
         number = next(self._rounds)
         group_size = self._config.rollout.num_responses
+        names = [prompt.prompt.key for prompt in self._prompts]
         return [
             GenerationRequest(
-                request=RequestId(number, PromptId(0, f"probe-{index // group_size}"), index % group_size),
+                request=RequestId(number, PromptId(0, names[index // group_size % len(names)]), index),
                 prompt_token_ids=self._prompt_tokens(index // group_size, context),
                 seed=hash((number, index)) & (2**63 - 1),
                 max_response_tokens=limit,
@@ -387,15 +387,15 @@ class Profiler:
         scored_with: Mapping[str, TokenizedPrompt] | None = None,
     ) -> _Burst:
         """Ask for responses and await them; they are scored as they come where their prompts are given."""
-        began = time.perf_counter()
+        began = _now_s()
         collecting = asyncio.create_task(self._collect(engine, len(requests), scored_with))
         try:
             await self._within(engine.generate(requests))
-            asked_s = time.perf_counter() - began
+            asked_s = _now_s() - began
             responses = await self._within(collecting)
         finally:
             collecting.cancel()
-        return _Burst(responses=responses, asked_s=asked_s, elapsed_s=time.perf_counter() - began)
+        return _Burst(responses=responses, asked_s=asked_s, elapsed_s=_now_s() - began)
 
     async def _collect(
         self, engine: Engine, num_responses: int, scored_with: Mapping[str, TokenizedPrompt] | None
@@ -523,14 +523,14 @@ class Profiler:
             for group, response in responses
         ]
         await asyncio.sleep(self._collect_interval_s)
-        began = time.perf_counter()
+        began = _now_s()
         collecting = asyncio.create_task(self._collect_verdicts(len(asked)))
         try:
             await self._within(self._workers.reward.score(asked))
             judging_s = await self._within(collecting)
         finally:
             collecting.cancel()
-        elapsed_s = time.perf_counter() - began - judging_s / self._config.reward.num_workers
+        elapsed_s = _now_s() - began - judging_s / self._config.reward.num_workers
         num_tokens = sum(response.num_tokens for _, response in responses)
         self._note(("reward", num_responses), len(asked), num_tokens, elapsed_s)
 
@@ -561,7 +561,7 @@ class Profiler:
         num_tokens = sum(
             len(group.prompt_token_ids) + response.num_tokens for group in given for response in group.responses
         )
-        began = time.perf_counter()
+        began = _now_s()
         await self._within(
             trainer.begin_step(
                 BatchShape(
@@ -573,11 +573,11 @@ class Profiler:
                 )
             )
         )
-        begun = time.perf_counter()
+        begun = _now_s()
         await self._within(trainer.accumulate(given))
-        accumulated = time.perf_counter()
+        accumulated = _now_s()
         update = await self._within(trainer.finish_step())
-        finished = time.perf_counter()
+        finished = _now_s()
         self._policy_version = update.policy_version
         return num_responses, num_tokens, accumulated - begun, begun - began + finished - accumulated
 
@@ -594,10 +594,10 @@ class Profiler:
         return replace(group, responses=responses, rewards=rewards)
 
     async def _probe_weight_sync(self) -> None:
-        began = time.perf_counter()
+        began = _now_s()
         num_bytes = await self._publish()
         num_engines = len(self._engines)
-        self._note(("weight_sync",), num_engines, 0, time.perf_counter() - began, num_bytes=num_bytes)
+        self._note(("weight_sync",), num_engines, 0, _now_s() - began, num_bytes=num_bytes)
 
     async def _publish(self) -> int:
         """Bring the trainer's policy to every engine; gives its bytes."""
@@ -616,3 +616,8 @@ class Profiler:
 
     def _prompt(self, group: RolloutGroup) -> TokenizedPrompt:
         return self._workers.prompts[group.prompt.key]
+
+
+def _now_s() -> float:
+    """By the clock of the loop, so that modelled workers can be measured in their own time."""
+    return asyncio.get_running_loop().time()
