@@ -60,5 +60,18 @@ def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.runtime.preflight import judge_all
 
     sweep = compose_sweep(overrides)
-    judge_all(sweep.configs, prospect_of)
+    if sweep.launcher is None:
+        judge_all(sweep.configs, prospect_of)
+    else:
+        from rollpacker.launch.judge import judge_launch
+        from rollpacker.launch.points import points_of
+
+        points = points_of(sweep)
+        judge_launch(points, sweep.launcher, sweep.folder, prospect_of)
+        if sweep.launcher.dry_run:
+            from rollpacker.cli.screen import output
+            from rollpacker.launch.dry_run import dry_run
+
+            output().print(dry_run(points, sweep.launcher, sweep.folder), markup=False, soft_wrap=True)
+            return
     run_sweep(sweep, run_point)

@@ -70,7 +70,7 @@ def groups(root: Root[BaseModel]) -> dict[str, Group]:
             name=name, options=tuple(sorted(path.stem for path in (conf_dir() / name).glob("*.yaml"))), default=default
         )
         for name, default in defaults
-        if not name.startswith("override ")
+        if not name.startswith(("override ", "optional "))
     }
 
 

@@ -6,7 +6,6 @@ again, but waited for; to do. So the same command may be given again at any time
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,10 @@ from rich.console import Console
 from rollpacker.config.launching import LauncherSettings, judge_launcher
 from rollpacker.config.multirun import config_of_point, point_names
 from rollpacker.core.errors import WorldError
+from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches
 from rollpacker.launch.job import PointProcess, Task
-from rollpacker.launch.points import Batch, Point, batches
+from rollpacker.launch.points import Point
 from rollpacker.launch.sbatch import submit
-from rollpacker.launch.script import sbatch_text
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submissions import Submission, read_submission, write_submission
 from rollpacker.launch.survey import look_at
@@ -31,9 +30,6 @@ from rollpacker.launch.waiting import wait_for
 if TYPE_CHECKING:
     from hydra.types import HydraContext
     from omegaconf import DictConfig
-
-FOLDER = ".submitit"
-"""Below the folder that the points share: scripts, pickled calls, logs of the ranks."""
 
 
 def launch_from_hydra(
@@ -78,19 +74,7 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
     else:
         from rollpacker.launch.local import run_here
 
-        run_here(waiting, task, settings, folder.resolve() / FOLDER, console)
-
-
-def batch_script(batch: Batch, settings: LauncherSettings, folder: Path) -> str:
-    """Render what sbatch is given for a batch of a sweep in `folder`."""
-    return sbatch_text(
-        batch.shape,
-        name=f"rollpacker-{folder.resolve().name}",
-        folder=folder.resolve() / FOLDER,
-        python=[sys.executable],
-        num_jobs=len(batch.points),
-        array_parallelism=settings.array_parallelism,
-    )
+        run_here(waiting, task, settings, batch_folder(folder), console)
 
 
 def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
@@ -122,9 +106,8 @@ def _launch_jobs(
         if point.number in queued:
             console.print(f"{point.title} is {queued[point.number]}: not submitted again", markup=False)
     for batch in batches([point for point in points if point.number not in queued]):
-        nodes = "1 node" if batch.shape.num_nodes == 1 else f"{batch.shape.num_nodes} nodes"
         for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
-            console.print(f"{point.title} is job {submission.job_id}, submitted for {nodes}", markup=False)
+            console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}", markup=False)
     if settings.detach or not has_slurm():
         console.print(_how_to_go_on(points, folder), markup=False)
         return
@@ -138,7 +121,7 @@ def _launch_jobs(
 def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) -> list[Submission]:
     calls = [PointProcess(task, point.config) for point in batch.points]
     script = batch_script(batch, settings, folder)
-    submissions = submit(folder.resolve() / FOLDER, script, calls, batch.shape.num_nodes)
+    submissions = submit(batch_folder(folder), script, calls, batch.shape.num_nodes)
     for point, submission in zip(batch.points, submissions, strict=True):
         write_submission(point.config.run.dir, submission)
     return submissions

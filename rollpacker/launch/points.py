@@ -1,12 +1,11 @@
-"""The points of a sweep, and in which jobs and arrays those go that are still to be done."""
+"""The points of a sweep: each is one run, which a launch may find done already."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollpacker.config.multirun import Sweep, point_names
 from rollpacker.config.schema import RunConfig
-from rollpacker.launch.shape import JobShape, job_shape
 from rollpacker.runtime.status import read_status
 
 
@@ -32,21 +31,7 @@ class Point:
         return status is not None and status.state == "finished" and status.num_steps >= self.config.run.num_steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Points whose jobs ask for the same: one job, or one array."""
-
-    shape: JobShape
-    points: tuple[Point, ...]
-
-
-def batches(points: Sequence[Point]) -> list[Batch]:
-    """Put points of equal shapes together, in the order of the points."""
-    found: list[tuple[JobShape, list[Point]]] = []
-    for point in points:
-        shape = job_shape(point.config)
-        members = next((members for known, members in found if known == shape), None)
-        if members is None:
-            found.append((shape, members := []))
-        members.append(point)
-    return [Batch(shape=shape, points=tuple(members)) for shape, members in found]
+def points_of(sweep: Sweep) -> list[Point]:
+    """Number and name the points of a sweep."""
+    named = zip(point_names(sweep.points), sweep.configs, strict=True)
+    return [Point(number=number, name=name, config=config) for number, (name, config) in enumerate(named)]

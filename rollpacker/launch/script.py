@@ -20,7 +20,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 from rollpacker.config.schema import ClusterSection
 from rollpacker.launch.shape import JobShape
-from rollpacker.runtime.allocation import END_TIME_VARIABLE, REQUEUE_FILE_VARIABLE
+from rollpacker.runtime.allocation import END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
 
 OWN_OPTIONS = {
     "account": "cluster.account",
@@ -139,11 +139,12 @@ def _further_options(cluster: ClusterSection) -> dict[str, str | bool]:
 
 
 def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
-    end, file = END_TIME_VARIABLE, REQUEUE_FILE_VARIABLE
+    end, grace, file = END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
     lines = [
         f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e)"',
         f'[[ "${end}" =~ ^[0-9]+$ ]] || {end}="" # no limit',
-        f"export {end}",
+        rf'''{grace}="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"''',
+        f"export {end} {grace}",
     ]
     if cluster.requeue:
         lines += [

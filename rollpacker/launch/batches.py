@@ -1,0 +1,78 @@
+"""Which points go into which job or array, and the script of each: points whose jobs ask for the same share one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollpacker.config.launching import LauncherSettings
+from rollpacker.launch.container import container_command, paths_to_read
+from rollpacker.launch.points import Point
+from rollpacker.launch.script import sbatch_text
+from rollpacker.launch.shape import JobShape, job_shape
+
+FOLDER = ".submitit"
+"""Below the folder that the points share: scripts, pickled calls, logs of the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Points whose jobs ask for the same: one job, or one array."""
+
+    shape: JobShape
+    points: tuple[Point, ...]
+
+    @property
+    def nodes(self) -> str:
+        """How many each job has, in words."""
+        return "1 node" if self.shape.num_nodes == 1 else f"{self.shape.num_nodes} nodes"
+
+
+def batches(points: Sequence[Point]) -> list[Batch]:
+    """Put points of equal shapes together, in the order of the points."""
+    found: list[tuple[JobShape, list[Point]]] = []
+    for point in points:
+        shape = job_shape(point.config)
+        members = next((members for known, members in found if known == shape), None)
+        if members is None:
+            found.append((shape, members := []))
+        members.append(point)
+    return [Batch(shape=shape, points=tuple(members)) for shape, members in found]
+
+
+def batch_folder(sweep_folder: Path) -> Path:
+    """Where the scripts, calls and logs of a sweep lie."""
+    return sweep_folder.resolve() / FOLDER
+
+
+def batch_script(batch: Batch, settings: LauncherSettings, sweep_folder: Path) -> str:
+    """Render what sbatch is given for a batch of a sweep whose points share `sweep_folder`.
+
+    Raises:
+        ConfigError: A path cannot be bound into the container.
+    """
+    return sbatch_text(
+        batch.shape,
+        name=f"rollpacker-{sweep_folder.resolve().name}",
+        folder=batch_folder(sweep_folder),
+        python=_python(batch, sweep_folder),
+        num_jobs=len(batch.points),
+        array_parallelism=settings.array_parallelism,
+    )
+
+
+def _python(batch: Batch, sweep_folder: Path) -> Sequence[str]:
+    """The words that run Python on a node: this environment's, or those of the image."""
+    cluster = batch.shape.cluster
+    if cluster.container.image is None:
+        return [sys.executable]
+    read = dict.fromkeys(path for point in batch.points for path in paths_to_read(point.config))
+    return container_command(
+        cluster.container,
+        has_gpus=cluster.gpus_per_node > 0,
+        run_dir=sweep_folder.resolve(),
+        read_paths=tuple(read),
+        scratch=cluster.scratch,
+    )

@@ -1,0 +1,73 @@
+"""What a launch would do, as text: which points are left alone, each script, and which actor works on which node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rollpacker.config.launching import LauncherSettings
+from rollpacker.launch.batches import Batch, batch_script, batches
+from rollpacker.launch.launcher import points_in_queue
+from rollpacker.launch.points import Point
+from rollpacker.launch.shape import JobShape, ray_size
+from rollpacker.runtime.planning import placed_actors
+
+
+def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -> str:
+    """Describe the launch of points that were judged; submits and creates nothing.
+
+    Raises:
+        WorldError: Points were submitted before, and Slurm cannot be asked about them.
+    """
+    to_do = [point for point in points if not point.has_finished]
+    blocks = [f"{point.title} has finished: it would be skipped" for point in points if point.has_finished]
+    if settings.executor != "slurm":
+        where = (
+            "one after the other in this process" if settings.executor == "debug" else "in processes of this machine"
+        )
+        return "\n".join([*blocks, *(f"{point.title} would run {where}" for point in to_do)])
+    queued = points_in_queue(to_do)
+    blocks += [
+        f"{point.title} is {queued[point.number]}: it would not be submitted again"
+        for point in to_do
+        if point.number in queued
+    ]
+    for batch in batches([point for point in to_do if point.number not in queued]):
+        blocks.append(f"{_headline(batch)}\n\n{batch_script(batch, settings, folder)}")
+        blocks += [topology(batch.shape, point) for point in batch.points]
+    return "\n".join(blocks)
+
+
+def topology(shape: JobShape, point: Point) -> str:
+    """Say which actors work on which node."""
+    config = point.config
+    if config.backend.name == "sim":
+        works = {0: ["driver, which models all actors"]}
+    else:
+        size = ray_size(config)
+        placed = placed_actors(
+            config, num_nodes=size.num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus
+        )
+        works = {0: ["driver"]}
+        for actor in sorted(placed, key=lambda actor: actor.role == "engine"):
+            works.setdefault(actor.node, []).append(actor.name)
+    lines = [f"  node {node}: {_work(works, node)}" for node in range(shape.num_nodes)]
+    return "\n".join([f"# {point.title} in {config.run.dir}", *(f"# {line}" for line in lines)])
+
+
+def _headline(batch: Batch) -> str:
+    if len(batch.points) == 1:
+        return f"# One job of {batch.nodes} for {batch.points[0].title}"
+    return f"# One array of {len(batch.points)} jobs of {batch.nodes} each"
+
+
+def _work(works: Mapping[int, Sequence[str]], node: int) -> str:
+    """Name a node's actors; engines that follow each other as a range."""
+    words: list[str] = []
+    engines = [int(name.removeprefix("engine-")) for name in works.get(node, ()) if name.startswith("engine-")]
+    words += [name for name in works.get(node, ()) if not name.startswith("engine-")]
+    for _, run in groupby(enumerate(engines), key=lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        words.append(f"engine-{numbers[0]}" + (f" to engine-{numbers[-1]}" if len(numbers) > 1 else ""))
+    return ", ".join(words) or "nothing"
