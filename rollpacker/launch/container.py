@@ -113,8 +113,8 @@ def container_notes(section: ContainerSection, signal: str) -> list[str]:
     notes = []
     if not os.access(_FUSE, os.R_OK | os.W_OK):
         notes.append(
-            f"{section.image} is one file, and this machine's {_FUSE} cannot be opened: on nodes like it, only a setuid "
-            f"runtime can mount it. Unpack it: {section.runtime} build --sandbox FOLDER {section.image}"
+            f"{section.image} is one file, and this machine's {_FUSE} cannot be opened: on nodes like it, only a "
+            f"setuid runtime can mount it. Unpack it: {section.runtime} build --sandbox FOLDER {section.image}"
         )
     if signal != "URG":
         notes.append(

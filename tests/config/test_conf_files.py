@@ -17,9 +17,10 @@ OPTIONS = [(group.name, option) for group in groups(TRAIN).values() for option i
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values by dotted key; a mapping whose keys the user makes up is one value."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{name}" not in legal_keys(RunConfig):
             leaves |= _leaves(value, f"{prefix}{name}.")
         else:
             leaves[f"{prefix}{name}"] = value
