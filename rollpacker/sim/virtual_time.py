@@ -1,27 +1,36 @@
 """An asyncio event loop whose clock jumps to the next timer instead of waiting for it.
 
-Invariant: what runs on the loop, and in which order, follows from the program alone. Timers of one time run in an
-order that the program fixes, nothing outside the process can make a callback ready but a signal, and a call that would
-block the loop or leave it (threads, sockets, subprocesses) is refused. When nothing is ready and no timer is set,
-nothing can ever happen again: that is a deadlock, and it is reported with every task that waits and where.
+Invariant: what runs on the loop, and in which order, follows from the program alone. Timers of one time run in the
+order in which they were set, whatever else is set; nothing outside the process can make a callback ready but a signal,
+and a call that would block the loop or leave it (threads, sockets, subprocesses) is refused. When nothing is ready and
+no timer is set, nothing can ever happen again: that is a deadlock, and it is reported with every task that waits and
+where.
 
-It stands on `asyncio.BaseEventLoop` by the hooks that exist for subclasses: `time`, `_selector`, `_process_events` and
-`_write_to_self`.
+It stands on `asyncio.BaseEventLoop`: it keeps the timers itself, and its turn stands in the place of the base class's,
+which asks a selector for events that cannot come, compares timers in Python, and lets timers of one time run in an
+order that depends on all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import heapq
+import itertools
 import signal
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from types import FrameType
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from rollpacker.core.errors import InternalError
+from rollpacker.sim.garbage import rarely_collected
 
 Answer = TypeVar("Answer")
 Ts = TypeVarTuple("Ts")
+
+_MIN_CANCELLED = 100
+"""Cancelled timers that are not worth a search; asyncio's own number."""
 
 
 class DeadlockError(InternalError):
@@ -34,31 +43,39 @@ def run_in_virtual_time(main: Coroutine[Any, Any, Answer]) -> Answer:
     Raises:
         DeadlockError: It waits for something that can never happen.
     """
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    with rarely_collected(), asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
-    """An event loop that is never idle: it runs what is ready, then jumps."""
+    """An event loop that is never idle: it runs what is ready, then jumps to the next timer."""
 
-    _scheduled: list[asyncio.TimerHandle]
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
-        self._selector = _Jump(self)
-        self._clock_resolution = math.ulp(0.0)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """Heap of (when, number, timer): timers of one time run in the order in which they were set."""
+        self._numbers = itertools.count()
+        self._num_cancelled = 0
+        """How many timers were cancelled since those that were left the heap."""
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now_s
 
-    def jump(self) -> None:
-        """Move the clock to the next timer."""
-        if not self._scheduled:
-            raise _deadlock(self)
-        self._now_s = max(self._now_s, self._scheduled[0].when())
-        self._clock_resolution = math.ulp(self._now_s)  # a timer is due before `now + resolution`: at its time, exactly
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
 
     def set_time(self, time_s: float) -> None:
         """Let it be this late, or this early.
@@ -66,15 +83,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         Raises:
             InternalError: A timer is set, which would then ring at another time than was asked for.
         """
-        if any(not timer.cancelled() for timer in self._scheduled):
+        if any(not timer.cancelled() for _, _, timer in self._timers):
             raise InternalError(f"The time was set to {time_s:g} s while timers wait.")
         self._now_s = time_s
-        self._clock_resolution = math.ulp(time_s)
 
     def suspend(self, duration_s: float) -> None:
         """Let time pass in which nothing runs, as when the machine sleeps: what was due meanwhile comes at once."""
         self._now_s += duration_s
-        self._clock_resolution = math.ulp(self._now_s)
 
     def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
         """Call back between two callbacks of the loop; Python's own handler will do, as the loop never sleeps."""
@@ -93,26 +108,39 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Refuse: a thread takes real time, and the clock would jump past it."""
         raise InternalError(f"{getattr(func, '__qualname__', func)} was sent to a thread in virtual time.")
 
-    # What the base class asks of its subclasses
+    # In place of the base class's own
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        """Do nothing: the selector never reports an event."""
+    def _run_once(self) -> None:
+        """Run what is ready and what is due by now; what they make ready comes in the next turn."""
+        ready, timers = self._ready, self._timers
+        if not ready and not self._stopping:
+            self._jump()
+        while timers and timers[0][0] <= self._now_s:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001  (what the base class's own turn does)
+
+    def _jump(self) -> None:
+        """Move the clock to the next timer."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not timers:
+            raise _deadlock(self)
+        self._now_s = max(self._now_s, timers[0][0])
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:  # noqa: ARG002  (asyncio's signature)
+        """Keep no more cancelled timers than others, beyond a few: they may be due in hours."""
+        self._num_cancelled += 1
+        if self._num_cancelled > _MIN_CANCELLED and self._num_cancelled > len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._num_cancelled = 0
 
     def _write_to_self(self) -> None:
         """Do nothing: a loop that never sleeps needs no wake-up."""
-
-
-class _Jump:
-    """Stands where a loop has its selector: asked to wait for so long, it moves the clock."""
-
-    def __init__(self, loop: VirtualTimeLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> tuple[()]:
-        """Return at once, later in virtual time unless the timeout is 0."""
-        if timeout is None or timeout > 0:
-            self._loop.jump()
-        return ()
 
 
 def _deadlock(loop: asyncio.AbstractEventLoop) -> DeadlockError:

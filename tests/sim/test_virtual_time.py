@@ -1,9 +1,11 @@
 """The virtual clock jumps; what runs on it is deterministic, and what would block is refused."""
 
 import asyncio
+import gc
 import os
 import signal
 import time
+import weakref
 
 import pytest
 
@@ -23,6 +25,47 @@ def test_a_day_passes_at_once_and_timers_run_at_exactly_their_time():
     began = time.monotonic()
     assert run_in_virtual_time(main()) == ([0.3, 7.0, 86400.1], 100_000)
     assert time.monotonic() - began < 60
+
+
+def test_timers_of_one_time_run_in_the_order_in_which_they_were_set_whatever_else_is_set():
+    async def main(num_others):
+        loop, seen = asyncio.get_running_loop(), []
+        for number in range(20):
+            loop.call_at(5.0, seen.append, number)
+            for other in range(num_others):
+                loop.call_at(float(other), int).cancel()
+        await asyncio.sleep(5)
+        return seen
+
+    assert [run_in_virtual_time(main(num_others)) for num_others in (0, 3)] == [list(range(20))] * 2
+
+
+def test_cancelled_timers_are_forgotten_long_before_they_are_due():
+    class Callback:
+        def __call__(self): ...
+
+    async def main():
+        loop, kept = asyncio.get_running_loop(), []
+        for number in range(1000):
+            callback = Callback()
+            kept.append(weakref.ref(callback))
+            loop.call_later(1e9 + number, callback).cancel()
+        del callback
+        return sum(each() is not None for each in kept)
+
+    assert run_in_virtual_time(main()) < 200
+
+
+def test_a_modelled_run_leaves_the_garbage_collector_as_it_was():
+    async def main():
+        return gc.get_threshold(), gc.get_freeze_count() > 0
+
+    before = gc.get_threshold()
+    inside, is_frozen = run_in_virtual_time(main())
+    assert inside > before
+    assert is_frozen
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
 
 
 def test_time_stands_still_while_something_is_ready():
