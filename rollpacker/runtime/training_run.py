@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -46,6 +47,7 @@ from rollpacker.runtime.planning import scheduler_settings
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
 from rollpacker.runtime.round_record import RoundRecord
+from rollpacker.runtime.startup import StartupTimes, process_began_at
 from rollpacker.runtime.status import StatusBoard, shown_status
 from rollpacker.runtime.stay import Stay
 from rollpacker.runtime.trackers import Tracker, make_trackers
@@ -322,6 +324,12 @@ async def _start(
     clock = RunClock(checkpoint.meta.elapsed_s if checkpoint else 0.0)
     logs = run_dir / "logs" / f"attempt-{attempt:03d}"
     watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
+    startup = StartupTimes(logs, began_at=process_began_at(), now=time.time)
+
+    def stage(name: str) -> None:
+        startup.begin(name)
+        progress.stage(name)
+
     metrics = MetricsWriter(run_dir / "metrics")
     stack.callback(metrics.close)
     metrics.truncate_after(first_step - 1)
@@ -335,7 +343,7 @@ async def _start(
         backend.open(
             Surroundings(
                 logs=logs,
-                stage=progress.stage,
+                stage=stage,
                 note=progress.note,
                 within=watchdog.within,
                 add_witness=watchdog.add_witness,
@@ -405,8 +413,12 @@ async def _start(
     )
     if checkpoint:
         progress.note(f"Resuming after step {checkpoint.meta.step} of {checkpoint.folder}")
+        stage("loading the checkpoint")
         await run.load(checkpoint)
+    startup.begin("weight sync")
     await run.publish_weights()
+    if not backend.is_modelled:
+        startup.finish()
     stack.push_async_callback(driver.stop)
     return run
 
