@@ -29,8 +29,8 @@ _POLL_S = 0.05
 _WATCH_S = 1.0
 _ANSWER_S = 5.0
 """Ray's head answers a question about its nodes in milliseconds; one that does not is asked again."""
-_BLAME_S = 20.0
-"""When an actor has died, how long we ask whether its whole node has: Ray may take so long to notice."""
+_BLAME_S = 10.0
+"""When an actor has died, how long we ask whether its whole node has: longer than Ray takes to notice that."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -180,8 +180,9 @@ class RayCluster:
         )
 
     def _lost(self, nodes: Sequence[int]) -> WorldError:
+        names = " and ".join(self._node_names[index] for index in nodes)
         return WorldError(
-            f"{self._with_stages(nodes)} was lost: Ray there has ended.",
+            f"{names} is lost: Ray there has ended.",
             self._log_tails(nodes),
             "The run's checkpoints are complete: start it again with run.resume=auto, or let Slurm requeue the job.",
         )

@@ -23,7 +23,9 @@ from rollpacker.runtime.node_place import free_port, node_address, private_folde
 from rollpacker.runtime.planning import cluster_size
 
 _MEBIBYTE = 1 << 20
-_LOG_TAIL_CHARS = 2000
+_LOG_TAIL_LINES = 15
+_LOG_NOISE = "[state-dump]"
+"""Raylets write hundreds of such lines, also when they end."""
 _SEATS_PER_NODE = 10_000
 """How many bundles may be pinned to a node: more than it will ever have."""
 
@@ -128,6 +130,7 @@ class RayNode:
             "RAY_AUTH_TOKEN_PATH": str(token_file),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "RAY_health_check_period_ms": "1000",  # by default, a node that is gone is noticed after 15 s
             "PYTHONUNBUFFERED": "1",
         }
         if self.offer.memory_bytes is not None:
@@ -156,6 +159,8 @@ def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> Ra
 def log_tail(log: Path) -> str:
     """The end of a log, for a message; says so when there is none."""
     try:
-        return f"The end of {log}:\n{log.read_text(errors='replace')[-_LOG_TAIL_CHARS:].strip()}"
+        lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return f"{log} does not exist."
+    telling = [line for line in lines if line.strip() and _LOG_NOISE not in line]
+    return "\n".join((f"The end of {log}:", *telling[-_LOG_TAIL_LINES:]))
