@@ -1,0 +1,37 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --array=0-5%2
+#SBATCH --cpus-per-task=96
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=rollpacker-sweep
+#SBATCH --mem=0
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/sweep/.submitit/%A_%a_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --requeue
+#SBATCH --signal=URG@120
+
+# setup
+ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" --format=%e)"
+[[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
+ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
+export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
+export ROLLPACKER_REQUEUE_FILE=/shared/runs/sweep/.submitit/"$SLURM_JOB_ID.requeue"
+rm --force "$ROLLPACKER_REQUEUE_FILE"
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/sweep/.submitit/%A_%a_%t_log.out --open-mode=append --cpus-per-task=96 --kill-on-bad-exit=0 --wait=300 /shared/venv/bin/python -u -m submitit.core._submit /shared/runs/sweep/.submitit
+
+
+# teardown
+exit_code=$?
+if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "$(squeue --noheader --jobs="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" --format=%T)" == RUNNING ]]; then
+    rm --force "$ROLLPACKER_REQUEUE_FILE"
+    scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" && sleep 60
+fi
+exit "$exit_code"

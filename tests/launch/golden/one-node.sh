@@ -1,0 +1,26 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=1
+#SBATCH --job-name=rollpacker-sweep
+#SBATCH --no-requeue
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/sweep/.submitit/%j_0_log.out
+#SBATCH --signal=URG@120
+
+# setup
+ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)"
+[[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
+ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
+export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
+unset ROLLPACKER_REQUEUE_FILE
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=1 --kill-on-bad-exit=0 --wait=300 /shared/venv/bin/python -u -m submitit.core._submit /shared/runs/sweep/.submitit
+
+
+# teardown
+exit $?

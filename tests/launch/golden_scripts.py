@@ -1,0 +1,78 @@
+"""The batch scripts that are pinned as files, one per kind of job.
+
+Rewritten by: python -m tests.launch.golden_scripts
+"""
+
+from pathlib import Path
+
+from rollpacker.config.compose import compose
+from rollpacker.launch.container import container_command
+from rollpacker.launch.script import sbatch_text
+from rollpacker.launch.shape import job_shape
+
+FOLDER = Path(__file__).parent / "golden"
+E2E = ["experiment=e2e", "cluster=h800", "model.path=/shared/models/qwen", "data.path=/shared/prompts.jsonl"]
+_SWEEP = Path("/shared/runs/sweep")
+_PYTHON = ["/shared/venv/bin/python"]
+
+
+def golden_scripts() -> dict[str, str]:
+    """Every pinned script by the name of its file."""
+    return {
+        "one-node.sh": _text("backend=sim", "model=qwen2.5-7b", "cluster=slurm", "cluster.requeue=false"),
+        "eight-nodes.sh": _text(*E2E, "model=qwen2.5-32b", "cluster.time_limit_min=1440", "cluster.account=tail"),
+        "container.sh": _container(),
+        "array.sh": _text(*E2E, "cluster.partition=gpu", num_jobs=6, array_parallelism=2),
+        "preemptible.sh": _text(
+            *E2E,
+            "cluster.partition=spare",
+            "cluster.qos=low",
+            "cluster.constraint='h800&ib'",
+            "cluster.gpu_type=h800",
+            "cluster.signal=USR2",
+            "cluster.signal_lead_s=300",
+            "cluster.setup=['module load cuda']",
+            "cluster.environment={NCCL_SOCKET_IFNAME: ib0}",
+            "cluster.sbatch={reservation: night shift, get-user-env: ''}",
+        ),
+    }
+
+
+def _container() -> str:
+    overrides = [*E2E, "cluster.container.image=/shared/rollpacker.sif", "cluster.container.binds=[/data:/data:ro]"]
+    cluster = compose(overrides).cluster
+    assert cluster is not None
+    python = container_command(
+        cluster.container,
+        has_gpus=True,
+        run_dir=_SWEEP,
+        read_paths=[Path("/shared/models/qwen"), Path("/shared/prompts.jsonl")],
+        scratch=cluster.scratch,
+    )
+    return _text(*overrides, python=python)
+
+
+def _text(
+    *overrides: str,
+    python: "tuple[str, ...] | list[str]" = _PYTHON,
+    num_jobs: int = 1,
+    array_parallelism: int | None = None,
+) -> str:
+    return sbatch_text(
+        job_shape(compose(list(overrides))),
+        name="rollpacker-sweep",
+        folder=_SWEEP / ".submitit",
+        python=python,
+        num_jobs=num_jobs,
+        array_parallelism=array_parallelism,
+    )
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in golden_scripts().items():
+        (FOLDER / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

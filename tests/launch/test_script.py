@@ -1,0 +1,129 @@
+"""The pinned scripts: what they say, and that bash and shellcheck have nothing against them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.launch.script import memory_mb, sbatch_text
+from rollpacker.launch.shape import job_shape
+from tests.launch.golden_scripts import FOLDER, golden_scripts
+from tests.slurm.requirement import cannot_run
+
+SCRIPTS = golden_scripts()
+MODELLED = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_is_the_pinned_one(name: str) -> None:
+    # Read the difference; if it is meant: python -m tests.launch.golden_scripts
+    assert SCRIPTS[name] == (FOLDER / name).read_text()
+
+
+def test_every_pinned_file_is_a_script_that_is_made() -> None:
+    assert {file.name for file in FOLDER.glob("*.sh")} == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bash_reads_the_script(name: str) -> None:
+    assert subprocess.run(["bash", "-n"], input=SCRIPTS[name], capture_output=True, text=True, check=False).stderr == ""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_shellcheck_finds_nothing(name: str) -> None:
+    if shutil.which("shellcheck") is None:
+        cannot_run("This machine has no shellcheck. It reads every script. Install it: make slurm")
+    command = ["shellcheck", "--exclude=SC2016", "-"]  # what srun is given is quoted so that only the node expands it
+    found = subprocess.run(command, input=SCRIPTS[name], capture_output=True, text=True, check=False)
+    assert found.stdout == ""
+
+
+def test_what_the_user_leaves_to_slurm_is_not_mentioned() -> None:
+    text = _text(*MODELLED)
+    for option in ("time", "partition", "account", "qos", "constraint", "mem", "gpus", "exclusive", "wckey", "array"):
+        assert f"#SBATCH --{option}" not in text
+
+
+def test_memory_is_asked_for_in_slurms_megabytes() -> None:
+    """Slurm's M is 2^20 bytes, the configuration's GB 10^9."""
+    cluster = compose([*MODELLED, "cluster.memory_gb_per_node=2"]).cluster
+    assert cluster is not None
+    assert memory_mb(cluster) == 1907
+    assert "#SBATCH --mem=1907M\n" in _text(*MODELLED, "cluster.memory_gb_per_node=2")
+    assert "#SBATCH --mem=0\n" in _text(*MODELLED, "cluster.memory_gb_per_node=0")
+
+
+def test_words_with_blanks_and_quotes_reach_the_ranks_whole(tmp_path: Path) -> None:
+    """The script is run by bash, with programs of our own in the place of Slurm's."""
+    for name, body in {
+        "squeue": "echo 1234",
+        "scontrol": "echo GraceTime=60",
+        "srun": 'printf "%s\\n" "${@: -6}"; env',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    folder = tmp_path / "it's a folder"
+    text = sbatch_text(
+        job_shape(compose([*MODELLED, 'cluster.environment={GREETING: "it\'s \\$HOME"}'])),
+        name="x",
+        folder=folder,
+        python=["/a b/python", "$HOME"],
+    )
+    done = subprocess.run(
+        ["bash"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "main"},
+    )
+    lines = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert lines[:6] == ["/a b/python", "$HOME", "-u", "-m", "submitit.core._submit", str(folder)]
+    assert "GREETING=it's $HOME" in lines
+    assert "ROLLPACKER_JOB_END=1234" in lines
+    assert "ROLLPACKER_GRACE_S=60" in lines
+    assert f"ROLLPACKER_REQUEUE_FILE={folder}/7.requeue" in lines
+
+
+@pytest.mark.parametrize(
+    ("rank_code", "asks", "state", "is_requeued"),
+    [
+        (75, True, "RUNNING", True),
+        (75, True, "CANCELLED", False),
+        (1, False, "RUNNING", False),
+        (0, False, "RUNNING", False),
+    ],
+)
+def test_a_job_is_requeued_when_its_run_asks_and_nobody_cancelled_it(
+    rank_code: int, asks: bool, state: str, is_requeued: bool, tmp_path: Path
+) -> None:
+    asking = 'touch "$ROLLPACKER_REQUEUE_FILE";' if asks else ""
+    programs = {
+        "squeue": f'[[ "$*" == *%T* ]] && echo {state} || echo N/A',
+        "scontrol": '[[ "$1" == requeue ]] && echo "$@" >>requeued; true',
+        "sleep": "true",
+        "srun": f"{asking} exit {rank_code}",
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    text = _text(*MODELLED, folder=tmp_path, num_jobs=2)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "1",
+        "SLURM_JOB_PARTITION": "main",
+    }
+    done = subprocess.run(["bash"], input=text, cwd=tmp_path, env=environment, text=True, check=False)
+    assert done.returncode == rank_code
+    requeued = tmp_path / "requeued"
+    assert (requeued.read_text() if requeued.exists() else "") == ("requeue 7_1\n" if is_requeued else "")
+
+
+def _text(*overrides: str, folder: Path = Path("/shared/.submitit"), num_jobs: int = 1) -> str:
+    shape = job_shape(compose(list(overrides)))
+    return sbatch_text(shape, name="x", folder=folder, python=["python"], num_jobs=num_jobs)
