@@ -56,12 +56,14 @@ from rollpacker.core.events import (
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt, Verdict
 from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.patience import Patience
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.watchdog import Watchdog
 
@@ -158,7 +160,8 @@ class Driver:
         self._on_engine_lost = on_engine_lost
         self._on_gpus_lent = on_gpus_lent
 
-        self._inbox: asyncio.Queue[_Fact] = asyncio.Queue()
+        self._inbox: Arrivals[_Fact] = Arrivals()
+        self._patience = Patience(watchdog, deadlines.rollout_stall_s)
         self._pumps: list[asyncio.Task[None]] = []
         self._to_engines: dict[EngineId, list[_EngineCommand]] = {}
         self._to_score: list[ScoreResponse] = []
@@ -202,6 +205,7 @@ class Driver:
             self._take(EngineJoined(engine=engine_id, gpus=gpus.get(engine_id, ())))
 
     async def stop(self) -> None:
+        self._patience.close()
         for pump in self._pumps:
             pump.cancel()
         for pump in self._pumps:
@@ -328,26 +332,24 @@ class Driver:
     async def _pump_engine(self, engine_id: EngineId, engine: Engine) -> None:
         try:
             while True:
-                self._inbox.put_nowait(_Responses(engine_id, await engine.collect()))
+                self._inbox.put([_Responses(engine_id, await engine.collect())])
         except EngineFailed as error:
-            self._inbox.put_nowait(_EngineDied(engine_id, error))
+            self._inbox.put([_EngineDied(engine_id, error)])
         except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_digest`)
-            self._inbox.put_nowait(error)
+            self._inbox.put([error])
 
     async def _pump_reward(self) -> None:
         try:
             while True:
-                self._inbox.put_nowait(_Verdicts(await self._reward.collect()))
+                self._inbox.put([_Verdicts(await self._reward.collect())])
         except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_digest`)
-            self._inbox.put_nowait(error)
+            self._inbox.put([error])
 
     async def _digest(self) -> None:
         """Wait for facts, report them to the scheduler, and send what it orders."""
-        if self._inbox.empty():
-            arrival = self._inbox.get()
-            self._report(await self._watchdog.within(self._deadlines.rollout_stall_s, self._describe_wait, arrival))
-        while not self._inbox.empty():
-            self._report(self._inbox.get_nowait())
+        facts = await self._patience.within(self._describe_wait, self._inbox.collect())
+        for fact in facts:
+            self._report(fact)
         await self._send()
 
     def _report(self, fact: _Fact) -> None:
@@ -480,7 +482,7 @@ class Driver:
             if to_measure:
                 calls.append(self._measure_progress(to_measure))
             answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
-            await self._watchdog.within(self._deadlines.rollout_stall_s, "engines and rewards to take orders", answer)
+            await self._patience.within(lambda: "engines and rewards to take orders", answer)
         await self._lend()
 
     async def _send_to_engine(self, engine_id: EngineId, commands: Sequence[_EngineCommand]) -> None:

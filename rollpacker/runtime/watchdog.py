@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from rollpacker.core.errors import DeadlineExceeded
 
@@ -66,7 +66,10 @@ class Watchdog:
         except TimeoutError:
             if not scope.expired():
                 raise
-        awaited = what if isinstance(what, str) else what()
+        return await self.give_up(deadline_s, what if isinstance(what, str) else what())
+
+    async def give_up(self, deadline_s: float, awaited: str) -> NoReturn:
+        """Report a wait that expired; raises `DeadlineExceeded`."""
         await self._write_report(awaited, deadline_s)
         raise DeadlineExceeded(
             f"Waited {deadline_s:g} s for {awaited}, in vain.",

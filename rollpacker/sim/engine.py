@@ -16,9 +16,9 @@ import numpy as np
 
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.rollout import FinishReason, Response, VersionSpan
-from rollpacker.sim.arrivals import Arrivals
 from rollpacker.sim.decoder import Decoder, Ended, Generation
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import EngineFailed, StorageFailed
-from rollpacker.sim.arrivals import Arrivals
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.sim.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:

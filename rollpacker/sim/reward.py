@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rollpacker.core.events import CaseRun
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import Verdict
-from rollpacker.sim.arrivals import Arrivals
 from rollpacker.sim.judge import Answer, Judge
 from rollpacker.sim.sandbox import Program, Sandbox
 

@@ -162,8 +162,8 @@ BUGS = (
     Bug(
         "the driver drops facts that come together",
         "runtime.driver:Driver._digest",
-        "self._report(self._inbox.get_nowait())",
-        "self._inbox.get_nowait()",
+        "for fact in facts:",
+        "for fact in facts[:1]:",
     ),
     Bug(
         "the driver forgets the first of several aborts",

@@ -13,11 +13,11 @@ from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.metrics.profiles import write_profile
 from rollpacker.metrics.tables import read_frame
+from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest, Prompt
 from rollpacker.runtime.preflight import judge
-from rollpacker.sim.arrivals import Arrivals
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.profile import CallCosts, LinearCost, ProfiledCluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward

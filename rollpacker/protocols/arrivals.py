@@ -1,0 +1,43 @@
+"""What arrives at any time and is taken by one who waits for it: facts in an inbox, finished work at every `collect`.
+
+Invariant: what is put is collected once, in order, by the one who waits or the next one who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Arrivals(Generic[Item]):
+    """A long poll of one collector: a call takes all that is there."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._news: asyncio.Future[None] | None = None
+        """What the collector waits for."""
+        self._is_closed = False
+
+    def put(self, items: Iterable[Item]) -> None:
+        self._items += items
+        if self._items:
+            self._wake()
+
+    async def collect(self) -> Sequence[Item]:
+        """Wait until something is there, and take all; nothing once it is closed."""
+        while not self._items and not self._is_closed:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        items, self._items = self._items, []
+        return items
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
