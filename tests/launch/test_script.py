@@ -66,7 +66,7 @@ def test_words_with_blanks_and_quotes_reach_the_ranks_whole(tmp_path: Path) -> N
         (tmp_path / name).chmod(0o755)
     folder = tmp_path / "it's a folder"
     text = sbatch_text(
-        job_shape(compose([*MODELLED, 'cluster.environment={GREETING: "it\'s \\$HOME"}'])),
+        job_shape(compose([*MODELLED, 'cluster.environment={GREETING: "it\'s $HOME"}'])),
         name="x",
         folder=folder,
         python=["/a b/python", "$HOME"],
