@@ -2,7 +2,8 @@
 
 slurmctld, one slurmd per node, munge and, where asked for, slurmdbd with MariaDB: all real, started by hand, without
 systemd and without touching a Slurm that the machine may already have. Each node has its own host name, /etc/hosts,
-/dev/shm, /proc and process ids; the nodes share the file system and the loopback, so every folder is a shared one.
+/dev/shm, /proc and process ids, and a folder that its tasks know as SLURM_TMPDIR. The nodes share the loopback and all
+other files.
 
     partition   may take            a job in it, when `main` needs its place
     main        any time            stays
@@ -39,6 +40,7 @@ from slurm.mini_configuration import (
     hosts_file,
     slurm_conf,
     slurmdbd_conf,
+    task_prolog,
 )
 from slurm.mini_daemons import Daemon, DaemonError, FolderKeeper, Process, start_daemon, wait_until
 
@@ -71,7 +73,7 @@ class MiniCluster:
 
     def __enter__(self) -> Self:
         require_available(self.shape)
-        self._layout = Layout(root=Path(tempfile.mkdtemp(prefix="mini-slurm-", dir=_SHORT_FOLDER)))
+        self._layout = Layout(root=Path(tempfile.mkdtemp(prefix="mini-", dir=_SHORT_FOLDER)))
         self._keeper = FolderKeeper(self._layout.root)
         try:
             self._start()
@@ -163,14 +165,19 @@ class MiniCluster:
             process for process in self._nodes[node].descendants() if Path(process.command.split()[0]).name not in own
         ]
 
+    def scratch(self, node: str) -> Path:
+        """Return what a node's tasks know as SLURM_TMPDIR: its own disk, as it were."""
+        return self._layout.scratch(node)
+
     def kill_node(self, node: str) -> None:
         """Let a node die at once, with all that runs on it. Slurm finds out by itself."""
         self._nodes.pop(node).kill()
 
     def start_node(self, node: str) -> None:
-        """Start a node, also one that died before."""
+        """Start a node, also one that died before, and wait until it listens to Slurm."""
         layout = self._layout
-        layout.spool(node).mkdir(exist_ok=True)
+        for folder in (layout.spool(node), layout.scratch(node)):
+            folder.mkdir(exist_ok=True)
         become_the_node = (
             f"mount --bind {layout.hosts} /etc/hosts; hostname {node}; "
             "mount -t tmpfs -o size=4g,mode=1777 tmpfs /dev/shm; "
@@ -184,9 +191,16 @@ class MiniCluster:
             log=layout.logs / f"{node}.out",
             own_host=True,
         )
+        address = (self.shape.address(node), self._ports.nodes[self.shape.node_names.index(node)])
+        wait_until(
+            lambda: _is_listening(address),
+            what=f"{node}'s slurmd",
+            timeout_s=_START_TIMEOUT_S,
+            daemons=[self._nodes[node]],
+        )
 
     def reset(self) -> None:
-        """Bring the cluster back to where it was when it started: no job, no process of a job, every node there."""
+        """Bring the cluster back to where it was when it started: no job, nothing that a job left, every node there."""
         self.run("scancel", "--user=root", "--state=PENDING")
         self.run("scancel", "--user=root", "--full", "--signal=KILL", check=False)
         self.run("scancel", "--user=root")
@@ -196,11 +210,15 @@ class MiniCluster:
         for node in self.shape.node_names:
             if node in self._nodes and self.processes_on(node):
                 self.kill_node(node)
+            for left in self.scratch(node).iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
             if node not in self._nodes:
                 self.start_node(node)
         self.wait_until_idle()
 
     def _start(self) -> None:
+        controller, accounting, *nodes = free_ports(2 + self.shape.nodes)
+        self._ports = Ports(controller=controller, accounting=accounting, nodes=tuple(nodes))
         self._write_files()
         self.environment = environment_of(self._layout)
         self._start_munge()
@@ -219,7 +237,7 @@ class MiniCluster:
         self._keeper.remove()
 
     def _write_files(self) -> None:
-        layout, shape = self._layout, self.shape
+        layout, shape, ports = self._layout, self.shape, self._ports
         layout.root.chmod(0o755)
         layout.private.mkdir(mode=0o700)
         for folder in ("log", "state", "spool", "dev", "private/db/mysql"):
@@ -227,11 +245,11 @@ class MiniCluster:
         null = Path(os.devnull).stat().st_rdev
         for gpu in range(shape.gpus):
             os.mknod(layout.device(gpu), 0o666 | stat.S_IFCHR, null)  # Slurm takes no ordinary file
-        controller, accounting, *nodes = free_ports(2 + shape.nodes)
-        ports = Ports(controller=controller, accounting=accounting, nodes=tuple(nodes))
         hostname = socket.gethostname().split(".")[0]
         (layout.root / "slurm.conf").write_text(slurm_conf(shape, layout=layout, ports=ports, hostname=hostname))
         (layout.root / "gres.conf").write_text(gres_conf(shape, layout=layout))
+        layout.task_prolog.write_text(task_prolog(layout=layout))
+        layout.task_prolog.chmod(0o755)
         layout.hosts.write_text(hosts_file(shape, hostname=hostname, own=Path("/etc/hosts").read_text()))
         for name, content in (
             ("slurmdbd.conf", slurmdbd_conf(layout=layout, ports=ports).encode()),
@@ -343,6 +361,11 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _is_listening(address: tuple[str, int]) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
 
 
 def _search_path() -> str:

@@ -100,6 +100,14 @@ class Layout:
     def spool(self, node: str) -> Path:
         return self.root / "spool" / node
 
+    def scratch(self, node: str) -> Path:
+        """The node's own disk, as it were. Ray's sockets in it may have 31 bytes for this path at most."""
+        return self.root / node
+
+    @property
+    def task_prolog(self) -> Path:
+        return self.root / "task_prolog"
+
 
 def slurm_conf(shape: ClusterShape, *, layout: Layout, ports: Ports, hostname: str) -> str:
     """Render slurm.conf. `hostname` is the short name of this machine, which slurmctld insists on."""
@@ -141,6 +149,11 @@ StorageLoc=slurm
 """
 
 
+def task_prolog(*, layout: Layout) -> str:
+    """Render the script whose output Slurm adds to the environment of every task: where the node's own disk is."""
+    return f'#!/bin/sh\necho "export SLURM_TMPDIR={layout.scratch("$SLURMD_NODENAME")}"\n'
+
+
 def hosts_file(shape: ClusterShape, *, hostname: str, own: str) -> str:
     """Render the nodes' /etc/hosts: their names first, then what this machine's `own` file says."""
     lines = [f"127.0.0.1 localhost {hostname}", *(f"{shape.address(node)} {node}" for node in shape.node_names)]
@@ -162,7 +175,8 @@ SlurmdSpoolDir={layout.spool("%n")}
 SlurmctldPidFile={layout.root}/slurmctld.pid
 SlurmdPidFile={layout.root}/slurmd.%n.pid
 SlurmctldLogFile={layout.logs}/slurmctld.log
-SlurmdLogFile={layout.logs}/slurmd.%n.log"""
+SlurmdLogFile={layout.logs}/slurmd.%n.log
+TaskProlog={layout.task_prolog}"""
 
 
 def _behaviour(shape: ClusterShape) -> str:

@@ -59,13 +59,10 @@ class Daemon:
 def start_daemon(
     name: str, command: Sequence[str], *, environment: Mapping[str, str], log: Path, own_host: bool = False
 ) -> Daemon:
-    """Start `command`. With `own_host` it also has mounts, a host name and a /proc of its own."""
-    namespaces = ["--pid", "--fork", "--kill-child=KILL"]
-    if own_host:
-        namespaces += ["--mount", "--uts", "--mount-proc", "--propagation", "private"]
+    """Start `command`, in a namespace with a host name of its own if it is to have its `own_host`."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "--", *command],
+            bound(command, own_host=own_host),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -73,6 +70,15 @@ def start_daemon(
             start_new_session=True,
         )
     return Daemon(name, process, log)
+
+
+def bound(command: Sequence[str], *, own_host: bool = False) -> list[str]:
+    """Return the command that runs `command` so that all it starts ends with it, and it with the thread that starts it.
+
+    It has a /proc of its own, where it is process 1, and its mounts are its own.
+    """
+    namespaces = ["--pid", "--mount", "--mount-proc", "--propagation", "private", *(["--uts"] if own_host else [])]
+    return ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child=KILL", *namespaces, "--", *command]
 
 
 class FolderKeeper:

@@ -42,6 +42,14 @@ def test_nodes_share_files_but_neither_memory_nor_processes(cluster: MiniCluster
     assert not Path("/dev/shm/node1").exists()  # noqa: S108
 
 
+def test_every_node_has_scratch_of_its_own(cluster: MiniCluster) -> None:
+    cluster.run("srun", "-N2", "bash", "-c", "hostname > $SLURM_TMPDIR/name")
+    for node in cluster.shape.node_names:
+        assert (cluster.scratch(node) / "name").read_text() == f"{node}\n"
+    cluster.reset()
+    assert not list(cluster.scratch("node1").iterdir())
+
+
 def test_jobs_on_one_node_see_different_gpus(cluster: MiniCluster, tmp_path: Path) -> None:
     jobs = [
         cluster.submit(
