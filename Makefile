@@ -13,15 +13,18 @@ CHECKED := rollpacker analysis slurm tests
 # More torch threads than cores make every test slower, and the tests start processes of their own.
 test lint types imports unit: export OMP_NUM_THREADS := 1
 
-.PHONY: help demo install slurm test lint types imports unit format constraints clean
+.PHONY: help demo slurm-demo install slurm test lint types imports unit format constraints clean
 
 help: ## show this
 	@echo "make TARGET, where TARGET is"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "PYTHON=/path/to/python3 chooses the Python (3.11 or newer) that a new environment is made from."
 
 demo: .venv/.demo ## install what the demo needs, train under both systems on this machine, draw table and figure
 	@$(BIN)/python -m rollpacker.demo
+
+slurm-demo: .venv/.demo slurm ## the same as jobs of two nodes each of a Slurm cluster that it starts for that and stops
+	@$(BIN)/python -m slurm.demo
 
 install: .venv/.test ## install everything, the tools that test it too
 
