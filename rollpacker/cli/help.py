@@ -102,6 +102,36 @@ def show_jobs_help() -> None:
     )
 
 
+def show_doctor_help() -> None:
+    """Print what `rollpacker doctor` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Say what would stop a run here, one line per check: ok, a warning or a problem with its remedy. "
+                    "On a login node it looks at Slurm and at what would be submitted; inside a job also at the GPUs, "
+                    "memory, ports and clocks of its nodes. Writes a few small files into run.dir and removes them. "
+                    "The exit code is 1 when there is a problem."
+                ),
+            ),
+            ("Usage", Text("rollpacker doctor [cluster=OPTION] [run.dir=DIR] [key=value | group=option] ...")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("cluster", Text("The cluster that is meant, with its partition, container and limits.")),
+                        ("run.dir", Text("Where a run would write. Default: runs")),
+                        ("all others", Text("Keys of cluster and backend, as `rollpacker train --help` lists them.")),
+                    ]
+                ),
+            ),
+            ("Example", _commands("rollpacker doctor cluster=h800 run.dir=runs/x")),
+        ],
+    )
+
+
 def show_plan_help() -> None:
     """Print what `rollpacker plan` takes."""
     _print_sections(

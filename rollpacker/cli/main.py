@@ -53,6 +53,12 @@ COMMANDS = (
         can_sweep=False,
     ),
     Command(
+        name="doctor",
+        summary="Say what on this machine, its Slurm and its files would stop a run, and what to do about it.",
+        module="rollpacker.cli.doctor",
+        can_sweep=False,
+    ),
+    Command(
         name="plan",
         summary="Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
         module="rollpacker.cli.plan",

@@ -36,6 +36,8 @@ class Partition:
     """Between the first signal of a preemption and the kill."""
     preempt_mode: str
     """What happens to its jobs when others need their nodes: OFF, REQUEUE, CANCEL, SUSPEND, GANG."""
+    priority_tier: int
+    """Jobs of a higher one may take the nodes of its jobs, where the cluster preempts by partition."""
     nodes: tuple[str, ...]
     allowed_accounts: tuple[str, ...] | None
     """None: all."""
@@ -109,6 +111,18 @@ class Site:
     def partition(self, name: str) -> Partition | None:
         return next((partition for partition in self.partitions if partition.name == name), None)
 
+    def may_preempt(self, partition: Partition) -> bool:
+        """Whether others' jobs may take the nodes of this partition's jobs. With QOS nobody can tell beforehand."""
+        kind = self.settings.get("PreemptType", "").removeprefix("preempt/")
+        if partition.preempt_mode == "OFF" or kind in {"", "none"}:
+            return False
+        if kind != "partition_prio":
+            return True
+        return any(
+            other.priority_tier > partition.priority_tier and not set(other.nodes).isdisjoint(partition.nodes)
+            for other in self.partitions
+        )
+
     def nodes_of(self, partition: Partition) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if partition.name in node.partitions)
 
@@ -178,6 +192,7 @@ def _partition(fields: Mapping[str, str], members: Iterable[tuple[str, tuple[str
         max_nodes=int(max_nodes) if max_nodes.isdecimal() else None,
         grace_time_s=int(fields.get("GraceTime") or 0),
         preempt_mode=fields.get("PreemptMode", ""),
+        priority_tier=int(fields.get("PriorityTier") or 1),
         nodes=tuple(node for node, partitions in members if name in partitions),
         allowed_accounts=_all_or_some(fields.get("AllowAccounts", "ALL")),
         allowed_qos=_all_or_some(fields.get("AllowQos", "ALL")),

@@ -34,6 +34,7 @@ def test_a_recorded_cluster_of_22_05_is_read_whole() -> None:
     assert (low.grace_time_s, low.preempt_mode, low.max_time_min, low.max_nodes) == (15, "CANCEL", None, None)
     assert low.nodes == ("node1", "node2")
     assert low.allowed_accounts is None
+    assert [site.may_preempt(partition) for partition in site.partitions] == [False, True, True]
     assert site.nodes[0] == Node(
         name="node1",
         num_cpus=8,
@@ -57,6 +58,8 @@ def test_a_cluster_of_24_11_with_types_limits_and_broken_nodes_is_read_whole() -
     assert gpu.allowed_accounts == ("physics", "chem")
     assert gpu.allowed_qos == ("normal", "high")
     assert (spot.state, spot.nodes, spot.allowed_accounts) == ("DOWN", ("gpu01", "gpu02", "gpu03"), None)
+    assert not site.may_preempt(gpu), "its PreemptMode is OFF"
+    assert site.may_preempt(spot), "by QOS, of which the partitions tell nothing"
     first, drained, down = site.nodes
     assert (first.num_cpus, first.memory_mb) == (188, 2000000 - 32000)
     assert first.gpus_by_type == {"h800": 8}

@@ -1,0 +1,78 @@
+"""`rollpacker doctor`: prints what would stop a run here, check by check, each with its remedy."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import WorldError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.launch.doctor.findings import Finding
+
+_UNASKED = ("model.path=.", "data.path=.", "run.dir=runs")
+"""What `train` requires and the doctor does not look at, and where a run's folder would be made."""
+
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_WIDTHS = {"level": 7, "subject": 15}
+"""Columns of the longest level and of the longest subject; a line is printed as soon as its check is done."""
+
+
+def run(arguments: Arguments) -> None:
+    """Make the checks and print them.
+
+    Raises:
+        WorldError: there is a problem.
+    """
+    if int(os.environ.get("SLURM_PROCID", "0")) > 0:
+        return  # the first task of a step looks at all nodes
+    from rollpacker.cli.screen import output
+    from rollpacker.config.compose import compose
+    from rollpacker.launch.doctor.examination import examine
+
+    config = compose([*_unasked(arguments.words), *arguments.words])
+    console = output()
+    findings = list(_printed(console, examine(config, os.environ)))
+    num_problems = sum(finding.level == "problem" for finding in findings)
+    num_warnings = sum(finding.level == "warning" for finding in findings)
+    if num_problems:
+        raise WorldError(
+            f"{num_problems} of {len(findings)} checks found a problem.",
+            f"A run needs all of them to be ok; {num_warnings} gave a warning, with which it may do.",
+            "The remedy stands below each of them.",
+        )
+    console.print(f"{len(findings)} checks: no problem, {num_warnings} warning{'' if num_warnings == 1 else 's'}.")
+
+
+def show_help() -> None:
+    """Print what `rollpacker doctor` takes."""
+    from rollpacker.cli.help import show_doctor_help
+
+    show_doctor_help()
+
+
+def _unasked(words: Sequence[str]) -> list[str]:
+    given = {word.partition("=")[0] for word in words}
+    return [word for word in _UNASKED if word.partition("=")[0] not in given]
+
+
+def _printed(console: Console, findings: Iterable[Finding]) -> Iterable[Finding]:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    for finding in findings:
+        line = Table.grid(padding=(0, 2, 0, 0))
+        line.add_column(width=_WIDTHS["level"], no_wrap=True)
+        line.add_column(width=_WIDTHS["subject"], no_wrap=True, style="bold")
+        line.add_column(overflow="fold")
+        line.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.subject, Text(finding.text))
+        console.print(line)
+        if finding.remedy:
+            console.print(Padding(Text(finding.remedy, style="green"), (0, 0, 0, sum(_WIDTHS.values()) + 6)))
+        yield finding

@@ -1,0 +1,91 @@
+"""Which checks are made where, in which order: what holds everywhere first, what only a node shows last.
+
+    on a login node            Slurm, Python, image, files, what would be handed on
+    inside an allocation       the same, and its nodes: files, clocks, limits, GPUs, network
+    without Slurm or cluster   this machine as the one node: limits, GPUs, network
+
+A login node is no compute node: its limits and GPUs say nothing about a job's.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rollpacker.config.schema import ClusterSection, RunConfig
+from rollpacker.core.errors import WorldError
+from rollpacker.launch.doctor.files import check_files, try_files
+from rollpacker.launch.doctor.findings import Finding, fine, problem_of
+from rollpacker.launch.doctor.gpus import check_gpus, gather_gpus
+from rollpacker.launch.doctor.image import check_image
+from rollpacker.launch.doctor.inheritance import RAY_TOKEN, check_inheritance
+from rollpacker.launch.doctor.limits import check_limits, gather_limits
+from rollpacker.launch.doctor.network import check_network
+from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
+from rollpacker.launch.doctor.slurm import check_slurm
+from rollpacker.launch.doctor.software import check_software, gather_software
+from rollpacker.launch.site import read_site
+from rollpacker.launch.slurm_commands import has_slurm
+
+
+def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Make all checks that make sense here; a later one does not need an earlier one to be fine."""
+    cluster, job_id = _cluster_of(config, environment), environment.get("SLURM_JOB_ID")
+    must_be_shared = cluster is not None and not cluster.has_shared_files
+    has_image = cluster is not None and cluster.container.image is not None
+    yield check_place(environment, has_cluster=cluster is not None)
+    if cluster is not None or has_slurm(environment):
+        yield from _check_slurm(cluster)
+    yield from check_software(gather_software(), must_be_shared=must_be_shared and not has_image)
+    if cluster is not None:
+        yield from check_image(cluster)
+    yield from check_files(try_files(config.run.dir), must_be_shared=must_be_shared)
+    yield from check_inheritance(environment, has_ray_token=(Path.home() / RAY_TOKEN).is_file())
+    if job_id is not None or cluster is None:
+        yield from _check_here(config, environment)
+
+
+def check_place(environment: Mapping[str, str], *, has_cluster: bool) -> Finding:
+    """Say where this is, and so what is looked at."""
+    host = socket.gethostname()
+    if "SLURM_JOB_ID" in environment:
+        nodes = environment.get("SLURM_JOB_NODELIST", "unknown nodes")
+        return fine("where", f"job {environment['SLURM_JOB_ID']} on {nodes}, seen from {host}")
+    if has_cluster:
+        return fine("where", f"{host}, outside any job; `srun rollpacker doctor ...` also looks at a node")
+    return fine("where", f"{host} by itself; cluster=... also looks at what a job would meet")
+
+
+def _cluster_of(config: RunConfig, environment: Mapping[str, str]) -> ClusterSection | None:
+    """In a job, the partition is the job's."""
+    partition = environment.get("SLURM_JOB_PARTITION")
+    if config.cluster is None or config.cluster.partition is not None or partition is None:
+        return config.cluster
+    return config.cluster.model_copy(update={"partition": partition})
+
+
+def _check_slurm(cluster: ClusterSection | None) -> Iterator[Finding]:
+    try:
+        site = read_site()
+    except WorldError as error:
+        found = problem_of("Slurm", error)
+        yield found if cluster is not None else replace(found, level="warning")  # a run by itself does without
+    else:
+        yield from check_slurm(site, cluster)
+
+
+def _check_here(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at this node, or at every node of the allocation."""
+    num_nodes = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
+    cluster = config.cluster or ClusterSection(name="this machine")
+    store_mb, num_gpus = config.backend.object_store_mb, cluster.gpus_per_node
+    if "SLURM_JOB_ID" in environment:
+        seen = ask_nodes(config.run.dir, num_nodes)
+        yield from check_nodes(seen, object_store_mb=store_mb, gpus_per_node=num_gpus)
+    else:
+        yield from check_limits(gather_limits(environment), store_mb)
+        yield check_gpus(gather_gpus(environment), num_gpus)
+    node = environment.get("SLURMD_NODENAME") or socket.gethostname()
+    yield from check_network(node, cluster, environment, is_alone=num_nodes == 1)

@@ -1,0 +1,166 @@
+"""The file system of `run.dir`: whether a run can write, replace and lock files there, and other nodes see them.
+
+The trial happens in the nearest folder that is there already, in a folder of its own, which it removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
+from rollpacker.launch.file_systems import FileSystem, existing_part, file_system_of
+
+TRIAL_PREFIX = ".rollpacker-doctor-"
+
+_ENOUGH_BYTES = 10 * 10**9
+"""A checkpoint of a 7B model with its optimizer takes some 80 GB; below this not even a small one fits."""
+
+_LARGEST_SKEW_S = 5.0
+"""Between two clocks. The end of a job and the age of a status are compared across machines to a few seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What happened to small files in a folder."""
+
+    folder: Path
+    file_system: FileSystem
+    failures: tuple[str, ...]
+    """What did not work, each with the system's reason."""
+    num_free_bytes: int
+    skew_s: float
+    """The file server's clock minus this machine's, as far as the time of a new file shows it."""
+
+
+def try_files(run_dir: Path) -> Trial:
+    """Try what a run does with files."""
+    folder = existing_part(run_dir)
+    failures: list[str] = []
+    skew_s = 0.0
+    try:
+        own = Path(tempfile.mkdtemp(prefix=TRIAL_PREFIX, dir=folder))
+    except OSError as error:
+        failures.append(f"making a folder ({error.strerror})")
+    else:
+        try:
+            failures += [found for what, do in _TRIALS.items() if (found := _failure(what, do, own))]
+            skew_s = clock_skew(own)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+    usage = os.statvfs(folder)
+    return Trial(
+        folder=folder,
+        file_system=file_system_of(folder),
+        failures=tuple(failures),
+        num_free_bytes=usage.f_bavail * usage.f_frsize,
+        skew_s=skew_s,
+    )
+
+
+def clock_skew(folder: Path) -> float:
+    """Compare the time that a new file gets with the times before and after; 0 when it lies between them."""
+    file = folder / "clock"
+    before = time.time()
+    try:
+        file.write_bytes(b"now")
+        stamp = file.stat().st_mtime
+    except OSError:
+        return 0.0
+    after = time.time()
+    return min(0.0, stamp - before) or max(0.0, stamp - after)
+
+
+def check_files(trial: Trial, *, must_be_shared: bool) -> Iterator[Finding]:
+    """Judge the folder for one run."""
+    yield check_sharing(trial, must_be_shared=must_be_shared)
+    yield check_trial(trial)
+    yield check_space(trial)
+    yield check_server_clock(trial)
+
+
+def check_sharing(trial: Trial, *, must_be_shared: bool) -> Finding:
+    """Judge whether the nodes of a job see the folder."""
+    text = f"{trial.folder} on {trial.file_system}"
+    remedy = (
+        "Choose a run.dir on the cluster's shared file system; if all nodes do see it, set "
+        "cluster.has_shared_files=true."
+    )
+    if not must_be_shared or trial.file_system.is_shared:
+        return fine("run.dir", text)
+    if trial.file_system.is_shared is None:
+        return warning("run.dir", f"{text}, which the nodes may not see", remedy)
+    return problem("run.dir", f"{text}, which only this machine sees", remedy)
+
+
+def check_trial(trial: Trial) -> Finding:
+    """Judge what was tried."""
+    if not trial.failures:
+        return fine("files", "can be written, replaced at once, and locked")
+    if any("lock" in failure for failure in trial.failures):
+        remedy = "A run locks its folder. Ask for locks (Lustre: mount option flock), or choose another run.dir."
+    else:
+        remedy = "Choose a run.dir that you may write to."
+    return problem("files", f"{trial.folder}: {', '.join(trial.failures)} failed", remedy)
+
+
+def check_space(trial: Trial) -> Finding:
+    """Judge the room for checkpoints."""
+    text = f"{trial.num_free_bytes / 1e9:,.0f} GB are free"
+    if trial.num_free_bytes >= _ENOUGH_BYTES:
+        return fine("disk", text)
+    return warning(
+        "disk", f"only {text}", "Free some, lower run.keep_checkpoints, or choose a run.dir on another file system."
+    )
+
+
+def check_server_clock(trial: Trial) -> Finding:
+    """Judge the file server's clock by this machine's."""
+    if abs(trial.skew_s) <= _LARGEST_SKEW_S:
+        return fine("clock", "agrees with that of the file system")
+    side = "ahead of" if trial.skew_s > 0 else "behind"
+    return warning(
+        "clock",
+        f"the file system's clock is {abs(trial.skew_s):.0f} s {side} this machine's",
+        "What a run says of itself may be taken for old news. Ask for a time service (chrony) on both.",
+    )
+
+
+def _write(folder: Path) -> None:
+    with (folder / "file").open("wb") as file:
+        file.write(b"old")
+        os.fsync(file.fileno())
+
+
+def _replace(folder: Path) -> None:
+    (folder / "new").write_bytes(b"new")
+    (folder / "new").replace(folder / "file")
+    if (folder / "file").read_bytes() != b"new":
+        raise OSError(0, "the old content is still there")
+
+
+def _lock(folder: Path) -> None:
+    with (folder / "lock").open("w") as first, (folder / "lock").open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+    raise OSError(0, "two processes got it at once")
+
+
+_TRIALS: dict[str, Callable[[Path], None]] = {"writing": _write, "replacing": _replace, "locking": _lock}
+
+
+def _failure(what: str, do: Callable[[Path], None], folder: Path) -> str | None:
+    try:
+        do(folder)
+    except OSError as error:
+        return f"{what} ({error.strerror})"
+    return None

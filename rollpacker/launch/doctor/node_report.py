@@ -1,0 +1,78 @@
+"""What one node of an allocation sees. `python -m rollpacker.launch.doctor.node_report FOLDER` prints it as JSON.
+
+`nodes.py` starts it on every node. That it runs at all shows that the node has this Python at this path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollpacker import __version__
+from rollpacker.launch.doctor.gpus import Gpus, gather_gpus
+from rollpacker.launch.doctor.limits import Limits, gather_limits
+
+PROOF = "proof"
+"""The file in the folder that every node should see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """One node."""
+
+    node: str
+    version: str
+    """Of RollPacker."""
+    time: float
+    """Its clock, in seconds since the epoch."""
+    proof: str
+    """What it reads in the shared file; empty when it does not see it."""
+    can_write: bool
+    """Into the shared folder."""
+    limits: Limits
+    gpus: Gpus
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeReport:
+        plain = json.loads(text)
+        gpus = plain["gpus"]
+        names, visible = (None if gpus[name] is None else tuple(gpus[name]) for name in ("names", "visible"))
+        return cls(
+            **plain | {"limits": Limits(**plain["limits"]), "gpus": Gpus(**gpus | {"names": names, "visible": visible})}
+        )
+
+
+def report(folder: Path) -> NodeReport:
+    """Look at this node."""
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        proof = (folder / PROOF).read_text()
+    except OSError:
+        proof = ""
+    try:
+        (folder / f"seen-by-{node}").write_text(node)
+    except OSError:
+        can_write = False
+    else:
+        can_write = True
+    return NodeReport(
+        node=node,
+        version=__version__,
+        time=time.time(),
+        proof=proof,
+        can_write=can_write,
+        limits=gather_limits(os.environ),
+        gpus=gather_gpus(os.environ),
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(report(Path(sys.argv[1])).to_json() + "\n")

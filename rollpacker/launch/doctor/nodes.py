@@ -1,0 +1,152 @@
+"""The nodes of an allocation, seen from each of them: the same files, the same time, and each one's own limits.
+
+One task per node is started within the allocation, beside whatever runs there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollpacker.launch.doctor.files import TRIAL_PREFIX
+from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
+from rollpacker.launch.doctor.gpus import check_gpus
+from rollpacker.launch.doctor.limits import check_limits
+from rollpacker.launch.doctor.node_report import PROOF, NodeReport
+from rollpacker.launch.file_systems import existing_part
+
+_DEADLINE_S = 120.0
+"""Python starts slowly on a cold shared file system."""
+
+_LARGEST_SKEW_S = 2.0
+"""Between nodes; a time service keeps them within milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSeen:
+    """What the nodes said."""
+
+    num_nodes: int
+    """Of the allocation."""
+    reports: tuple[NodeReport, ...]
+    proof: str
+    """What each should have read."""
+    asked_at: float
+    answered_at: float
+    """By this machine's clock, in seconds since the epoch."""
+    complaint: str
+    """What srun said when something failed."""
+
+
+def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
+    """Start one task on each node of the allocation that this process is in."""
+    proof = secrets.token_hex(8)
+    folder = Path(tempfile.mkdtemp(prefix=TRIAL_PREFIX, dir=existing_part(run_dir)))
+    words = [
+        "srun",
+        "--overlap",
+        f"--nodes={num_nodes}",
+        "--ntasks-per-node=1",
+        f"--ntasks={num_nodes}",
+        "--immediate=60",
+    ]
+    words += [sys.executable, "-m", "rollpacker.launch.doctor.node_report", str(folder)]
+    asked_at = time.time()
+    try:
+        (folder / PROOF).write_text(proof)
+        done = subprocess.run(  # noqa: S603  (srun and our own module, without a shell)
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+        )
+        lines, complaint = done.stdout.splitlines(), done.stderr.strip() if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        lines, complaint = [], f"nothing for {_DEADLINE_S:.0f} s"
+    except FileNotFoundError:
+        lines, complaint = [], "there is no command `srun` here"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return NodesSeen(
+        num_nodes=num_nodes,
+        reports=tuple(sorted(map(NodeReport.from_json, lines), key=lambda each: each.node)),
+        proof=proof,
+        asked_at=asked_at,
+        answered_at=time.time(),
+        complaint=complaint,
+    )
+
+
+def check_nodes(seen: NodesSeen, *, object_store_mb: int, gpus_per_node: int) -> Iterator[Finding]:
+    """Judge what they said, together and each."""
+    yield check_answers(seen)
+    if seen.reports:
+        yield check_sight(seen)
+        yield check_clocks(seen)
+    yield from merged(
+        {
+            report.node: (*check_limits(report.limits, object_store_mb), check_gpus(report.gpus, gpus_per_node))
+            for report in seen.reports
+        }
+    )
+
+
+def merged(findings: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
+    """Say once what is the same on several nodes; subjects keep their order."""
+    nodes_of: dict[Finding, list[str]] = {}
+    for same_subject in zip(*findings.values(), strict=True):
+        for node, finding in zip(findings, same_subject, strict=True):
+            nodes_of.setdefault(finding, []).append(node)
+    for finding, nodes in nodes_of.items():
+        where = "each node" if 1 < len(nodes) == len(findings) else ", ".join(nodes)
+        yield replace(finding, text=f"{where}: {finding.text}")
+
+
+def check_answers(seen: NodesSeen) -> Finding:
+    """Judge whether every node runs our Python."""
+    names = ", ".join(report.node for report in seen.reports)
+    versions = {report.version for report in seen.reports}
+    if len(seen.reports) < seen.num_nodes:
+        said = next((line for line in seen.complaint.splitlines() if "rror" in line), seen.complaint) or "nothing"
+        return problem(
+            "nodes",
+            f"{len(seen.reports)} of {seen.num_nodes} answer ({names or 'none'}); srun says: {said}",
+            f"Each needs {sys.executable} at this path: install into a shared folder, or run in an image.",
+        )
+    if len(versions) > 1:
+        return problem(
+            "nodes",
+            f"they have RollPacker {' and '.join(sorted(versions))}",
+            "Install the same one on all, in a shared folder.",
+        )
+    return fine("nodes", f"{names} run RollPacker {versions.pop()}")
+
+
+def check_sight(seen: NodesSeen) -> Finding:
+    """Judge whether every node sees the files of the others."""
+    blind = [report.node for report in seen.reports if report.proof != seen.proof]
+    mute = [report.node for report in seen.reports if report.proof == seen.proof and not report.can_write]
+    remedy = "Choose a run.dir on a file system that all nodes mount, at the same path, for writing."
+    if blind:
+        return problem("shared files", f"{', '.join(blind)} cannot see a file that was just written to run.dir", remedy)
+    if mute:
+        return problem("shared files", f"{', '.join(mute)} cannot write to run.dir", remedy)
+    return fine("shared files", f"run.dir is seen and written by all {seen.num_nodes} nodes")
+
+
+def check_clocks(seen: NodesSeen) -> Finding:
+    """Judge the nodes' clocks: each was read between the question and the answer."""
+    skews = {
+        report.node: min(0.0, report.time - seen.asked_at) or max(0.0, report.time - seen.answered_at)
+        for report in seen.reports
+    }
+    wrong = [f"{node} by {skew_s:+.0f} s" for node, skew_s in skews.items() if abs(skew_s) > _LARGEST_SKEW_S]
+    if wrong:
+        return warning(
+            "clocks", f"differ from this machine's: {', '.join(wrong)}", "Ask for a time service (chrony) on all nodes."
+        )
+    return fine("clocks", "of the nodes agree")

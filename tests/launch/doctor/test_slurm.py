@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker.config.schema import ClusterSection, ContainerSection
+from rollpacker.launch.doctor.slurm import check_slurm
+from rollpacker.launch.site import Node, Partition, Site
+
+PARTITION = Partition(
+    name="gpu",
+    is_default=True,
+    state="UP",
+    max_time_min=1440,
+    default_time_min=60,
+    max_nodes=None,
+    grace_time_s=300,
+    preempt_mode="REQUEUE",
+    priority_tier=1,
+    nodes=("n1", "n2"),
+    allowed_accounts=None,
+    allowed_qos=None,
+)
+URGENT = replace(PARTITION, name="urgent", is_default=False, priority_tier=10)
+SETTINGS = {
+    "ClusterName": "h800",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "ProctrackType": "proctrack/cgroup",
+    "MaxArraySize": "1001",
+    "KillWait": "30 sec",
+    "PreemptType": "preempt/partition_prio",
+    "SlurmctldParameters": "preempt_send_user_signal",
+}
+
+
+def _site(partition: Partition = PARTITION, *, version: str = "24.11.5", state: str = "IDLE", **settings: str) -> Site:
+    nodes = tuple(
+        Node(
+            name=name,
+            num_cpus=96,
+            memory_mb=1_000_000,
+            gpus_by_type={"h800": 8},
+            state=state,
+            features=(),
+            partitions=("gpu", "urgent"),
+        )
+        for name in PARTITION.nodes
+    )
+    return Site(version=version, settings=SETTINGS | settings, partitions=(partition, URGENT), nodes=nodes)
+
+
+def _cluster(**fields: Any) -> ClusterSection:
+    return ClusterSection(name="h800", **{"gpus_per_node": 8, "cpus_per_node": 96, **fields})
+
+
+def _levels(site: Site, cluster: ClusterSection) -> dict[str, str]:
+    return {finding.subject: finding.level for finding in check_slurm(site, cluster)}
+
+
+def test_of_a_well_kept_cluster_there_is_nothing_to_say() -> None:
+    findings = list(check_slurm(_site(), _cluster()))
+
+    assert {finding.level for finding in findings} == {"ok"}
+    assert all(not finding.remedy for finding in findings)
+    assert len({finding.subject for finding in findings}) == len(findings)
+
+
+@pytest.mark.parametrize(
+    ("site", "cluster", "subject", "level", "words"),
+    [
+        (_site(version="20.11.9"), _cluster(), "Slurm", "warning", "20.11.9"),
+        (_site(AccountingStorageType="accounting_storage/none"), _cluster(), "accounting", "warning", "is off"),
+        (_site(ProctrackType="proctrack/linuxproc"), _cluster(), "processes", "warning", "proctrack/linuxproc"),
+        (_site(MaxArraySize="0"), _cluster(), "arrays", "warning", "not allowed"),
+        (_site(KillWait="5 sec"), _cluster(), "time limit", "warning", "5 s"),
+        (_site(), _cluster(partition="gpus"), "partition", "problem", "gpus is not one of gpu, urgent"),
+        (_site(replace(PARTITION, is_default=False)), _cluster(), "partition", "problem", "no default partition"),
+        (_site(replace(PARTITION, state="DOWN")), _cluster(), "partition", "problem", "no job begins"),
+        (_site(replace(PARTITION, state="DRAIN")), _cluster(), "partition", "problem", "takes no jobs"),
+        (_site(state="DOWN*"), _cluster(), "partition", "problem", "0 of 2 nodes"),
+        (_site(), _cluster(gpus_per_node=9), "nodes", "problem", "0 of gpu have 96 CPUs and 9 GPUs"),
+        (_site(), _cluster(gpu_type="a100"), "nodes", "problem", "8 a100 GPUs"),
+        (_site(), _cluster(cpus_per_node=97), "nodes", "problem", "97 CPUs"),
+        (_site(), _cluster(memory_gb_per_node=1100), "nodes", "problem", "1100 GB"),
+        (_site(), _cluster(num_nodes=3), "nodes", "problem", "the job asks for 3"),
+        (_site(), _cluster(time_limit_min=1441), "job time", "problem", "gpu allows 1440"),
+        (_site(replace(PARTITION, grace_time_s=0)), _cluster(), "preemption", "warning", "too short"),
+        (_site(replace(PARTITION, preempt_mode="SUSPEND")), _cluster(), "preemption", "warning", "stopped in place"),
+        (
+            _site(SlurmctldParameters=""),
+            _cluster(container=ContainerSection(image=Path("image.sif"))),
+            "preemption",
+            "warning",
+            "300 s after SIGTERM, which ends the mount",
+        ),
+    ],
+)
+def test_each_thing_that_is_wrong_is_found_and_nothing_else(
+    site: Site, cluster: ClusterSection, subject: str, level: str, words: str
+) -> None:
+    (found,) = (finding for finding in check_slurm(site, cluster) if finding.level != "ok")
+
+    assert (found.subject, found.level) == (subject, level)
+    assert words in found.text
+    assert found.remedy
+
+
+def test_a_misspelt_partition_is_answered_with_the_nearest_one() -> None:
+    found = [finding for finding in check_slurm(_site(), _cluster(partition="urgnt")) if finding.level == "problem"]
+
+    assert found[0].remedy == "Write cluster.partition=urgent"
+
+
+def test_jobs_of_the_highest_partition_keep_their_nodes() -> None:
+    texts = {finding.subject: finding.text for finding in check_slurm(_site(), _cluster(partition="urgent"))}
+
+    assert texts["preemption"] == "jobs of urgent keep their nodes"
+
+
+def test_without_a_cluster_only_slurm_itself_is_judged() -> None:
+    assert [finding.subject for finding in check_slurm(_site(), None)] == [
+        "Slurm",
+        "accounting",
+        "processes",
+        "arrays",
+        "time limit",
+    ]
+
+
+def test_a_requeued_job_waits_as_long_as_its_credential_lives() -> None:
+    texts = [finding.text for finding in check_slurm(_site(AuthInfo="cred_expire=300"), _cluster())]
+
+    assert "a requeued job waits for at least 300 s (cred_expire)" in texts
+    assert _levels(_site(), _cluster(requeue=False))["requeue"] == "ok"
