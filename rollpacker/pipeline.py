@@ -12,7 +12,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from rollpacker.runtime.stay import JobStay, Stay
+from rollpacker.runtime.stay import JobStay, Stay, modelled_job_stay
 from rollpacker.runtime.training_run import open_run
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ async def _train(config: RunConfig, backend: Backend, allocation: Allocation | N
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         await train(config, backend)
     else:
-        await train(config, backend, stay=JobStay(config, allocation, is_modelled=backend.is_modelled))
+        stay = modelled_job_stay if backend.is_modelled else JobStay
+        await train(config, backend, stay=stay(config, allocation))
 
 
 async def train(config: RunConfig, backend: Backend, watch: Watch | None = None, stay: Stay | None = None) -> None:

@@ -1,7 +1,7 @@
 """How long a run may stay on its machines: as long as it likes, or as long as a Slurm job does.
 
-The job's signals and its time limit ask the run to leave (`departure.py`); its attempts are counted, and the batch
-script is asked for another turn (`attempts.py`).
+A job's signals (`notices.py`) and its time limit ask the run to leave (`departure.py`); its attempts are counted, and
+the batch script is asked for another turn (`attempts.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from rollpacker.runtime.departure import Departure
 from rollpacker.runtime.notices import listen, notices_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rollpacker.config.schema import RunConfig
     from rollpacker.runtime.allocation import Allocation
 
@@ -46,20 +48,16 @@ class Stay:
 
 
 class JobStay(Stay):
-    """Of a run in a Slurm job.
+    """Of a run in a Slurm job: its signals and its time limit ask, and its attempts are counted."""
 
-    A modelled run's time is not the job's: it hears signals, and knows no time limit.
-    """
-
-    def __init__(self, config: RunConfig, allocation: Allocation, *, is_modelled: bool) -> None:
-        if is_modelled:
-            allocation = replace(allocation, end_time=None)
-        self.job_id = allocation.job_id
+    def __init__(self, config: RunConfig, allocation: Allocation, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds on the scale of the time limit: since the epoch."""
         cluster = config.cluster or ClusterSection(name="slurm")
-        self._clock = asyncio.get_running_loop().time if is_modelled else time.time
+        super().__init__(Departure(clock, allocation.end_time))
+        self.job_id = allocation.job_id
+        self._clock = clock
         self._notices = notices_of(allocation, cluster)
         self._attempts = JobAttempts(config.run.dir, allocation, cluster)
-        super().__init__(Departure(self._clock, allocation.end_time))
 
     def listen(self) -> None:
         listen(self.departure, self._notices, self._clock)
@@ -69,3 +67,8 @@ class JobStay(Stay):
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
         return self._attempts.leave(finished_steps, num_steps, self.departure, self._clock())
+
+
+def modelled_job_stay(config: RunConfig, allocation: Allocation) -> JobStay:
+    """Of a modelled run, whose time is not the job's: it hears signals, and knows no time limit."""
+    return JobStay(config, replace(allocation, end_time=None), asyncio.get_running_loop().time)

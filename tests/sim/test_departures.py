@@ -1,0 +1,192 @@
+"""Modelled runs that leave at any moment: nothing is lost, nothing is repeated, and the tables are those of a run that
+nobody ever asked to leave."""
+
+import asyncio
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker import pipeline
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import Departed, WorldError
+from rollpacker.metrics.event_log import attempt_paths
+from rollpacker.metrics.tables import read_table
+from rollpacker.runtime.checkpoints import CheckpointStore
+from rollpacker.runtime.departure import CLOSING_S, Departure
+from rollpacker.runtime.replay import replay
+from rollpacker.runtime.status import read_status
+from rollpacker.runtime.stay import JobStay, Stay
+from rollpacker.sim.backend import ModelledBackend
+from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.runtime.allocations import allocation
+from tests.sim.test_determinism import SMALL, parquet_of
+
+NUM_STEPS = 5
+SYSTEMS = {
+    "verl": ["system=verl"],
+    "rollpacker": ["system=rollpacker"],
+    "streamed": ["system=rollpacker", "system.stream=true", "system.planner=false"],
+}
+
+
+def config_of(run_dir: Path, name: str, *words: str):
+    return compose([*SMALL, f"run.num_steps={NUM_STEPS}", *SYSTEMS[name], f"run.dir={run_dir}", *words])
+
+
+def finished_steps(run_dir: Path) -> int:
+    checkpoint = CheckpointStore(run_dir, keep=2).latest()
+    return checkpoint.meta.step if checkpoint else 0
+
+
+def elapsed_s(run_dir: Path) -> float:
+    checkpoint = CheckpointStore(run_dir, keep=2).latest()
+    return checkpoint.meta.elapsed_s if checkpoint else 0.0
+
+
+def attempt(config, *, asked_after_s: float | None, remaining_s: float) -> str:
+    """Make an attempt that is asked to leave so long after its first step began; gives the reason of its departure."""
+
+    async def train():
+        loop = asyncio.get_running_loop()
+        departure = Departure(loop.time)
+        watched = iter([True])
+
+        def ask_later(*_):
+            if asked_after_s is not None and next(watched, False):
+                deadline = loop.time() + asked_after_s + remaining_s
+                loop.call_later(asked_after_s, departure.ask, "asked", deadline)
+
+        await pipeline.train(config, ModelledBackend(config), lambda *_: ask_later, Stay(departure))
+
+    try:
+        run_in_virtual_time(train())
+    except Departed as departed:
+        return departed.problem
+    return ""
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def unbroken(request, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("unbroken") / request.param
+    pipeline.run(config_of(run_dir, request.param))
+    steps = read_table(run_dir, "steps").to_pylist()
+    return request.param, parquet_of(run_dir), steps[-1]["finished_at_s"]
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_a_run_that_leaves_at_any_moments_gives_the_bytes_of_an_unbroken_one(unbroken, data):
+    name, expected, duration_s = unbroken
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        config = config_of(run_dir, name)
+        notices = data.draw(
+            st.lists(
+                st.tuples(
+                    st.floats(0, duration_s / 2), st.sampled_from([0.0, CLOSING_S, duration_s / 4, 10 * duration_s])
+                ),
+                min_size=1,
+                max_size=5,
+            )
+        )
+        for asked_after_s, remaining_s in notices:
+            before = finished_steps(run_dir)
+            reason = attempt(config, asked_after_s=asked_after_s, remaining_s=remaining_s)
+            status = read_status(run_dir)
+            assert status is not None
+            assert status.state == ("departed" if reason else "finished")
+            assert status.finished_steps == finished_steps(run_dir) >= before
+        attempt(config, asked_after_s=None, remaining_s=0)
+        assert parquet_of(run_dir) == expected
+        replay(run_dir)
+        assert len(attempt_paths(run_dir)) == len(notices) + 1
+
+
+def test_a_streamed_half_step_is_dropped_and_made_anew(tmp_path):
+    config = config_of(tmp_path / "run", "streamed")
+    pipeline.run(config_of(tmp_path / "whole", "streamed"))
+    streamed = [row for row in read_table(tmp_path / "whole", "steps").to_pylist() if row["tokens_streamed"]]
+    assert streamed
+    row = streamed[-1]
+    just_before_the_end_s = row["finished_at_s"] - row["weight_sync_time_s"] - row["train_time_s"] - 1e-3
+    assert "asked" in attempt(config, asked_after_s=just_before_the_end_s, remaining_s=0.0)
+    assert finished_steps(tmp_path / "run") == row["step"]
+    attempt(config, asked_after_s=None, remaining_s=0)
+    assert parquet_of(tmp_path / "run") == parquet_of(tmp_path / "whole")
+
+
+def test_a_notice_with_time_enough_waits_for_the_step_and_one_without_does_not(tmp_path):
+    pipeline.run(config_of(tmp_path / "whole", "verl"))
+    steps = read_table(tmp_path / "whole", "steps").to_pylist()
+    middle_of_the_third = (steps[1]["finished_at_s"] + steps[2]["finished_at_s"]) / 2
+    for remaining_s, finished in ((1e6, 3), (0.0, 2)):
+        run_dir = tmp_path / str(finished)
+        assert attempt(config_of(run_dir, "verl"), asked_after_s=middle_of_the_third, remaining_s=remaining_s)
+        assert finished_steps(run_dir) == finished
+        assert len(read_table(run_dir, "steps")) == finished
+
+
+class JobWithLimit:
+    """A job whose time limit is in virtual time; it is requeued as long as it asks for it."""
+
+    def __init__(self, tmp_path: Path, config, limit_s: float):
+        self.config = config
+        self.limit_s = limit_s
+        self.tmp_path = tmp_path
+        self.requeue_file = tmp_path / "17.requeue"
+        self.errors = []
+
+    def start(self, restart_count: int) -> None:
+        async def train():
+            here = allocation(
+                self.tmp_path, restart_count=restart_count, end_time=elapsed_s(self.config.run.dir) + self.limit_s
+            )
+            stay = JobStay(self.config, here, asyncio.get_running_loop().time)
+            stay.listen = lambda: None
+            await pipeline.train(self.config, ModelledBackend(self.config), stay=stay)
+
+        self.requeue_file.unlink(missing_ok=True)
+        try:
+            run_in_virtual_time(train())
+        except (Departed, WorldError) as error:
+            self.errors.append(error)
+
+    def run(self) -> None:
+        for restart_count in itertools.count():
+            self.start(restart_count)
+            if not self.requeue_file.exists():
+                return
+
+
+@pytest.mark.parametrize("name", ["verl", "rollpacker"])
+def test_a_run_that_needs_several_time_limits_never_starts_a_step_in_vain_and_ends_as_an_unbroken_one(tmp_path, name):
+    pipeline.run(config_of(tmp_path / "whole", name))
+    steps = read_table(tmp_path / "whole", "steps").to_pylist()
+    longest_s = max(row["step_time_s"] for row in steps)
+    job = JobWithLimit(tmp_path, config_of(tmp_path / "run", name), 2.5 * longest_s + CLOSING_S + 60)
+    job.run()
+    assert job.errors
+    assert all(isinstance(error, Departed) for error in job.errors)
+    assert all("the next step may take" in error.problem for error in job.errors)
+    assert parquet_of(tmp_path / "run") == parquet_of(tmp_path / "whole")
+    assert read_status(tmp_path / "run").state == "finished"
+    replay(tmp_path / "run")
+
+
+def test_a_time_limit_shorter_than_a_step_ends_in_a_reason_and_not_in_a_loop(tmp_path):
+    pipeline.run(config_of(tmp_path / "whole", "verl"))
+    first = read_table(tmp_path / "whole", "steps").to_pylist()[0]
+    job = JobWithLimit(tmp_path, config_of(tmp_path / "run", "verl"), first["step_time_s"] / 2 + 60)
+    job.run()
+    *departed, last = job.errors
+    assert len(departed) == 1
+    assert isinstance(last, WorldError)
+    assert "cluster.time_limit_min=" in last.remedy
+    status = read_status(tmp_path / "run")
+    assert (status.state, status.finished_steps, status.job_id) == ("failed", 0, "17")
+    assert json.loads((tmp_path / "run" / "jobs" / "17.json").read_text())[-1]["broken_off_step_s"] > 0
