@@ -13,6 +13,7 @@ import pytest
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
 from slurm.mini_daemons import wait_until
+from tests.slurm.remains import processes_that_mention, require_nothing_left
 from tests.slurm.requirement import cannot_run
 
 ROOT = Path(__file__).parents[2]
@@ -153,14 +154,13 @@ def test_however_the_owner_ends_neither_a_process_nor_a_file_stays(death: signal
     owner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().removeprefix("export SLURM_CONF=").strip()).parent
-    assert _processes_that_mention(folder)
+    assert processes_that_mention(folder)
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     subprocess.run(["sbatch", "-o", "/dev/null", "--wrap", f"exec -a {folder} sleep 1234"], env=environment, check=True)
     owner.send_signal(death)
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: not folder.exists(), what="the folder's removal", timeout_s=20)
-    wait_until(lambda: not _processes_that_mention(folder), what="the end of every process", timeout_s=20)
+    require_nothing_left(folder)
 
 
 def test_an_owner_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,19 +173,6 @@ def test_missing_programs_are_named_with_the_script_that_installs_them(monkeypat
     monkeypatch.setattr("shutil.which", lambda program, path: None)  # noqa: ARG005
     with pytest.raises(ClusterUnavailableError, match=r"no munged.*install_packages\.sh"):
         require_available(SMALL)
-
-
-def _processes_that_mention(folder: Path) -> list[int]:
-    """List the processes whose command or environment names a folder: all of a cluster's daemons and jobs do."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-        except OSError:  # it has just ended
-            continue
-        if str(folder).encode() in said:
-            found.append(int(process.name))
-    return found
 
 
 def _require(shape: ClusterShape) -> None:
