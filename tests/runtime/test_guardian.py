@@ -65,7 +65,10 @@ time.sleep(300)
     wait_until(lambda: guardian.processes_of_session(session) == [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+SLURM_SIGNALS = [signal.SIGTERM, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, *SLURM_SIGNALS])
 def test_a_signal_does_not_end_the_guardian_before_its_run(tmp_path, number):
     process, _ = start_guardian(tmp_path, [sys.executable, "-c", FAMILY, str(tmp_path / "session")])
     session = started_session(tmp_path)
@@ -89,6 +92,36 @@ def test_the_children_of_the_guardian_keep_the_default_signal_handling(tmp_path)
     process, _ = start_guardian(tmp_path, [sys.executable, "-c", look])
     process.wait(20)
     assert file.read_text() == "True"
+
+
+def test_what_slurm_sends_to_every_process_of_a_job_ends_none_of_the_session(tmp_path):
+    process, _ = start_guardian(tmp_path, [sys.executable, "-c", FAMILY, str(tmp_path / "session")])
+    session = started_session(tmp_path)
+    wait_until(lambda: len(guardian.processes_of_session(session)) == 4)
+    family = guardian.processes_of_session(session)
+    for pid in family:
+        for number in SLURM_SIGNALS:
+            os.kill(pid, number)
+    time.sleep(0.1)
+    assert guardian.processes_of_session(session) == family
+    process.stdin.close()
+    assert process.wait(20) == 0
+    assert guardian.processes_of_session(session) == []
+
+
+def test_kill_9_of_the_guardian_ends_its_command(tmp_path):
+    process, _ = start_guardian(
+        tmp_path,
+        [
+            sys.executable,
+            "-c",
+            f"import os, time; open({str(tmp_path / 'session')!r}, 'w').write(str(os.getpid())); time.sleep(300)",
+        ],
+    )
+    session = started_session(tmp_path)
+    process.kill()
+    process.wait()
+    wait_until(lambda: guardian.processes_of_session(session) == [])
 
 
 def test_a_session_lists_this_process():

@@ -1,0 +1,95 @@
+"""What each rank of a job does."""
+
+import os
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import ConfigError, WorldError
+from rollpacker.launch import ranks
+from rollpacker.runtime.rendezvous import Rendezvous
+
+MODELLED = ["experiment=e2e-7b", "workload=mix", "hardware=h800", "run.num_steps=1"]
+
+
+@pytest.fixture
+def in_step(monkeypatch):
+    """Make this process one rank of a step on two nodes."""
+
+    def become(rank):
+        step = {"JOB_ID": "7", "STEP_ID": "0", "STEP_NUM_TASKS": "2", "STEP_NODELIST": "node[1-2]"}
+        for name, value in (step | {"PROCID": str(rank), "CPUS_ON_NODE": "4"}).items():
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        monkeypatch.setenv("SLURMD_NODENAME", f"node{rank + 1}")
+
+    return become
+
+
+def real_run(tmp_path, *overrides):
+    return compose(
+        [f"model.path={tmp_path}/model", f"data.path={tmp_path}/data", f"run.dir={tmp_path}/run", *overrides]
+    )
+
+
+def never(_config):
+    raise AssertionError("only the rank that trains judges")
+
+
+def refuse(_config):
+    raise ConfigError("No.")
+
+
+def test_in_a_job_the_first_rank_resumes_by_itself_and_releases_the_others_when_it_ends(in_step, tmp_path):
+    in_step(0)
+    judged = []
+
+    def judge(config):
+        judged.append(config.run.resume)
+        refuse(config)
+
+    with pytest.raises(ConfigError, match="No"):
+        ranks.train(real_run(tmp_path, "run.resume=never"), judge)
+    assert judged == ["auto"]
+    assert Rendezvous(tmp_path / "run" / "jobs" / "7.0.0").is_finished
+
+
+def test_another_rank_reads_nothing_and_ends_well_when_the_first_one_ended_before_it_had_a_ray(in_step, tmp_path):
+    in_step(1)
+    rendezvous = Rendezvous(tmp_path / "run" / "jobs" / "7.0.0")
+    rendezvous.open()
+    rendezvous.finish()
+    ranks.train(real_run(tmp_path), never)
+    report = rendezvous.report_of(1)
+    assert report is not None
+    assert (report.node, report.stage, report.failure) == ("node2", "waiting for node1", "")
+
+
+def test_another_rank_waits_for_the_head_no_longer_than_the_deadline_and_says_so_to_the_first(in_step, tmp_path):
+    in_step(1)
+    with pytest.raises(WorldError, match="did not appear on node1"):
+        ranks.train(real_run(tmp_path, "backend.deadlines.start_s=0.1"), never)
+    report = Rendezvous(tmp_path / "run" / "jobs" / "7.0.0").report_of(1)
+    assert report is not None
+    assert "did not appear on node1" in report.failure
+
+
+def test_of_a_modelled_run_only_the_first_rank_has_work(in_step, tmp_path):
+    in_step(1)
+    config = compose([*MODELLED, f"run.dir={tmp_path}/run"])
+    ranks.train(config, never)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outside_a_job_nothing_of_it_is_assumed(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    judged = []
+
+    def judge(config):
+        judged.append(config.run.resume)
+        refuse(config)
+
+    with pytest.raises(ConfigError):
+        ranks.train(real_run(tmp_path, "run.resume=never"), judge)
+    assert judged == ["never"]
+    assert list(tmp_path.iterdir()) == []
