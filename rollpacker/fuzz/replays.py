@@ -73,8 +73,9 @@ def save_events(told: Told, path: Path, *, rule: str, seed: int) -> None:
         "settings": told.settings.to_plain(),
         "found": {"seed": seed, "rule": rule},
     }
-    lines = [header, *({"now": now, "event": _EVENTS.encode(event)} for now, event in told.events)]
-    write_atomically(path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+    lines = [json.dumps(header, separators=(",", ":"))]
+    lines += (f'{{"now":{now!r},"event":{_EVENTS.encode(event)}}}' for now, event in told.events)
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def load_events(path: Path) -> Told:

@@ -70,12 +70,11 @@ class EventLogWriter:
     def __init__(self, path: Path, settings: SchedulerSettings, snapshot: dict[str, Any] | None) -> None:
         """Start the log at `path`, with its first line on disk when the call returns."""
         self._path = path
-        self._to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
         self._lines: list[str] = []
         self._num_waiting_bytes = 0
         self._seq = 0
         header = {"schema_version": EVENT_LOG_VERSION, "settings": settings.to_plain(), "snapshot": snapshot}
-        first_line = (self._to_json(header) + "\n").encode()
+        first_line = (json.dumps(header, separators=(",", ":")) + "\n").encode()
         write_atomically(path, first_line)
         self._num_bytes = len(first_line)
         with storage_errors(path):
@@ -83,15 +82,8 @@ class EventLogWriter:
 
     def append(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         """Add one line; it is on disk after the next `flush`, or earlier."""
-        encode = _COMMANDS.encode
-        line = self._to_json(
-            {
-                "seq": self._seq,
-                "now": now,
-                "event": _EVENTS.encode(event),
-                "commands": [encode(command) for command in commands],
-            }
-        )
+        orders = ",".join(map(_COMMANDS.encode, commands))
+        line = f'{{"seq":{self._seq},"now":{now!r},"event":{_EVENTS.encode(event)},"commands":[{orders}]}}'
         self._seq += 1
         self._lines.append(line)
         self._num_waiting_bytes += len(line)
