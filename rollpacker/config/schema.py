@@ -413,6 +413,10 @@ class BackendSection(Section):
     deadlines: DeadlineSection = DeadlineSection()
 
 
+Word = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""A text that people also write as a number: the value of a variable or of an option."""
+
+
 class ContainerSection(Section):
     """The image in which every rank of a Slurm job runs."""
 
@@ -426,7 +430,7 @@ class ContainerSection(Section):
     """Further words for `apptainer exec`, such as --userns."""
     binds: tuple[str, ...] = ()
     """Further folders that the image sees, as SOURCE[:TARGET[:ro]]; the run's own folders are bound anyway."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, Word] = Field(default_factory=dict)
     """Variables inside the image, on top of `cluster.environment`."""
 
 
@@ -457,11 +461,11 @@ class ClusterSection(Section):
     """Features that the nodes must have, in Slurm's grammar."""
     exclusive: bool = False
     """The job shares its nodes with nobody."""
-    sbatch: dict[str, str] = Field(default_factory=dict)
+    sbatch: dict[str, Word] = Field(default_factory=dict)
     """Further options of sbatch by their long names: {reservation: maintenance}."""
     setup: tuple[str, ...] = ()
     """Shell lines that run on the first node before the ranks start, such as `module load apptainer`."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, Word] = Field(default_factory=dict)
     """Variables of every rank, such as NCCL_SOCKET_IFNAME."""
     network_interface: str | None = None
     """Over which Ray's nodes talk; null takes the address of the node's name."""

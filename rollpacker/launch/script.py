@@ -1,7 +1,7 @@
 """The batch script of a job or an array, as text. Pure; submitit renders it, and golden files pin it (tests/launch).
 
     #SBATCH lines      what the shape asks for
-    setup              outside any container: what only Slurm's commands know, then the user's own lines
+    setup              outside any container: the user's own lines, then what only Slurm's commands know
     srun               the same program once per node, perhaps in a container
     teardown           outside again: requeues the job when rank 0 has asked for it, else ends with the ranks' exit code
 
@@ -52,6 +52,10 @@ LINGER_S = 300
 this is for one that cannot."""
 REQUEUE_WAIT_S = 60
 """The script waits for Slurm to end it, which takes a moment; were it to end first, the job would be over."""
+_USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Of a node's own programs; where Slurm's are elsewhere, `cluster.setup` brings them (`module load slurm`)."""
+
+_FIND_GRACE_TIME = r"sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p'"
 
 _MEGABYTES_PER_GB = 1e9 / (1 << 20)
 """Slurm's M is 2^20 bytes."""
@@ -141,20 +145,21 @@ def _further_options(cluster: ClusterSection) -> dict[str, str | bool]:
 def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
     end, grace, file = END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
     lines = [
+        f'export PATH="$PATH:{_USUAL_PATH}" # where it was submitted from, there may be no other command than sbatch',
+        *cluster.setup,
+        *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items()),
         f'{end}="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="{job}" --format=%e)"',
         f'[[ "${end}" =~ ^[0-9]+$ ]] || {end}="" # no limit',
-        rf'''{grace}="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"''',
+        f'{grace}="$(scontrol show partition "$SLURM_JOB_PARTITION" | {_FIND_GRACE_TIME})"',
         f"export {end} {grace}",
     ]
-    if cluster.requeue:
-        lines += [
-            f'export {file}={shlex.quote(str(folder))}/"$SLURM_JOB_ID.requeue"',
-            f'rm --force "${file}"',
-        ]
-    else:
-        lines += [f"unset {file}"]
-    lines += cluster.setup
-    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items())]
+    if not cluster.requeue:
+        return [*lines, f"unset {file}"]
+    return [
+        *lines,
+        f'export {file}={shlex.quote(str(folder))}/"$SLURM_JOB_ID.requeue"',
+        f'rm --force "${file}"',
+    ]
 
 
 def _teardown(cluster: ClusterSection, job: str) -> list[str]:

@@ -1,0 +1,235 @@
+"""`hydra/launcher=slurm` against a real slurmctld.
+
+The points are modelled runs of two steps: what is tried is launching.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.launch.submissions import Submission, read_submission
+from rollpacker.runtime.status import read_status
+from slurm.mini_cluster import MiniCluster
+
+POINT = [
+    "hydra/launcher=slurm",
+    "hydra.launcher.poll_interval_s=0.3",
+    "cluster=mini",
+    "cluster.num_nodes=1",
+    "cluster.cpus_per_node=1",
+    "cluster.memory_gb_per_node=0.5",
+    "backend=sim",
+    "model=qwen2.5-7b",
+    "rollout.num_prompts=8",
+    "run.num_steps=2",
+]
+
+
+class Launch:
+    """`rollpacker train -m` in a process of its own, on the cluster's login node."""
+
+    def __init__(self, cluster: MiniCluster, folder: Path, *words: str, path: str | None = None) -> None:
+        environment = dict(cluster.environment) | {"COLUMNS": "200"} | ({"PATH": path} if path else {})
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rollpacker.cli", "train", "-m", *POINT, *words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and all that it printed."""
+        output, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, output
+
+
+@pytest.fixture
+def here(cluster: MiniCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory in which this process, too, is on the cluster's login node."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def _submission(run_dir: Path) -> Submission:
+    submission = read_submission(run_dir)
+    assert submission is not None
+    return submission
+
+
+def _accounted(cluster: MiniCluster, job_id: str) -> str:
+    """State and exit code as accounting has them, once it has."""
+    for _ in range(100):
+        said = cluster.run("sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode").stdout.strip()
+        if said and not said.startswith(("RUNNING", "PENDING")):
+            return said
+        time.sleep(0.1)
+    raise AssertionError(f"accounting says of job {job_id}: {said}")
+
+
+def _num_jobs(cluster: MiniCluster) -> int:
+    return len(cluster.run("squeue", "--noheader", "--states=all", "--array").stdout.splitlines())
+
+
+def test_points_of_equal_shapes_share_an_array_and_what_has_finished_is_skipped(
+    cluster: MiniCluster, here: Path
+) -> None:
+    words = ["cluster.num_nodes=1,2", "run.dir=sweep/${cluster.num_nodes}-${run.seed}"]
+    code, output = Launch(cluster, here, *words, "run.seed=0,1", "hydra.launcher.array_parallelism=1").end()
+    assert code == 0, output
+    dirs = [here / f"sweep/{nodes}-{seed}" for nodes in (1, 2) for seed in (0, 1)]
+    assert [read_status(run_dir).state for run_dir in dirs] == ["finished"] * 4
+    submissions = [_submission(run_dir) for run_dir in dirs]
+    arrays = [submission.job_id.partition("_")[0] for submission in submissions]
+    assert arrays[0] == arrays[1] != arrays[2] == arrays[3]
+    assert [submission.num_nodes for submission in submissions] == [1, 1, 2, 2]
+    assert "#SBATCH --array=0-1%1\n" in submissions[0].script.read_text()
+    assert _accounted(cluster, submissions[3].job_id) == "COMPLETED|0:0"
+    assert "2 steps in" in submissions[3].logs[0].read_text()
+    num_jobs = _num_jobs(cluster)
+
+    code, output = Launch(cluster, here, *words, "run.seed=0,1,2").end()
+    assert code == 0, output
+    assert output.count("has finished: skipped") == 4
+    assert _num_jobs(cluster) == num_jobs + 2
+    assert [_submission(run_dir) for run_dir in dirs] == submissions
+
+
+def test_a_point_that_fails_is_failed_in_slurm_and_the_multirun_says_which_and_why(
+    cluster: MiniCluster, here: Path
+) -> None:
+    lengths = "prompt,length_tokens\n" + "".join(f"p{prompt},{8 + prompt}\n" for prompt in range(64) for _ in range(8))
+    (here / "lengths.csv").write_text(lengths)
+    words = [
+        "workload.lengths=lengths.csv",
+        "run.dir=sweep/${run.seed}",
+        "run.seed=0,1",
+        "cluster.setup=['if [[ $SLURM_ARRAY_TASK_ID == 1 ]]; then mv lengths.csv moved.csv; fi']",
+        "hydra.launcher.array_parallelism=1",
+    ]
+    code, output = Launch(cluster, here, *words).end()
+    assert code == 1, output
+    assert "1 of 2 points did not finish." in output
+    submission = _submission(here / "sweep/1")
+    assert f"point 1 (run.seed=1) failed (job {submission.job_id}, FAILED, exit code 2): " in output
+    assert str(submission.logs[0]) in output
+    assert "lengths.csv" in output.partition("ends with")[2]
+    assert "Traceback" not in submission.logs[0].read_text()
+    assert _accounted(cluster, submission.job_id) == "FAILED|2:0"
+    assert _accounted(cluster, _submission(here / "sweep/0").job_id) == "COMPLETED|0:0"
+
+    (here / "moved.csv").rename(here / "lengths.csv")
+    code, output = Launch(cluster, here, *words).end()  # now a job of its own, which is no element of an array
+    assert code == 0, output
+    assert "point 0 (run.seed=0) has finished: skipped" in output
+    assert read_status(here / "sweep/1").state == "finished"
+
+
+def test_a_detached_launch_leaves_its_jobs_which_are_not_submitted_twice(cluster: MiniCluster, here: Path) -> None:
+    words = ["run.dir=sweep/${run.seed}", "run.seed=0,1", "cluster.sbatch={begin: now+1hour}"]
+    code, output = Launch(cluster, here, *words, "hydra.launcher.detach=true").end()
+    assert code == 0, output
+    job_ids = [_submission(here / f"sweep/{seed}").job_id for seed in (0, 1)]
+    array = job_ids[0].partition("_")[0]
+    assert cluster.job(job_ids[0])["JobName"] == "rollpacker-sweep"
+    assert job_ids == [f"{array}_0", f"{array}_1"]
+    assert f"scancel {array}" in output
+    assert "rollpacker jobs sweep" in output
+
+    waiting = Launch(cluster, here, *words)
+    assert waiting.process.stdout is not None
+    printed = [waiting.process.stdout.readline() for _ in range(3)]
+    waiting.process.send_signal(signal.SIGINT)
+    code, output = waiting.end()
+    output = "".join(printed) + output
+    assert code == 130, output
+    assert output.count("not submitted again") == 2
+    assert "the jobs stay" in output
+    assert cluster.run("squeue", "--noheader", "--array", "--format=%T").stdout.split() == ["PENDING", "PENDING"]
+
+    cluster.run("scancel", f"{array}_1")
+    code, output = Launch(cluster, here, *words, "hydra.launcher.detach=true").end()
+    assert code == 0, output
+    assert output.count("not submitted again") == 1
+    assert _submission(here / "sweep/0").job_id == f"{array}_0"
+    assert _submission(here / "sweep/1").job_id not in job_ids
+    cluster.run("scancel", "--user=root")
+
+
+def test_sbatch_alone_is_enough_to_submit(cluster: MiniCluster, here: Path) -> None:
+    programs = here / "bin"
+    programs.mkdir()
+    found = cluster.run("which", "sbatch").stdout.strip()
+    (programs / "sbatch").symlink_to(found)
+    code, output = Launch(cluster, here, "run.dir=sweep/only", path=str(programs)).end()
+    assert code == 0, output
+    job_id = _submission(here / "sweep/only").job_id
+    assert f"scancel {job_id}" in output
+    assert cluster.wait_for_state(job_id, {"COMPLETED", "FAILED"}) == "COMPLETED"
+
+
+def test_a_dry_run_prints_scripts_and_topology_and_touches_nothing(
+    cluster: MiniCluster, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_jobs = _num_jobs(cluster)
+    words = ["cluster.num_nodes=1,2", "cluster.partition=low", "hydra.launcher.dry_run=true"]
+    assert main(["train", "-m", *POINT, *words]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("#!/bin/bash") == 2
+    assert printed.count("#SBATCH --partition=low\n") == 2
+    assert "#   node 0: driver, which models all actors\n#   node 1: nothing\n" in printed
+    assert not list(here.iterdir())
+    assert _num_jobs(cluster) == num_jobs
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["cluster.partition=lov"], "Write cluster.partition=low\n"),
+        (["cluster.gpus_per_node=8"], "Its largest node has 4 GPUs."),
+        (["cluster.cpus_per_node=9"], "Its largest node has 8 CPUs."),
+        (["cluster.memory_gb_per_node=20"], "Its largest node has 16000 MiB."),
+        (["cluster.num_nodes=3"], "Partition `main` has 2 of them."),
+        (["cluster.partition=short", "cluster.time_limit_min=30"], "It allows 5 minutes."),
+        (["cluster.time_limit_min=2"], "cluster.signal_lead_s=120"),
+        (["cluster.constraint=a100"], "No node of this Slurm has features."),
+        (["cluster.gpu_type=h800"], "Leave it out: null takes any GPU."),
+        (["cluster.has_shared_files=false", "run.dir=/run/sweep"], "cluster.has_shared_files=true"),
+        (["cluster.sbatch={nodes: 4}"], "Write cluster.num_nodes=..."),
+        (["cluster.sbatch={output: log}"], "Leave out cluster.sbatch.output"),
+        (["hydra.launcher.container=image.sif"], "image.sif"),
+        (["hydra.launcher.partition=main"], "Write cluster.partition=..."),
+        (["hydra.launcher.timeout_min=5"], "Write cluster.time_limit_min=..."),
+        (["hydra.launcher.detatch=true"], "Write hydra.launcher.detach=..."),
+        (["hydra.launcher.executor=pbs"], "one of slurm, local, debug"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_before_anything_is_submitted(
+    words: list[str], told: str, cluster: MiniCluster, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_jobs = _num_jobs(cluster)
+    assert main(["train", "-m", *POINT, *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not list(here.iterdir())
+    assert not Path("/run/sweep").exists()
+    assert _num_jobs(cluster) == num_jobs
+
+
+def test_all_mistakes_of_all_points_are_said_at_once(
+    cluster: MiniCluster, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["cluster.partition=lov,main", "cluster.gpus_per_node=0,9", "rollout.num_prompts=1000000"]
+    assert main(["train", "-m", *POINT, *words]) == 2
+    told = capsys.readouterr().err
+    assert told.count("cluster.partition=lov is not a partition") == 1
+    assert told.count("cluster.gpus_per_node=9 is more than a node of partition `main` has.") == 1
+    assert "rollout.num_prompts=1000000" in told
