@@ -35,8 +35,10 @@ class Allocation:
     restart_count: int
     """How often Slurm has requeued the job."""
     rank: int
-    num_nodes: int
+    node_names: tuple[str, ...]
+    """Of all nodes, by rank."""
     node_name: str
+    """Of this one."""
     num_cpus: int
     """Cores on this node."""
     gpus: tuple[str, ...]
@@ -45,8 +47,6 @@ class Allocation:
     """On this node; None when Slurm does not limit it."""
     end_time: float | None
     """Of the time limit, in seconds since the epoch; None without one."""
-    node_names: tuple[str, ...] = ()
-    """Of all nodes, by rank."""
     requeue_file: Path | None
     """None where no batch script of ours waits for it: the job is not requeued."""
     grace_s: float | None = None
@@ -55,6 +55,10 @@ class Allocation:
     @property
     def is_head(self) -> bool:
         return self.rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_names)
 
     @property
     def key(self) -> str:
@@ -86,13 +90,12 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
         step_id=environment.get("SLURM_STEP_ID", "0"),
         restart_count=int(environment.get("SLURM_RESTART_COUNT", "0")),
         rank=int(environment["SLURM_PROCID"]),
-        num_nodes=len(node_names),
+        node_names=node_names,
         node_name=environment["SLURMD_NODENAME"],
         num_cpus=int(environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]),
         gpus=tuple(gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu),
         memory_bytes=memory_mb * _MEBIBYTE or None,
         end_time=float(end_time) if end_time else None,
-        node_names=node_names,
         requeue_file=Path(requeue_file) if requeue_file else None,
         grace_s=float(environment.get(GRACE_VARIABLE) or 0) or None,
     )

@@ -25,6 +25,8 @@ from rollpacker.core.settings import (
 )
 from rollpacker.runtime.allocation import Allocation
 
+_MEBIBYTE = 1 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedActor:
@@ -87,6 +89,7 @@ def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> Clu
         reserved = math.ceil(sum(actor.resources.num_cpus for actor in planned_actors(config)))
         num_nodes, num_cpus, num_gpus = 1, max(usable_cpus(), reserved), visible_gpus()
     else:
+        _check_memory(config, allocation)
         num_nodes, num_cpus, num_gpus = allocation.num_nodes, allocation.num_cpus, len(allocation.gpus)
     size = ClusterSize(
         num_nodes=num_nodes,
@@ -95,6 +98,17 @@ def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> Clu
     )
     placed_actors(config, num_nodes=num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus)
     return size
+
+
+def _check_memory(config: RunConfig, allocation: Allocation) -> None:
+    store_bytes = config.backend.object_store_mb * _MEBIBYTE
+    if allocation.memory_bytes is not None and store_bytes >= allocation.memory_bytes:
+        raise ConfigError(
+            f"backend.object_store_mb={config.backend.object_store_mb} fills the job's memory on each node, which is "
+            f"{allocation.memory_bytes // _MEBIBYTE} MiB.",
+            "Ray's shared memory counts as the job's, and the actors need some beside it.",
+            "Raise cluster.memory_gb_per_node, or lower backend.object_store_mb.",
+        )
 
 
 def placed_actors(

@@ -6,8 +6,8 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError
-from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.planning import ClusterSize, cluster_size, placed_actors
+from tests.runtime.allocations import allocation
 
 
 def configured(*overrides):
@@ -16,12 +16,6 @@ def configured(*overrides):
 
 def nodes_of(config, **size):
     return {actor.name: actor.node for actor in placed_actors(config, **size)}
-
-
-def an_allocation(**changed):
-    given = {"job_id": "1", "step_id": "0", "restart_count": 0, "rank": 0, "num_nodes": 2, "node_name": "node1"}
-    given |= {"num_cpus": 4, "gpus": (), "memory_bytes": None, "end_time": None, "requeue_file": None}
-    return Allocation(**(given | changed))
 
 
 def test_trainer_and_reward_work_beside_the_driver_and_engines_on_every_node():
@@ -67,13 +61,20 @@ def test_an_actor_without_a_place_is_named_before_anything_starts(overrides, siz
     assert all(part in str(raised.value) for part in said)
 
 
-def test_an_allocation_has_what_slurm_gave_and_not_what_the_machine_has():
-    size = cluster_size(configured(), an_allocation(num_cpus=3, gpus=("0", "2")))
-    assert size == ClusterSize(num_nodes=2, num_cpus=3, num_gpus=2)
+def test_an_allocation_has_what_slurm_gave_and_not_what_the_machine_has(tmp_path):
+    given = allocation(tmp_path, node_names=("node1", "node2"), num_cpus=3, gpus=("0", "2"))
+    assert cluster_size(configured(), given) == ClusterSize(num_nodes=2, num_cpus=3, num_gpus=2)
 
 
-def test_cores_of_an_allocation_are_shared_only_where_the_configuration_says_so():
-    one_core = an_allocation(num_cpus=1, num_nodes=1)
+def test_cores_of_an_allocation_are_shared_only_where_the_configuration_says_so(tmp_path):
+    one_core = allocation(tmp_path, num_cpus=1)
     with pytest.raises(ConfigError, match=r"reserve 3\.5 CPUs"):
         cluster_size(configured(), one_core)
     assert cluster_size(configured("backend.num_cpus=4"), one_core).num_cpus == 4
+
+
+def test_rays_shared_memory_fits_into_what_slurm_gave(tmp_path):
+    small = allocation(tmp_path, num_cpus=8, memory_bytes=200 << 20)
+    with pytest.raises(ConfigError, match=r"object_store_mb=256 .* 200 MiB"):
+        cluster_size(configured(), small)
+    assert cluster_size(configured("backend.object_store_mb=80"), small)
