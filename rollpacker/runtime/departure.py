@@ -5,7 +5,8 @@
     asked, too little     it is broken off now, because its end would come too late
 
 and in any case a step is broken off at the last moment at which a checkpoint still fits: it took longer than the ones
-before it. Starting is broken off as soon as somebody asks, there is nothing to save yet.
+before it. Starting is broken off as soon as somebody asks: there is nothing to save yet. Before the first step of an
+attempt has ended, a signal that only says what the time limit said from the beginning asks for nothing.
 
 Invariant: what is broken off has changed nothing that a checkpoint holds. A step promises so until its update, which
 it announces by `commit`; from there on it goes on to its end, whatever comes.
@@ -53,6 +54,8 @@ class Departure:
         self._scope: asyncio.Timeout | None = None
         self._expected_end = math.inf
         self._step_began: float | None = None
+        self._has_finished_step = False
+        """In this attempt."""
         self.reason = ""
         """Who asked, and what is left; empty as long as nobody did."""
         self.broken_off_step_s = 0.0
@@ -76,6 +79,8 @@ class Departure:
 
     def ask(self, reason: str, deadline: float) -> None:
         """Ask the run to leave; at `deadline` its machines are gone. An earlier deadline counts."""
+        if deadline >= self._deadline and not self._has_finished_step and not self.reason:
+            return
         self.reason = self.reason or reason
         self._deadline = min(self._deadline, deadline)
         self._set_alarm()
@@ -106,12 +111,17 @@ class Departure:
         if self._step_began is not None:
             self._steps_s.append(self._clock() - self._step_began)
             self._step_began = None
+            self._has_finished_step = True
 
     @asynccontextmanager
     async def while_starting(self) -> AsyncIterator[None]:
         """Raise `BrokenOff` when the machines are wanted back, and end what runs inside."""
-        async with self._breakable(math.inf):
-            yield
+        try:
+            async with self._breakable(math.inf):
+                yield
+        except BrokenOff:
+            self.reason = self.reason or "the time limit came while the run was starting"
+            raise
 
     @asynccontextmanager
     async def in_step(self) -> AsyncIterator[None]:

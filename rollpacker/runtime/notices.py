@@ -42,8 +42,8 @@ class Notices:
     def read(self, number: signal.Signals, now: float) -> tuple[str, float]:
         """Give the reason to leave, and until when."""
         remaining_s = math.inf if self.end_time is None else self.end_time - now
-        if number is self.lead_signal and remaining_s <= self.lead_s + EARLY_S:
-            return f"{number.name} came {remaining_s:.0f} s before the time limit", now + remaining_s
+        if number is self.lead_signal and remaining_s <= self.lead_s + EARLY_S and self.end_time is not None:
+            return f"{number.name} came {remaining_s:.0f} s before the time limit", self.end_time
         return f"{number.name} came, with {self.grace_s:.0f} s to leave", now + self.grace_s
 
 

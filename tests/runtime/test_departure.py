@@ -177,6 +177,31 @@ def test_starting_is_broken_off_as_soon_as_somebody_asks():
     assert in_virtual_time(story) == 5.0
 
 
+def test_a_signal_that_says_what_the_time_limit_said_asks_for_nothing_before_the_first_step_has_ended():
+    async def story(loop):
+        departure = departure_after_a_step(loop, end_time=1000.0)
+        async with departure.while_starting():
+            departure.ask("the limit is near", 1000.0)
+            await asyncio.sleep(1.0)
+        may_begin = departure.may_begin(is_first=True)
+        await ends(departure, STEP_S)
+        departure.ask("the limit is near", 1000.0)
+        return may_begin, departure.may_begin(is_first=False)
+
+    assert in_virtual_time(story) == (True, False)
+
+
+def test_a_start_that_takes_until_the_time_limit_says_so():
+    async def story(loop):
+        departure = departure_after_a_step(loop, end_time=50.0)
+        with pytest.raises(BrokenOff):
+            async with departure.while_starting():
+                await asyncio.sleep(100.0)
+        return loop.time(), departure.reason
+
+    assert in_virtual_time(story) == (50.0 - LAST_MOMENT_S, "the time limit came while the run was starting")
+
+
 def test_a_time_out_inside_a_step_stays_a_time_out():
     async def story(loop):
         async with departure_after_a_step(loop).in_step():
