@@ -182,6 +182,8 @@ class RunStanding:
             return f"its job was killed by signal {self.job.exit_signal}"
         if self.job is not None and self.job.exit_code:
             return f"its job ended with exit code {self.job.exit_code}"
+        if self.job is not None and self.job.reason:
+            return f"Slurm says {self.job.reason}"
         return "its process is gone, and left no word" if word == "died" else ""
 
 
@@ -190,7 +192,7 @@ def _waits_for(reason: str) -> str:
         return "a limit of the account or QOS is reached"
     if reason.startswith(("ReqNodeNotAvail", "Nodes_required_for_job_are_DOWN")):
         return "nodes that it needs are down, drained or reserved"
-    return _WAITS_FOR.get(reason, "")
+    return _WAITS_FOR.get(reason.replace(" ", "_"), "")
 
 
 def _in_words(slurms: str, ours: str) -> str:

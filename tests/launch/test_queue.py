@@ -88,18 +88,25 @@ def test_an_older_job_of_the_same_number_is_no_attempt() -> None:
     assert parse_sacct("\n".join(rows))["7"].num_restarts == 1
 
 
-def test_the_words_of_24_11_are_understood() -> None:
-    squeue = [
-        _squeue_row("5", "5", "FAILED", reason="NonZeroExitCode", status="3:0"),
-        _squeue_row("6", "6", "OUT_OF_MEMORY", reason="OutOfMemory", status="0:125"),
-        _squeue_row("7", "7", "COMPLETING", nodes="gpu[01-02]"),
-    ]
-    jobs = parse_squeue("\n".join(squeue))
+def test_squeue_of_24_11_writes_exit_codes_in_another_way() -> None:
+    jobs = parse_squeue(_recorded("squeue", "24.11"))
 
-    assert (jobs["5"].exit_code, jobs["5"].exit_signal) == (3, None)
-    assert (jobs["6"].exit_code, jobs["6"].exit_signal, jobs["6"].has_failed) == (0, 125, True)
-    assert not jobs["7"].is_over
+    assert (jobs["1"].exit_code, jobs["1"].exit_signal, jobs["1"].has_failed) == (0, None, False)
+    assert (jobs["2"].exit_code, jobs["2"].exit_signal) == (3, None)
+    assert (jobs["3"].exit_code, jobs["3"].exit_signal, jobs["3"].reason) == (0, 9, "RaisedSignal:9(Killed)")
+    assert (jobs["6"].state, jobs["6"].reason) == ("PENDING", "job requeued in held state")
+    assert jobs["6"].num_restarts == 1
+    assert (jobs["4_0"].state, jobs["4_0"].exit_code, jobs["4_0"].node_list) == ("RUNNING", None, "node[1-2]")
+    assert jobs["4_2"].reason == "JobArrayTaskLimit"
+    assert (jobs["9"].state, jobs["9"].exit_signal) == ("CANCELLED", 15)
+
+
+def test_who_cancelled_a_job_is_no_part_of_its_state() -> None:
     assert parse_sacct(_sacct_row("8", "8", "CANCELLED by 1000"))["8"].state == "CANCELLED"
+
+
+def test_a_job_that_is_being_cleaned_up_is_not_over() -> None:
+    assert not parse_squeue(_squeue_row("7", "7", "COMPLETING", nodes="gpu[01-02]"))["7"].is_over
 
 
 @pytest.mark.parametrize(

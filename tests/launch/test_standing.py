@@ -60,6 +60,10 @@ def test_the_status_of_an_earlier_submission_says_nothing_about_this_one() -> No
             "ReqNodeNotAvail, UnavailableNodes:gpu01",
             "nodes that it needs are down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:gpu01)",
         ),
+        (
+            "job requeued in held state",
+            "it was requeued and is held; `scontrol release` lets it go (job requeued in held state)",
+        ),
         ("Prolog", "Prolog"),
         ("", ""),
     ],
@@ -82,6 +86,7 @@ def test_a_run_that_failed_says_why_itself_and_only_else_its_logs_are_believed()
     assert a_run(job=ended, status=a_status("failed", reason="disk full"), logged="x").reason == "disk full"
     assert a_run(job=ended, logged="ModuleNotFoundError: No module named 'x'").reason.startswith("ModuleNotFound")
     assert a_run(job=ended).reason == "its job ended with exit code 1"
+    assert a_run(job=a_job("FAILED", reason="JobLaunchFailure")).reason == "Slurm says JobLaunchFailure"
     assert a_run(job=a_job("FAILED", exit_signal=9)).reason == "its job was killed by signal 9"
     assert a_run(status=a_status("running"), is_locked=False).reason == "its process is gone, and left no word"
 
