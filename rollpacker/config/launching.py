@@ -94,8 +94,8 @@ def launcher_mistakes(overrides: Iterable[Override]) -> Iterator[UserError]:
         name = override.key_or_group
         if not name.startswith(_PREFIX):
             continue
-        leaf = name.removeprefix(_PREFIX)
-        if leaf.partition(".")[0] not in LauncherSettings.model_fields:
+        leaf, _, _ = name.removeprefix(_PREFIX).partition(".")
+        if leaf not in LauncherSettings.model_fields:
             yield _unknown_key(leaf)
         elif override.is_sweep_override():
             yield ConfigError(
