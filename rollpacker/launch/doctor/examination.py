@@ -38,7 +38,8 @@ def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Findi
     yield check_place(environment, has_cluster=cluster is not None)
     if cluster is not None or has_slurm(environment):
         yield from _check_slurm(cluster)
-    yield from check_software(gather_software(), must_be_shared=must_be_shared and not has_image)
+    is_seen_by_nodes = has_image or job_id is not None  # in a job, the nodes are asked themselves
+    yield from check_software(gather_software(), must_be_shared=must_be_shared and not is_seen_by_nodes)
     if cluster is not None:
         yield from check_image(cluster)
     yield from check_files(try_files(config.run.dir), must_be_shared=must_be_shared)

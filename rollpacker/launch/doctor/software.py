@@ -63,13 +63,13 @@ def check_place(name: str, path: Path, file_system: FileSystem) -> Finding:
     text = f"{path} on {file_system}"
     if file_system.is_shared:
         return fine(f"{name} path", text)
-    remedy = (
-        "Jobs run this very path on their nodes. Install into a shared folder, or run in an image "
-        "(hydra.launcher.container=IMAGE); if all nodes do have it, set cluster.has_shared_files=true."
+    sees = "the nodes may not see" if file_system.is_shared is None else "only this machine sees"
+    return warning(
+        f"{name} path",
+        f"{text}, which {sees}",
+        "Jobs run this very path on their nodes. Unless each has a copy there, install into a shared folder, or run in "
+        "an image (hydra.launcher.container=IMAGE). `rollpacker doctor` in a job shows it.",
     )
-    if file_system.is_shared is None:
-        return warning(f"{name} path", f"{text}, which the nodes may not see", remedy)
-    return problem(f"{name} path", f"{text}, which only this machine sees", remedy)
 
 
 def _version(name: str) -> str | None:

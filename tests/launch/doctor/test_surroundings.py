@@ -31,7 +31,7 @@ SOFTWARE = Software(
         (
             replace(SOFTWARE, places={"python": (Path("/opt/env"), LOCAL)}),
             "python path",
-            "problem",
+            "warning",
             "/opt/env on ext4 at /, which only this machine sees",
         ),
         (
