@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError, WorldError
 from rollpacker.runtime.allocation import Allocation
-from rollpacker.runtime.node_place import is_listening
+from rollpacker.runtime.node_address import is_listening
 from rollpacker.runtime.ray_node import RayNode, log_tail, node_here
 from rollpacker.runtime.rendezvous import NodeReport, Rendezvous
 

@@ -21,7 +21,7 @@ from typing import Self
 
 from rollpacker.core.errors import EngineFailed, WorldError
 from rollpacker.runtime.blocking import in_daemon_thread
-from rollpacker.runtime.node_place import is_listening
+from rollpacker.runtime.node_address import is_listening
 from rollpacker.runtime.ray_node import RayNode, log_tail, pin_of
 from rollpacker.runtime.rendezvous import Rendezvous
 

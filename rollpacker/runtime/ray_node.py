@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from pathlib import Path
 
 from rollpacker.config.schema import ClusterSection, RunConfig
 from rollpacker.runtime.allocation import Allocation
-from rollpacker.runtime.node_place import free_port, node_address, private_folder
+from rollpacker.runtime.node_address import free_port, node_address
 from rollpacker.runtime.planning import cluster_size
+from rollpacker.runtime.private_folder import PrivateFolder, private_folder
 
 _MEBIBYTE = 1 << 20
 _LOG_TAIL_LINES = 15
@@ -55,7 +55,7 @@ def pin_of(index: int) -> str:
 class RayNode:
     """Starts, watches and ends Ray on this node."""
 
-    def __init__(self, offer: NodeOffer, *, folder: Path, log: Path) -> None:
+    def __init__(self, offer: NodeOffer, *, folder: PrivateFolder, log: Path) -> None:
         """Prepare.
 
         Args:
@@ -65,7 +65,8 @@ class RayNode:
         """
         self.offer = offer
         self.log = log
-        self.folder = folder
+        self.folder = folder.path
+        self._folder = folder
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def start_head(self, token_file: Path) -> str:
@@ -91,7 +92,7 @@ class RayNode:
             self._guardian.stdin.close()
             self._guardian.wait()
             self._guardian = None
-        shutil.rmtree(self.folder, ignore_errors=True)  # left when the guardian never started
+        self._folder.remove()  # the guardian has emptied it, unless it never started
 
     def _start(self, flags: list[str], options: dict[str, object], token_file: Path) -> None:
         offer = self.offer

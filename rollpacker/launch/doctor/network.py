@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from rollpacker.config.schema import ClusterSection
 from rollpacker.core.errors import RollpackerError
 from rollpacker.launch.doctor.findings import Finding, fine, problem, problem_of
-from rollpacker.runtime.node_place import LONGEST_SCRATCH_BYTES, free_port, node_address, private_folder
+from rollpacker.runtime.node_address import free_port, node_address
+from rollpacker.runtime.private_folder import LONGEST_SCRATCH_BYTES, private_folder
 
 
 def check_network(
@@ -46,5 +47,5 @@ def check_scratch(cluster: ClusterSection, environment: Mapping[str, str]) -> Fi
         folder = private_folder(cluster.scratch, environment)
     except RollpackerError as error:
         return problem_of("scratch", error)
-    folder.rmdir()
-    return fine("scratch", f"{folder.parent}, short enough for sockets (at most {LONGEST_SCRATCH_BYTES} bytes)")
+    folder.remove()
+    return fine("scratch", f"{folder.path.parent}, short enough for sockets (at most {LONGEST_SCRATCH_BYTES} bytes)")

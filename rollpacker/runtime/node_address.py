@@ -1,4 +1,4 @@
-"""What Ray needs of a node before it starts there: an address that others reach, a free port, a private folder."""
+"""Where Ray's nodes talk: addresses that other nodes reach, and free ports."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import fcntl
 import os
 import socket
 import struct
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from string import Template
 
-from rollpacker.core.errors import ConfigError, WorldError
+from rollpacker.core.errors import ConfigError
 
 _GET_INTERFACE_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux, see netdevice(7)."""
 _ONLY_FROM_HERE = ("127.0.0.1", "127.0.1.1")
 """What many distributions let a machine's own name stand for."""
-_FOLDER_PREFIX = "rp-"
-_LONGEST_SOCKET = f"/{_FOLDER_PREFIX}12345678/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
-_SOCKET_PATH_BYTES = 107
-"""Of an AF_UNIX address, see unix(7)."""
-LONGEST_SCRATCH_BYTES = _SOCKET_PATH_BYTES - len(_LONGEST_SOCKET)
 
 
 def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
@@ -59,33 +50,6 @@ def is_listening(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def private_folder(candidates: Sequence[str], environment: Mapping[str, str]) -> Path:
-    """Make a folder of this process's own in the first candidate that is writable and short enough for sockets.
-
-    Args:
-        candidates: Folders, in which $NAME stands for a variable; one that names an unset variable is passed over.
-        environment: The variables.
-    """
-    refused = []
-    for candidate in candidates:
-        folder = Template(candidate).safe_substitute(environment)
-        if "$" in folder or not folder:
-            refused.append(f"{candidate} is not set")
-        elif len(os.fsencode(folder)) > LONGEST_SCRATCH_BYTES:
-            refused.append(f"{folder} is longer than {LONGEST_SCRATCH_BYTES} bytes")
-        else:
-            try:
-                return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=folder))
-            except OSError as error:
-                refused.append(f"{folder} is not writable ({error.strerror})")
-    raise WorldError(
-        f"No folder for Ray's session: {'; '.join(refused)}.",
-        f"It is on the node itself, writable, and its path has at most {LONGEST_SCRATCH_BYTES} bytes, because that of "
-        f"a socket in it has at most {_SOCKET_PATH_BYTES}.",
-        "Put one in front of cluster.scratch, such as cluster.scratch=[/tmp].",
-    )
 
 
 def _address_of_interface(interface: str) -> str:
