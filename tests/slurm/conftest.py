@@ -6,6 +6,7 @@ import pytest
 
 from slurm.mini_cluster import ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
+from tests.e2e.conftest import inputs  # noqa: F401  (a fixture)
 from tests.slurm.requirement import cannot_run
 
 

@@ -1,0 +1,101 @@
+"""`rollpacker train` on every node of a Slurm job, started by hand with sbatch and srun, and seen from outside."""
+
+import os
+import re
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm.mini_cluster import MiniCluster
+from tests.e2e.launched import MARK, num_recorded_steps
+
+ROOT = Path(__file__).parents[2]
+RANK = r"^\S*python\S* -m rollpacker"
+ENGINE = r"^ray::EngineActor"
+RAYLET = r"^\S*/raylet "
+"""How the command lines of a run's processes look."""
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+
+class StepRun:
+    """A run of one job on two nodes; every process that it starts carries its mark."""
+
+    def __init__(
+        self,
+        cluster: MiniCluster,
+        run_dir: Path,
+        *overrides: str,
+        cpus: int = 4,
+        of_rank_1: str | None = None,
+        srun: str = "--kill-on-bad-exit=0",
+    ) -> None:
+        """Submit it; `of_rank_1` is the command that the second rank runs instead."""
+        self.run_dir = run_dir
+        self.mark = uuid.uuid4().hex
+        self._cluster = cluster
+        self._log = run_dir.with_suffix(".log")
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        words = [f"run.dir={run_dir}", "run.progress=plain", *overrides]
+        command = shlex.join([sys.executable, "-m", "rollpacker.cli", "train", *words])
+        task = f'if [ "$SLURM_PROCID" = 1 ]; then exec {of_rank_1 or command}; else exec {command}; fi'
+        script = (
+            f"export {MARK}={self.mark} OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1\n"
+            f"srun --ntasks-per-node=1 --cpus-per-task={cpus} {srun} bash -c {shlex.quote(task)}"
+        )
+        options = ("-N2", "--ntasks-per-node=1", f"-c{cpus}", "--mem=3000", "-o", str(self._log))
+        self.job_id = cluster.submit(*options, script=script, cwd=ROOT)
+
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def state(self) -> str:
+        return self._cluster.job(self.job_id)["JobState"]
+
+    def wait(self, timeout_s: float = 300) -> str:
+        """Until Slurm says that the job has ended, and how."""
+        self._wait(lambda: self.state() in ENDED, timeout_s)
+        return self.state()
+
+    def wait_for_steps(self, num_steps: int, timeout_s: float = 300) -> None:
+        def has_come() -> bool:
+            assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
+            return num_recorded_steps(self.run_dir) >= num_steps
+
+        self._wait(has_come, timeout_s)
+
+    def wait_for_engines_on(self, nodes: set[str], timeout_s: float = 300) -> None:
+        """Until an engine's process is on each of these nodes, and on no other."""
+        self._wait(lambda: {node for node, _ in self.processes(ENGINE)} == nodes, timeout_s)
+
+    def processes(self, pattern: str) -> list[tuple[str, int]]:
+        """Node and pid of this run's processes whose command line looks like this."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if f"{MARK}={self.mark}" in environment and re.search(pattern, command):
+                node = next((word.partition("=")[2] for word in environment if word.startswith("SLURMD_NODENAME=")), "")
+                found.append((node, int(folder.name)))
+        return sorted(found)
+
+    def kill_9(self, node: str, pattern: str) -> None:
+        """Kill the first process on a node that looks like this."""
+        os.kill(next(pid for where, pid in self.processes(pattern) if where == node), 9)
+
+    def assert_nothing_is_left(self, timeout_s: float = 30) -> None:
+        deadline = time.monotonic() + timeout_s
+        while left := self.processes(""):
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.1)
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
+            time.sleep(0.1)

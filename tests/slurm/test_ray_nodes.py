@@ -1,0 +1,126 @@
+"""One Ray over two nodes of a real Slurm, in jobs that are started by hand."""
+
+import json
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rollpacker.runtime.startup import STARTUP_FILE
+from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows
+from tests.slurm.steps import ENGINE, RANK, RAYLET, StepRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def scratch():
+    """A folder with a short name, where the nodes keep Ray's sessions."""
+    folder = Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def small_run(inputs, *overrides):
+    return [
+        f"model.path={inputs / 'model'}",
+        f"data.path={inputs / 'prompts.jsonl'}",
+        "data.max_prompt_tokens=16",
+        "reward=walk",
+        "rollout.num_prompts=8",
+        "rollout.num_responses=4",
+        "rollout.max_response_tokens=48",
+        "trainer.learning_rate=1e-3",
+        "run.num_epochs=1",
+        *overrides,
+    ]
+
+
+def endless(inputs, scratch, *overrides):
+    more = ("system=rollpacker", "run.num_epochs=null", "run.num_steps=100000", "backend.num_cpus=4", "cluster=mini")
+    return small_run(inputs, *more, f"cluster.scratch=[{scratch}]", *overrides)
+
+
+def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_run(cluster, inputs, scratch, tmp_path):
+    placed = ("cluster=mini", f"cluster.scratch=[{scratch}]")
+    plain = StepRun(cluster, tmp_path / "plain", *small_run(inputs, "system=verl", *placed))
+    tail = StepRun(cluster, tmp_path / "tail", *small_run(inputs, "system=rollpacker", *placed))
+    for job in (plain, tail):
+        job.wait_for_engines_on({"node1", "node2"})
+    local = LaunchedRun(tmp_path / "local", *small_run(inputs, "system=verl"))
+    for job in (plain, tail):
+        assert job.wait() == "COMPLETED", job.output()
+        job.assert_nothing_is_left()
+        assert {row["engine"] for row in rows(job.run_dir, "responses")} == {"engine-0", "engine-1"}
+    assert list(scratch.iterdir()) == []
+    assert "Traceback" not in plain.output()
+    assert "raylet" not in plain.output()  # Ray has nothing to complain of
+
+    rendezvous = plain.run_dir / "jobs" / f"{plain.job_id}.0.0"
+    assert stat.S_IMODE(rendezvous.stat().st_mode) == 0o700
+    assert stat.S_IMODE((rendezvous / "token").stat().st_mode) == 0o600
+    startup = json.loads((plain.run_dir / "logs" / "attempt-000" / STARTUP_FILE).read_text())
+    phases = [phase["phase"] for phase in startup["phases"]]
+    assert "starting Ray on node1" in phases
+    assert any(phase.startswith("waiting for node2") for phase in phases)
+    assert sum(phase["duration_s"] for phase in startup["phases"]) == pytest.approx(startup["total_s"], abs=0.1)
+
+    assert local.wait() == 0, local.output()
+    assert batches(plain.run_dir) == batches(local.run_dir)
+
+
+def test_whatever_is_killed_the_job_ends_with_the_reason_or_goes_on_without_an_engine(
+    cluster, inputs, scratch, tmp_path
+):
+    headless = StepRun(cluster, tmp_path / "headless", *endless(inputs, scratch), cpus=2)
+    rankless = StepRun(cluster, tmp_path / "rankless", *endless(inputs, scratch), cpus=2)
+    rayless = StepRun(cluster, tmp_path / "rayless", *endless(inputs, scratch), cpus=2)
+
+    rayless.wait_for_steps(1)
+    rayless.kill_9("node2", RAYLET)
+    rankless.wait_for_steps(1)
+    rankless.kill_9("node2", RANK)
+    headless.wait_for_steps(1)
+    headless.kill_9("node2", ENGINE)
+    headless.wait_for_steps(num_recorded_steps(headless.run_dir) + 3)
+    assert "Its requests go to the other engines" in headless.output()
+    headless.kill_9("node1", RANK)
+
+    for job in (rayless, rankless, headless):
+        assert job.wait(60) == "FAILED"
+        job.assert_nothing_is_left()
+        assert "Traceback" not in job.output()
+    assert "node2 is lost" in rayless.output()
+    assert "Ray has ended on node2" in rayless.output()
+    assert "node2 is lost" in rankless.output()
+    assert "Nobody has answered" in headless.output()
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_node_that_does_not_join_is_named_with_what_it_said(cluster, inputs, scratch, tmp_path):
+    silent = StepRun(
+        cluster,
+        tmp_path / "silent",
+        *endless(inputs, scratch, "backend.deadlines.start_s=30"),
+        of_rank_1="sleep 1000",
+        srun="--kill-on-bad-exit=1",
+    )
+    words = [*endless(inputs, "/proc"), f"run.dir={tmp_path / 'unfit'}"]
+    unfit = StepRun(
+        cluster,
+        tmp_path / "unfit",
+        *endless(inputs, scratch),
+        of_rank_1=f"{sys.executable} -m rollpacker.cli train {' '.join(words)}",
+    )
+    for job in (unfit, silent):
+        assert job.wait() == "FAILED"
+        job.assert_nothing_is_left()
+        assert "Traceback" not in job.output()
+    assert "node2 (No folder for Ray's session: /proc is not writable" in unfit.output()
+    assert "did not join Ray before" in unfit.output()
+    assert "node2 did not join Ray within 30 s" in silent.output()
+    assert f"{silent.job_id}.0.0/node2.log does not exist" in silent.output().replace("\n", "")
+    assert list(scratch.iterdir()) == []
