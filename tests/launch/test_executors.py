@@ -1,0 +1,65 @@
+"""A multirun through Hydra's launchers on this machine: ours in processes and in this process, and the stock ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollpacker.runtime.status import read_status
+
+POINT = ["backend=sim", "model=qwen2.5-7b", "rollout.num_prompts=8", "run.num_steps=1", "run.progress=none"]
+ROOT = Path(__file__).parents[2]
+
+
+def _train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rollpacker.cli", "train", "-m", *POINT, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def _states(folder: Path) -> dict[str, str]:
+    found = {}
+    for run_dir in sorted(folder.iterdir()):
+        status = read_status(run_dir)
+        if status is not None:
+            found[run_dir.name] = status.state
+    return found
+
+
+@pytest.mark.parametrize("executor", ["local", "debug"])
+def test_points_run_here_by_the_same_configuration_and_finished_ones_are_skipped(executor: str, tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("length_tokens\n" + "9\n" * 200)
+    words = [
+        "hydra/launcher=slurm",
+        f"hydra.launcher.executor={executor}",
+        "hydra.launcher.array_parallelism=1",
+        "workload.lengths=lengths.csv",
+        "run.dir=sweep/${run.seed}",
+    ]
+    done = _train(tmp_path, *words, "run.seed=0,1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _states(tmp_path / "sweep") == {"0": "finished", "1": "finished"}
+    (tmp_path / "sweep/2/metrics").mkdir(parents=True)
+    (tmp_path / "sweep/2/metrics/steps").write_text("a file where the run wants a folder")
+    done = _train(tmp_path, *words, "run.seed=0,1,2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.count("has finished: skipped") == 2
+    assert "1 of 1 points did not finish.\npoint 2 (run.seed=2) failed" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["submitit_local", "basic"])
+def test_the_stock_launchers_stay_usable(launcher: str, tmp_path: Path) -> None:
+    done = _train(tmp_path, f"hydra/launcher={launcher}", "run.dir=sweep/${run.seed}", "run.seed=0,1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _states(tmp_path / "sweep") == {"0": "finished", "1": "finished"}
