@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from rollpacker.config.schema import DeadlineSection, RolloutSection
 from rollpacker.core.commands import (
@@ -79,19 +79,16 @@ OnGpusLent = Callable[[RoundRecord, frozenset[int]], None]
 _EngineCommand = Launch | Abort | Evict
 
 
-@dataclass(frozen=True, slots=True)
-class _Responses:
+class _Responses(NamedTuple):
     engine: EngineId
     responses: Sequence[Response]
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdicts:
+class _Verdicts(NamedTuple):
     verdicts: Sequence[Verdict]
 
 
-@dataclass(frozen=True, slots=True)
-class _EngineDied:
+class _EngineDied(NamedTuple):
     engine: EngineId
     error: EngineFailed
 
@@ -483,7 +480,8 @@ class Driver:
                 calls.append(self._measure_progress(to_measure))
             answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
             await self._patience.within(lambda: "engines and rewards to take orders", answer)
-        await self._lend()
+        if self._to_lend:
+            await self._lend()
 
     async def _send_to_engine(self, engine_id: EngineId, commands: Sequence[_EngineCommand]) -> None:
         engine = self._engines[engine_id]
@@ -534,7 +532,7 @@ class Driver:
 
     async def _lend(self) -> None:
         """Put engines that are to be lent to sleep once all of them are empty."""
-        if not self._to_lend or set(self._to_lend) & set(self._in_flight.values()):
+        if set(self._to_lend) & set(self._in_flight.values()):
             return
         to_lend, self._to_lend = self._to_lend, ()
         record = self._round

@@ -33,7 +33,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
@@ -72,8 +72,7 @@ class Generation:
         return self.num_prompt_tokens + self.num_generated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(NamedTuple):
     """A sequence that is done with."""
 
     sequence: Generation
@@ -149,8 +148,8 @@ class Decoder:
         """In order of admission."""
         self._ends: list[tuple[int, int, Generation]] = []
         """Heap of (pass counter at its end, admission, sequence); an entry of an earlier admission is void."""
-        self._num_at_place = [0] * KV_BLOCK_TOKENS
-        """Decoding sequences by their place modulo the block size: who needs a block when."""
+        self._num_crossing = [0] * KV_BLOCK_TOKENS
+        """By the pass counter modulo the block size: decoding sequences whose blocks are full before that pass."""
         self._sum_places = 0
         self._admissions = itertools.count()
         self._orders: list[tuple[list[Generation], list[RequestId]]] = []
@@ -237,7 +236,7 @@ class Decoder:
         sequence.num_generated += 1
         self.num_generated_tokens += 1
         self._decoding[sequence.request] = sequence
-        self._num_at_place[sequence.place % KV_BLOCK_TOKENS] += 1
+        self._num_crossing[-sequence.place % KV_BLOCK_TOKENS] += 1
         self._sum_places += sequence.place
         end = self.num_passes + sequence.length_tokens - sequence.num_generated
         heapq.heappush(self._ends, (end, sequence.admission, sequence))
@@ -278,7 +277,7 @@ class Decoder:
         """Free its blocks, and note how far it came."""
         sequence.num_generated = self._num_generated(sequence)
         del self._decoding[sequence.request]
-        self._num_at_place[sequence.place % KV_BLOCK_TOKENS] -= 1
+        self._num_crossing[-sequence.place % KV_BLOCK_TOKENS] -= 1
         self._sum_places -= sequence.place
         self._free_blocks += _num_blocks(sequence.place + self.num_passes)
 
@@ -345,9 +344,12 @@ class Decoder:
         first in line was preempted last, and needs the blocks that it gave, of which the others take some now.
         """
         num_decoding = len(self._decoding)
+        num_passes = self._first_end() - self.num_passes
+        if self._blocks_needed(num_passes) > self._free_blocks:
+            num_passes = self._passes_in_free_blocks()
         return _Stretch(
             begins_at_s=now,
-            num_passes=min(self._first_end() - self.num_passes, self._passes_in_free_blocks()),
+            num_passes=num_passes,
             first_s=self._pass_s(num_decoding) + self._kv_read_s * self._num_read(),
             growth_s=self._kv_read_s * num_decoding,
         )
@@ -370,21 +372,22 @@ class Decoder:
     def _blocks_needed(self, num_passes: int) -> int:
         """Further blocks that the decoding sequences need for so many passes."""
         cycles, rest = divmod(num_passes, KV_BLOCK_TOKENS)
-        return cycles * len(self._decoding) + sum(self._num_crossing(ahead) for ahead in range(rest))
+        return cycles * len(self._decoding) + sum(self._next_crossings()[:rest])
 
     def _passes_in_free_blocks(self) -> int:
         cycles, free = divmod(self._free_blocks, len(self._decoding))
         num_passes = cycles * KV_BLOCK_TOKENS
-        for ahead in range(KV_BLOCK_TOKENS):
-            free -= self._num_crossing(ahead)
+        for num_crossing in self._next_crossings():
+            free -= num_crossing
             if free < 0:
                 break
             num_passes += 1
         return num_passes
 
-    def _num_crossing(self, ahead: int) -> int:
-        """Sequences whose blocks are full before the pass `ahead` passes from now."""
-        return self._num_at_place[-(self.num_passes + ahead) % KV_BLOCK_TOKENS]
+    def _next_crossings(self) -> list[int]:
+        """Sequences whose blocks are full before each of the next passes, as many passes as a block has tokens."""
+        phase = self.num_passes % KV_BLOCK_TOKENS
+        return self._num_crossing[phase:] + self._num_crossing[:phase]
 
     # Views
 
