@@ -1,0 +1,219 @@
+"""The image of Singularity.def, really built and run. What was not built here: the CUDA base and the CUDA wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.config.schema import ContainerSection
+from rollpacker.demo.inputs import Inputs, make_inputs
+from rollpacker.demo.warm_start import make_model
+from rollpacker.launch.container import container_command
+from rollpacker.launch.submissions import read_submission
+from rollpacker.metrics.tables import read_table
+from rollpacker.runtime.status import read_status
+from slurm.mini_cluster import ClusterUnavailableError, MiniCluster, require_available
+from slurm.mini_configuration import ClusterShape
+from tests.e2e.launched import MARK
+from tests.slurm.images import BUILD, EXEC_OPTIONS, ROOT, Image, built_image
+from tests.slurm.requirement import cannot_run
+
+pytestmark = pytest.mark.timeout(1500)  # the first test that asks for the image waits for its build
+
+MODELLED = [
+    "backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math", "rollout.num_prompts=8",
+    "rollout.num_responses=2", "run.num_steps=2", "run.progress=none",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    yield from built_image(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture
+def cluster(image: Image) -> Iterator[MiniCluster]:
+    """A cluster whose nodes started after the image was there, so that they see it."""
+    try:
+        require_available(ClusterShape())
+    except ClusterUnavailableError as error:
+        cannot_run(str(error))
+    with MiniCluster() as started:
+        yield started
+
+
+def test_the_image_passes_its_own_test_while_it_is_built(image: Image) -> None:
+    assert "Running testscript" in image.log
+    assert "the image works" in image.log
+    assert "installing RollPacker with trackers" in image.log
+
+
+def test_the_image_says_what_it_is_and_how_it_is_used(image: Image) -> None:
+    labels = json.loads(image.inspect("--json"))["data"]["attributes"]["labels"]
+    assert labels["org.opencontainers.image.title"] == "RollPacker"
+    assert labels["rollpacker.extras"] == "trackers"
+    assert labels["org.opencontainers.image.revision"] not in {"", "unknown", "{{ REVISION }}"}
+    assert "apptainer run --nv rollpacker.sif train --help" in image.inspect("--helpfile")
+
+
+def test_running_the_image_runs_rollpacker(image: Image) -> None:
+    assert image.run("--version").startswith("rollpacker ")
+
+
+def test_nothing_that_the_building_machine_lent_is_left_in_the_image(image: Image) -> None:
+    assert list((image.path / "mnt").iterdir()) == []
+    assert not (image.path / "etc/pip.conf").exists()
+    assert not (image.path / "root/.config").exists()
+    assert not (image.path / "root/.cache").exists()
+
+
+def test_the_image_has_the_versions_of_the_constraints(image: Image) -> None:
+    script = "import importlib.metadata as m; print(*(f'{n}=={m.version(n)}' for n in ('ray', 'hydra-core', 'wandb')))"
+    pinned = (ROOT / ".ci/constraints.txt").read_text().splitlines()
+    for version in image.execute("python3", "-c", script).split():
+        assert version in pinned
+
+
+def test_another_environments_packages_do_not_reach_the_image(image: Image, tmp_path: Path) -> None:
+    (tmp_path / "rollpacker.py").write_text("raise SystemExit('not the image')")
+    leaky = {"PYTHONPATH": str(tmp_path), "VIRTUAL_ENV": "/elsewhere", "LD_LIBRARY_PATH": "/elsewhere"}
+    script = "import rollpacker; print(rollpacker.__file__)"
+    said = image.execute("python3", "-c", script, environment=leaky)
+    assert said.startswith("/opt/rollpacker/venv/")
+
+
+def test_a_modelled_run_in_the_image_is_the_one_outside_byte_for_byte(image: Image, tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    scratch = tmp_path / "scratch"
+    for folder in (inside, scratch):
+        folder.mkdir()
+    words = container_command(
+        _section(image), has_gpus=False, run_dir=inside, read_paths=(), scratch=["$NOT_SET_HERE", str(scratch)]
+    )
+    _run([*words, "-m", "rollpacker.cli", "train", *MODELLED, f"run.dir={inside}"], cwd=ROOT)
+    _run([ROOT / ".venv/bin/python", "-m", "rollpacker.cli", "train", *MODELLED, f"run.dir={outside}"], cwd=ROOT)
+    events = [sorted((folder / "events").iterdir()) for folder in (inside, outside)]
+    assert [file.name for file in events[0]] == [file.name for file in events[1]] != []
+    for file, other in zip(*events, strict=True):
+        assert file.read_bytes() == other.read_bytes()
+
+
+def test_ranks_see_the_variables_the_node_scratch_and_the_image_alone(image: Image, tmp_path: Path) -> None:
+    reads = tmp_path / "model"
+    reads.mkdir()
+    section = _section(image)
+    words = container_command(section, has_gpus=True, run_dir=tmp_path, read_paths=[reads], scratch=[str(tmp_path)])
+    script = f"""
+import json, os, rollpacker, tempfile
+open("/tmp/mark", "w").close()
+access = [os.access(path, os.W_OK) for path in ("/dev/shm", {str(reads)!r}, {str(tmp_path)!r})]
+print(json.dumps([dict(os.environ), tempfile.gettempdir(), rollpacker.__file__, *access]))
+"""
+    variables, temporary, package, *access = json.loads(_run([*words, "-c", script], cwd=ROOT).stdout)
+    assert section.environment.items() <= {**dict.fromkeys(section.environment, ""), **variables}.items()
+    assert temporary == "/tmp"  # noqa: S108
+    assert (tmp_path / "rollpacker-0/mark").exists()
+    assert package.startswith("/opt/rollpacker/venv/"), "the current folder has a rollpacker too"
+    assert access == [True, False, True]
+
+
+@pytest.mark.e2e
+def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
+    image: Image, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    inputs = Inputs(folder=tmp_path / "input")
+    make_inputs(inputs, lambda model: make_model(model, num_iterations=3))
+    mark = os.urandom(8).hex()
+    launch = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "rollpacker.cli", "train", "-m", "hydra/launcher=slurm", "cluster=mini"),
+            *(f"hydra.launcher.container={image.path}", f"cluster.container.options=[{','.join(EXEC_OPTIONS)}]"),
+            "cluster.container.python=/opt/rollpacker/venv/bin/python3",  # this machine has none there
+            *("hydra.launcher.array_parallelism=1", "hydra.launcher.poll_interval_s=1", "system=verl,rollpacker"),
+            *("experiment=demo", f"model.path={inputs.model}", f"data.path={inputs.prompts}", "engine.num_engines=2"),
+            *("rollout.num_prompts=4", "rollout.max_response_tokens=32", "run.num_steps=2"),
+            f"run.dir={tmp_path}/sweep/${{system.name}}",
+        ],
+        env={**cluster.environment, MARK: mark, "COLUMNS": "200"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    seen: set[tuple[str, str]] = set()
+    while launch.poll() is None:
+        seen |= _engines(mark)
+        time.sleep(0.2)
+    assert launch.stdout is not None
+    screen = launch.stdout.read()
+    for system in ("verl", "rollpacker"):
+        run_dir = tmp_path / "sweep" / system
+        status, submission = read_status(run_dir), read_submission(run_dir)
+        assert submission is not None, screen
+        assert status is not None, screen + submission.logs[0].read_text()
+        assert status.state == "finished", screen + submission.logs[0].read_text()
+        assert read_table(run_dir, "steps").num_rows == 2
+    assert launch.returncode == 0, screen
+    assert seen == {("node1", str(image.path)), ("node2", str(image.path))}
+    cluster.wait_until_idle()
+    assert [cluster.processes_on(node) for node in ("node1", "node2")] == [[], []]
+    left = [path.name for node in ("node1", "node2") for path in cluster.scratch(node).glob("rollpacker-*/rp-*")]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "no image is named"),
+        (["{existing}"], "is already there"),
+        (["new", "--bass", "cuda"], "there is no option --bass"),
+        (["new", "--extras"], "--extras has no value"),
+        (["new", "--base", "{existing}"], "is no unpacked root file system"),
+    ],
+)
+def test_a_build_that_cannot_work_is_refused_before_it_starts(tmp_path: Path, words: list[str], complaint: str) -> None:
+    done = subprocess.run(
+        [BUILD, *(word.format(existing=tmp_path) for word in words)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def _engines(mark: str) -> set[tuple[str, str]]:
+    """Node and image of every engine's process that belongs to a launch."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, said = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().decode()
+        except (OSError, UnicodeDecodeError):  # it has just ended
+            continue
+        if command.startswith(b"ray::EngineActor") and f"{MARK}={mark}" in said:
+            node, inside = re.search(r"SLURMD_NODENAME=(\w+)", said), re.search(r"APPTAINER_CONTAINER=([^\0]*)", said)
+            found.add((node[1] if node else "", inside[1] if inside else ""))
+    return found
+
+
+def _section(image: Image) -> ContainerSection:
+    config = compose([*MODELLED, "cluster=slurm", f"cluster.container.image={image.path}"])
+    assert config.cluster is not None
+    return config.cluster.container.model_copy(update={"options": EXEC_OPTIONS})
+
+
+def _run(words: list[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
