@@ -8,7 +8,7 @@ over, and only the run itself can tell how it ended. One call of squeue and at m
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollpacker.launch.slurm_commands import failure_of, run_slurm
 
@@ -169,18 +169,13 @@ def _joined(now: JobState, remembered: JobState | None) -> JobState:
     """What squeue says, with the end's time and reason from accounting."""
     if remembered is None or not (now.is_over and remembered.is_over):
         return now
-    return JobState(
-        job_id=now.job_id,
-        state=now.state,
+    return replace(
+        now,
         exit_code=remembered.exit_code,
         exit_signal=remembered.exit_signal,
         reason=now.reason or remembered.reason,
-        num_nodes=now.num_nodes,
         node_list=now.node_list or remembered.node_list,
-        start_time=now.start_time,
         end_time=remembered.end_time,
-        num_restarts=max(now.num_restarts, remembered.num_restarts),
-        partition=now.partition,
     )
 
 
