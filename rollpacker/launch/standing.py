@@ -132,7 +132,7 @@ class RunStanding:
             return _in_words(job.reason, _waits_for(job.reason))
         if word in {"finished", "running", "starting", "ending", "unknown"}:
             return ""
-        if status is not None and status.reason:
+        if status is not None and status.reason and word != "cancelled":
             return status.reason
         if job is not None and job.state in _ENDED_BY:
             slurms = _in_words(job.state, _ENDED_BY[job.state])

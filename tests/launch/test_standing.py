@@ -91,6 +91,12 @@ def test_a_run_that_failed_says_why_itself_and_only_else_its_logs_are_believed()
     assert a_run(status=a_status("running"), is_locked=False).reason == "its process is gone, and left no word"
 
 
+def test_a_cancelled_run_was_cancelled_whatever_it_thinks_of_the_signal() -> None:
+    told_to_leave = a_status("departed", reason="SIGTERM came, with 15 s to leave.")
+
+    assert a_run(job=a_job("CANCELLED"), status=told_to_leave).reason == "somebody ended its job (CANCELLED)"
+
+
 def test_what_goes_well_needs_no_reason() -> None:
     assert a_run(job=a_job("RUNNING"), status=a_status("running")).reason == ""
     assert a_run(job=a_job("COMPLETED"), status=a_status("finished")).reason == ""
