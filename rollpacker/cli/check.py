@@ -55,17 +55,19 @@ def _check_run(overrides: Sequence[str]) -> None:
 def _check_sweep(overrides: Sequence[str]) -> None:
     """Print what all points share, then each point with what is its own."""
     from rollpacker.cli.prospects import prospect_of
-    from rollpacker.config.multirun import compose_sweep
-    from rollpacker.runtime.preflight import judge_all
+    from rollpacker.config.multirun import compose_sweep, point_names
+    from rollpacker.launch.judge import judge_sweep
 
     sweep = compose_sweep(overrides)
-    outlooks = judge_all(sweep.configs, prospect_of)
-    points = [_describe(config, outlook) for config, outlook in zip(sweep.configs, outlooks, strict=True)]
+    outlooks = judge_sweep(sweep, prospect_of)
+    are_jobs = sweep.launcher is not None and sweep.launcher.executor == "slurm"
+    points = [
+        _describe(config, outlook, is_job=are_jobs) for config, outlook in zip(sweep.configs, outlooks, strict=True)
+    ]
     shared = {label: text for label, text in points[0].items() if all(point[label] == text for point in points)}
     console = output()
     console.print(heading(f"All {len(points)} points"), facts(_as_text(shared)), "", sep="\n")
-    for number, (words, point) in enumerate(zip(sweep.points, points, strict=True)):
-        own_words = " ".join(word for word in words if word not in overrides and not word.startswith("run.dir="))
+    for number, (own_words, point) in enumerate(zip(point_names(sweep.points), points, strict=True)):
         own_facts = {label: text for label, text in point.items() if label not in shared}
         console.print(heading(f"Point {number}  {own_words}"), facts(_as_text(own_facts)), "", sep="\n")
 
@@ -74,7 +76,7 @@ def _as_text(described: Mapping[str, str]) -> list[tuple[str, Text]]:
     return [(label, Text(text)) for label, text in described.items()]
 
 
-def _describe(config: RunConfig, outlook: Outlook) -> dict[str, str]:
+def _describe(config: RunConfig, outlook: Outlook, *, is_job: bool = False) -> dict[str, str]:
     return {
         "model": f"{_model(outlook.model)}\n{_computed(config)}",
         "prompts": _prompts(config, outlook),
@@ -83,7 +85,8 @@ def _describe(config: RunConfig, outlook: Outlook) -> dict[str, str]:
         "rollout": _rollout(config, outlook.settings),
         "techniques": _techniques(config),
         "steps": _steps(config, outlook),
-        "actors": _actors(config, outlook.cluster),
+        "actors": _actors(config, outlook.cluster, is_job=is_job),
+        **({"job": _job(config)} if is_job else {}),
         "writes": _writes(config),
         "start": f"after step {outlook.finished_steps}" if outlook.finished_steps else "from the beginning",
     }
@@ -182,12 +185,12 @@ def _steps(config: RunConfig, outlook: Outlook) -> str:
     return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
 
 
-def _actors(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
+def _actors(config: RunConfig, cluster: ClusterSize | ModelledCluster, *, is_job: bool) -> str:
     match cluster:
         case ModelledCluster():
             return _modelled_actors(config, cluster)
         case _:
-            return _real_actors(config, cluster)
+            return _real_actors(config, cluster, is_job=is_job)
 
 
 def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
@@ -203,7 +206,28 @@ def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
     )
 
 
-def _real_actors(config: RunConfig, cluster: ClusterSize) -> str:
+def _job(config: RunConfig) -> str:
+    """What Slurm is asked for."""
+    from rollpacker.launch.shape import job_shape
+
+    shape = job_shape(config)
+    cluster = shape.cluster
+    node = _resources(cluster.cpus_per_node, cluster.gpus_per_node)
+    memory = cluster.memory_gb_per_node
+    of_memory = "Slurm's default of memory" if memory is None else f"{memory:g} GB" if memory else "all memory"
+    limit = "the partition's default time" if cluster.time_limit_min is None else f"{cluster.time_limit_min} minutes"
+    lines = [
+        f"{shape.num_nodes} node{'s' if shape.num_nodes > 1 else ''} x {node} and {of_memory}"
+        + (", shared with nobody" if cluster.exclusive else ""),
+        f"in {cluster.partition or 'the default partition'}, for {limit}"
+        + ("; requeued when it has to leave unfinished" if cluster.requeue else "; not requeued"),
+    ]
+    if cluster.container.image is not None:
+        lines.append(f"every rank in {cluster.container.image}, by {cluster.container.runtime}")
+    return "\n".join(lines)
+
+
+def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> str:
     actors = planned_actors(config)
     kinds = Counter((actor.role, actor.resources.num_cpus, actor.resources.num_gpus) for actor in actors)
     listed = ", ".join(
@@ -214,6 +238,9 @@ def _real_actors(config: RunConfig, cluster: ClusterSize) -> str:
         sum(actor.resources.num_cpus for actor in actors), sum(actor.resources.num_gpus for actor in actors)
     )
     offered = _resources(cluster.num_cpus, cluster.num_gpus)
+    if is_job:
+        nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
+        return f"{listed}\nreserving {reserved} of {nodes} x {offered} in Ray"
     here = _resources(usable_cpus(), visible_gpus())
     text = f"{listed}\nreserving {reserved} of {offered} in Ray; this machine has {here}"
     return f"{text}, which the actors share" if cluster.num_cpus > usable_cpus() else text

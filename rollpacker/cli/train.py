@@ -57,21 +57,15 @@ def _judge(config: RunConfig) -> None:
 def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.cli.prospects import prospect_of
     from rollpacker.config.multirun import compose_sweep, run_sweep
-    from rollpacker.runtime.preflight import judge_all
+    from rollpacker.launch.judge import judge_sweep
 
     sweep = compose_sweep(overrides)
-    if sweep.launcher is None:
-        judge_all(sweep.configs, prospect_of)
-    else:
-        from rollpacker.launch.judge import judge_launch
+    judge_sweep(sweep, prospect_of)
+    if sweep.launcher is not None and sweep.launcher.dry_run:
+        from rollpacker.cli.screen import output
+        from rollpacker.launch.dry_run import dry_run
         from rollpacker.launch.points import points_of
 
-        points = points_of(sweep)
-        judge_launch(points, sweep.launcher, sweep.folder, prospect_of)
-        if sweep.launcher.dry_run:
-            from rollpacker.cli.screen import output
-            from rollpacker.launch.dry_run import dry_run
-
-            output().print(dry_run(points, sweep.launcher, sweep.folder), markup=False, soft_wrap=True)
-            return
+        output().print(dry_run(points_of(sweep), sweep.launcher, sweep.folder), markup=False, soft_wrap=True)
+        return
     run_sweep(sweep, run_point)

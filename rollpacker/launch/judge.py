@@ -17,17 +17,19 @@ from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.container import check_container
 from rollpacker.launch.file_systems import file_system_of
+from rollpacker.launch.points import points_of
 from rollpacker.launch.script import OWN_OPTIONS, memory_mb
 from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
-from rollpacker.runtime.preflight import Outlook, ProspectOf, RealProspect
+from rollpacker.runtime.preflight import Outlook, ProspectOf, RealProspect, judge_all
 from rollpacker.runtime.preflight import judge as judge_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rollpacker.config.launching import LauncherSettings
+    from rollpacker.config.multirun import Sweep
     from rollpacker.config.schema import ClusterSection, RunConfig
     from rollpacker.launch.points import Point
     from rollpacker.launch.shape import JobShape
@@ -37,6 +39,18 @@ if TYPE_CHECKING:
 _SECONDS_PER_MINUTE = 60
 _MOST_LISTED = 20
 """Names in one message."""
+
+
+def judge_sweep(sweep: Sweep, prospect_of: ProspectOf) -> tuple[Outlook, ...]:
+    """Judge every point of a sweep by what it would run on: this machine, or jobs when our launcher is to submit it.
+
+    Raises:
+        UserError: Everything that is wrong.
+        WorldError: Slurm is here, but does not answer.
+    """
+    if sweep.launcher is None:
+        return judge_all(sweep.configs, prospect_of)
+    return judge_launch(points_of(sweep), sweep.launcher, sweep.folder, prospect_of)
 
 
 def judge_launch(

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.slurm.slurm import _make_sbatch_string
-
 from rollpacker.config.schema import ClusterSection
 from rollpacker.launch.shape import JobShape
 from rollpacker.runtime.allocation import END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
@@ -86,6 +84,8 @@ def sbatch_text(
         num_jobs: Above 1 it is an array.
         array_parallelism: Jobs of the array that run at the same time; None does not limit them.
     """
+    from submitit.slurm.slurm import _make_sbatch_string
+
     is_array = num_jobs > 1
     job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
     text = _make_sbatch_string(

@@ -1,0 +1,84 @@
+"""What is said before anything is submitted, where nothing of Slurm is there but sbatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.launch.submissions import Submission, write_submission
+from tests.cli.inputs import tree_of, write_model, write_prompts
+
+E2E = [
+    *("hydra/launcher=slurm", "cluster=h800", "cluster.has_shared_files=true", "experiment=e2e"),
+    *("model.path=model", "data.path=prompts.jsonl", "run.dir=sweep/${system.name}-${hydra:runtime.choices.model}"),
+]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with inputs, and an sbatch that must not be called."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\ntouch called\n")
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    write_model(tmp_path / "model", max_positions=40_000)
+    write_prompts(tmp_path / "prompts.jsonl", ("math",) * 128)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def test_the_papers_multirun_is_an_array_per_number_of_nodes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree_of(here)
+    words = ["system=verl,rlhfuse,rollpacker", "model=qwen2.5-7b,qwen2.5-32b", "hydra.launcher.dry_run=true"]
+    assert main(["train", "-m", *E2E, *words]) == 0
+    printed = capsys.readouterr().out
+    assert "# One array of 3 jobs of 2 nodes each\n" in printed
+    assert "# One array of 3 jobs of 8 nodes each\n" in printed
+    assert "# point 5 (system=rollpacker model=qwen2.5-32b) in sweep/rollpacker-qwen2.5-32b\n" in printed
+    assert "#   node 0: driver, trainer, reward, engine-0 to engine-6\n#   node 1: engine-7 to engine-14\n" in printed
+    assert "#   node 7: engine-55 to engine-62\n" in printed
+    assert f"{here}/sweep/.submitit" in printed
+    assert tree_of(here) == before
+
+
+def test_check_says_what_slurm_would_be_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=qwen2.5-7b,qwen2.5-14b", "cluster.partition=gpu", "cluster.time_limit_min=60"]
+    assert main(["check", "-m", *E2E, *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "2 nodes x 96 CPUs + 8 GPUs and all memory, shared with nobody in gpu, for 60 minutes; requeued" in printed
+    assert "reserving 32.5 CPUs + 32 GPUs of 4 nodes x 96 CPUs + 8 GPUs in Ray" in printed
+
+
+def test_a_model_that_the_paper_does_not_have_must_say_how_many_engines(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "-m", *E2E, "model=huggingface"]) == 2
+    assert "engine.num_engines=null is not legal" in capsys.readouterr().err
+
+
+def test_points_that_were_submitted_are_not_submitted_where_slurm_cannot_be_asked(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submission = Submission(job_id="7_0", folder=here / "sweep/.submitit", num_nodes=2, submitted_at=0.0)
+    write_submission(here / "sweep/verl-qwen2.5-7b", submission)
+    assert main(["train", "-m", *E2E, "system=verl"]) == 1
+    told = capsys.readouterr().err
+    assert "Slurm cannot be asked whether they still run" in told
+    assert "squeue" in told
+    assert not (here / "called").exists()
+
+
+def test_without_sbatch_nothing_is_launched_unless_here(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "bin/sbatch").unlink()
+    before = tree_of(here)
+    assert main(["train", "-m", *E2E, "system=verl,rollpacker"]) == 2
+    assert capsys.readouterr().err.count("There is no command `sbatch` here.") == 1
+    words = ["hydra/launcher=slurm", "hydra.launcher.executor=local", "hydra.launcher.dry_run=true"]
+    assert main(["train", "-m", *words, "backend=sim", "model=qwen2.5-7b", "system=verl,rollpacker"]) == 0
+    assert "point 1 (system=rollpacker) would run in processes of this machine" in capsys.readouterr().out
+    assert tree_of(here) == before
