@@ -81,7 +81,7 @@ def _watch(console: Console, folders: list[Path]) -> None:
 
     from rollpacker.launch.job_table import job_table
 
-    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+    with Live(console=console, auto_refresh=False) as live:
         while True:
             survey = _look(folders)
             table = job_table(survey.standings, now=time.time(), complaint=survey.complaint)

@@ -39,13 +39,16 @@ _LONGEST_NODE_LIST = 14
 
 
 def job_table(standings: Sequence[RunStanding], *, now: float, complaint: str = "") -> RenderableType:
-    """Draw runs; `now` is in seconds since the epoch, `complaint` says why Slurm was not asked."""
+    """Draw runs; `now` is in seconds since the epoch, `complaint` says why Slurm could not be asked."""
     names = run_names([standing.run_dir for standing in standings])
     parts: list[RenderableType] = [_summary(standings), Text(), _lines(standings, names, now)]
     if reasons := _reasons(standings, names):
         parts += [Text(), reasons]
     if complaint:
-        parts += [Text(), Text(f"Slurm was not asked, so this is what the runs say themselves. {complaint}", "yellow")]
+        parts += [
+            Text(),
+            Text(f"Slurm could not be asked, so this is what the runs say themselves. {complaint}", "yellow"),
+        ]
     return Group(*parts)
 
 

@@ -106,10 +106,12 @@ def test_what_a_log_says_is_not_taken_for_markup() -> None:
     assert "KeyError: [red]x[/red]" in _drawn([failed], 80)
 
 
-def test_a_slurm_that_was_not_asked_is_told() -> None:
+def test_a_slurm_that_could_not_be_asked_is_told() -> None:
     text = _drawn([a_run(status=a_status())], 120, complaint="There is no command `squeue` here.")
 
-    assert "Slurm was not asked, so this is what the runs say themselves. There is no command `squeue` here." in text
+    assert (
+        "Slurm could not be asked, so this is what the runs say themselves. There is no command `squeue` here." in text
+    )
 
 
 def test_names_are_what_tells_the_paths_apart() -> None:
