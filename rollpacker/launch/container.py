@@ -125,10 +125,11 @@ def container_notes(section: ContainerSection, signal: str) -> list[str]:
 
 
 def _script() -> str:
-    """The text of the wrapper, which lies beside this file when installed, and in `slurm/` in a checkout."""
+    """The wrapper without its comments; it lies beside this file when installed, and in `slurm/` in a checkout."""
     installed = Path(__file__).with_name("container.sh")
     file = installed if installed.is_file() else Path(__file__).parents[2] / "slurm" / "container.sh"
-    return file.read_text(encoding="utf-8")
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if line.strip() and not line.startswith("#"))
 
 
 def _bind(path: Path, mode: str = "rw") -> str:

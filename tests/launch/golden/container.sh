@@ -24,15 +24,7 @@ rm --force "$ROLLPACKER_REQUEUE_FILE"
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=96 --kill-on-bad-exit=0 --wait=300 bash -c '# Runs a command in an image, on the node; `bash -c` of it is what srun starts (rollpacker/launch/container.py).
-#
-#   RUNTIME SCRATCH... -- BIND... -- OPTION... IMAGE COMMAND...
-#
-# Only what a node alone knows is decided here. The first SCRATCH that is set and writable holds a private folder, which
-# the image sees as /tmp: large, local, and short enough for the paths of sockets. BIND is SOURCE:TARGET[:ro].
-# shellcheck shell=bash
-set -euo pipefail
-
+srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=96 --kill-on-bad-exit=0 --wait=300 bash -c 'set -euo pipefail
 expand() { # PATH with $NAME or ${NAME} in it; fails where one is unset or empty
     local rest="$1" expanded="" name
     while [[ "$rest" =~ ^([^$]*)\$\{?([A-Za-z_][A-Za-z_0-9]*)\}?(.*)$ ]]; do
@@ -42,9 +34,7 @@ expand() { # PATH with $NAME or ${NAME} in it; fails where one is unset or empty
     done
     printf '"'"'%s'"'"' "$expanded$rest"
 }
-
 can_hold_files() { mkdir -p "$1" && [[ -O "$1" && ! -L "$1" ]] && chmod 700 "$1" && [[ -w "$1" ]]; } 2>/dev/null
-
 runtime="$1" private="" refused=()
 while shift && [[ "$1" != -- ]]; do
     if [[ -n "$private" ]]; then continue; fi
@@ -59,7 +49,6 @@ if [[ -z "$private" ]]; then
         "One is needed that is set there, writable, and on the node itself." "Put one in front, such as cluster.scratch=[/tmp]." >&2
     exit 1
 fi
-
 binds=(--bind "$private:/tmp")
 if [[ -d /dev/infiniband ]]; then binds+=(--bind /dev/infiniband); fi
 while shift && [[ "$1" != -- ]]; do
