@@ -1,7 +1,7 @@
 """The modelled runs that answer the paper's rows.
 
 Invariant: a setup is the paper's (section 7), in words that `rollpacker train` takes; nothing in it differs between
-systems but the system, and nothing between models but the experiment. A run is short: one cycle of short rounds and a
+systems but the system, and nothing between models but the experiment. A run is short: two cycles of short rounds and a
 long one, or a few plain rounds; means weigh the kinds as they come in a long run.
 """
 
@@ -23,10 +23,11 @@ _CLUSTERS = {
     "8B TP2": ("experiment=fig06", "engine.num_engines=4", "engine.tensor_parallel=2"),
 }
 
-_CYCLE_STEPS = 5
-"""Four short rounds and a long one."""
+_CYCLE_STEPS = 10
+"""Twice four short rounds and a long one."""
 
-_PLAIN_STEPS = 3
+_PLAIN_STEPS = 8
+"""Enough for means: of three judged batches, two may or may not have a response at the cap, which is 20 % of a step."""
 
 
 class Setup(NamedTuple):
