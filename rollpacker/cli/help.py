@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.config.keys import REQUIRED, Key, legal_keys, section_docs
+from rollpacker.config.launching import LauncherSettings, launcher_defaults
 from rollpacker.config.roots import DEFAULT_RUN_DIR, SCORE, TRAIN, Root, default_choices, groups, option_summary
 
 if TYPE_CHECKING:
@@ -67,11 +69,12 @@ def show_train_help(command: str) -> None:
             _commands(
                 f"rollpacker {command} {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
                 f"rollpacker {command} -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
+                f"rollpacker {command} -m {INPUTS} \\\n    hydra/launcher=slurm cluster=slurm run.seed=0,1",
             ),
         ),
         ("Groups (each option sets several keys)", _group_table(TRAIN)),
     ]
-    _print_sections(output(), [*sections, *_key_sections(TRAIN)])
+    _print_sections(output(), [*sections, *_key_sections(TRAIN), _launcher_section()])
 
 
 def show_jobs_help() -> None:
@@ -314,6 +317,16 @@ def _key_sections(root: Root[BaseModel]) -> list[tuple[str, RenderableType]]:
         (f"{section}: {docs[section]}" if section else "Keys", _key_table(keys, chosen))
         for section, keys in rows.items()
     ]
+
+
+def _launcher_section() -> tuple[str, RenderableType]:
+    """What a multirun that is submitted to Slurm takes beside the points' own keys."""
+    prefix = "hydra.launcher."
+    keys = [replace(key, name=f"{prefix}{key.name}") for key in legal_keys(LauncherSettings).values()]
+    defaults = {f"{prefix}{name}": value for name, value in launcher_defaults().items()}
+    return "hydra/launcher=slurm: A multirun's points as Slurm jobs; `cluster` says what each asks for", _key_table(
+        keys, defaults
+    )
 
 
 def _key_table(keys: Iterable[Key], chosen: Mapping[str, object]) -> Table:

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import yaml
 from pydantic import Field, ValidationError
 
 from rollpacker.config.keys import legal_keys, nearest
 from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.roots import conf_dir
 from rollpacker.config.schema import RunConfig, Section
 from rollpacker.core.errors import ConfigError, UserError
 
@@ -59,6 +61,13 @@ class LauncherSettings(Section):
     """The image in which every rank of every point runs; null takes each point's `cluster.container.image`."""
     poll_interval_s: float = Field(gt=0)
     """How often Slurm is asked about the jobs while waiting."""
+
+
+def launcher_defaults() -> dict[str, object]:
+    """The values that hold when the user says nothing, by the keys' last words."""
+    file = conf_dir() / "hydra" / "launcher" / f"{OPTION}.yaml"
+    values: dict[str, object] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return {name: values[name] for name in LauncherSettings.model_fields}
 
 
 def is_chosen(overrides: Iterable[Override]) -> bool:
