@@ -245,12 +245,15 @@ class MiniCluster:
         null = Path(os.devnull).stat().st_rdev
         for gpu in range(shape.gpus):
             os.mknod(layout.device(gpu), 0o666 | stat.S_IFCHR, null)  # Slurm takes no ordinary file
-        hostname = socket.gethostname().split(".")[0]
+        full_name = socket.gethostname()
+        hostname = full_name.split(".")[0]
         (layout.root / "slurm.conf").write_text(slurm_conf(shape, layout=layout, ports=ports, hostname=hostname))
         (layout.root / "gres.conf").write_text(gres_conf(shape, layout=layout))
         layout.task_prolog.write_text(task_prolog(layout=layout))
         layout.task_prolog.chmod(0o755)
-        layout.hosts.write_text(hosts_file(shape, hostname=hostname, own=Path("/etc/hosts").read_text()))
+        layout.hosts.write_text(
+            hosts_file(shape, hostnames=f"{full_name} {hostname}", own=Path("/etc/hosts").read_text())
+        )
         for name, content in (
             ("slurmdbd.conf", slurmdbd_conf(layout=layout, ports=ports).encode()),
             ("private/munge.key", os.urandom(128)),
@@ -299,8 +302,11 @@ class MiniCluster:
         self._wait_for("sacctmgr", "--immediate", "add", "cluster", "mini")
 
     def _start_service(self, *command: str) -> None:
-        log = self._layout.logs / f"{command[0]}.out"
-        self._services.append(start_daemon(command[0], command, environment=self.environment, log=log))
+        """Start a daemon that knows the cluster's names: slurmctld waits 10 s for those that nobody knows."""
+        name, layout = command[0], self._layout
+        knowing_names = ["sh", "-c", f'mount --bind {layout.hosts} /etc/hosts && exec "$@"', name, *command]
+        log = layout.logs / f"{name}.out"
+        self._services.append(start_daemon(name, knowing_names, environment=self.environment, log=log))
 
     def _wait_for(self, *command: str) -> None:
         """Repeat a command until it succeeds."""

@@ -154,9 +154,9 @@ def task_prolog(*, layout: Layout) -> str:
     return f'#!/bin/sh\necho "export SLURM_TMPDIR={layout.scratch("$SLURMD_NODENAME")}"\n'
 
 
-def hosts_file(shape: ClusterShape, *, hostname: str, own: str) -> str:
-    """Render the nodes' /etc/hosts: their names first, then what this machine's `own` file says."""
-    lines = [f"127.0.0.1 localhost {hostname}", *(f"{shape.address(node)} {node}" for node in shape.node_names)]
+def hosts_file(shape: ClusterShape, *, hostnames: str, own: str) -> str:
+    """Render the daemons' /etc/hosts: the machine's and the nodes' names, then what this machine's `own` file says."""
+    lines = [f"127.0.0.1 localhost {hostnames}", *(f"{shape.address(node)} {node}" for node in shape.node_names)]
     return "\n".join(lines) + "\n" + own
 
 
