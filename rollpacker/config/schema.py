@@ -402,14 +402,14 @@ class BackendSection(Section):
     """Where the actors run."""
 
     name: Literal["ray", "sim"] = "ray"
-    """`ray` runs them on this machine; `sim` computes what they would do and when."""
+    """`ray` runs them on this machine, or on the nodes of a Slurm job; `sim` computes what they would do and when."""
     num_cpus: int | None = Field(None, ge=1)
-    """Told to Ray; null takes the cores that this process may use, or what the actors reserve if that is more: on one
-    machine engines and trainer take turns."""
+    """Told to Ray for each node. null takes what Slurm allocated; outside a job the cores that this process may use, or
+    what the actors reserve if that is more: on one machine engines and trainer take turns."""
     num_gpus: int | None = Field(None, ge=0)
-    """Told to Ray; null counts CUDA_VISIBLE_DEVICES."""
+    """Told to Ray for each node; null counts CUDA_VISIBLE_DEVICES."""
     object_store_mb: int = Field(256, ge=80)
-    """Shared memory for weights and responses in flight; holds at least two policy versions."""
+    """Shared memory of each node for weights and responses in flight; holds at least two policy versions."""
     deadlines: DeadlineSection = DeadlineSection()
 
 
