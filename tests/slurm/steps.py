@@ -29,6 +29,7 @@ class StepRun:
         run_dir: Path,
         *overrides: str,
         cpus: int = 4,
+        gpus: int = 0,
         of_rank_1: str | None = None,
         srun: str = "--kill-on-bad-exit=0",
     ) -> None:
@@ -45,7 +46,9 @@ class StepRun:
             f"export {MARK}={self.mark} OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1\n"
             f"srun --ntasks-per-node=1 --cpus-per-task={cpus} {srun} bash -c {shlex.quote(task)}"
         )
-        options = ("-N2", "--ntasks-per-node=1", f"-c{cpus}", "--mem=3000", "-o", str(self._log))
+        options = ["-N2", "--ntasks-per-node=1", f"-c{cpus}", "--mem=3000", "-o", str(self._log)]
+        if gpus:
+            options.append(f"--gres=gpu:{gpus}")
         self.job_id = cluster.submit(*options, script=script, cwd=ROOT)
 
     def output(self) -> str:

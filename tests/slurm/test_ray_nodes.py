@@ -47,7 +47,8 @@ def endless(inputs, scratch, *overrides):
 def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_run(cluster, inputs, scratch, tmp_path):
     placed = ("cluster=mini", f"cluster.scratch=[{scratch}]")
     plain = StepRun(cluster, tmp_path / "plain", *small_run(inputs, "system=verl", *placed))
-    tail = StepRun(cluster, tmp_path / "tail", *small_run(inputs, "system=rollpacker", *placed))
+    on_gpus = ("engine.num_engines=2", "engine.resources.num_gpus=1")  # so that each node has room for one
+    tail = StepRun(cluster, tmp_path / "tail", *small_run(inputs, "system=rollpacker", *placed, *on_gpus), gpus=1)
     for job in (plain, tail):
         job.wait_for_engines_on({"node1", "node2"})
     local = LaunchedRun(tmp_path / "local", *small_run(inputs, "system=verl"))
