@@ -19,6 +19,9 @@ _LONGEST_REASON = 300
 _OURS = re.compile(r"^(?:error|failed|a bug in rollpacker|.+ failed):$")
 """The first line of an error where no terminal is; the next one says what was wrong."""
 
+_HEADING = re.compile(r"^\d+ mistakes:$")
+"""Of several errors in one; the first of them tells more."""
+
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Failed|Exceeded|Exit|Interrupt|Unavailable|Violated|Died))"
     r"(?:: .*)?$"
@@ -42,7 +45,8 @@ def reason_in_logs(logs: Iterable[Path]) -> str:
 def _our_error(lines: list[str]) -> str:
     for number in range(len(lines) - 2, -1, -1):
         if _OURS.match(lines[number]):
-            return lines[number + 1].strip()
+            told = [line.strip() for line in lines[number + 1 : number + 3]]
+            return told[-1] if _HEADING.match(told[0]) else told[0]
     return ""
 
 

@@ -6,7 +6,9 @@ again, but waited for; to do. So the same command may be given again at any time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ from rollpacker.launch.waiting import wait_for
 if TYPE_CHECKING:
     from hydra.types import HydraContext
     from omegaconf import DictConfig
+
+_LOCK_FILE = "launch.lock"
 
 
 def launch_from_hydra(
@@ -101,13 +105,14 @@ def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
 def _launch_jobs(
     points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console
 ) -> None:
-    queued = points_in_queue(points)
-    for point in points:
-        if point.number in queued:
-            console.print(f"{point.title} is {queued[point.number]}: not submitted again", markup=False)
-    for batch in batches([point for point in points if point.number not in queued]):
-        for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
-            console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}", markup=False)
+    with _alone(folder):
+        queued = points_in_queue(points)
+        for point in points:
+            if point.number in queued:
+                console.print(f"{point.title} is {queued[point.number]}: not submitted again", markup=False)
+        for batch in batches([point for point in points if point.number not in queued]):
+            for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
+                console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}", markup=False)
     if settings.detach or not has_slurm():
         console.print(_how_to_go_on(points, folder), markup=False)
         return
@@ -116,6 +121,24 @@ def _launch_jobs(
     except KeyboardInterrupt:
         console.print(f"No longer waiting; the jobs stay.\n{_how_to_go_on(points, folder)}", markup=False)
         raise
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let nobody else submit points of this sweep meanwhile: both would find them not submitted yet."""
+    batch_folder(folder).mkdir(parents=True, exist_ok=True)
+    with (batch_folder(folder) / _LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorldError(
+                f"Another launch submits points of {folder} now.",
+                "Points are submitted by one launch at a time, so that none is submitted twice.",
+                "Try again when it has.",
+            ) from None
+        except OSError:
+            pass  # a file system without locks: then only the user keeps two launches apart
+        yield
 
 
 def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) -> list[Submission]:

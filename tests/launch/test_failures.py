@@ -23,6 +23,13 @@ Its log is runs/x/logs/attempt-000/engine-1.log.
 Look at it.
 srun: error: node1: task 0: Exited with exit code 1
 """
+SEVERAL = """\
+runs/x failed:
+2 mistakes:
+1. data.path=prompts.jsonl does not exist.
+   It is a JSONL file.
+2. run.dir=x is a file.
+"""
 SLURMS = """\
 loading the model
 slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the step tasks have been OOM Killed.
@@ -35,6 +42,7 @@ srun: error: node1: task 0: Out Of Memory
     [
         (TRACEBACK, "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.31 GiB"),
         (OURS, "engine-1 died: exit code -9."),
+        (SEVERAL, "1. data.path=prompts.jsonl does not exist."),
         (TRACEBACK + OURS, "engine-1 died: exit code -9."),
         (SLURMS, SLURMS.splitlines()[1]),
         (

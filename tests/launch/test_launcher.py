@@ -1,0 +1,120 @@
+"""Launching with an sbatch of our own that counts its calls; a real one is in tests/slurm/test_launcher.py."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+from submitit.core.utils import DelayedSubmission
+
+from rollpacker.config.multirun import compose_sweep, config_of_point
+from rollpacker.core.errors import ConfigError, WorldError
+from rollpacker.launch.job import PointProcess
+from rollpacker.launch.launcher import launch
+from rollpacker.launch.points import points_of
+from rollpacker.launch.sbatch import submission_environment
+from rollpacker.launch.submissions import read_submission
+
+SEEN: list[DictConfig] = []
+
+
+def see(config: DictConfig) -> None:
+    SEEN.append(config)
+
+
+def refuse(_: DictConfig) -> None:
+    raise ConfigError("wrong")
+
+
+def lose(_: DictConfig) -> None:
+    raise ZeroDivisionError("lost")
+
+
+def interrupt(_: DictConfig) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An sbatch that numbers its jobs from 1, and refuses when there is a file `refuse`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "sbatch"
+    program.write_text(
+        "#!/bin/bash\n"
+        'if [[ -e refuse ]]; then echo "sbatch: error: invalid account" >&2; exit 1; fi\n'
+        'echo x >>calls; read -r -d "" all <calls; lines=(${all}); echo "${#lines[@]};cluster"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.chdir(tmp_path)
+    return program
+
+
+def _launch(*words: str) -> list[Path]:
+    base = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm", "hydra/launcher=slurm", "run.dir=sweep/${run.seed}"]
+    sweep = compose_sweep([*base, *words])
+    assert sweep.launcher is not None
+    launch(points_of(sweep), see, sweep.launcher, sweep.folder)
+    return [config.run.dir for config in sweep.configs]
+
+
+def test_every_element_of_an_array_has_its_own_call(sbatch: Path) -> None:
+    dirs = _launch("run.seed=3,4", "system=verl")
+    submissions = [read_submission(run_dir) for run_dir in dirs]
+    assert [submission and submission.job_id for submission in submissions] == ["1_0", "1_1"]
+    SEEN.clear()
+    for job_id in ("1_0", "1_1"):
+        DelayedSubmission.load(f"sweep/.submitit/{job_id}_submitted.pkl").result()
+    assert [config_of_point(config).run.seed for config in SEEN] == [3, 4]
+    assert (
+        config_of_point(SEEN[0])
+        == compose_sweep(
+            [
+                "backend=sim",
+                "model=qwen2.5-7b",
+                "cluster=slurm",
+                "run.dir=sweep/3",
+                "run.seed=3",
+                "system=verl",
+                "run.resume=auto",
+            ]
+        ).configs[0]
+    )
+
+
+def test_what_sbatch_refuses_leaves_nothing_but_what_was_submitted_before(sbatch: Path) -> None:
+    Path("refuse").touch()
+    with pytest.raises(WorldError, match="invalid account"):
+        _launch("run.seed=0")
+    assert sorted(path.name for path in Path("sweep").rglob("*")) == [".submitit", "launch.lock"]
+
+
+def test_two_launches_do_not_submit_at_the_same_time(sbatch: Path) -> None:
+    Path("sweep/.submitit").mkdir(parents=True)
+    with Path("sweep/.submitit/launch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(WorldError, match="Another launch submits points of sweep now"):
+            _launch("run.seed=0")
+    assert not Path("calls").exists()
+
+
+@pytest.mark.parametrize(("task", "exit_code"), [(refuse, 2), (lose, 70), (interrupt, 130)])
+def test_a_job_ends_with_the_command_lines_exit_code(task: object, exit_code: int, sbatch: Path) -> None:
+    config = compose_sweep(["backend=sim", "model=qwen2.5-7b"]).configs[0]
+    with pytest.raises(SystemExit) as caught:
+        PointProcess(task, config)()  # type: ignore[arg-type]
+    assert caught.value.code == exit_code
+
+
+def test_a_job_submitted_from_within_a_job_learns_nothing_of_it() -> None:
+    environment = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_CPUS_PER_TASK": "2",
+        "SLURM_CONF": "c",
+        "SBATCH_ACCOUNT": "a",
+        "HOME": "h",
+    }
+    assert submission_environment(environment) == {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a", "HOME": "h"}
