@@ -1,0 +1,78 @@
+"""Runs that `hydra/launcher=slurm` has submitted, as a user submits them, and what can be seen of them from outside."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rollpacker.launch.submissions import read_submission
+from rollpacker.runtime.status import RunStatus, read_status
+from slurm.mini_cluster import MiniCluster
+from tests.e2e.launched import num_recorded_steps
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
+
+
+class SubmittedRun:
+    """One run, in a job of its own."""
+
+    def __init__(self, cluster: MiniCluster, run_dir: Path, *overrides: str) -> None:
+        """Submit it, from the folder that `run_dir` is in."""
+        self.cluster = cluster
+        self.run_dir = run_dir
+        command = [sys.executable, "-m", "rollpacker.cli", "train", "-m", f"run.dir={run_dir}"]
+        command += ["hydra/launcher=slurm", "hydra.launcher.detach=true", "cluster=mini", "run.progress=plain"]
+        cluster.run(*command, *overrides, cwd=run_dir.parent)
+        submission = read_submission(run_dir)
+        assert submission is not None
+        self.job_id = submission.job_id
+        self._logs = submission.logs
+
+    def output(self) -> str:
+        return "\n".join(log.read_text(errors="replace") for log in self._logs if log.exists())
+
+    def state(self) -> str:
+        """As Slurm has it now."""
+        return self.cluster.job(self.job_id)["JobState"]
+
+    def status(self) -> RunStatus:
+        """As the run has it."""
+        status = read_status(self.run_dir)
+        assert status is not None
+        return status
+
+    def num_restarts(self) -> int:
+        return int(self.cluster.job(self.job_id)["Restarts"])
+
+    def wait(self, timeout_s: float = 300) -> str:
+        """Until Slurm says that the job has ended for good, and how."""
+        self.wait_until(lambda: self.state() in ENDED, timeout_s)
+        return self.state()
+
+    def wait_for_steps(self, num_steps: int) -> None:
+        """Until this many steps are in the tables."""
+
+        def has_come() -> bool:
+            assert self.state() not in ENDED, f"the job ended too early:\n{self.output()}"
+            return num_recorded_steps(self.run_dir) >= num_steps
+
+        self.wait_until(has_come)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, (
+                f"it did not happen in time; the job is {self.state()}:\n{self.output()}"
+            )
+            time.sleep(0.05)
+
+    def freeze_engines(self) -> None:
+        """Let the run's engines stop in the middle of what they do, so that its rollout never ends."""
+        mark = f"SLURM_JOB_ID={self.job_id}\0".encode()
+        for node in self.cluster.shape.node_names:
+            for process in self.cluster.processes_on(node):
+                is_own = mark in Path(f"/proc/{process.pid}/environ").read_bytes()
+                if is_own and "ray::EngineActor" in process.command:
+                    os.kill(process.pid, signal.SIGSTOP)
