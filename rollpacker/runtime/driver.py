@@ -532,6 +532,8 @@ class Driver:
 
     async def _lend(self) -> None:
         """Put engines that are to be lent to sleep once all of them are empty."""
+        if self._being_evicted:  # most often; else some that were aborted before may still be on their way back
+            return
         if set(self._to_lend) & set(self._in_flight.values()):
             return
         to_lend, self._to_lend = self._to_lend, ()

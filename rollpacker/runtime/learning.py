@@ -13,6 +13,7 @@ Source: RollPacker, section 4.4, algorithm 1.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING
 
 from rollpacker.protocols.trainer import BatchShape
@@ -98,7 +99,8 @@ class Learner:
         await self._begin(batch)
         while not self._is_rollout_over:
             # as many groups as GPUs: each replica has some, and the call is short, so that all GPUs soon share the rest
-            prompts = [prompt for prompt in batch.accepted if prompt not in self._accumulated][: len(gpus)]
+            num_begun = len(self._accumulated)  # in the order in which they were accepted
+            prompts = list(itertools.islice(batch.accepted, num_begun, num_begun + len(gpus)))
             if not prompts:
                 self._has_news.clear()
                 await self._has_news.wait()
