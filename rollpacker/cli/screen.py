@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.core.errors import InternalError, RollpackerError, UserError
+from rollpacker.core.errors import Departed, InternalError, RollpackerError, UserError
 
 
 class _Output(Console):
@@ -64,6 +64,8 @@ def _indented(line: str, style: str) -> Padding:
 def _heading(error: RollpackerError) -> str:
     if isinstance(error, UserError):
         return "error"
+    if isinstance(error, Departed):
+        return "left"
     return "a bug in rollpacker" if isinstance(error, InternalError) else "failed"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import RollpackerError
+from rollpacker.core.errors import Departed, RollpackerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def run_point(composed: DictConfig) -> None:
     try:
         ranks.train(config, _judge)
     except RollpackerError as error:
-        show_error(error, title=f"{config.run.dir} failed")
+        show_error(error, title=f"{config.run.dir} {'left its machines' if isinstance(error, Departed) else 'failed'}")
         raise
 
 

@@ -19,6 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollpacker.core.errors import Departed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -323,7 +325,13 @@ class RunHistory:
 
     def describe_failure(self, error: BaseException, now: float) -> str:
         """Where the run stood when it ended early, in one line."""
-        cause = "failed" if isinstance(error, Exception) else "interrupted"
+        match error:
+            case Departed():
+                cause = "left"
+            case Exception():
+                cause = "failed"
+            case _:
+                cause = "interrupted"
         where = f" during {self.stage}" if self.stage else ""
         elapsed = format_duration(now - self.began_at_s)
         return f"{cause}{where}, after {self.num_finished} of {self.num_steps} steps and {elapsed}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rollpacker.core.errors import Departed
 from rollpacker.metrics.schemas import STEPS
 from rollpacker.runtime.progress import (
     COLUMNS,
@@ -157,7 +158,12 @@ def test_the_live_screen_draws_in_place_and_ends_with_the_outcome() -> None:
 
 @pytest.mark.parametrize("mode", ["live", "plain"])
 @pytest.mark.parametrize(
-    ("error", "said"), [(ValueError("x"), "failed during training"), (KeyboardInterrupt(), "interrupted during")]
+    ("error", "said"),
+    [
+        (ValueError("x"), "failed during training"),
+        (KeyboardInterrupt(), "interrupted during"),
+        (Departed("asked"), "left during"),
+    ],
 )
 def test_an_early_end_says_where_the_run_stood(mode: str, error: BaseException, said: str) -> None:
     progress, console, clock = make(mode)
