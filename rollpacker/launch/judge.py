@@ -6,6 +6,7 @@ accounts and QOS, reservations, free nodes) is left to it. Where there is no sco
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from rollpacker.launch.script import OWN_OPTIONS, memory_mb
 from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
+from rollpacker.launch.surroundings import surrounding_images
 from rollpacker.runtime.preflight import Outlook, ProspectOf, RealProspect, judge_all
 from rollpacker.runtime.preflight import judge as judge_run
 
@@ -116,6 +118,7 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
             "hydra/launcher=slurm submits by it; in a container it has to be bound into it.",
             "Go to a login node, load the module that brings Slurm, or choose hydra.launcher.executor=local.",
         )
+    image = next(iter(surrounding_images(os.environ).values()), None)
     yield from _folder_mistakes([point.config for point in points])
     site = read_site() if has_slurm() else None
     for point in points:
@@ -127,6 +130,12 @@ def _job_mistakes(points: Sequence[Point]) -> Iterator[UserError]:
                 "Choose an option of the group, such as cluster=slurm, and set what the job needs.",
             )
             continue
+        if image is not None and cluster.container.image is None:
+            yield ConfigError(
+                f"This process runs in the image {image}, and cluster.container.image=null.",
+                "The nodes would look for its Python outside of it.",
+                f"Write hydra.launcher.container={image}",
+            )
         yield from _option_mistakes(cluster)
         yield from _time_mistakes(cluster)
         yield from check_container(cluster.container, cluster.setup)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission, JobPaths
@@ -19,6 +19,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.submissions import Submission
+from rollpacker.launch.surroundings import submission_environment
 
 DEADLINE_S = 60.0
 """sbatch answers within a second; a busy controller takes longer."""
@@ -53,12 +54,6 @@ def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: 
         ]
         file.rename(submissions[0].script)
     return submissions
-
-
-def submission_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop what a surrounding job says of itself, which sbatch or the new job's srun would take for their options."""
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
-    return {name: value for name, value in environment.items() if name in kept or not name.startswith("SLURM_")}
 
 
 def _sbatch(script: Path) -> str:

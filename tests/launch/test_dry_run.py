@@ -82,3 +82,14 @@ def test_without_sbatch_nothing_is_launched_unless_here(
     assert main(["train", "-m", *words, "backend=sim", "model=qwen2.5-7b", "system=verl,rollpacker"]) == 0
     assert "point 1 (system=rollpacker) would run in processes of this machine" in capsys.readouterr().out
     assert tree_of(here) == before
+
+
+def test_who_launches_from_inside_an_image_must_name_it_for_the_nodes(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("APPTAINER_CONTAINER", "/shared/rollpacker.sif")
+    words = ["system=verl,rollpacker", "hydra.launcher.dry_run=true"]
+    assert main(["train", "-m", *E2E, *words]) == 2
+    assert capsys.readouterr().err.count("Write hydra.launcher.container=/shared/rollpacker.sif") == 1
+    assert main(["train", "-m", *E2E, *words, "hydra.launcher.container=/shared/rollpacker.sif"]) == 0
+    assert " /shared/rollpacker.sif env " in capsys.readouterr().out

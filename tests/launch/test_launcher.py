@@ -14,8 +14,8 @@ from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.launcher import launch
 from rollpacker.launch.points import points_of
-from rollpacker.launch.sbatch import submission_environment
 from rollpacker.launch.submissions import read_submission
+from rollpacker.launch.surroundings import submission_environment
 
 SEEN: list[DictConfig] = []
 
@@ -109,12 +109,9 @@ def test_a_job_ends_with_the_command_lines_exit_code(task: object, exit_code: in
     assert caught.value.code == exit_code
 
 
-def test_a_job_submitted_from_within_a_job_learns_nothing_of_it() -> None:
-    environment = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_CPUS_PER_TASK": "2",
-        "SLURM_CONF": "c",
-        "SBATCH_ACCOUNT": "a",
-        "HOME": "h",
-    }
-    assert submission_environment(environment) == {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a", "HOME": "h"}
+def test_a_job_submitted_from_within_a_job_or_an_image_learns_nothing_of_it() -> None:
+    mine = {"SLURM_CONF": "c", "SBATCH_ACCOUNT": "a", "HOME": "h", "APPTAINER_CACHEDIR": "d"}
+    job = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2"}
+    image = {"APPTAINER_CONTAINER": "/shared/x.sif", "APPTAINER_BIND": "/x"}
+    assert submission_environment(mine | job | image) == mine
+    assert submission_environment({"APPTAINER_BIND": "/x"}) == {"APPTAINER_BIND": "/x"}  # the user's own, outside
