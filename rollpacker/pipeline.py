@@ -12,6 +12,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
+from rollpacker.runtime.notices import Ears
 from rollpacker.runtime.stay import JobStay, Stay, modelled_job_stay
 from rollpacker.runtime.training_run import open_run
 
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from rollpacker.runtime.training_run import Watch
 
 
-def run(config: RunConfig, allocation: Allocation | None = None) -> None:
+def run(config: RunConfig, allocation: Allocation | None = None, ears: Ears | None = None) -> None:
     """Train one configuration to its end, in this process and the actors that it starts.
 
     Args:
         config: Already judged.
         allocation: The Slurm job that this process heads; None is this machine alone.
+        ears: Have heard the job's signals so far; None has heard none.
 
     Raises:
         RollpackerError: Why the run could not start or go on; everything it had started has ended.
@@ -38,21 +40,21 @@ def run(config: RunConfig, allocation: Allocation | None = None) -> None:
         case "ray":
             from rollpacker.runtime.ray_backend import RayBackend
 
-            asyncio.run(_train(config, RayBackend(config, allocation), allocation))
+            asyncio.run(_train(config, RayBackend(config, allocation), allocation, ears))
         case "sim":
             from rollpacker.sim.backend import ModelledBackend
             from rollpacker.sim.virtual_time import run_in_virtual_time
 
-            run_in_virtual_time(_train(config, ModelledBackend(config), allocation))
+            run_in_virtual_time(_train(config, ModelledBackend(config), allocation, ears))
 
 
-async def _train(config: RunConfig, backend: Backend, allocation: Allocation | None) -> None:
+async def _train(config: RunConfig, backend: Backend, allocation: Allocation | None, ears: Ears | None) -> None:
     if allocation is None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         await train(config, backend)
     else:
         stay = modelled_job_stay if backend.is_modelled else JobStay
-        await train(config, backend, stay=stay(config, allocation))
+        await train(config, backend, stay=stay(config, allocation, ears or Ears()))
 
 
 async def train(config: RunConfig, backend: Backend, watch: Watch | None = None, stay: Stay | None = None) -> None:

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rollpacker.runtime.allocation import Allocation, current_allocation
+from rollpacker.runtime.notices import Ears
 from rollpacker.runtime.rendezvous import rendezvous_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def train(config: RunConfig, judge: Callable[[RunConfig], object]) -> None:
     allocation = current_allocation(os.environ)
     if allocation is None:
         judge(config)
-        _run(config, None)
+        _run(config, None, None)
     elif allocation.is_head or config.backend.name == "ray":
         _take_part(_resuming(config), allocation, judge)
 
@@ -43,17 +44,18 @@ def _take_part(config: RunConfig, allocation: Allocation, judge: Callable[[RunCo
 
         serve_node(config, allocation, rendezvous)
         return
+    ears = Ears()
     try:
         judge(config)
-        _run(config, allocation)
+        _run(config, allocation, ears)
     finally:
         rendezvous.finish()
 
 
-def _run(config: RunConfig, allocation: Allocation | None) -> None:
+def _run(config: RunConfig, allocation: Allocation | None, ears: Ears | None) -> None:
     from rollpacker import pipeline
 
-    pipeline.run(config, allocation)
+    pipeline.run(config, allocation, ears)
 
 
 def _resuming(config: RunConfig) -> RunConfig:

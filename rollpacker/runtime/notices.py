@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 
 from rollpacker.config.schema import ClusterSection
 from rollpacker.runtime.allocation import Allocation
@@ -57,12 +59,30 @@ def notices_of(allocation: Allocation, cluster: ClusterSection) -> Notices:
     )
 
 
-def listen(departure: Departure, notices: Notices, clock: Callable[[], float]) -> None:
-    """Let the signals ask the run to leave; to be called again after others took them, as `ray.init` does."""
-    loop = asyncio.get_running_loop()
+class Ears:
+    """Hears the signals from now on: keeps those that come before there is somebody to tell."""
 
-    def heard(number: signal.Signals) -> None:
-        departure.ask(*notices.read(number, clock()))
+    def __init__(self) -> None:
+        """In the main thread."""
+        self._kept: list[tuple[signal.Signals, float]] = []
+        for number in SIGNALS:
+            signal.signal(number, self._keep)
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, heard, number)
+    def _keep(self, number: int, _frame: FrameType | None) -> None:
+        self._kept.append((signal.Signals(number), time.time()))
+
+    def tell(self, departure: Departure, notices: Notices, clock: Callable[[], float]) -> None:
+        """Let the signals ask the run to leave; to be called again after others took them, as `ray.init` does.
+
+        `clock` gives seconds on the scale of the notices.
+        """
+        loop = asyncio.get_running_loop()
+
+        def heard(number: signal.Signals) -> None:
+            departure.ask(*notices.read(number, clock()))
+
+        for number in SIGNALS:
+            loop.add_signal_handler(number, heard, number)
+        kept, self._kept = self._kept, []
+        for number, heard_at in kept:
+            departure.ask(*notices.read(number, clock() - (time.time() - heard_at)))

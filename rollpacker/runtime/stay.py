@@ -15,7 +15,7 @@ from rollpacker.config.schema import ClusterSection
 from rollpacker.core.errors import Departed, RollpackerError
 from rollpacker.runtime.attempts import JobAttempts
 from rollpacker.runtime.departure import Departure
-from rollpacker.runtime.notices import listen, notices_of
+from rollpacker.runtime.notices import Ears, notices_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,17 +50,20 @@ class Stay:
 class JobStay(Stay):
     """Of a run in a Slurm job: its signals and its time limit ask, and its attempts are counted."""
 
-    def __init__(self, config: RunConfig, allocation: Allocation, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, config: RunConfig, allocation: Allocation, ears: Ears, clock: Callable[[], float] = time.time
+    ) -> None:
         """`clock` gives seconds on the scale of the time limit: since the epoch."""
         cluster = config.cluster or ClusterSection(name="slurm")
         super().__init__(Departure(clock, allocation.end_time))
         self.job_id = allocation.job_id
+        self._ears = ears
         self._clock = clock
         self._notices = notices_of(allocation, cluster)
         self._attempts = JobAttempts(config.run.dir, allocation, cluster)
 
     def listen(self) -> None:
-        listen(self.departure, self._notices, self._clock)
+        self._ears.tell(self.departure, self._notices, self._clock)
 
     def begin(self, attempt: int, first_step: int) -> None:
         self._attempts.begin(attempt, first_step, self.departure, self._clock())
@@ -69,6 +72,6 @@ class JobStay(Stay):
         return self._attempts.leave(finished_steps, num_steps, self.departure, self._clock())
 
 
-def modelled_job_stay(config: RunConfig, allocation: Allocation) -> JobStay:
+def modelled_job_stay(config: RunConfig, allocation: Allocation, ears: Ears) -> JobStay:
     """Of a modelled run, whose time is not the job's: it hears signals, and knows no time limit."""
-    return JobStay(config, replace(allocation, end_time=None), asyncio.get_running_loop().time)
+    return JobStay(config, replace(allocation, end_time=None), ears, asyncio.get_running_loop().time)

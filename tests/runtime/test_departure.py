@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from rollpacker.runtime.departure import CHECKPOINT_SLACK, CLOSING_S, UNSEEN_CHECKPOINT_S, BrokenOff, Departure
-from rollpacker.runtime.notices import UNKNOWN_GRACE_S, Notices, listen
+from rollpacker.runtime.notices import SIGNALS, UNKNOWN_GRACE_S, Ears, Notices
 from rollpacker.sim.virtual_time import run_in_virtual_time
 
 STEP_S = 20.0
@@ -238,22 +238,40 @@ def test_a_job_without_a_time_limit_has_its_grace():
     assert notices.read(URG, 7.0)[1] == 37.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGURG, signal.SIGUSR2, signal.SIGTERM])
-def test_a_signal_asks_the_run_to_leave(number):
-    before = {each: signal.getsignal(each) for each in (signal.SIGURG, signal.SIGUSR2, signal.SIGTERM)}
-    notices = Notices(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
+@pytest.fixture
+def ears():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield Ears()
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
+
+NOTICES = Notices(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_asks_the_run_to_leave(number, ears):
     async def story(loop):
         departure = departure_after_a_step(loop)
-        listen(departure, notices, loop.time)
+        ears.tell(departure, NOTICES, loop.time)
         loop.call_at(5.0, signal.raise_signal, number)
         return await ends(departure, 100.0), departure.reason
 
-    try:
-        (time_s, is_broken_off), reason = in_virtual_time(story)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    (time_s, is_broken_off), reason = in_virtual_time(story)
     assert is_broken_off
     assert time_s == pytest.approx(5.0)
     assert number.name in reason
+
+
+def test_a_signal_that_came_before_anybody_listened_is_told_later(ears):
+    signal.raise_signal(signal.SIGTERM)
+
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ears.tell(departure, NOTICES, loop.time)
+        ears.tell(departure, NOTICES, loop.time)
+        return departure.reason, departure.may_begin(is_first=True)
+
+    reason, may_begin = in_virtual_time(story)
+    assert "SIGTERM" in reason
+    assert not may_begin

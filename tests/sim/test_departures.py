@@ -18,6 +18,7 @@ from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.checkpoints import CheckpointStore
 from rollpacker.runtime.departure import CLOSING_S, Departure
+from rollpacker.runtime.notices import Ears
 from rollpacker.runtime.replay import replay
 from rollpacker.runtime.status import read_status
 from rollpacker.runtime.stay import JobStay, Stay
@@ -131,6 +132,16 @@ def test_a_notice_with_time_enough_waits_for_the_step_and_one_without_does_not(t
         assert len(read_table(run_dir, "steps")) == finished
 
 
+class DeafEars(Ears):
+    """Leave this process's signals alone."""
+
+    def __init__(self):
+        pass
+
+    def tell(self, *_):
+        pass
+
+
 class JobWithLimit:
     """A job whose time limit is in virtual time; it is requeued as long as it asks for it."""
 
@@ -146,8 +157,7 @@ class JobWithLimit:
             here = allocation(
                 self.tmp_path, restart_count=restart_count, end_time=elapsed_s(self.config.run.dir) + self.limit_s
             )
-            stay = JobStay(self.config, here, asyncio.get_running_loop().time)
-            stay.listen = lambda: None
+            stay = JobStay(self.config, here, DeafEars(), asyncio.get_running_loop().time)
             await pipeline.train(self.config, ModelledBackend(self.config), stay=stay)
 
         self.requeue_file.unlink(missing_ok=True)
