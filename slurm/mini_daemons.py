@@ -7,6 +7,9 @@ started it ends, however that one ends: first by the owner's death signal (setpr
 The death signal follows the *thread* that starts a daemon: start daemons from one that lives as long as they should.
 """
 
+import contextlib
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +47,15 @@ class Daemon:
             )
 
     def kill(self) -> None:
-        """End the daemon and every process of its namespace, and wait until the daemon is gone."""
-        self._process.kill()
+        """End the daemon and every process of its namespace, and wait until all are gone.
+
+        The namespace's first process ends when the others have, and the one that waits for it after that.
+        """
+        if self._process.poll() is None:
+            first = _children(self._process.pid)
+            for pid in first or [self._process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
     def descendants(self) -> list[Process]:

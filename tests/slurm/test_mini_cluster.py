@@ -18,7 +18,7 @@ from tests.slurm.requirement import cannot_run
 
 ROOT = Path(__file__).parents[2]
 ENDS = {"REQUEUE": "PENDING", "CANCEL": "PREEMPTED"}
-SMALL = ClusterShape(nodes=1, accounting=False, node_timeout_s=2)
+SMALL = ClusterShape(nodes=1, accounting=False)
 
 
 def test_all_nodes_are_idle_at_the_start(cluster: MiniCluster) -> None:
@@ -83,9 +83,9 @@ def test_preempted_jobs_get_their_own_signal_and_are_requeued_or_cancelled_after
 ) -> None:
     with _started(replace(SMALL, nodes=2, grace_time_s=1)) as cluster:
         jobs = {mode: _trap_signals(cluster, PREEMPTIBLE_PARTITIONS[mode], tmp_path / mode) for mode in ENDS}
-        cluster.submit("-N2", "--exclusive", "-o", "/dev/null", script="sleep 60")
+        cluster.submit("-N2", "--exclusive", "-o", "/dev/null", script="sleep 600")
         for mode, job in jobs.items():
-            cluster.wait_for_state(job, {ENDS[mode]})
+            cluster.wait_for_state(job, {ENDS[mode]}, timeout_s=120)
             assert (tmp_path / mode / "signal").read_text() == "URG\n"
 
 
