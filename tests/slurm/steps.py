@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm.mini_cluster import MiniCluster
@@ -32,6 +32,7 @@ class StepRun:
         gpus: int = 0,
         of_rank_1: str | None = None,
         srun: str = "--kill-on-bad-exit=0",
+        sbatch: Sequence[str] = (),
     ) -> None:
         """Submit it; `of_rank_1` is the command that the second rank runs instead."""
         self.run_dir = run_dir
@@ -46,7 +47,7 @@ class StepRun:
             f"export {MARK}={self.mark} OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1\n"
             f"srun --ntasks-per-node=1 --cpus-per-task={cpus} {srun} bash -c {shlex.quote(task)}"
         )
-        options = ["-N2", "--ntasks-per-node=1", f"-c{cpus}", "--mem=3000", "-o", str(self._log)]
+        options = [*sbatch, "-N2", "--ntasks-per-node=1", f"-c{cpus}", "--mem=3000", "-o", str(self._log)]
         if gpus:
             options.append(f"--gres=gpu:{gpus}")
         self.job_id = cluster.submit(*options, script=script, cwd=ROOT)

@@ -125,3 +125,22 @@ def test_a_node_that_does_not_join_is_named_with_what_it_said(cluster, inputs, s
     assert "node2 did not join Ray within 30 s" in silent.output()
     assert f"{silent.job_id}.0.0/node2.log does not exist" in silent.output().replace("\n", "")
     assert list(scratch.iterdir()) == []
+
+
+def test_a_cancelled_job_and_one_whose_node_dies_end_and_leave_nothing_on_the_nodes_that_live(
+    cluster, inputs, scratch, tmp_path
+):
+    cancelled = StepRun(cluster, tmp_path / "cancelled", *endless(inputs, scratch), cpus=2)
+    nodeless = StepRun(cluster, tmp_path / "nodeless", *endless(inputs, scratch), cpus=2, sbatch=["--no-requeue"])
+    cancelled.wait_for_steps(1)
+    nodeless.wait_for_steps(1)
+    cluster.run("scancel", cancelled.job_id)
+    assert cancelled.wait(60) == "CANCELLED"
+    cancelled.assert_nothing_is_left()
+    assert len(list(scratch.iterdir())) == 2  # those of the other job
+
+    cluster.kill_node("node2")
+    assert nodeless.wait(60) in {"FAILED", "NODE_FAIL"}
+    nodeless.assert_nothing_is_left()
+    assert "node2 is lost" in nodeless.output()
+    assert len(list(scratch.iterdir())) == 1  # of the node that died
