@@ -34,6 +34,7 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
             "CUDA_VISIBLE_DEVICES": "0,2",
             "ROLLPACKER_JOB_END": "1760000000",
             "ROLLPACKER_REQUEUE_FILE": "/shared/7.requeue",
+            "ROLLPACKER_GRACE_S": "15",
         }
     )
     assert allocation is not None
@@ -44,11 +45,13 @@ def test_a_task_knows_its_rank_and_what_it_may_use():
     assert allocation.memory_bytes == 3000 << 20
     assert allocation.end_time == pytest.approx(1760000000)
     assert allocation.requeue_file == Path("/shared/7.requeue")
+    assert allocation.grace_s == pytest.approx(15)
 
 
 def test_what_slurm_does_not_limit_is_unknown():
-    allocation = current_allocation(STEP | {"ROLLPACKER_JOB_END": ""})
+    allocation = current_allocation(STEP | {"ROLLPACKER_JOB_END": "", "ROLLPACKER_GRACE_S": "0"})
     assert allocation is not None
+    assert allocation.grace_s is None
     assert (allocation.memory_bytes, allocation.end_time, allocation.requeue_file) == (None, None, None)
     assert (allocation.num_cpus, allocation.gpus) == (8, ())
 
