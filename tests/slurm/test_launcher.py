@@ -83,7 +83,7 @@ def test_points_of_equal_shapes_share_an_array_and_what_has_finished_is_skipped(
     cluster: MiniCluster, here: Path
 ) -> None:
     words = ["cluster.num_nodes=1,2", "run.dir=sweep/${cluster.num_nodes}-${run.seed}"]
-    code, output = Launch(cluster, here, *words, "run.seed=0,1", "hydra.launcher.array_parallelism=1").end()
+    code, output = Launch(cluster, here, *words, "run.seed=0,1", "hydra.launcher.array_parallelism=2").end()
     assert code == 0, output
     dirs = [here / f"sweep/{nodes}-{seed}" for nodes in (1, 2) for seed in (0, 1)]
     assert [read_status(run_dir).state for run_dir in dirs] == ["finished"] * 4
@@ -91,15 +91,15 @@ def test_points_of_equal_shapes_share_an_array_and_what_has_finished_is_skipped(
     arrays = [submission.job_id.partition("_")[0] for submission in submissions]
     assert arrays[0] == arrays[1] != arrays[2] == arrays[3]
     assert [submission.num_nodes for submission in submissions] == [1, 1, 2, 2]
-    assert "#SBATCH --array=0-1%1\n" in submissions[0].script.read_text()
+    assert "#SBATCH --array=0-1%2\n" in submissions[0].script.read_text()
     assert _accounted(cluster, submissions[3].job_id) == "COMPLETED|0:0"
     assert "2 steps in" in submissions[3].logs[0].read_text()
     num_jobs = _num_jobs(cluster)
 
-    code, output = Launch(cluster, here, *words, "run.seed=0,1,2").end()
+    code, output = Launch(cluster, here, *words, "run.seed=0,1").end()
     assert code == 0, output
     assert output.count("has finished: skipped") == 4
-    assert _num_jobs(cluster) == num_jobs + 2
+    assert _num_jobs(cluster) == num_jobs
     assert [_submission(run_dir) for run_dir in dirs] == submissions
 
 
@@ -107,13 +107,13 @@ def test_a_point_that_fails_is_failed_in_slurm_and_the_multirun_says_which_and_w
     cluster: MiniCluster, here: Path
 ) -> None:
     lengths = "prompt,length_tokens\n" + "".join(f"p{prompt},{8 + prompt}\n" for prompt in range(64) for _ in range(8))
-    (here / "lengths.csv").write_text(lengths)
+    for seed in (0, 1):
+        (here / f"lengths-{seed}.csv").write_text(lengths)
     words = [
-        "workload.lengths=lengths.csv",
+        "workload.lengths=lengths-${run.seed}.csv",
         "run.dir=sweep/${run.seed}",
         "run.seed=0,1",
-        "cluster.setup=['if [[ $SLURM_ARRAY_TASK_ID == 1 ]]; then mv lengths.csv moved.csv; fi']",
-        "hydra.launcher.array_parallelism=1",
+        "cluster.setup=['if [[ $SLURM_ARRAY_TASK_ID == 1 ]]; then mv lengths-1.csv moved.csv; fi']",
     ]
     code, output = Launch(cluster, here, *words).end()
     assert code == 1, output
@@ -121,12 +121,12 @@ def test_a_point_that_fails_is_failed_in_slurm_and_the_multirun_says_which_and_w
     submission = _submission(here / "sweep/1")
     assert f"point 1 (run.seed=1) failed (job {submission.job_id}, FAILED, exit code 2): " in output
     assert str(submission.logs[0]) in output
-    assert "lengths.csv" in output.partition("ends with")[2]
+    assert "lengths-1.csv" in output.partition("ends with")[2]
     assert "Traceback" not in submission.logs[0].read_text()
     assert _accounted(cluster, submission.job_id) == "FAILED|2:0"
     assert _accounted(cluster, _submission(here / "sweep/0").job_id) == "COMPLETED|0:0"
 
-    (here / "moved.csv").rename(here / "lengths.csv")
+    (here / "moved.csv").rename(here / "lengths-1.csv")
     code, output = Launch(cluster, here, *words).end()  # now a job of its own, which is no element of an array
     assert code == 0, output
     assert "point 0 (run.seed=0) has finished: skipped" in output
