@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image of Singularity.def: `build_image.sh IMAGE [option...]`. IMAGE ending in .sif is one file; any other name is an
-# unpacked directory, which needs no /dev/fuse on the nodes. Needs Apptainer and a subordinate id range, not root.
+# unpacked directory, which needs no /dev/fuse on the nodes. Needs Apptainer 1.2 or newer and a range of subordinate ids.
 #
 #   --base cuda|debian|FOLDER   what the image starts from: the CUDA image of Singularity.def (default); a small Debian made
 #                               here by mmdebstrap, for machines without GPUs; or an unpacked root file system
@@ -10,7 +10,7 @@
 #   --skip-test                 does not run the image's own test
 #
 # The build installs from the registries that this machine's pip is configured for. pip's settings, its certificates and
-# folders of wheels, and uv's cache, are lent to the build below /mnt, and are not part of the image.
+# folders of wheels, proxies, and uv's cache, are lent to the build below /mnt, and are not part of the image.
 set -euo pipefail
 project="$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")"
 readonly project
@@ -98,6 +98,14 @@ lend_pip_settings() {
     done
 }
 
+# How this machine reaches registries beside what pip's settings say; the build's own environment is empty.
+lend_environment() {
+    local name
+    for name in {http,https,no,all}_proxy {HTTP,HTTPS,NO,ALL}_PROXY UV_DEFAULT_INDEX UV_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL; do
+        if [[ -n "${!name:-}" ]]; then printf 'export %s=%q\n' "$name" "${!name}"; fi
+    done >"$lent/environment"
+}
+
 # What uv has already fetched and unpacked for this user need not be fetched again.
 lend_uv_cache() {
     local cache="${UV_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/uv}"
@@ -135,6 +143,7 @@ if [[ -v extras ]]; then arguments+=(--build-arg "EXTRAS=$extras"); fi
 if [[ -v packages ]]; then arguments+=(--build-arg "PACKAGES=$packages"); fi
 if [[ -n "$torch_backend" ]]; then arguments+=(--build-arg "TORCH_BACKEND=$torch_backend"); fi
 
+lend_environment
 lend_pip_settings
 lend_uv_cache
 if [[ "$image" != *.sif ]]; then arguments+=(--sandbox); fi
