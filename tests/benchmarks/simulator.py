@@ -38,6 +38,7 @@ SIZES = (16, 256, 1024, 4096)
 def measure(words: list[str]) -> dict[str, float]:
     """Run in this process; start-up is not counted, nor is pandas, which pyarrow imports at its first array."""
     import pandas as pd  # noqa: F401
+
     from rollpacker import pipeline
     from rollpacker.config.compose import compose
     from rollpacker.metrics.tables import read_frame
