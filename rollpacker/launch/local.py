@@ -58,8 +58,29 @@ def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]
 def _local(
     points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console
 ) -> list[list[str]]:
+    running: list[tuple[Point, Job[None]]] = []
+    try:
+        return _run_processes(points, running, task=task, settings=settings, folder=folder, console=console)
+    except BaseException:
+        for _, job in running:
+            job.cancel()
+        while any(not job.done() for _, job in running):  # submitit kills what does not end within a second
+            time.sleep(_POLL_S)
+        raise
+
+
+def _run_processes(
+    points: Sequence[Point],
+    running: list[tuple[Point, Job[None]]],
+    *,
+    task: Task,
+    settings: LauncherSettings,
+    folder: Path,
+    console: Console,
+) -> list[list[str]]:
+    """Start a process per point and wait for all; `running` has those that have not ended."""
     executor = LocalExecutor(folder)
-    waiting, running = list(points), list[tuple[Point, Job[None]]]()
+    waiting = list(points)
     stories: list[list[str]] = []
     while waiting or running:
         while waiting and len(running) < (settings.array_parallelism or len(points)):

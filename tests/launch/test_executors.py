@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,9 @@ def _train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _states(folder: Path) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
+    if not folder.exists():
+        return found
     for run_dir in sorted(folder.iterdir()):
         status = read_status(run_dir)
         if status is not None:
@@ -56,6 +60,39 @@ def test_points_run_here_by_the_same_configuration_and_finished_ones_are_skipped
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count("has finished: skipped") == 2
     assert "1 of 1 points did not finish.\npoint 2 (run.seed=2) failed" in done.stderr
+
+
+def test_ctrl_c_ends_the_processes_of_this_machine(tmp_path: Path) -> None:
+    words = [
+        "hydra/launcher=slurm",
+        "hydra.launcher.executor=local",
+        "run.num_steps=100000",
+        "run.dir=sweep/${run.seed}",
+    ]
+    mark = f"ROLLPACKER_TEST_RUN={tmp_path}".encode()
+    launch = subprocess.Popen(
+        [sys.executable, "-m", "rollpacker.cli", "train", "-m", *POINT, *words, "run.seed=0,1"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "ROLLPACKER_TEST_RUN": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 100
+    while _states(tmp_path / "sweep") != {"0": "running", "1": "running"}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    launch.send_signal(signal.SIGINT)
+    assert launch.wait(60) == 130
+    assert not [file for file in Path("/proc").glob("[0-9]*/environ") if mark in _content(file)]
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return b""
 
 
 @pytest.mark.parametrize("launcher", ["submitit_local", "basic"])
