@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from slurm.mini_cluster import ClusterUnavailableError, MiniCluster
+from slurm.mini_cluster import MiniCluster
 from slurm.mini_daemons import DaemonError, bound
+from slurm.mini_machine import ClusterUnavailableError
 
 OVERRIDES = (
     "hydra/launcher=slurm",

@@ -18,7 +18,6 @@ As a command, from the repository's root, as root: python3 -m slurm.mini_cluster
 
 import argparse
 import os
-import random
 import shutil
 import signal
 import socket
@@ -43,22 +42,15 @@ from slurm.mini_configuration import (
     task_prolog,
 )
 from slurm.mini_daemons import Daemon, DaemonError, FolderKeeper, Process, start_daemon, wait_until
+from slurm.mini_machine import ClusterUnavailableError, environment_of, free_ports, require_available
 
 PREEMPTIBLE_PARTITIONS = {"REQUEUE": "low", "CANCEL": "lowcancel"}
 """The partition whose jobs are preempted, by what is then done to them."""
 
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv", "unshare", "mount", "hostname")
-_ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb")
 _START_TIMEOUT_S = 60
 """Of each daemon. All are ready within 3 s on an idle machine of two cores."""
 _COMMAND_TIMEOUT_S = 120
 _SHORT_FOLDER = Path("/tmp")  # noqa: S108 - made by mkdtemp, and a socket's path may not be longer than 107 bytes
-_FIRST_PORT, _LAST_PORT = 10_000, 32_000
-"""Below the ports that Linux hands to outgoing connections, which could take one before its daemon does."""
-
-
-class ClusterUnavailableError(RuntimeError):
-    """This machine, or this user, cannot run a mini cluster."""
 
 
 class MiniCluster:
@@ -318,65 +310,9 @@ class MiniCluster:
         )
 
 
-def require_available(shape: ClusterShape) -> None:
-    """Raise ClusterUnavailableError, saying why, if a cluster of this shape cannot run here."""
-    programs = _PROGRAMS + (_ACCOUNTING_PROGRAMS if shape.accounting else ())
-    if missing := [program for program in programs if shutil.which(program, path=_search_path()) is None]:
-        raise ClusterUnavailableError(
-            f"This machine has no {', '.join(missing)}. A mini cluster runs Slurm's real daemons. "
-            "Install them, on Debian or Ubuntu: slurm/install_packages.sh"
-        )
-    if os.geteuid() != 0:
-        raise ClusterUnavailableError(
-            f"This is user {os.geteuid()}. A mini cluster makes namespaces and device files, which only root may. "
-            "Run it as root, for example with sudo, or in a container that lets root make namespaces."
-        )
-    attempt = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "true"]
-    if (refused := subprocess.run(attempt, capture_output=True, text=True, check=False)).returncode:
-        raise ClusterUnavailableError(
-            f"This root may not make namespaces ({refused.stderr.strip()}). Each node of a mini cluster lives in some. "
-            "Give the container the capability SYS_ADMIN, or run on the machine itself."
-        )
-
-
-def environment_of(layout: Layout) -> dict[str, str]:
-    """Return this process's environment, where Slurm's variables are all about the mini cluster."""
-    about_slurm = ("SLURM", "SRUN_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "MUNGE_")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(about_slurm)}
-    return own | {
-        "PATH": _search_path(),
-        "SLURM_CONF": str(layout.configuration),
-        "MYSQL_UNIX_PORT": str(layout.database_socket),
-    }
-
-
-def free_ports(count: int) -> list[int]:
-    """Choose ports on which nobody listens, by chance, so that clusters that start together choose different ones."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randint(_FIRST_PORT, _LAST_PORT)
-        if port not in ports and _is_free(port):
-            ports.append(port)
-    return ports
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
 def _is_listening(address: tuple[str, int]) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(address) == 0
-
-
-def _search_path() -> str:
-    """Return where programs are, the daemons' folders included, which the path of an ordinary user lacks."""
-    return f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from rollpacker.demo.inputs import Inputs, make_inputs
 from rollpacker.demo.warm_start import make_model
-from slurm.mini_cluster import ClusterUnavailableError, require_available
 from slurm.mini_configuration import ClusterShape
 from slurm.mini_daemons import wait_until
+from slurm.mini_machine import ClusterUnavailableError, require_available
 from tests.slurm.remains import processes_that_mention, require_nothing_left
 from tests.slurm.requirement import cannot_run
 

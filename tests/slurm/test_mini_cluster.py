@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
+from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, MiniCluster
 from slurm.mini_configuration import ClusterShape
 from slurm.mini_daemons import wait_until
+from slurm.mini_machine import ClusterUnavailableError, require_available
 from tests.slurm.remains import processes_that_mention, require_nothing_left
 from tests.slurm.requirement import cannot_run
 
