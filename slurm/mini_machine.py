@@ -1,4 +1,4 @@
-"""What a mini cluster needs of its machine: programs, permissions, ports, and an environment that knows no other Slurm."""
+"""What a mini cluster needs of its machine: programs, permissions, ports, an environment that knows no other Slurm."""
 
 import os
 import random
