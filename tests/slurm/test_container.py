@@ -21,11 +21,12 @@ from rollpacker.launch.container import container_command
 from rollpacker.launch.submissions import read_submission
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.status import read_status
-from slurm.mini_cluster import ClusterUnavailableError, MiniCluster, require_available
+from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
 from tests.e2e.launched import MARK
 from tests.slurm.images import BUILD, EXEC_OPTIONS, ROOT, Image, built_image
 from tests.slurm.requirement import cannot_run
+from tests.slurm.submitted import SubmittedRun
 
 pytestmark = pytest.mark.timeout(1500)  # the first test that asks for the image waits for its build
 
@@ -38,6 +39,14 @@ MODELLED = [
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     yield from built_image(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """A model that has hardly learnt anything, and prompts."""
+    made = Inputs(folder=tmp_path_factory.mktemp("walk"))
+    make_inputs(made, lambda model: make_model(model, num_iterations=3))
+    return made
 
 
 @pytest.fixture
@@ -128,10 +137,8 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), rollpacker.__file__, 
 
 @pytest.mark.e2e
 def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
-    image: Image, cluster: MiniCluster, tmp_path: Path
+    image: Image, cluster: MiniCluster, inputs: Inputs, tmp_path: Path
 ) -> None:
-    inputs = Inputs(folder=tmp_path / "input")
-    make_inputs(inputs, lambda model: make_model(model, num_iterations=3))
     mark = os.urandom(8).hex()
     launch = subprocess.Popen(
         [
@@ -168,6 +175,27 @@ def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
     assert [cluster.processes_on(node) for node in ("node1", "node2")] == [[], []]
     left = [path.name for node in ("node1", "node2") for path in cluster.scratch(node).glob("rollpacker-*/rp-*")]
     assert left == []
+
+
+@pytest.mark.e2e
+def test_a_run_preempted_in_the_image_leaves_a_checkpoint_is_requeued_outside_and_goes_on(
+    image: Image, cluster: MiniCluster, inputs: Inputs, tmp_path: Path
+) -> None:
+    run = SubmittedRun(
+        cluster,
+        tmp_path / "run",
+        *(f"hydra.launcher.container={image.path}", f"cluster.container.options=[{','.join(EXEC_OPTIONS)}]"),
+        *("cluster.num_nodes=1", f"cluster.partition={PREEMPTIBLE_PARTITIONS['CANCEL']}"),
+        *("experiment=demo", f"model.path={inputs.model}", f"data.path={inputs.prompts}", "system=verl"),
+        *("rollout.num_prompts=4", "rollout.max_response_tokens=32", "run.num_steps=30"),
+        "run.checkpoint_every_steps=0",  # what it goes on from is what it wrote when it was told to leave
+    )
+    run.wait_for_steps(2)
+    cluster.submit("-N2", "--exclusive", "-p", "main", "-o", "/dev/null", script="sleep 1")
+    assert run.wait() == "COMPLETED", run.output()
+    assert run.num_restarts() == 1
+    assert run.status().state == "finished"
+    assert read_table(run.run_dir, "steps")["step"].to_pylist() == list(range(30))
 
 
 @pytest.mark.parametrize(
