@@ -77,6 +77,15 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
+    def jump(self) -> None:
+        """Move the clock to the next timer."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not timers:
+            raise _deadlock(self)
+        self._now_s = max(self._now_s, timers[0][0])
+
     def set_time(self, time_s: float) -> None:
         """Let it be this late, or this early.
 
@@ -114,22 +123,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Run what is ready and what is due by now; what they make ready comes in the next turn."""
         ready, timers = self._ready, self._timers
         if not ready and not self._stopping:
-            self._jump()
+            self.jump()
         while timers and timers[0][0] <= self._now_s:
             ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()  # noqa: SLF001  (what the base class's own turn does)
-
-    def _jump(self) -> None:
-        """Move the clock to the next timer."""
-        timers = self._timers
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)
-        if not timers:
-            raise _deadlock(self)
-        self._now_s = max(self._now_s, timers[0][0])
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:  # noqa: ARG002  (asyncio's signature)
         """Keep no more cancelled timers than others, beyond a few: they may be due in hours."""
