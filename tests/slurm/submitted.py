@@ -1,10 +1,13 @@
 """Runs that `hydra/launcher=slurm` has submitted, as a user submits them, and what can be seen of them from outside."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rollpacker.launch.submissions import read_submission
@@ -60,7 +63,7 @@ class SubmittedRun:
 
         self.wait_until(has_come)
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 300) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, (
@@ -68,11 +71,31 @@ class SubmittedRun:
             )
             time.sleep(0.05)
 
-    def freeze_engines(self) -> None:
+    def freeze_engines(self) -> FrozenEngines:
         """Let the run's engines stop in the middle of what they do, so that its rollout never ends."""
         mark = f"SLURM_JOB_ID={self.job_id}\0".encode()
-        for node in self.cluster.shape.node_names:
-            for process in self.cluster.processes_on(node):
-                is_own = mark in Path(f"/proc/{process.pid}/environ").read_bytes()
-                if is_own and "ray::EngineActor" in process.command:
-                    os.kill(process.pid, signal.SIGSTOP)
+        return FrozenEngines(
+            process.pid
+            for node in self.cluster.shape.node_names
+            for process in self.cluster.processes_on(node)
+            if "ray::EngineActor" in process.command and mark in Path(f"/proc/{process.pid}/environ").read_bytes()
+        )
+
+
+class FrozenEngines:
+    """Slurm sends SIGCONT with every signal, so whoever waits keeps them frozen."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._processes = [os.pidfd_open(pid) for pid in pids]
+        assert self._processes
+        self.keep()
+
+    def keep(self) -> bool:
+        """Freeze those that live."""
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGSTOP)
+        return True
+
+    def wait_until(self, run: SubmittedRun, condition: Callable[[], bool]) -> None:
+        run.wait_until(lambda: self.keep() and condition())

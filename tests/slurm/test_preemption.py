@@ -1,5 +1,7 @@
 """Slurm wants the nodes of a job: it leaves with a checkpoint, waits its turn, and goes on as if nothing had been."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -8,6 +10,7 @@ from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.runtime.replay import replay
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, MiniCluster
 from tests.e2e.launched import LaunchedRun, batches, rows, trained_prompts
+from tests.slurm.small_runs import small_run
 from tests.slurm.submitted import SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -15,28 +18,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 NUM_PROMPTS = 40
 
 
-def small_run(inputs, *overrides):
-    return [
-        f"model.path={inputs / 'model'}",
-        f"data.path={inputs / 'prompts.jsonl'}",
-        "data.max_prompt_tokens=16",
-        "reward=walk",
-        "rollout.num_prompts=4",
-        "rollout.num_responses=4",
-        "rollout.max_response_tokens=48",
-        "trainer.learning_rate=1e-3",
-        "run.num_epochs=1",
-        "run.checkpoint_every_steps=2",
-        "system=verl",
-        "engine.num_engines=1",
-        *overrides,
-    ]
-
-
 def submit(cluster: MiniCluster, mode: str, run_dir, inputs, *overrides) -> SubmittedRun:
-    """On one node, in the partition whose jobs are preempted in this way."""
-    one_node = ["cluster.num_nodes=1", f"cluster.partition={PREEMPTIBLE_PARTITIONS[mode]}"]
-    return SubmittedRun(cluster, run_dir, *small_run(inputs, *one_node, *overrides))
+    """Submit to the partition whose jobs are preempted in this way."""
+    partition = f"cluster.partition={PREEMPTIBLE_PARTITIONS[mode]}"
+    return SubmittedRun(cluster, run_dir, *small_run(inputs, partition, *overrides))
 
 
 def take_all_nodes(cluster: MiniCluster) -> None:
@@ -68,21 +53,16 @@ def assert_ended_as(run: SubmittedRun, unbroken: LaunchedRun) -> None:
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
-@pytest.fixture(scope="module")
-def unbroken(inputs, tmp_path_factory):
-    run = LaunchedRun(tmp_path_factory.mktemp("unbroken") / "run", *small_run(inputs))
-    assert run.wait() == 0, run.output()
-    return run
-
-
 def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unbroken, tmp_path):
-    run = submit(cluster, "REQUEUE", tmp_path / "run", inputs)
+    run = submit(cluster, "REQUEUE", tmp_path / "run", inputs, "cluster.num_nodes=1")
     run.wait_for_steps(3)
-    run.freeze_engines()
+    engines = run.freeze_engines()
     take_all_nodes(cluster)
-    run.wait_until(lambda: run.status().state == "departed")
+    engines.wait_until(run, lambda: run.status().state == "departed")
     assert run.status().finished_steps >= 3
     assert "SIGURG came, with 15 s to leave" in run.status().reason
+    attempt = json.loads((run.run_dir / "jobs" / f"{run.job_id}.json").read_text())[0]
+    assert attempt["broken_off_step_s"] > 0
     assert_went_on_as_if_nothing_had_been(run)
     assert_ended_as(run, unbroken)
     assert not cluster.processes_on("node1")
@@ -92,9 +72,10 @@ def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unb
 def test_told_by_sigterm_alone_a_job_that_would_be_cancelled_is_back_in_the_queue(
     terminating_cluster, inputs, unbroken, tmp_path
 ):
-    run = submit(terminating_cluster, "CANCEL", tmp_path / "run", inputs)
+    run = submit(terminating_cluster, "CANCEL", tmp_path / "run", inputs, "engine.num_engines=2")
     run.wait_for_steps(3)
     take_all_nodes(terminating_cluster)
     assert_went_on_as_if_nothing_had_been(run)
     assert "SIGTERM came, with 15 s to leave" in run.output()
+    assert {row["engine"] for row in rows(run.run_dir, "responses")} == {"engine-0", "engine-1"}  # one on each node
     assert_ended_as(run, unbroken)

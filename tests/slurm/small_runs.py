@@ -1,0 +1,33 @@
+"""A run that is small enough for tests, whose rollouts are long enough to be hit in the middle."""
+
+import pytest
+
+from tests.e2e.launched import LaunchedRun
+
+
+def small_run(inputs, *overrides):
+    """A step is a second of rollout, one response after the other, and little else."""
+    return [
+        f"model.path={inputs / 'model'}",
+        f"data.path={inputs / 'prompts.jsonl'}",
+        "data.max_prompt_tokens=16",
+        "reward=walk",
+        "rollout.num_prompts=4",
+        "rollout.num_responses=12",
+        "rollout.max_response_tokens=48",
+        "trainer.learning_rate=1e-3",
+        "run.num_epochs=1",
+        "run.checkpoint_every_steps=2",
+        "system=verl",
+        "engine.num_engines=1",
+        "engine.max_num_seqs=1",
+        *overrides,
+    ]
+
+
+@pytest.fixture(scope="session")
+def unbroken(inputs, tmp_path_factory):
+    """The run as it is outside Slurm."""
+    run = LaunchedRun(tmp_path_factory.mktemp("unbroken") / "run", *small_run(inputs))
+    assert run.wait(400) == 0, run.output()
+    return run
