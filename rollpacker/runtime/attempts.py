@@ -96,10 +96,14 @@ class JobAttempts:
         num_futile = self._num_futile(finished_steps) + 1
         is_futile = finished_steps == self._current.first_step
         if is_futile and num_futile >= self._cluster.max_attempts_without_progress:
-            return self._no_progress(where, num_futile, now)
+            return self._no_progress(where, num_futile, departure.reserve_s, now)
         with storage_errors(self._allocation.requeue_file):
             self._allocation.requeue_file.touch()
-        return Departed(where, "The job goes back into the queue.", "It goes on by itself; there is nothing to do.")
+        return Departed(
+            where,
+            "The batch script sends the job back into the queue, unless somebody cancelled it.",
+            "It goes on by itself; there is nothing to do.",
+        )
 
     def _num_futile(self, first_step: int) -> int:
         """How many attempts before this one, in a row, began where it begins."""
@@ -110,20 +114,22 @@ class JobAttempts:
             count += 1
         return count
 
-    def _no_progress(self, where: str, num_futile: int, now: float) -> WorldError:
+    def _no_progress(self, where: str, num_futile: int, reserve_s: float, now: float) -> WorldError:
         """Say which time was too short for what."""
         assert self._current is not None
         attempts = [*self._earlier, self._current]
         step_s = max(max(attempt.longest_step_s, attempt.broken_off_step_s) for attempt in attempts)
-        checkpoint_s = max((attempt.checkpoint_s or 0.0) for attempt in attempts)
         times = f"the longest step seen took or had run {step_s:.0f} s"
         end_time = self._allocation.end_time
         remedies = ["make steps shorter (rollout.num_prompts, rollout.max_response_tokens)"]
         if end_time is not None:
             began_at = self._current.began_at
             starting_s = max(0.0, now - began_at - self._current.broken_off_step_s)
-            needed_min = math.ceil((starting_s + 2 * step_s + 2 * checkpoint_s) / 60) + 1
-            times = f"the time limit left {end_time - began_at:.0f} s to an attempt; {times}"
+            needed_min = math.ceil((starting_s + 2 * step_s + reserve_s) / 60) + 1
+            times = (
+                f"the time limit left {end_time - began_at:.0f} s to an attempt, {reserve_s:.0f} s of them for its "
+                f"checkpoint and its end; {times}"
+            )
             remedies.insert(0, f"give it more time (cluster.time_limit_min={needed_min})")
         return WorldError(
             f"{where}\nThis was attempt {num_futile} in a row that came to no new checkpoint: {times}.",

@@ -71,6 +71,12 @@ class Departure:
         """The longest seen; None before the first."""
         return self._checkpoint_s
 
+    @property
+    def reserve_s(self) -> float:
+        """What is kept for a checkpoint and for the end."""
+        checkpoint_s = UNSEEN_CHECKPOINT_S if self._checkpoint_s is None else self._checkpoint_s
+        return CHECKPOINT_SLACK * checkpoint_s + CLOSING_S
+
     def expect(self, step_s: float, checkpoint_s: float | None) -> None:
         """Reckon with what an earlier attempt measured."""
         if step_s:
@@ -169,5 +175,4 @@ class Departure:
 
     def _leave_by(self) -> float:
         """The last moment at which a checkpoint may begin."""
-        checkpoint_s = UNSEEN_CHECKPOINT_S if self._checkpoint_s is None else self._checkpoint_s
-        return self._deadline - CHECKPOINT_SLACK * checkpoint_s - CLOSING_S
+        return self._deadline - self.reserve_s

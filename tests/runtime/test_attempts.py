@@ -57,9 +57,9 @@ def test_the_second_attempt_in_a_row_without_a_step_is_the_last_and_says_which_t
     error = job.leave(3, broken_off_step_s=42.0)
     assert isinstance(error, WorldError)
     assert not job.requeue_file.exists()
-    assert "left 60 s to an attempt" in error.problem
+    assert "left 60 s to an attempt, 50 s of them for its checkpoint and its end" in error.problem
     assert "the longest step seen took or had run 42 s" in error.problem
-    assert "cluster.time_limit_min=3" in error.remedy  # 8 s to start, a step of twice 42 s, a minute of reserve
+    assert "cluster.time_limit_min=4" in error.remedy  # 8 s to start, a step of twice 42 s, 50 s, and a minute more
 
 
 def test_progress_between_two_futile_attempts_begins_the_count_anew(job):

@@ -1,0 +1,76 @@
+"""Jobs that end before their run does: by the time limit, by scancel, by the death of a node."""
+
+import json
+import math
+
+import pytest
+
+from rollpacker.metrics.event_log import attempt_paths
+from rollpacker.runtime.replay import replay
+from rollpacker.runtime.startup import STARTUP_FILE
+from slurm.mini_cluster import MiniCluster
+from tests.e2e.launched import num_recorded_steps, rows
+from tests.slurm.small_runs import small_run
+from tests.slurm.submitted import ENDED, SubmittedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def endless(inputs, *overrides):
+    return small_run(inputs, "run.num_epochs=null", "run.num_steps=100000", *overrides)
+
+
+def with_limit(inputs, unbroken, *overrides):
+    """A minute is the shortest that Slurm knows; more where it takes longer to start."""
+    startup = json.loads((unbroken.run_dir / "logs" / "attempt-000" / STARTUP_FILE).read_text())
+    limit_min = math.ceil((1.5 * startup["total_s"] + 30) / 60)
+    limit = ["cluster.num_nodes=1", f"cluster.time_limit_min={limit_min}", "cluster.signal_lead_s=1"]
+    return endless(inputs, *limit, *overrides)
+
+
+def assert_nothing_is_left(run: SubmittedRun, cluster: MiniCluster) -> None:
+    run.wait_until(lambda: not any(cluster.processes_on(node) for node in cluster.shape.node_names), 30)
+
+
+def test_a_node_that_dies_ends_the_job_or_requeues_it(cluster, inputs, tmp_path):
+    run = SubmittedRun(cluster, tmp_path / "run", *endless(inputs, "engine.num_engines=2"))
+    run.wait_for_steps(1)
+    cluster.kill_node("node2")
+    run.wait_until(lambda: run.state() in {"PENDING", "FAILED", "NODE_FAIL"}, 90)
+    run.wait_until(lambda: not cluster.processes_on("node1"), 60)
+
+
+def test_at_its_time_limit_a_run_leaves_and_goes_on_unless_no_step_fits_and_scancel_ends_it_for_good(
+    cluster, inputs, unbroken, tmp_path
+):
+    (tmp_path / "futile").mkdir()
+    run = SubmittedRun(cluster, tmp_path / "run", *with_limit(inputs, unbroken))
+    futile = SubmittedRun(
+        cluster, tmp_path / "futile" / "run", *with_limit(inputs, unbroken, "cluster.max_attempts_without_progress=1")
+    )
+    futile.wait_until(lambda: "  rollout ..." in futile.output())
+    frozen = futile.freeze_engines()  # in its first step, which is longer than the limit now
+    run.wait_for_steps(1)
+    engines = run.freeze_engines()
+    engines.wait_until(run, lambda: frozen.keep() and run.status().state == "departed")
+    assert "the time limit" in run.status().reason
+
+    frozen.wait_until(futile, lambda: futile.state() in ENDED)
+    assert futile.state() == "FAILED", futile.output()
+    assert futile.num_restarts() == 0
+    assert futile.status().state == "failed"
+    assert "the time limit came before the end of a step" in futile.status().reason
+    assert "cluster.time_limit_min=" in futile.status().reason
+    assert "Traceback" not in futile.output()
+
+    run.wait_until(lambda: len(attempt_paths(run.run_dir)) == 2)
+    assert run.num_restarts() == 1
+    assert "The batch script sends the job back into the queue" in run.output()
+    run.wait_for_steps(num_recorded_steps(run.run_dir) + 1)
+    cluster.run("scancel", run.job_id)
+    assert run.wait() == "CANCELLED"
+    assert run.num_restarts() == 1
+    steps = [row["step"] for row in rows(run.run_dir, "steps")]
+    assert steps == list(range(len(steps)))
+    replay(run.run_dir)
+    assert_nothing_is_left(run, cluster)
