@@ -30,7 +30,7 @@ class Allocation:
     """One task of a Slurm step that has one task per node."""
 
     job_id: str
-    """With arrays the element's own number, which every Slurm command takes."""
+    """No other job has it. Slurm's commands read that of an array's last element as the whole array."""
     step_id: str
     restart_count: int
     """How often Slurm has requeued the job."""
