@@ -2,10 +2,12 @@
 
 import json
 import math
+import time
 
 import pytest
 
 from rollpacker.metrics.event_log import attempt_paths
+from rollpacker.runtime.departure import Departure
 from rollpacker.runtime.replay import replay
 from rollpacker.runtime.startup import STARTUP_FILE
 from slurm.mini_cluster import MiniCluster
@@ -21,9 +23,10 @@ def endless(inputs, *overrides):
 
 
 def with_limit(inputs, unbroken, *overrides):
-    """A minute is the shortest that Slurm knows; more where it takes longer to start."""
+    """As few whole minutes as leave room to start, to begin a step, and for what is kept back for a first checkpoint."""
     startup = json.loads((unbroken.run_dir / "logs" / "attempt-000" / STARTUP_FILE).read_text())
-    limit_min = math.ceil((1.5 * startup["total_s"] + 30) / 60)
+    reserve_s = Departure(clock=time.time).reserve_s
+    limit_min = math.ceil((1.5 * startup["total_s"] + 10 + reserve_s) / 60)
     limit = ["cluster.num_nodes=1", f"cluster.time_limit_min={limit_min}", "cluster.signal_lead_s=1"]
     return endless(inputs, *limit, *overrides)
 
