@@ -23,7 +23,7 @@ def endless(inputs, *overrides):
 
 
 def with_limit(inputs, unbroken, *overrides):
-    """As few whole minutes as leave room to start, to begin a step, and for what is kept back for a first checkpoint."""
+    """The fewest minutes with room to start, to begin a step, and for what is kept back for a first checkpoint."""
     startup = json.loads((unbroken.run_dir / "logs" / "attempt-000" / STARTUP_FILE).read_text())
     reserve_s = Departure(clock=time.time).reserve_s
     limit_min = math.ceil((1.5 * startup["total_s"] + 10 + reserve_s) / 60)
