@@ -16,10 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollpacker import __version__
-from rollpacker.core.errors import ConfigError, InternalError, RollpackerError, WorldError
-
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
+from rollpacker.core.errors import EXIT_INTERRUPTED, ConfigError, InternalError, RollpackerError, WorldError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

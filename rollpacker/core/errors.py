@@ -23,6 +23,9 @@ Errors cross process boundaries, so each one pickles: its constructor arguments 
 
 from __future__ import annotations
 
+EXIT_INTERRUPTED = 130
+"""Of Ctrl-C, which is no error of ours: 128 + SIGINT, as shells report it."""
+
 
 class RollpackerError(Exception):
     """An error in three parts: what was wrong with its value, what is allowed, what to do."""

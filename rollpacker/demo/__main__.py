@@ -19,15 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.rule import Rule
 from rich.text import Text
 
+from rollpacker.core.errors import EXIT_INTERRUPTED
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
 
 FOLDER = Path("runs/demo")
 
 SYSTEMS = ("verl", "rollpacker")
 """The baseline first."""
-
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
 
 
 def main(overrides: list[str]) -> int:

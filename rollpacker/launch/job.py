@@ -14,13 +14,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import InternalError, RollpackerError
+from rollpacker.core.errors import EXIT_INTERRUPTED, InternalError, RollpackerError
 
 Task = Callable[[DictConfig], None]
 """Trains one point, after it has judged it; says on the screen what fails."""
-
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
 
 
 class PointCall:

@@ -15,6 +15,22 @@ from rollpacker.metrics.tables import read_table
 MARK = "ROLLPACKER_TEST_RUN"
 
 
+def small_run(inputs: Path, *overrides: str) -> list[str]:
+    """The words of a run of five steps that takes seconds; later words win."""
+    return [
+        f"model.path={inputs / 'model'}",
+        f"data.path={inputs / 'prompts.jsonl'}",
+        "data.max_prompt_tokens=16",
+        "reward=walk",
+        "rollout.num_prompts=8",
+        "rollout.num_responses=4",
+        "rollout.max_response_tokens=48",
+        "trainer.learning_rate=1e-3",
+        "run.num_epochs=1",
+        *overrides,
+    ]
+
+
 class LaunchedRun:
     """`rollpacker train` in a process of its own; every process that it starts carries its mark."""
 

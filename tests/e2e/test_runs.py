@@ -14,26 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.runtime.replay import replay
-from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, trained_prompts
+from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run, trained_prompts
 
 pytestmark = pytest.mark.e2e
 
 NUM_PROMPTS = 40
-
-
-def small_run(inputs, *overrides):
-    return [
-        f"model.path={inputs / 'model'}",
-        f"data.path={inputs / 'prompts.jsonl'}",
-        "data.max_prompt_tokens=16",
-        "reward=walk",
-        "rollout.num_prompts=8",
-        "rollout.num_responses=4",
-        "rollout.max_response_tokens=48",
-        "trainer.learning_rate=1e-3",
-        "run.num_epochs=1",
-        *overrides,
-    ]
 
 
 def final_weights(run_dir: Path):

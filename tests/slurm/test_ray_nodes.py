@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.runtime.startup import STARTUP_FILE
-from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows
+from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
 from tests.slurm.steps import ENGINE, RANK, RAYLET, StepRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -22,21 +22,6 @@ def scratch():
     folder = Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
-
-
-def small_run(inputs, *overrides):
-    return [
-        f"model.path={inputs / 'model'}",
-        f"data.path={inputs / 'prompts.jsonl'}",
-        "data.max_prompt_tokens=16",
-        "reward=walk",
-        "rollout.num_prompts=8",
-        "rollout.num_responses=4",
-        "rollout.max_response_tokens=48",
-        "trainer.learning_rate=1e-3",
-        "run.num_epochs=1",
-        *overrides,
-    ]
 
 
 def endless(inputs, scratch, *overrides):
