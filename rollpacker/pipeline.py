@@ -3,7 +3,8 @@
 What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`); who generates,
 judges and learns is the configuration's: a backend brings them, and `rollpacker.runtime.training_run` opens the run.
 What is left is the order of a synchronous, strictly on-policy step: every trained token comes from the policy that the
-step began with.
+step began with. Where engines and trainer share GPUs, they take turns: engines sleep while the trainer learns, and the
+trainer sleeps from then on until the next batch is there.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ async def train(config: RunConfig, backend: Backend, watch: Watch | None = None,
                 if batch is None:  # every prompt was trained in every epoch
                     num_finished = step
                     break
+                if run.takes_turns:
+                    with recorder.stage("hand_over"):
+                        await run.hand_over_gpus()
                 with recorder.stage("train"):
                     update = await run.learn(batch)
             with recorder.stage("quiesce"):

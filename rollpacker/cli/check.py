@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
 from rollpacker.protocols.backend import ModelledCluster
-from rollpacker.runtime.planning import planned_actors, usable_cpus, visible_gpus
+from rollpacker.runtime.machine import usable_cpus, visible_gpus
+from rollpacker.runtime.planning import placed_actors, planned_actors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +52,8 @@ def _check_run(overrides: Sequence[str]) -> None:
     console = output()
     console.print(heading("Configuration"), Text(f"{to_yaml(config)}"), sep="\n")
     console.print(heading("What it will do"), facts(_as_text(_describe(config, outlook))), sep="\n")
+    if not isinstance(outlook.cluster, ModelledCluster):
+        console.print("", heading("Who works where"), placement_table(config, outlook.cluster, outlook.fit), sep="\n")
 
 
 def _check_sweep(overrides: Sequence[str]) -> None:
@@ -102,8 +106,12 @@ def _model(model: ModelFacts) -> str:
 def _prompts(config: RunConfig, outlook: Outlook) -> str:
     domains = outlook.num_prompts_by_domain
     by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
-    source = f"in {config.data.path}" if config.data.path else f"made up for the workload {_workload(config)}"
-    return f"{sum(domains.values()):,} {source}: {by_domain}"
+    files = ", ".join(str(file.path) for file in config.data.path or ())
+    source = f"in {files}" if files else f"made up for the workload {_workload(config)}"
+    text = f"{sum(domains.values()):,} {source}: {by_domain}"
+    if config.reward.domains:
+        text += "\nrewards: " + ", ".join(f"{domain} by {config.reward.name_of(domain)}" for domain in domains)
+    return text
 
 
 def _workload(config: RunConfig) -> str:
@@ -153,21 +161,27 @@ def _techniques(config: RunConfig) -> str:
     """What the system has beside its batching, and what of it can act in this run."""
     system, is_modelled = config.system, config.backend.name == "sim"
     techniques = (
-        (system.reward == "scheduled", "programs stop that take much longer than correct ones", "a code sandbox"),
-        (system.planner, "rounds that preempt move to engines of more GPUs", "engines of several degrees"),
-        (system.stream, "half of the engines train before the rollout ends", "engines and trainer on the same GPUs"),
+        (system.reward == "scheduled", "programs stop that take much longer than correct ones"),
+        (system.planner, "rounds that preempt move to engines of more GPUs"),
+        (system.stream, "half of the engines train before the rollout ends"),
     )
     lines = [
-        technique if is_modelled else f"not here: {technique} (it needs {needs})"
-        for is_on, technique, needs in techniques
+        technique if is_modelled else f"only in modelled runs so far: {technique}"
+        for is_on, technique in techniques
         if is_on
     ]
     return "\n".join(lines) or "none"
 
 
 def _lengths(config: RunConfig, model: ModelFacts) -> str:
+    fate = {
+        "drop": "longer ones are dropped",
+        "truncate_left": "longer ones lose their beginning",
+        "truncate_right": "longer ones lose their end",
+        "error": "a longer one stops the start",
+    }[config.data.long_prompts]
     text = (
-        f"prompts up to {config.data.max_prompt_tokens:,} tokens (longer ones are dropped), "
+        f"prompts up to {config.data.max_prompt_tokens:,} tokens ({fate}), "
         f"responses up to {config.rollout.max_response_tokens:,}"
     )
     return text if model.max_positions is None else f"{text}; the model has {model.max_positions:,} positions"
@@ -234,9 +248,10 @@ def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> st
         f"{count} {role}{'s' if count > 1 else ''} x {_resources(cpus, gpus)}"
         for (role, cpus, gpus), count in kinds.items()
     )
-    reserved = _resources(
-        sum(actor.resources.num_cpus for actor in actors), sum(actor.resources.num_gpus for actor in actors)
-    )
+    num_gpus = sum(actor.resources.num_gpus for actor in actors)
+    if config.placement.maps is not None:  # several actors have the same ones
+        num_gpus = len({(actor.node, gpu) for actor in placed_actors(config, cluster) for gpu in actor.gpus})
+    reserved = _resources(sum(actor.resources.num_cpus for actor in actors), num_gpus)
     offered = _resources(cluster.num_cpus, cluster.num_gpus)
     if is_job:
         nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"

@@ -14,7 +14,16 @@ from rich.text import Text
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.config.keys import REQUIRED, Key, legal_keys, section_docs
 from rollpacker.config.launching import LauncherSettings, launcher_defaults
-from rollpacker.config.roots import DEFAULT_RUN_DIR, SCORE, TRAIN, Root, default_choices, groups, option_summary
+from rollpacker.config.roots import (
+    DEFAULT_RUN_DIR,
+    SCORE,
+    TRAIN,
+    Root,
+    default_choices,
+    groups,
+    option_notes,
+    option_summary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +82,7 @@ def show_train_help(command: str) -> None:
             ),
         ),
         ("Groups (each option sets several keys)", _group_table(TRAIN)),
+        ("Prompt files (data=jsonl)", Text(option_notes("data", "jsonl"))),
     ]
     _print_sections(output(), [*sections, *_key_sections(TRAIN), _launcher_section()])
 

@@ -612,7 +612,7 @@ def _is_ahead(config: RunConfig) -> bool:
 
 
 def _cost_model(base: RunConfig) -> str:
-    from rollpacker.config.schema import HardwareSection
+    from rollpacker.config.sections.modelled import HardwareSection
 
     assert base.hardware is not None
     name, hardware = base.hardware.name, base.hardware

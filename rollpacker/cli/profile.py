@@ -119,9 +119,9 @@ def _measure(config: RunConfig) -> Profile:
     import tempfile
 
     from rollpacker.cli.screen import profile_progress
+    from rollpacker.data.shapes import transformer_of
     from rollpacker.runtime.profiling import measure
     from rollpacker.runtime.ray_backend import RayBackend
-    from rollpacker.sim.shapes import transformer_of
 
     facts, model = _facts(config), transformer_of(config.model)
 
@@ -146,10 +146,10 @@ def _facts(config: RunConfig) -> ProfileFacts:
     from datetime import datetime
 
     from rollpacker import __version__
+    from rollpacker.data.shapes import transformer_of
     from rollpacker.metrics.profiles import ProfileFacts
     from rollpacker.runtime.actors import COLLECT_INTERVAL_S
-    from rollpacker.runtime.planning import hardware_name
-    from rollpacker.sim.shapes import transformer_of
+    from rollpacker.runtime.machine import hardware_name
 
     model = transformer_of(config.model)
     return ProfileFacts(

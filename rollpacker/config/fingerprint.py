@@ -6,9 +6,10 @@ is reached, or how long the run goes on:
 * `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `tracker`: what is
   written, and where;
 * `cluster`: which machines it runs on;
-* `backend` but for its name, tensor, pipeline and context parallelism, `resources`, `num_threads`,
-  `engine.num_engines`, `engine.max_num_seqs`, `reward.num_workers`: who works on it; a sample draws from its own
-  generator, so its tokens do not depend on them beyond floating-point ties;
+* `backend` but for its name, `placement`, `weight_sync`, the degrees of engines and trainer, `resources`,
+  `num_threads`, `engine.num_engines`, `engine.max_num_seqs`, `engine.vllm` but for its `arguments`,
+  `reward.num_workers`: who works on it, and in how much memory; a sample draws from its own generator, so its tokens
+  do not depend on them beyond floating-point ties;
 * `trainer.max_tokens_per_microbatch`: the loss is a sum, so its parts change only the rounding;
 * `run.num_steps` under a constant learning rate: a finished run may be continued. A decaying schedule spans the steps,
   so there it counts.
@@ -39,12 +40,24 @@ NOT_DEFINING = (
     "engine.num_threads",
     "engine.num_engines",
     "engine.max_num_seqs",
+    "engine.vllm.memory_share",
+    "engine.vllm.kv_cache_mb",
+    "engine.vllm.prefix_caching",
+    "engine.vllm.enforce_eager",
+    "engine.vllm.max_num_batched_tokens",
+    "engine.max_restarts",
+    "engine.restart_pause_s",
     "trainer.resources",
     "trainer.num_threads",
     "trainer.max_tokens_per_microbatch",
     "trainer.tensor_parallel",
     "trainer.pipeline_parallel",
     "trainer.context_parallel",
+    "trainer.data_parallel",
+    "trainer.recompute_activations",
+    "trainer.shard_gradients",
+    "placement",
+    "weight_sync",
     "reward.resources",
     "reward.num_workers",
 )
@@ -57,8 +70,9 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
         for name, value in _flatten(config.model_dump(mode="json"), "")
         if not any(name == left_out or name.startswith(f"{left_out}.") for left_out in NOT_DEFINING)
     }
-    for name, path in (("model.path", config.model.path), ("data.path", config.data.path)):
+    for name, path in (("model.path", config.model.path), ("data.chat_template", config.data.chat_template)):
         values[name] = str(path.resolve()) if path else None
+    values["data.path"] = [[str(file.path.resolve()), file.domain] for file in config.data.path or ()]
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
     return values

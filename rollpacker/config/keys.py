@@ -19,6 +19,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rollpacker.config.sections.base import Kind
+
 REQUIRED = "???"
 """The default of a key that the user must set, in OmegaConf's spelling."""
 
@@ -139,7 +141,7 @@ def _leaf(name: str, field: FieldInfo, default: object, absent_section: str) -> 
         choices = tuple(str(choice) for choice in typing.get_args(annotation))
     return Key(
         name=name,
-        kind=_kind(annotation),
+        kind=_stated_kind(field.metadata) or _kind(annotation),
         bounds=_bounds(field.metadata),
         choices=choices,
         default=_plain(default),
@@ -162,15 +164,15 @@ def _kind(annotation: Any) -> str:
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         bounds = _bounds(_flatten(parts[1:]))
-        return f"{_kind(parts[0])} {bounds}" if bounds else _kind(parts[0])
+        return _stated_kind(parts[1:]) or (f"{_kind(parts[0])} {bounds}" if bounds else _kind(parts[0]))
     if origin is Literal:
         return "one of " + ", ".join(str(part) for part in parts)
-    if origin is tuple and parts[-1] is Ellipsis:
-        return f"a list, each {_kind(parts[0])}"
     if origin is tuple:
-        return f"a list of {len(parts)}: " + ", ".join(_kind(part) for part in parts)
+        return _kind_of_tuple(parts)
     if origin is dict:
         return f"a mapping of each name to {_kind(parts[1])}"
+    if origin in {Union, types.UnionType}:
+        return " or ".join(_kind(part) for part in parts)
     words: Mapping[Any, str] = {
         bool: "true or false",
         int: "an integer",
@@ -179,6 +181,16 @@ def _kind(annotation: Any) -> str:
         Path: "a path",
     }
     return words[annotation]
+
+
+def _kind_of_tuple(parts: tuple[Any, ...]) -> str:
+    if parts[-1] is Ellipsis:
+        return f"a list, each {_kind(parts[0])}"
+    return f"a list of {len(parts)}: " + ", ".join(_kind(part) for part in parts)
+
+
+def _stated_kind(metadata: Iterable[Any]) -> str:
+    return next((item.words for item in metadata if isinstance(item, Kind)), "")
 
 
 def _flatten(metadata: Iterable[Any]) -> list[Any]:

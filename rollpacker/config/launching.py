@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError
 from rollpacker.config.keys import legal_keys, nearest
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.roots import conf_dir
-from rollpacker.config.schema import RunConfig, Section
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import Section
 from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:

@@ -76,11 +76,17 @@ def groups(root: Root[BaseModel]) -> dict[str, Group]:
 
 def option_summary(group: str, option: str) -> str:
     """What an option is, from the comment that its file begins with: the first sentence."""
+    return " ".join(_comment(group, option)).partition(". ")[0].rstrip(".") + "."
+
+
+def option_notes(group: str, option: str) -> str:
+    """What else that comment says, after its first blank line."""
+    return "\n".join(_comment(group, option)).partition("\n\n")[2]
+
+
+def _comment(group: str, option: str) -> list[str]:
     lines = (conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines()
-    comment = " ".join(
-        line.removeprefix("#").strip() for line in lines if line.startswith("#") and "@package" not in line
-    )
-    return comment.partition(". ")[0].rstrip(".") + "."
+    return [line.removeprefix("#").strip() for line in lines if line.startswith("#") and "@package" not in line]
 
 
 def default_choices(root: Root[BaseModel]) -> dict[str, object]:

@@ -23,7 +23,7 @@ class EngineJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLost:
-    """An engine died; every request that ran on it is gone."""
+    """An engine died; every request that ran on it is gone. What comes in its place joins under a name of its own."""
 
     engine: EngineId
 

@@ -4,6 +4,8 @@ Ids are tuples, because the machines hash millions of them and a tuple hashes in
 
 * A prompt is trained once per epoch, so its id carries the epoch: the same text in the next epoch is another prompt.
 * A request carries its round, or a late finish of round 3 passes for the same prompt's re-run in round 4.
+
+For the same reason an engine that takes the place of a lost one has another id (`successor_of`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple, NewType
 
 EngineId = NewType("EngineId", str)
-"""One inference engine of the run, such as `engine-0`."""
+"""One inference engine of the run, such as `engine-0`, or `engine-0-r1`, which was started in its place."""
 
 Domain = NewType("Domain", str)
 """A kind of task with its own reward and its own share of every batch, such as `math`."""
@@ -40,3 +42,8 @@ class RequestId(NamedTuple):
 
     def __str__(self) -> str:
         return f"r{self.round}:{self.prompt}#{self.sample}"
+
+
+def successor_of(engine: EngineId, number: int) -> EngineId:
+    """Name the engine that takes a lost one's place; `number` counts the restarts of the run's attempt, from 1."""
+    return EngineId(f"{engine}-r{number}")

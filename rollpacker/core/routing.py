@@ -4,19 +4,26 @@
              open or lent ──lose──> absent         what was in flight on it is launched on open engines
              open or lent ──order_retirement, retire──> absent       nothing was in flight on it
 
-A request is in flight from its launch until it finishes or is told to stop. When an engine is lost, what was in flight
-on it is launched again on the others under the same id: the tokens of both attempts come from the same policy version,
-so whichever finish is believed, the batch is right; the router believes the engine that holds the request now.
+    request: waiting ──an engine is open──> on an engine ──its engine is lost, or it is evicted──> waiting
+
+A request is in flight until it finishes or is told to stop, and is launched as soon as an engine is open: nearly always
+at once. While none is, because all were lost or the others are lent, it waits, and the engine that joins next gets what
+waits, in order. Whether one will come is the driver's business.
+
+When an engine is lost, what was in flight on it is launched again on the others under the same id: the tokens of both
+attempts come from the same policy version, so whichever finish is believed, the batch is right; the router believes the
+engine that holds the request now, and nobody while it waits.
 
 A lent engine gets no launch until it is taken back, also when it restarts or is lost and comes back: its GPUs are the
 trainer's. What is in flight on it is told to leave. From there on one fact of three is the first to come:
 
-* its eviction: it is launched on an open engine, and a second eviction, or a finish from the lent engine, is late;
+* its eviction: it is launched on an open engine, or waits for one, and a second eviction, or a finish from the lent
+  engine, is late;
 * its finish, which counts as any other; an eviction after it is late;
 * the decision of its group: it is told to stop as well and is forgotten, so its eviction, its finish and its abort are
   all late.
 
-Invariant: every request in flight is on exactly one engine of the fleet, and while there is one, an engine is open.
+Invariant: every request in flight is on exactly one engine of the fleet, or it waits, and then no engine is open.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rollpacker.core.commands import Abort, Evict, Launch
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, InvariantViolated
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 
 
@@ -36,8 +43,8 @@ class Router:
     def __init__(self) -> None:
         self._held: dict[EngineId, dict[RequestId, None]] = {}
         """The fleet in joining order, and what is in flight on each engine, in launch order."""
-        self._in_flight: dict[RequestId, EngineId] = {}
-        """The same by request, in launch order."""
+        self._in_flight: dict[RequestId, EngineId | None] = {}
+        """The same by request; None waits for an engine."""
         self._lent: set[EngineId] = set()
         """Present or absent: an engine that comes back while its GPUs are lent is lent, too."""
         self._retiring: set[EngineId] = set()
@@ -50,48 +57,31 @@ class Router:
         """While engines are lent, the places in the fleet."""
 
     @property
-    def has_engine(self) -> bool:
-        return bool(self._held)
-
-    @property
     def engines(self) -> tuple[EngineId, ...]:
         """The fleet in joining order, lent engines too."""
         return tuple(self._held)
 
     @property
-    def holders(self) -> Mapping[RequestId, EngineId]:
-        """Which engine holds each request in flight."""
+    def holders(self) -> Mapping[RequestId, EngineId | None]:
+        """Which engine holds each request in flight; None for one that waits."""
         return self._in_flight
+
+    @property
+    def is_starved(self) -> bool:
+        """True while requests wait for an engine."""
+        return None in self._in_flight.values()
 
     # The fleet
 
     def join(self, engine: EngineId) -> list[Launch]:
-        """Add an engine; one that is already there has restarted, and lost what was in flight on it."""
-        orphans = self._remove(engine)
+        """Add an engine and launch what waits; one that is already there has restarted, and lost what was on it."""
+        self._remove(engine)
         self._held[engine] = {}
-        return self.launch(orphans)
+        return self.launch([request for request, holder in self._in_flight.items() if holder is None])
 
     def lose(self, engine: EngineId) -> list[Launch]:
-        """Remove an engine and launch elsewhere what was in flight on it.
-
-        Raises:
-            EngineFailed: It was the last one, or the last open one and requests are in flight; nothing was changed.
-        """
-        if not self.is_in_fleet(engine):
-            return []
-        self._check_can_leave(engine)
-        return self.launch(self._remove(engine))
-
-    def _check_can_leave(self, engine: EngineId) -> None:
-        is_another_open = any(other != engine and other not in self._lent for other in self._held)
-        if len(self._held) > 1 and (is_another_open or not self._in_flight):
-            return
-        left = [other for other in self._held if other != engine]
-        raise EngineFailed(
-            f"Engine {engine!r} was lost, and no engine is left{f' but the lent {left}' if left else ''}.",
-            "A run needs at least one engine.",
-            f"Read why {engine!r} ended in its log under run.dir; run.resume=auto continues from the checkpoint.",
-        )
+        """Remove an engine and launch elsewhere what was in flight on it."""
+        return self.launch(self._remove(engine)) if self.is_in_fleet(engine) else []
 
     def is_in_fleet(self, engine: EngineId) -> bool:
         """Tell a present engine from one that left.
@@ -106,12 +96,13 @@ class Router:
         raise ImpossibleEvent(f"Engine {engine!r} never joined.", f"In the fleet are {list(self._held)}.")
 
     def _remove(self, engine: EngineId) -> list[RequestId]:
-        """Take an engine out; gives what was in flight on it, in launch order."""
+        """Take an engine out; gives what was in flight on it, in launch order, which waits from now on."""
         if engine not in self._held:
             return []
         orphans = list(self._held.pop(engine))
         for request in orphans:
             del self._in_flight[request]
+        self._in_flight.update(dict.fromkeys(orphans))
         self._left.add(engine)
         self._retiring.discard(engine)
         return orphans
@@ -132,13 +123,11 @@ class Router:
 
         Raises:
             ImpossibleEvent: Nobody ordered it; nothing was changed.
-            EngineFailed: It was the last one; nothing was changed.
         """
         if not self.is_in_fleet(engine):
             return
         if engine not in self._retiring:
             raise ImpossibleEvent(f"Engine {engine!r} retired, which nobody ordered.", "It follows UseParallelism.")
-        self._check_can_leave(engine)
         self._remove(engine)
 
     # Lending
@@ -156,7 +145,7 @@ class Router:
         self._by_load.clear()
 
     def move(self, request: RequestId, engine: EngineId) -> list[Launch]:
-        """Launch an evicted request on an open engine; one that was told to stop, or has moved before, stays away.
+        """Launch an evicted request elsewhere; one that was told to stop, or has moved before, stays away.
 
         Raises:
             ImpossibleEvent: Nobody ordered its eviction; nothing was changed.
@@ -166,16 +155,16 @@ class Router:
         if engine not in self._lent:
             raise ImpossibleEvent(f"{request} was evicted, which nobody ordered.", "An eviction follows its order.")
         self._forget(request)
-        return [self._launch_one(request)]
+        return self._launch_each([request])
 
     # Requests
 
     def launch(self, requests: Sequence[RequestId]) -> list[Launch]:
-        """Give each request to the open engine with the fewest in flight."""
+        """Give each request to the open engine with the fewest in flight; without one, let them wait."""
         if not requests and not self._lent:
             return []
         self._sort_by_load()
-        launches = [self._launch_one(request) for request in requests]
+        launches = self._launch_each(requests)
         if not self._lent:
             self._by_load.clear()
         return launches
@@ -186,6 +175,12 @@ class Router:
             (len(held), self._places[engine], engine) for engine, held in self._held.items() if engine not in self._lent
         ]
         heapq.heapify(self._by_load)
+
+    def _launch_each(self, requests: Sequence[RequestId]) -> list[Launch]:
+        if self._by_load:
+            return [self._launch_one(request) for request in requests]
+        self._in_flight.update(dict.fromkeys(requests))
+        return []
 
     def _launch_one(self, request: RequestId) -> Launch:
         by_load = self._by_load
@@ -201,8 +196,9 @@ class Router:
         return Launch(request=request, engine=engine)
 
     def abort(self, requests: Iterable[RequestId]) -> list[Abort]:
-        """Order requests in flight to stop, and forget them."""
-        return [Abort(request=request, engine=self._forget(request)) for request in requests]
+        """Order requests in flight to stop, and forget them; nobody has to be told of those that wait."""
+        holders = [(request, self._forget(request)) for request in requests]
+        return [Abort(request=request, engine=engine) for request, engine in holders if engine is not None]
 
     def finish(self, request: RequestId) -> bool:
         """Forget a finished request; False if it is not in flight: it was stopped before and finished all the same."""
@@ -211,8 +207,10 @@ class Router:
         self._forget(request)
         return True
 
-    def _forget(self, request: RequestId) -> EngineId:
+    def _forget(self, request: RequestId) -> EngineId | None:
         engine = self._in_flight.pop(request)
+        if engine is None:
+            return None
         held = self._held[engine]
         del held[request]
         if self._lent and engine not in self._lent:
@@ -223,7 +221,7 @@ class Router:
         return request in self._in_flight
 
     def has_moved(self, request: RequestId, engine: EngineId) -> bool:
-        """Tell whether an engine speaks of a request that another one holds by now.
+        """Tell whether an engine speaks of a request that another one holds by now, or that waits for one.
 
         Raises:
             ImpossibleEvent: The engine never joined, or nothing was ever taken from it, so it cannot have held it.
@@ -242,17 +240,18 @@ class Router:
         """Re-derive the router's invariants.
 
         Raises:
-            InvariantViolated: It holds other requests than are running, or in two books, or nobody can take a launch.
+            InvariantViolated: It holds other requests than are running, or in two books, or one waits for nothing.
         """
         if set(running) != self._in_flight.keys():
             lost_or_extra = sorted(str(request) for request in set(running) ^ self._in_flight.keys())
             raise InvariantViolated(f"Running and in flight differ by {', '.join(lost_or_extra)}")
         by_engine = {request: engine for engine, held in self._held.items() for request in held}
-        if by_engine != self._in_flight or sum(map(len, self._held.values())) != len(self._in_flight):
+        on_engines = {request: engine for request, engine in self._in_flight.items() if engine is not None}
+        if by_engine != on_engines or sum(map(len, self._held.values())) != len(on_engines):
             raise InvariantViolated(f"The engines hold {self._held}; in flight is {self._in_flight}")
         is_open = [engine for engine in self._held if engine not in self._lent]
-        if self._in_flight and not is_open:
-            raise InvariantViolated(f"Requests are in flight, and all engines are lent: {sorted(self._lent)}")
+        if self.is_starved and is_open:
+            raise InvariantViolated(f"Requests wait, and these engines are open: {is_open}")
         true_entries = {(len(self._held[engine]), self._places.get(engine), engine) for engine in is_open}
         if self._lent and not true_entries <= set(self._by_load):
             raise InvariantViolated(f"The engines by load are {true_entries}, not {self._by_load}")
@@ -282,8 +281,9 @@ class Router:
         router._left = {EngineId(engine) for engine in snapshot["left"]}
         for round_number, prompt, sample, engine in snapshot["in_flight"]:
             request = RequestId(round_number, PromptId(*prompt), sample)
-            router._in_flight[request] = EngineId(engine)
-            router._held[EngineId(engine)][request] = None
+            router._in_flight[request] = engine
+            if engine is not None:
+                router._held[engine][request] = None
         if router._lent:
             router._sort_by_load()
         return router

@@ -9,7 +9,8 @@
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part judges before any part
 changes. A fact that comes late changes nothing and gives no command; only the reward budget learns from a late reward.
-The requests that the router holds in flight are those that the batching machine waits for.
+The requests that the router holds in flight are those that the batching machine waits for, whether an engine runs them
+or none is there.
 
 Adding a machine
 ================
@@ -90,7 +91,6 @@ class Scheduler:
 
         Raises:
             ImpossibleEvent: It cannot have happened; nothing was changed.
-            EngineFailed: The last engine was lost, or the last that is not lent; nothing was changed.
         """
         match event:
             case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
@@ -155,7 +155,6 @@ class Scheduler:
             case StepStarted():
                 return self._start_step(event, now)
             case PromptsDrawn():
-                self._check_engines(event)
                 return self._carry_out(self._batching.handle(event, now))
             case RoundMeasured():
                 return self._plan(event)
@@ -164,7 +163,6 @@ class Scheduler:
 
     def _start_step(self, event: StepStarted, now: float) -> tuple[Command, ...]:
         """Begin a step with all engines: the trainer has given back what was lent."""
-        self._check_engines(event)
         if self._router.is_changing:
             raise ImpossibleEvent(
                 f"Step {event.step} started before the engines had changed.",
@@ -175,10 +173,6 @@ class Scheduler:
         if self._planner:
             self._planner.start_step()
         return self._carry_out(decisions)
-
-    def _check_engines(self, event: StepStarted | PromptsDrawn) -> None:
-        if not self._router.has_engine:
-            raise ImpossibleEvent(f"{event} came before any engine.", "An engine joins first.")
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
         """Change the engines for the next round, if the planner says so."""
@@ -257,6 +251,11 @@ class Scheduler:
     def engines(self) -> tuple[EngineId, ...]:
         """The engines that are there, in joining order, lent ones too."""
         return self._router.engines
+
+    @property
+    def is_starved(self) -> bool:
+        """True while requests wait for an engine: none is there, or all are lent."""
+        return self._router.is_starved
 
     @property
     def tensor_parallel(self) -> int | None:

@@ -148,7 +148,7 @@ class StreamScaling:
                 raise ImpossibleEvent(f"{progress} has a count below 0.")
 
     def choose(
-        self, event: ProgressMeasured, fleet: Sequence[EngineId], holders: Mapping[RequestId, EngineId]
+        self, event: ProgressMeasured, fleet: Sequence[EngineId], holders: Mapping[RequestId, EngineId | None]
     ) -> tuple[EngineId, ...]:
         """Name the engines to lend now, in joining order; none if a test fails or the measurement is late.
 

@@ -1,95 +1,131 @@
 """Reads JSON lines from a user's file, and says exactly where a line is wrong.
 
-Invariant: every record carries the number of its line, counted from 1 as editors do, and lines end at a newline
-byte only (a JSON string may hold other separators, such as U+2028). Blank lines are skipped. Every failure is a
-`DataError`.
+Invariant: every record carries its line, numbered from 1 as editors do, and lines end at a newline byte only (a JSON
+string may hold other separators, such as U+2028). Blank lines are skipped. One line is held at a time, since a file of
+test cases may be larger than memory. Every failure is a `DataError`.
 """
 
 from __future__ import annotations
 
 import codecs
 import difflib
+import hashlib
 import json
 import math
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
+from rollpacker.protocols.references import FileLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-JsonObject = dict[str, object]
-
 _MAX_SHOWN_CHARS = 60
 """How much of a wrong value a message repeats."""
 
 
-def read_json_lines(path: Path, *, kind: str) -> Iterator[tuple[int, JsonObject]]:
-    """Yield each line's number and object. `kind` names the file in messages, such as `prompt file`."""
-    content = _read_bytes(path, kind).removeprefix(codecs.BOM_UTF8)
-    if not content.strip():
+@dataclass(frozen=True, slots=True, eq=False)
+class JsonLine:
+    """The object of one line, and its errors."""
+
+    line: FileLine
+    fields: dict[str, object]
+
+    def error(self, problem: str, allowed: str, remedy: str) -> DataError:
+        """Make an error that names the line."""
+        return DataError(f"{self.line}: {problem}", allowed, remedy)
+
+    def identifier(self) -> str:
+        """Take the field `id`: a non-empty string, or a number, which becomes a string."""
+        value = self.require("id")
+        if isinstance(value, str) and value.strip():
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return str(value)
+        raise self.error(
+            f"`id` is {shown(value)}", "Allowed: a non-empty string or a number", "Give every line an id of its own"
+        )
+
+    def require(self, name: str) -> object:
+        """Take a field that every line must have."""
+        if name not in self.fields:
+            raise self.missing([name])
+        return self.fields[name]
+
+    def missing(self, names: Sequence[str]) -> DataError:
+        """Make the error of a line that has none of these fields."""
+        missing = " or ".join(f"`{name}`" for name in names)
+        present = ", ".join(f"`{field}`" for field in self.fields) or "none"
+        remedy = f"Add {missing} to every line"
+        for name in names:
+            if nearest := difflib.get_close_matches(name, self.fields, n=1):
+                remedy = f"Rename `{nearest[0]}` to `{name}` in every line"
+        return self.error(f"the field {missing} is missing", f"Fields of this line: {present}", remedy)
+
+    def parse_text(self, name: str, text: str, allowed: str, remedy: str) -> object:
+        """Parse the JSON in a field that is a text, as converted data sets often have it."""
+        try:
+            value: object = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.error(f"`{name}` is a string that holds no JSON: {error}", allowed, remedy) from None
+        if "\\u" in text:
+            self.refuse_lone_surrogates(name, value)
+        return value
+
+    def refuse_lone_surrogates(self, name: str, value: object) -> None:
+        """Half of a surrogate pair is legal JSON, but no text: it could not be tokenized or written later."""
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise self.error(
+                f"the field `{name}` holds half of a surrogate pair",
+                "Allowed: complete Unicode characters",
+                "Write the file again with whole characters",
+            ) from None
+
+
+def read_json_lines(path: Path, *, kind: str) -> Iterator[JsonLine]:
+    """Yield the lines of a file. `kind` names the file in messages, such as `prompt file`."""
+    offset_bytes, is_empty = 0, True
+    with _reading(path, kind), path.open("rb") as file:
+        for number, raw_line in enumerate(file, start=1):
+            content = raw_line.removeprefix(codecs.BOM_UTF8) if number == 1 else raw_line
+            raw = content.removesuffix(b"\n")
+            if raw and not raw.isspace():
+                is_empty = False
+                begin = offset_bytes + len(raw_line) - len(content)
+                yield _parse_line(
+                    raw,
+                    FileLine(path=path, number=number, offset_bytes=begin, num_bytes=len(raw), digest=_digest(raw)),
+                )
+            offset_bytes += len(raw_line)
+    if is_empty:
         raise DataError(
             f"The {kind} {path} is empty",
             "Allowed: one JSON object per line",
             "Write at least one line, or name another file",
         )
-    for number, raw_line in enumerate(content.split(b"\n"), start=1):
-        if raw_line and not raw_line.isspace():
-            yield number, _parse_line(raw_line, path, number)
 
 
-def line_error(path: Path, number: int, problem: str, allowed: str, remedy: str) -> DataError:
-    """Make the error of one line."""
-    return DataError(f"{path}, line {number}: {problem}", allowed, remedy)
+def read_line_again(line: FileLine) -> JsonLine:
+    """Read one line that `read_json_lines` gave earlier.
 
-
-def read_identifier(record: JsonObject, path: Path, number: int) -> str:
-    """Take the field `id`: a non-empty string, or a number, which becomes a string."""
-    value = require_field(record, "id", path, number)
-    if isinstance(value, str) and value.strip():
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return str(value)
-    raise line_error(
-        path,
-        number,
-        f"`id` is {shown(value)}",
-        "Allowed: a non-empty string or a number",
-        "Give every line an id of its own",
-    )
-
-
-def require_field(record: JsonObject, name: str, path: Path, number: int) -> object:
-    """Take a field that every line must have."""
-    if name not in record:
-        raise missing_field([name], record, path, number)
-    return record[name]
-
-
-def missing_field(names: Sequence[str], record: JsonObject, path: Path, number: int) -> DataError:
-    """Make the error of a line that has none of these fields."""
-    missing = " or ".join(f"`{name}`" for name in names)
-    present = ", ".join(f"`{field}`" for field in record) or "none"
-    remedy = f"Add {missing} to every line"
-    for name in names:
-        if nearest := difflib.get_close_matches(name, record, n=1):
-            remedy = f"Rename `{nearest[0]}` to `{name}` in every line"
-    return line_error(path, number, f"the field {missing} is missing", f"Fields of this line: {present}", remedy)
-
-
-def refuse_lone_surrogates(name: str, value: object, path: Path, number: int) -> None:
-    """Half of a surrogate pair is legal JSON, but no text: it could not be tokenized or written later."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise line_error(
-            path,
-            number,
-            f"the field `{name}` holds half of a surrogate pair",
-            "Allowed: complete Unicode characters",
-            "Write the file again with whole characters",
-        ) from None
+    Raises:
+        DataError: The file is gone, or was changed since.
+    """
+    with _reading(line.path, "prompt file"), line.path.open("rb") as file:
+        file.seek(line.offset_bytes)
+        raw = file.read(line.num_bytes)
+    if _digest(raw) != line.digest:
+        raise DataError(
+            f"{line} is not what it was when the run began",
+            "Allowed: a prompt file that nobody changes while a run uses it",
+            "Restore the file, and start or resume the run",
+        )
+    return _parse_line(raw, line)
 
 
 def shown(value: object) -> str:
@@ -98,9 +134,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 
-def _read_bytes(path: Path, kind: str) -> bytes:
+def _digest(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=8).digest()
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
     except FileNotFoundError:
         raise DataError(f"The {kind} {path} does not exist", "Allowed: a JSONL file", _nearest_name(path)) from None
     except IsADirectoryError:
@@ -126,39 +167,34 @@ def _nearest_name(path: Path) -> str:
     return f"Did you mean {path.parent / nearest[0]}?" if nearest else f"Check the path; {path.parent} has no such name"
 
 
-def _parse_line(raw_line: bytes, path: Path, number: int) -> JsonObject:
+def _parse_line(raw_line: bytes, line: FileLine) -> JsonLine:
     try:
         value = json.loads(raw_line.decode())
     except UnicodeDecodeError as error:
-        raise line_error(
-            path,
-            number,
-            f"byte {error.start + 1} (0x{raw_line[error.start]:02x}) is not UTF-8",
+        raise DataError(
+            f"{line}: byte {error.start + 1} (0x{raw_line[error.start]:02x}) is not UTF-8",
             "Allowed: text in UTF-8",
             "Convert the file, for example with `iconv -f latin1 -t utf-8`",
         ) from None
     except json.JSONDecodeError as error:
-        raise line_error(
-            path,
-            number,
-            f"broken JSON at column {error.colno}: {error.msg}",
+        raise DataError(
+            f"{line}: broken JSON at column {error.colno}: {error.msg}",
             "Allowed: one JSON object per line",
             "Repair the line; a file with one large JSON array has to be rewritten as lines",
         ) from None
     except (ValueError, RecursionError) as error:
         # Legal JSON that Python refuses: an integer of thousands of digits, or thousands of nested brackets.
-        raise line_error(
-            path, number, f"the JSON cannot be read: {error}", "Allowed: one JSON object per line", "Repair the line"
+        raise DataError(
+            f"{line}: the JSON cannot be read: {error}", "Allowed: one JSON object per line", "Repair the line"
         ) from None
     if not isinstance(value, dict):
-        raise line_error(
-            path,
-            number,
-            f"the line is {shown(value)}, not an object",
+        raise DataError(
+            f"{line}: the line is {shown(value)}, not an object",
             "Allowed: one JSON object per line, in curly brackets",
             "Rewrite the file with one object per line",
         )
+    parsed = JsonLine(line, value)
     if b"\\ud" in raw_line or b"\\uD" in raw_line:
         for name, field in value.items():
-            refuse_lone_surrogates(name, field, path, number)
-    return value
+            parsed.refuse_lone_surrogates(name, field)
+    return parsed

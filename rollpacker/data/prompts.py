@@ -1,125 +1,152 @@
-"""Reads the user's prompt file and refuses it at the first line that could not be trained.
+"""Reads the user's prompt files and refuses them at the first line that could not be trained.
 
-Invariant: what `load_prompts` returns has unique ids, valid chat messages, and texts that are not blank, in the
-order of the file. A line has `id`, `domain`, `ground_truth`, and `messages` (a list, or a string that holds the JSON
-of a list) or `prompt`. When it has both, `messages` counts. Other fields are ignored.
+Invariant: what comes back has unique ids, valid chat messages, and texts that are not blank, in the order of the files
+and of their lines. A line has
+
+* `id` and `domain` (a file may have a default domain);
+* `messages` (a list, or a string that holds the JSON of a list) or `prompt`; with both, `messages` counts;
+* what responses are held against: `ground_truth`, an answer as text or number; or test cases (see `test_cases`); or,
+  for an LLM judge, `rubric`, `reference_answer` or both.
+
+Where there are test cases, `ground_truth` is not looked at; beside a `rubric` it is the reference answer. Other fields
+are ignored. Test cases are judged here and not kept: the prompt holds where its line lies.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import Domain
-from rollpacker.data.jsonl import (
-    line_error,
-    missing_field,
-    read_identifier,
-    read_json_lines,
-    refuse_lone_surrogates,
-    require_field,
-    shown,
-)
+from rollpacker.data.jsonl import read_json_lines, shown
+from rollpacker.data.test_cases import CODE_FIELDS, is_filled, read_code_reference
+from rollpacker.protocols.references import AnswerReference, JudgeReference
 from rollpacker.protocols.rollout import Prompt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from rollpacker.data.jsonl import JsonObject
+    from rollpacker.config.sections.data import PromptFile
+    from rollpacker.data.jsonl import JsonLine
+    from rollpacker.protocols.references import FileLine, Reference
 
 _ROLES = ("system", "user", "assistant")
 _ROLES_ALLOWED = "Allowed: system, user, assistant"
 
+_JUDGE_FIELDS = ("rubric", "reference_answer")
 
-def load_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Read every prompt of a JSONL file, in its order.
+
+def load_prompts(files: Iterable[PromptFile]) -> tuple[Prompt, ...]:
+    """Read every prompt of some JSONL files, in their order.
 
     Raises:
-        DataError: The file cannot be read, is empty, or has a wrong line; the message names the line.
+        DataError: A file cannot be read, is empty, or has a wrong line; the message names the line.
     """
     prompts: list[Prompt] = []
-    first_line_of: dict[str, int] = {}
-    for number, record in read_json_lines(path, kind="prompt file"):
-        prompt = _read_prompt(record, path, number)
-        first = first_line_of.setdefault(prompt.key, number)
-        if first != number:
-            raise line_error(
-                path,
-                number,
-                f"the id {prompt.key!r} was used in line {first} already",
-                'Allowed: an id that no other line has (1 and "1" are the same id)',
-                "Give one of the two lines another id, or delete it",
-            )
-        prompts.append(prompt)
+    first_line_of: dict[str, FileLine] = {}
+    for file in files:
+        for line in read_json_lines(file.path, kind="prompt file"):
+            prompt = _read_prompt(line, file.domain)
+            first = first_line_of.setdefault(prompt.key, line.line)
+            if first is not line.line:
+                raise line.error(
+                    f"the id {prompt.key!r} was used in {_place(first, file.path)} already",
+                    'Allowed: an id that no other line has (1 and "1" are the same id)',
+                    "Give one of the two lines another id, or delete it",
+                )
+            prompts.append(prompt)
     return tuple(prompts)
 
 
-def _read_prompt(record: JsonObject, path: Path, number: int) -> Prompt:
-    key = read_identifier(record, path, number)
-    domain = Domain(sys.intern(_read_text(record, "domain", path, number)))
+def _place(line: FileLine, path: Path) -> str:
+    return f"line {line.number}" if line.path == path else str(line)
+
+
+def _read_prompt(line: JsonLine, default_domain: str | None) -> Prompt:
+    key = line.identifier()
+    has_domain = default_domain is None or is_filled(line.fields.get("domain"))
+    domain = _read_text(line, "domain") if has_domain else str(default_domain)
     text = None
-    if "messages" in record:
-        messages = _read_messages(record["messages"], path, number)
-    elif "prompt" not in record:
-        raise missing_field(["messages", "prompt"], record, path, number)
+    if "messages" in line.fields:
+        messages = _read_messages(line)
+    elif "prompt" not in line.fields:
+        raise line.missing(["messages", "prompt"])
     else:
-        text = _read_text(record, "prompt", path, number)
+        text = _read_text(line, "prompt")
         messages = ({"role": "user", "content": text},)
     return Prompt(
-        key=key, domain=domain, messages=messages, text=text, ground_truth=_read_ground_truth(record, path, number)
+        key=key,
+        domain=Domain(sys.intern(domain)),
+        messages=messages,
+        text=text,
+        reference=_read_reference(line),
+        line=line.line,
     )
 
 
-def _read_text(record: JsonObject, name: str, path: Path, number: int) -> str:
-    value = require_field(record, name, path, number)
+def _read_text(line: JsonLine, name: str) -> str:
+    value = line.require(name)
     if isinstance(value, str) and value and not value.isspace():
         return value
-    raise line_error(
-        path, number, f"`{name}` is {shown(value)}", "Allowed: a text that is not blank", f"Fill in `{name}`"
+    raise line.error(f"`{name}` is {shown(value)}", "Allowed: a text that is not blank", f"Fill in `{name}`")
+
+
+def _read_reference(line: JsonLine) -> Reference:
+    code_fields, judge_fields = (
+        [name for name in names if is_filled(line.fields.get(name))] for names in (CODE_FIELDS, _JUDGE_FIELDS)
     )
+    if code_fields and judge_fields:
+        raise line.error(
+            f"the line has both test cases (`{code_fields[0]}`) and `{judge_fields[0]}`",
+            "Allowed: one kind of reference, since a response has one reward",
+            "Delete one of the two",
+        )
+    if code_fields:
+        return read_code_reference(line)
+    if judge_fields:
+        rubric = _read_text(line, "rubric") if "rubric" in judge_fields else None
+        answer = _read_text(line, "reference_answer") if "reference_answer" in judge_fields else None
+        if answer is None and is_filled(line.fields.get("ground_truth")):
+            answer = _read_ground_truth(line)
+        return JudgeReference(rubric=rubric, answer=answer)
+    if "ground_truth" not in line.fields:
+        raise line.missing(["ground_truth", "test_cases", "rubric"])
+    return AnswerReference(text=_read_ground_truth(line).strip())
 
 
-def _read_ground_truth(record: JsonObject, path: Path, number: int) -> str:
+def _read_ground_truth(line: JsonLine) -> str:
     """A number is taken as its text. An empty text is legal: not every reward compares with an answer."""
-    value = require_field(record, "ground_truth", path, number)
+    value = line.require("ground_truth")
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise line_error(
-        path, number, f"`ground_truth` is {shown(value)}", "Allowed: a string or a number", "Write the answer as text"
+    raise line.error(
+        f"`ground_truth` is {shown(value)}",
+        "Allowed: a string or a number; test cases belong in `test_cases`, what a judge is told in `rubric`",
+        "Write the answer as text",
     )
 
 
-def _read_messages(value: object, path: Path, number: int) -> tuple[dict[str, str], ...]:
+def _read_messages(line: JsonLine) -> tuple[dict[str, str], ...]:
+    value = line.fields["messages"]
     if isinstance(value, str):
-        has_escapes = "\\u" in value
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise line_error(
-                path,
-                number,
-                f"`messages` is a string without the JSON of a list: {error}",
-                "Allowed: a list of messages, or a string that holds the JSON of one",
-                "Write `messages` as a list, or use the field `prompt` for plain text",
-            ) from None
-        if has_escapes:
-            refuse_lone_surrogates("messages", value, path, number)
+        value = line.parse_text(
+            "messages",
+            value,
+            "Allowed: a list of messages, or a string that holds the JSON of one",
+            "Write `messages` as a list, or use the field `prompt` for plain text",
+        )
     if not isinstance(value, list) or not value:
-        raise line_error(
-            path,
-            number,
+        raise line.error(
             f"`messages` is {shown(value)}",
             "Allowed: a list of at least one message",
             'Write it as [{"role": "user", "content": "..."}]',
         )
-    messages = tuple(_read_message(message, index, path, number) for index, message in enumerate(value))
+    messages = tuple(_read_message(line, message, index) for index, message in enumerate(value))
     if messages[-1]["role"] == "assistant":
-        raise line_error(
-            path,
-            number,
+        raise line.error(
             "`messages` ends with an answer of the assistant",
             "Allowed: a last message of the user or the system, which the policy then answers",
             "Delete the last message; the expected answer belongs in `ground_truth`",
@@ -127,25 +154,19 @@ def _read_messages(value: object, path: Path, number: int) -> tuple[dict[str, st
     return messages
 
 
-def _read_message(message: object, index: int, path: Path, number: int) -> dict[str, str]:
+def _read_message(line: JsonLine, message: object, index: int) -> dict[str, str]:
     where = f"`messages[{index}]`"
     if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-        raise line_error(
-            path,
-            number,
+        raise line.error(
             f"{where} is {shown(message)}",
             "Allowed: an object with exactly the fields `role` and `content`",
             "Add what is missing, delete what is too much",
         )
     role, content = message["role"], message["content"]
     if role not in _ROLES:
-        raise line_error(
-            path, number, f"the role of {where} is {shown(role)}", _ROLES_ALLOWED, "Use one of these roles"
-        )
+        raise line.error(f"the role of {where} is {shown(role)}", _ROLES_ALLOWED, "Use one of these roles")
     if not isinstance(content, str) or not content or content.isspace():
-        raise line_error(
-            path,
-            number,
+        raise line.error(
             f"the content of {where} is {shown(content)}",
             "Allowed: a text that is not blank",
             "Fill in the content, or delete the message",

@@ -2,24 +2,33 @@
 
 Invariant: `encode(prompt)` is what the policy sees and `text(prompt)` is the same as text.
 
-* A prompt with `messages` goes through the tokenizer's chat template, which brings its own special tokens and ends
-  where the assistant's answer begins.
-* Where the tokenizer has no chat template, the contents of the messages are joined with newlines.
-* A prompt with only `prompt` is taken as it is. Plain text gets the special tokens that the tokenizer adds to any
-  text (for some models one at the beginning).
+* A prompt with `messages` goes through the chat template, the tokenizer's own or that of `data.chat_template`, with the
+  variables of `data.template_arguments`. It brings its own special tokens and ends where the assistant's answer begins.
+* `data.system_prompt` becomes the first message of every such prompt that has no system message.
+* A prompt with only `prompt` is taken as it is, with the special tokens that the tokenizer adds to any text (for some
+  models one at the beginning); with `data.plain_as_chat` it is one message of the user.
+
+Thinking. What a model writes between thinking tags is part of its response: it counts against the length limit, it is
+trained, and the reward sees it (math takes the last boxed answer, wherever it stands). Where a template opens the tag
+itself, as DeepSeek-R1's does, it is part of the prompt, and the response has only the closing one. Qwen3's template has
+a switch: `data.template_arguments.enable_thinking=false`.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollpacker.core.errors import DataError, ModelError
+from rollpacker.config.sections.data import DataSection
+from rollpacker.core.errors import ConfigError, DataError, ModelError
+from rollpacker.data.chat_templates import is_chat, no_template, read_chat_template
 from rollpacker.data.model_files import check_tokenizer_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from rollpacker.protocols.rollout import Prompt, TokenIds
@@ -27,17 +36,27 @@ if TYPE_CHECKING:
 _CHUNK_PROMPTS = 1024
 """Prompts tokenized per call: enough to use every core, few enough that the texts need little memory."""
 
+_OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token", "pad_token")
+"""Variables of chat templates that are given by the prompt and the tokenizer."""
+
 
 class PromptTokenizer:
-    """The tokenizer of one model directory; never looks outside of it."""
+    """The tokenizer of one model directory; never looks outside of it but for `data.chat_template`."""
 
-    def __init__(self, model_path: Path) -> None:
+    def __init__(self, model_path: Path, section: DataSection | None = None) -> None:
         """Load it, and transformers with it.
+
+        Args:
+            model_path: A model directory, of which only the tokenizer is needed.
+            section: How prompts become text; None takes every default.
 
         Raises:
             ModelError: The directory does not exist, has no usable tokenizer, or one without an end-of-sequence token.
+            ConfigError: The chat template cannot be read, or does not know the arguments given to it.
         """
         check_tokenizer_files(model_path)
+        self._section = section or DataSection(path=None)
+        self._model_path = model_path
         self._tokenizer = _load_tokenizer(model_path)
         eos_token_id = self._tokenizer.eos_token_id
         if eos_token_id is None:
@@ -50,15 +69,17 @@ class PromptTokenizer:
         self.eos_token_id: int = eos_token_id
         self.pad_token_id: int = eos_token_id if pad_token_id is None else pad_token_id
         """The end-of-sequence token where the tokenizer has no padding of its own; padding is always masked."""
-        self._has_template = self._tokenizer.chat_template is not None
+        if self._section.chat_template is not None:
+            self._tokenizer.chat_template = read_chat_template(self._section.chat_template)
+        if self._tokenizer.chat_template is not None:
+            _check_arguments(self._section.template_arguments, str(self._tokenizer.chat_template))
 
     def text(self, prompt: Prompt) -> str:
         """Give the prompt as the policy sees it."""
-        if prompt.text is not None:
-            return prompt.text
-        if not self._has_template:
-            return "\n".join(message["content"] for message in prompt.messages)
-        return self._apply_template(prompt)
+        if is_chat(prompt, self._section):
+            return self._apply_template(prompt)
+        assert prompt.text is not None
+        return prompt.text
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Give the prompt's tokens, shape [T]."""
@@ -82,58 +103,48 @@ class PromptTokenizer:
         """Templates write their special tokens themselves, so the tokenizer must not add them a second time."""
         encoded: dict[int, TokenIds] = {}
         for is_templated in (True, False):
-            indices = [index for index, prompt in enumerate(prompts) if self._uses_template(prompt) is is_templated]
+            indices = [index for index, prompt in enumerate(prompts) if is_chat(prompt, self._section) is is_templated]
             texts = [self.text(prompts[index]) for index in indices]
             if texts:
                 batch = self._tokenizer(texts, add_special_tokens=not is_templated, verbose=False)["input_ids"]
                 encoded |= {index: np.asarray(ids, dtype=np.int32) for index, ids in zip(indices, batch, strict=True)}
         return [encoded[index] for index in range(len(prompts))]
 
-    def _uses_template(self, prompt: Prompt) -> bool:
-        return prompt.text is None and self._has_template
-
     def _apply_template(self, prompt: Prompt) -> str:
         from jinja2.exceptions import TemplateError
 
+        if self._tokenizer.chat_template is None:
+            raise no_template(self._model_path, prompt)
+        messages = list(prompt.messages)
+        if self._section.system_prompt is not None and all(message["role"] != "system" for message in messages):
+            messages.insert(0, {"role": "system", "content": self._section.system_prompt})
         try:
             text = self._tokenizer.apply_chat_template(
-                list(prompt.messages), tokenize=False, add_generation_prompt=True
+                messages, tokenize=False, add_generation_prompt=True, **self._section.template_arguments
             )
         except TemplateError as error:
-            roles = ", ".join(message["role"] for message in prompt.messages)
+            roles = ", ".join(message["role"] for message in messages)
+            own = self._section.chat_template
+            source = f"The template of data.chat_template={own}" if own else "The model's chat template"
             raise DataError(
-                f"The model's chat template refuses the messages of prompt {prompt.key!r} (roles: {roles}): {error}",
-                "Allowed: what the template in the model directory accepts",
+                f"{source} refuses the messages of prompt {prompt.key!r} (roles: {roles}): {error}",
+                "Allowed: what the template accepts",
                 "Change the messages, for example move a system message into the user's, or change the template",
             ) from error
         return str(text)
 
 
-def select_fitting(
-    prompts: Sequence[Prompt], tokenizer: PromptTokenizer, max_prompt_tokens: int
-) -> tuple[list[tuple[Prompt, TokenIds]], int]:
-    """Keep the prompts that are short enough, with their tokens, in order; and count the others.
-
-    Raises:
-        DataError: No prompt is left, or one has no token at all.
-    """
-    token_ids = tokenizer.encode_all(prompts)
-    lengths = [len(ids) for ids in token_ids]
-    for prompt, length in zip(prompts, lengths, strict=True):
-        if length == 0:
-            raise DataError(
-                f"Prompt {prompt.key!r} has no token: the tokenizer knows none of its characters",
-                "Allowed: prompts of at least one token",
-                "Use the tokenizer that belongs to this data, or delete the prompt",
+def _check_arguments(names: Iterable[str], template: str) -> None:
+    """Refuse variables that the template does not read: a misspelt one would change nothing, and nobody would know."""
+    read = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", template))
+    for name in names:
+        if name not in read or name in _OWN_VARIABLES:
+            nearest = difflib.get_close_matches(name, [known for known in read if known not in _OWN_VARIABLES], n=1)
+            raise ConfigError(
+                f"data.template_arguments.{name} is no variable of the chat template that is for the user to set.",
+                "A chat template has switches of its own, such as `enable_thinking` of Qwen3's.",
+                f"Write data.template_arguments.{nearest[0]}." if nearest else "Leave it out.",
             )
-    fitting = [(prompt, ids) for prompt, ids in zip(prompts, token_ids, strict=True) if len(ids) <= max_prompt_tokens]
-    if not fitting:
-        raise DataError(
-            f"None of the {len(prompts)} prompts has at most data.max_prompt_tokens={max_prompt_tokens} tokens",
-            f"The shortest has {min(lengths, default=0)}, the longest {max(lengths, default=0)}",
-            "Raise data.max_prompt_tokens",
-        )
-    return fitting, len(prompts) - len(fitting)
 
 
 def _load_tokenizer(model_path: Path) -> Any:

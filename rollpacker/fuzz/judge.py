@@ -77,6 +77,8 @@ class Judge:
         # engines
         self.loads: dict[EngineId, int] = {}
         self.holders: dict[RequestId, EngineId] = {}
+        self.waiting: list[RequestId] = []
+        """Requests in flight while no engine is free, in the order in which the next one gets them."""
         self.fallen: set[EngineId] = set()
         """Engines that requests were taken from: late facts of theirs may come."""
         self.gpus: dict[EngineId, tuple[int, ...]] = {}
@@ -133,7 +135,7 @@ class Judge:
         match event:
             case ResponseFinished(engine=engine):
                 is_told = self._is_over(request) or request.prompt in self.placed or request in self.finished
-                return is_told or self.holders.get(request, engine) != engine
+                return is_told or request in self.waiting or self.holders.get(request, engine) != engine
             case RewardComputed():
                 return self._is_over(request) or request in self.scored
             case ResponseEvicted(engine=engine):
@@ -147,31 +149,35 @@ class Judge:
     # Facts
 
     def note(self, event: Event, commands: tuple[Command, ...]) -> None:
-        orphans: list[RequestId] = []
+        due: list[RequestId] = []
         if isinstance(event, RewardComputed):
             self._note_runs(event)
         if self.is_late(event):
             assert commands == (), f"a late fact had consequences: {event} -> {commands}"
-        else:
-            orphans = self._note_news(event, commands)
-        if isinstance(event, EngineJoined | EngineLost | ResponseEvicted):
+        elif isinstance(event, EngineJoined | EngineLost | EngineRetired | ResponseEvicted):
+            self.waiting += self._note_departure(event)
+            if self._free():
+                due, self.waiting = self.waiting, []
             relaunched = [command.request for command in commands if isinstance(command, Launch)]
-            assert relaunched == orphans, "not exactly what was in flight was launched again"
+            assert relaunched == due, "not exactly what was in flight was launched again"
+        else:
+            self._note_news(event, commands)
         for command in commands:
-            self._note_command(command, is_relaunch=bool(orphans))
+            self._note_command(command, is_relaunch=bool(due))
         if any(isinstance(command, BeginRound) for command in commands):
             self._check_begun()
         self._check_score_orders(event)
         self._check_evictions(commands)
 
-    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> list[RequestId]:
+    def _note_departure(self, event: EngineJoined | EngineLost | EngineRetired | ResponseEvicted) -> list[RequestId]:
         """Gives what has to be launched again: it was on an engine that restarted or was lost, or was evicted."""
+        if isinstance(event, ResponseEvicted):
+            self._release(event.request)
+            return [event.request]
+        return self._note_fleet(event)
+
+    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> None:
         match event:
-            case EngineJoined() | EngineLost() | EngineRetired():
-                return self._note_fleet(event)
-            case ResponseEvicted(request=request):
-                self._release(request)
-                return [request]
             case StepStarted(step=step, policy_version=version):
                 assert not self.retiring, "a step started on engines of two degrees"
                 self.step, self.version = step, version
@@ -189,7 +195,6 @@ class Judge:
                 self._judge_plan(event, commands)
             case _:
                 pass
-        return []
 
     def _note_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> list[RequestId]:
         if isinstance(event, EngineRetired):
@@ -244,6 +249,9 @@ class Judge:
     def _release(self, request: RequestId) -> None:
         self.loads[self.holders.pop(request)] -= 1
 
+    def _free(self) -> list[EngineId]:
+        return [engine for engine in self.loads if engine not in self.lent]
+
     # Commands
 
     def _note_command(self, command: Command, *, is_relaunch: bool) -> None:
@@ -280,8 +288,7 @@ class Judge:
         match command:
             case Launch(engine=engine):
                 assert engine not in self.lent, "a lent engine was launched on"
-                free = [each for each in self.loads if each not in self.lent]
-                assert engine == min(free, key=self.loads.__getitem__), "not the least loaded engine"
+                assert engine == min(self._free(), key=self.loads.__getitem__), "not the least loaded engine"
                 assert request not in self.holders, "a request is in flight twice"
                 assert self.round is not None
                 assert request.round == self.round.round, "a request carries another round"
@@ -340,8 +347,16 @@ class Judge:
         self.finished, self.scored, self.to_score = set(), set(), set()
 
     def _check_begun(self) -> None:
-        """All of the round's launches came with its begin."""
+        """All of the round's launches came with its begin, or wait if there is no engine for them."""
         assert self.round is not None
+        if not self._free():
+            assert not self.launched, "there is nobody to launch on"
+            self.launched = {prompt: list(range(self.round.num_responses_launched)) for prompt in self.expected_prompts}
+            self.waiting = [
+                RequestId(self.round.round, prompt, sample)
+                for prompt, samples in self.launched.items()
+                for sample in samples
+            ]
         assert list(self.launched) == self.expected_prompts, "not the prompts whose turn it was"
         samples = list(range(self.round.num_responses_launched))
         assert all(each == samples for each in self.launched.values())
@@ -376,11 +391,15 @@ class Judge:
         self.decided.add(command.prompt)
 
     def _place(self, prompt: PromptId) -> None:
-        """Give a prompt its place; in a short round, those that get none any more are deferred."""
+        """Give a prompt its place; nobody waits any more for what is placed or decided."""
         assert self.round is not None
         self.placed.add(prompt)
-        if self.round.kind is not RoundKind.SHORT:
-            return
+        if self.round.kind is RoundKind.SHORT:
+            self._shut_if_full(prompt)
+        self.waiting = [request for request in self.waiting if request.prompt not in self.decided | self.placed]
+
+    def _shut_if_full(self, prompt: PromptId) -> None:
+        """Defer the prompts of a domain that get no place any more."""
         domain = self.domain_of[prompt]
         num_placed = sum(self.domain_of[placed] == domain for placed in self.placed)
         assert num_placed <= self.quotas[domain], "a domain took more than its quota"
@@ -398,6 +417,7 @@ class Judge:
         assert len(command.prompts) == self.round.num_prompts_needed
         assert self.decided == set(self.launched), "a prompt was lost"
         assert not self.holders, "the round ended, and some of its requests still run"
+        assert not self.waiting, "the round ended, and some of its requests still wait"
         assert command.long_queue_length == len(self.long_queue), "the long queue has another length"
         if self.round.kind is RoundKind.SHORT:
             assert Counter(self.domain_of[prompt] for prompt in command.prompts) == Counter(self.quotas)

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, InvariantViolated
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import Event
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
@@ -52,8 +52,6 @@ def rule_broken_by(told: Told) -> str | None:
             if number == len(told.events):
                 return rule_of(error)
             continue
-        except EngineFailed:
-            continue  # the last engine was lost, and nothing was changed
         except Exception as error:  # noqa: BLE001 - a machine that raises anything else is what we are looking for
             return rule_of(error)
         try:

@@ -65,7 +65,7 @@ _EXPLAINS: dict[type[RollpackerError], frozenset[FaultKind]] = {
 }
 """Which faults may end an attempt by which error; `EngineFailed` is judged by who crashed."""
 
-_MUST_END = {FaultKind.TORN_WEIGHTS: WeightSyncFailed, FaultKind.FULL_DISK: StorageFailed}
+_MUST_END = {FaultKind.FULL_DISK: StorageFailed}
 """Faults after which an attempt must not go on, and the error that it ends by."""
 
 
@@ -231,7 +231,7 @@ class _Session:
         kinds = {fault.kind for fault in faults}
         if isinstance(error, RollpackerError):
             is_explained = (
-                self._injector.is_short_of_workers(can_lend=self.world.stream)
+                self._injector.is_short_of_workers(can_lend=self.world.stream, max_restarts=self.world.max_restarts)
                 if isinstance(error, EngineFailed)
                 else bool(kinds & _EXPLAINS.get(type(error), frozenset()))
             )

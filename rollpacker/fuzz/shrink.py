@@ -78,6 +78,7 @@ def _smaller_worlds(world: World) -> Iterator[World]:
         replace(world, reward="async"),
         replace(world, tensor_parallel=1),
         replace(world, num_epochs=1),
+        replace(world, max_restarts=0),
         replace(world, num_responses=_FEWEST_RESPONSES),
         replace(world, eta_prompts=1.0),
         replace(world, eta_responses=1.0),

@@ -11,21 +11,16 @@ import random
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rollpacker.config.schema import (
-    BackendSection,
-    DataSection,
-    DeadlineSection,
-    EngineSection,
-    HardwareSection,
-    ModelSection,
-    RewardSection,
-    RolloutSection,
-    RunConfig,
-    RunSection,
-    ShapeSection,
-    SystemSection,
-    WorkloadSection,
-)
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.backend import BackendSection, DeadlineSection
+from rollpacker.config.sections.data import DataSection
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.model import ModelSection, ShapeSection
+from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.config.sections.rollout import RolloutSection, SystemSection
+from rollpacker.config.sections.run import RunSection
+from rollpacker.config.sections.weight_sync import WeightSyncSection
 from rollpacker.sim.faults import Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -41,6 +36,9 @@ REWARDS: tuple[Reward, ...] = ("batch", "async", "async", "scheduled")
 DOMAINS = ("math", "code", "judge")
 DEADLINE_S = 200.0
 """Of every wait; longer than any fault-free one, whose longest is a program's 30 s in a queue of few."""
+
+FAULT_KINDS = (*FaultKind, *[FaultKind.ENGINE_CRASH] * 3, FaultKind.NODE_LOSS)
+"""As often as they are drawn: what takes engines away meets everything else."""
 
 MOST_STEPS = 64
 """More than any world needs; a run that gets there did not end with its data."""
@@ -84,6 +82,11 @@ class World:
     max_response_tokens: int
     checkpoint_every_steps: int
     faults: tuple[Fault, ...]
+    max_restarts: int = 0
+    """Of an engine; worlds that were saved before there were any have none."""
+    restart_s: float = 0.0
+    """How long a restart takes. Rounds take from a millisecond to some seconds: engines join in the middle of one,
+    between two, and too late."""
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -92,7 +95,7 @@ class World:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """Undo `to_plain`."""
-        values = {field.name: plain[field.name] for field in fields(cls)}
+        values = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
         faults = tuple(Fault(**{**fault, "kind": FaultKind(fault["kind"])}) for fault in values["faults"])
         return cls(
             **{
@@ -135,11 +138,13 @@ def draw_world(seed: int) -> World:
         max_response_tokens=max_response_tokens,
         checkpoint_every_steps=rng.randint(0, 3),
         faults=tuple(_draw_fault(rng) for _ in range(rng.choice((0, 1, 2, 3, 5, 8)))),
+        max_restarts=rng.choice((0, 1, 3, 3)),
+        restart_s=rng.choice((0.0, 0.01, 0.1, 1.0, 30.0)),
     )
 
 
 def _draw_fault(rng: random.Random) -> Fault:
-    kind = rng.choice(list(FaultKind))
+    kind = rng.choice(FAULT_KINDS)
     is_timed = rng.choice((True, False))
     return Fault(
         kind=kind,
@@ -214,14 +219,20 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             num_engines=world.num_engines,
             tensor_parallel=world.tensor_parallel,
             max_num_seqs=world.max_num_seqs,
+            max_restarts=world.max_restarts,
+            restart_pause_s=world.restart_s / 10,
         ),
         reward=RewardSection(name="modelled", num_workers=8, timeout_s=30, kinds={"judge": "rule"}),
         backend=BackendSection(
             name="sim",
             deadlines=DeadlineSection(
-                rollout_stall_s=DEADLINE_S, train_s=DEADLINE_S, weight_sync_s=DEADLINE_S, checkpoint_s=DEADLINE_S
+                rollout_stall_s=DEADLINE_S,
+                train_s=DEADLINE_S,
+                weight_sync_s=DEADLINE_S,
+                checkpoint_s=DEADLINE_S,
             ),
         ),
+        weight_sync=WeightSyncSection(timeout_s=DEADLINE_S / 4),
         hardware=HardwareSection(
             name="small",
             memory_gb=memory_bytes / 1e9,
@@ -230,6 +241,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             tflops=0.1,
             nvlink_gb_per_s=1,
             network_gb_per_s=1,
+            engine_restart_s=world.restart_s,
         ),
         workload=WorkloadSection(name="fuzz", prompt_tokens=16),
     )

@@ -19,7 +19,8 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rollpacker.config.schema import ContainerSection, RunConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ContainerSection
 from rollpacker.core.errors import ConfigError
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (Linux's name for it)
@@ -67,7 +68,7 @@ def container_command(
 
 def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     """Collect what a run reads, and where links in it lead: a model directory of the Hugging Face hub is all links."""
-    given = [config.model.path, config.data.path]
+    given = [config.model.path, config.data.chat_template, *(file.path for file in config.data.path or ())]
     if config.workload is not None:
         given.append(config.workload.lengths)
     given.append(config.reward.judge.model.path)

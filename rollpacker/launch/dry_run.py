@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
@@ -11,7 +10,7 @@ from rollpacker.launch.batches import Batch, batch_script, batches
 from rollpacker.launch.launcher import points_in_queue
 from rollpacker.launch.points import Point
 from rollpacker.launch.shape import JobShape, ray_size
-from rollpacker.runtime.planning import placed_actors
+from rollpacker.runtime.planning import as_ranges, placed_actors
 
 
 def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -> str:
@@ -45,10 +44,7 @@ def topology(shape: JobShape, point: Point) -> str:
     if config.backend.name == "sim":
         works = {0: ["driver, which models all actors"]}
     else:
-        size = ray_size(config)
-        placed = placed_actors(
-            config, num_nodes=size.num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus
-        )
+        placed = placed_actors(config, ray_size(config))
         works = {0: ["driver"]}
         for actor in sorted(placed, key=lambda actor: actor.role == "engine"):
             works.setdefault(actor.node, []).append(actor.name)
@@ -63,11 +59,5 @@ def _headline(batch: Batch) -> str:
 
 
 def _work(works: Mapping[int, Sequence[str]], node: int) -> str:
-    """Name a node's actors; engines that follow each other as a range."""
-    words: list[str] = []
-    engines = [int(name.removeprefix("engine-")) for name in works.get(node, ()) if name.startswith("engine-")]
-    words += [name for name in works.get(node, ()) if not name.startswith("engine-")]
-    for _, run in groupby(enumerate(engines), key=lambda pair: pair[1] - pair[0]):
-        numbers = [number for _, number in run]
-        words.append(f"engine-{numbers[0]}" + (f" to engine-{numbers[-1]}" if len(numbers) > 1 else ""))
-    return ", ".join(words) or "nothing"
+    """Name a node's actors; those that follow each other as a range."""
+    return ", ".join(as_ranges(works.get(node, ()))) or "nothing"

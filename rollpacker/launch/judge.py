@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from rollpacker.config.launching import LauncherSettings
     from rollpacker.config.multirun import Sweep
-    from rollpacker.config.schema import ClusterSection, RunConfig
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.cluster import ClusterSection
     from rollpacker.launch.points import Point
     from rollpacker.launch.shape import JobShape
     from rollpacker.launch.site import Node, Partition, Site

@@ -16,7 +16,7 @@ from submitit import DebugExecutor, LocalExecutor
 from submitit.core.core import Job
 
 from rollpacker.config.launching import LauncherSettings
-from rollpacker.config.schema import ClusterSection
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import RollpackerError
 from rollpacker.launch.job import PointCall, PointProcess, Task
 from rollpacker.launch.points import Point

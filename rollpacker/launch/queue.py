@@ -181,19 +181,19 @@ def _joined(now: JobState, remembered: JobState | None) -> JobState:
 
 def _ask_squeue(job_ids: Iterable[str]) -> str:
     words = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", f"-O{_SQUEUE_COLUMNS}")
-    answer = run_slurm(*words)
-    if answer.exit_code and "Invalid job id specified" not in answer.complaint:  # all of them are forgotten
-        raise failure_of(words[:1], answer)
-    return answer.output
+    outcome = run_slurm(*words)
+    if not outcome.is_success and "Invalid job id specified" not in outcome.complaint:  # all of them are forgotten
+        raise failure_of(words[:1], outcome)
+    return outcome.output
 
 
 def _ask_sacct(job_ids: Iterable[str]) -> str:
     jobs = f"--jobs={','.join(job_ids)}"
     words = ("sacct", "--noheader", "--duplicates", "--allocations", "--parsable2", jobs, f"--format={_SACCT_COLUMNS}")
-    answer = run_slurm(*words)
-    if answer.exit_code and "accounting storage is disabled" not in answer.complaint:
-        raise failure_of(words[:1], answer)
-    return answer.output
+    outcome = run_slurm(*words)
+    if not outcome.is_success and "accounting storage is disabled" not in outcome.complaint:
+        raise failure_of(words[:1], outcome)
+    return outcome.output
 
 
 def _word(state: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.job import PointProcess
+from rollpacker.launch.programs import run_program
 from rollpacker.launch.submissions import Submission
 from rollpacker.launch.surroundings import submission_environment
 
@@ -59,26 +59,21 @@ def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: 
 def _sbatch(script: Path) -> str:
     program = shutil.which("sbatch")
     assert program is not None, "judged before"
-    try:
-        done = subprocess.run(  # noqa: S603  (Slurm's own command, without a shell)
-            [program, "--parsable", str(script)],
-            env=submission_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    outcome = run_program(
+        [program, "--parsable", str(script)],
+        deadline_s=DEADLINE_S,
+        environment=submission_environment(os.environ),
+    )
+    if outcome.exit_code is None:
         raise WorldError(
             f"sbatch did not answer within {DEADLINE_S:.0f} s.",
             "Slurm's controller (slurmctld) may be down or busy, and may still have taken the job.",
             "See `squeue --me` before you launch again.",
-        ) from None
-    if done.returncode:
+        )
+    if not outcome.is_success:
         raise WorldError(
-            f"sbatch refused a job: {done.stderr.strip()}",
+            f"sbatch refused a job: {outcome.complaint}",
             "Nothing of this job or array was submitted; those before it were.",
             "Change what `cluster` asks for; launch again and what was submitted is left alone.",
         )
-    return done.stdout.strip().partition(";")[0]
+    return outcome.output.strip().partition(";")[0]

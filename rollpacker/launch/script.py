@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollpacker.config.schema import ClusterSection
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.launch.shape import JobShape
 from rollpacker.runtime.allocation import END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rollpacker.config.schema import ClusterSection, RunConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.planning import ClusterSize, placed_actors, planned_actors
 
@@ -47,21 +48,25 @@ def ray_size(config: RunConfig) -> ClusterSize:
         num_cpus=_cpus(config, shape.cluster),
         num_gpus=_gpus(config, shape.cluster),
     )
-    placed_actors(config, num_nodes=size.num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus)
+    placed_actors(config, size)
     return size
 
 
 def _fewest_nodes(config: RunConfig, cluster: ClusterSection) -> int:
-    """As many nodes as the GPUs fill; more only where whole actors do not fill them."""
+    """As many nodes as the GPUs fill; more only where whole actors, or those of the placement, do not fill them."""
     actors = planned_actors(config)
-    num_gpus = sum(actor.resources.num_gpus for actor in actors)
-    per_node = _gpus(config, cluster)
-    if not num_gpus or not per_node:
+    num_gpus = {
+        role: sum(actor.resources.num_gpus for actor in actors if actor.role == role) for role in ("engine", "trainer")
+    }
+    is_shared = config.placement.maps is not None
+    num_needed = max(num_gpus.values()) if is_shared else sum(num_gpus.values())
+    num_cpus, per_node = _cpus(config, cluster), _gpus(config, cluster)
+    if not num_needed or not per_node:
         return 1
-    fewest = math.ceil(num_gpus / per_node)
+    fewest = math.ceil(num_needed / per_node)
     for num_nodes in range(fewest, max(fewest, len(actors)) + 1):
         try:
-            placed_actors(config, num_nodes=num_nodes, cpus_per_node=_cpus(config, cluster), gpus_per_node=per_node)
+            placed_actors(config, ClusterSize(num_nodes=num_nodes, num_cpus=num_cpus, num_gpus=per_node))
         except ConfigError:
             continue
         return num_nodes

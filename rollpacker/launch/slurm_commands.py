@@ -8,24 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rollpacker.core.errors import WorldError
+from rollpacker.launch.programs import Outcome, run_program
 
 DEADLINE_S = 10.0
 """A controller that answers does so within a second; Slurm itself would go on asking for minutes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """How one command ended."""
-
-    output: str
-    complaint: str
-    """What it said on stderr."""
-    exit_code: int
 
 
 def has_slurm(environment: Mapping[str, str] = os.environ) -> bool:
@@ -33,7 +22,7 @@ def has_slurm(environment: Mapping[str, str] = os.environ) -> bool:
     return all(shutil.which(name, path=environment.get("PATH")) for name in ("sbatch", "scontrol", "squeue"))
 
 
-def run_slurm(*words: str) -> Answer:
+def run_slurm(*words: str) -> Outcome:
     """Run one command of Slurm; one that fails is an answer, too.
 
     Raises:
@@ -46,24 +35,14 @@ def run_slurm(*words: str) -> Answer:
             "Slurm's commands are on its login and compute nodes, and mostly not inside a container.",
             "Go to a login node outside the container, or load the module that brings Slurm (`module load slurm`).",
         )
-    try:
-        done = subprocess.run(  # noqa: S603  (Slurm's own commands, without a shell)
-            [program, *words[1:]],
-            env=_plain(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    outcome = run_program([program, *words[1:]], deadline_s=DEADLINE_S, environment=_plain(os.environ))
+    if outcome.exit_code is None:
         raise WorldError(
             f"`{' '.join(words)}` did not answer within {DEADLINE_S:.0f} s.",
             "Slurm's controller (slurmctld) answers within a second when it is well.",
             "`scontrol ping` says whether it is up; try again later, or ask those who run the cluster.",
-        ) from None
-    return Answer(output=done.stdout, complaint=done.stderr.strip(), exit_code=done.returncode)
+        )
+    return outcome
 
 
 def ask_slurm(*words: str) -> str:
@@ -72,17 +51,16 @@ def ask_slurm(*words: str) -> str:
     Raises:
         WorldError: there is no such command here, it does not answer, or it fails.
     """
-    answer = run_slurm(*words)
-    if answer.exit_code:
-        raise failure_of(words, answer)
-    return answer.output
+    outcome = run_slurm(*words)
+    if not outcome.is_success:
+        raise failure_of(words, outcome)
+    return outcome.output
 
 
-def failure_of(words: tuple[str, ...], answer: Answer) -> WorldError:
+def failure_of(words: tuple[str, ...], outcome: Outcome) -> WorldError:
     """Make the error of a command that failed."""
-    said = answer.complaint.splitlines()[-1] if answer.complaint else f"exit code {answer.exit_code}"
     return WorldError(
-        f"`{' '.join(words)}` failed: {said}",
+        f"`{' '.join(words)}` failed: {outcome.reason}",
         "It asks Slurm's controller, which has to be reachable from here.",
         "`scontrol ping` says whether it is up; SLURM_CONF, where it is set, has to name this cluster's file.",
     )

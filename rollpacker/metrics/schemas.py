@@ -1,10 +1,10 @@
 """The tables of a run: one description per column, from which the Parquet schemas and the documentation are made.
 
-One table per grain: `steps` has a row per training step, `responses` a row per response that was launched, aborted
-ones too, `intervals` a row per stretch of time in which an actor did one thing. Every number's unit stands in its
-field's metadata. Times of day never appear: `_at_s` columns count seconds since the run began, on the driver's clock.
-Which attempt of a resumed run made a step is no column, so that a resumed modelled run gives the bytes of an unbroken
-one: the event logs, one per attempt, tell it.
+One table per grain: `steps` has a row per training step, `domains` a row per step and domain, `responses` a row per
+response that was launched, aborted ones too, `intervals` a row per stretch of time in which an actor did one thing.
+Every number's unit stands in its field's metadata. Times of day never appear: `_at_s` columns count seconds since the
+run began, on the driver's clock. Which attempt of a resumed run made a step is no column, so that a resumed modelled
+run gives the bytes of an unbroken one: the event logs, one per attempt, tell it.
 
 `SCHEMA_VERSION` grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that
 a reader knows why an old file lacks it.
@@ -21,7 +21,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -109,6 +109,10 @@ STEPS = TableSchema(
         _seconds("reward_time_s", "Time in which rewards were computed and nothing was generated"),
         _seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
         _seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
+        _seconds("weight_transfer_time_s", "Part of weight_sync_time_s: the transfer itself, without waking engines"),
+        _count("weight_sync_bytes", "What each engine received: the model's size, tied tensors once", unit="bytes"),
+        _number("weight_sync_gb_per_second", "weight_sync_bytes over weight_transfer_time_s, 1e9 bytes", unit="GB/s"),
+        _count("num_engines_lost_in_sync", "Engines that died, were too slow or held other weights than were sent"),
         _seconds("checkpoint_time_s", "Time spent writing a checkpoint; 0 in most steps"),
         _seconds(
             "driver_time_s",
@@ -132,9 +136,16 @@ STEPS = TableSchema(
         _count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
         _count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
         _number("bubble_ratio", "Idle share of the decode slots during the rollout, 0 to 1"),
+        _number("requests_running_mean", "Requests that an engine ran in a forward pass, mean", unit="requests"),
+        _number("requests_waiting_mean", "Requests that waited at an engine during a pass, mean", unit="requests"),
+        _number("kv_cache_used_share", "Share of an engine's KV cache in use during a pass, mean, 0 to 1"),
         _count("num_preemptions", "Requests that lost their place in an engine's KV cache and were recomputed"),
+        _tokens("prefix_query_tokens", "Prompt tokens looked up in engines' prefix caches; 0 where there are none"),
+        _tokens("prefix_hit_tokens", "Those of prefix_query_tokens that were found, and not computed again"),
         _count("tensor_parallel", "GPUs of each engine in the round"),
         _count("num_engines_lent", "Engines whose GPUs went to the trainer before the round was over"),
+        _count("num_engines_lost", "Engines that failed, from the end of the last step to the end of this one"),
+        _count("num_engines_replaced", "Engines that joined in the place of lost ones in the same time"),
         _count("policy_version", "Version that generated the batch"),
         _count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
         _number("loss", "Training loss; null when modelled", is_nullable=True),
@@ -161,6 +172,31 @@ STEPS = TableSchema(
     ),
 )
 
+_DOMAIN = _text("domain", "The domain field of the prompt file")
+
+DOMAINS = TableSchema(
+    name="domains",
+    grain="One row per training step and domain, of the trained responses; by the domain's name within a step",
+    columns=(
+        _STEP,
+        _DOMAIN,
+        _count("num_prompts", "Prompts of the domain in the trained batch"),
+        _count("num_responses", "Responses of the domain in the trained batch"),
+        _number("reward_mean", "Mean reward of the domain's trained responses"),
+        _number("solve_rate", "Share of the domain's prompts of which some trained response has a reward above 0"),
+        _number(
+            "no_signal_share",
+            "Share of the domain's prompts whose trained responses all have the same reward: GRPO learns nothing there",
+        ),
+        _number("response_length_mean_tokens", "Mean length of the domain's trained responses", unit="tokens"),
+        _tokens("response_length_p50_tokens", "Length that half of the domain's trained responses do not exceed"),
+        _tokens("response_length_p90_tokens", "Length that 90 % of the domain's trained responses do not exceed"),
+        _tokens("response_length_max_tokens", "Length of the domain's longest trained response"),
+        _number("truncated_share", "Share of the domain's trained responses that ended at the length limit"),
+        _MODELLED,
+    ),
+)
+
 RESPONSES = TableSchema(
     name="responses",
     grain="One row per launched response, aborted ones too",
@@ -170,7 +206,7 @@ RESPONSES = TableSchema(
         _ROUND_KIND,
         _count("epoch", "Pass over the data, from 0"),
         _text("prompt", "The id field of the prompt file"),
-        _text("domain", "The domain field of the prompt file"),
+        _DOMAIN,
         _count("sample", "Index within the prompt's group, from 0"),
         _text("engine", "Engine that generated it"),
         _count("policy_version", "Version that generated it"),
@@ -207,7 +243,9 @@ INTERVALS = TableSchema(
     ),
 )
 
-TABLES: Mapping[str, TableSchema] = MappingProxyType({table.name: table for table in (STEPS, RESPONSES, INTERVALS)})
+TABLES: Mapping[str, TableSchema] = MappingProxyType(
+    {table.name: table for table in (STEPS, DOMAINS, RESPONSES, INTERVALS)}
+)
 """Every table by its name."""
 
 

@@ -2,16 +2,16 @@
 
     <run.dir>/metrics/manifest.json                     the steps that count, and in which parts they lie
     <run.dir>/metrics/steps/steps-000000-000063.parquet 64 steps in one file, once they are complete
-    <run.dir>/metrics/steps/step-000064.parquet         one step; the same names in responses/ and intervals/
+    <run.dir>/metrics/steps/step-000064.parquet         one step; the same names in domains/, responses/ ...
 
 Invariant: the manifest names complete parts only, each step in exactly one of them, and it changes by one atomic
-rename. So a step appears in all three tables at once, and a kill at any point leaves the tables as they were after
+rename. So a step appears in all tables at once, and a kill at any point leaves the tables as they were after
 some step. A part that the manifest does not name does not count; the next writer deletes it.
 
 A reader holds no lock. A part that it was told of may be gone before it is opened, because 64 parts became one or a
 resumed run took steps back. Then the manifest has changed too, and the reader starts again from there.
 
-Files of old steps are merged because cluster file systems count files: 10,000 steps make 3 x 220 files, not 30,000.
+Files of old steps are merged because cluster file systems count files: 10,000 steps make 4 x 220 files, not 40,000.
 (Whoever reads a folder without the manifest sees each step once as well, but for the milliseconds in which a merged
 file stands beside its 64 sources, or after a kill right then.)
 """

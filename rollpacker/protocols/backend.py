@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rollpacker.protocols.reward import RewardService
     from rollpacker.protocols.rollout import TokenizedPrompt
     from rollpacker.protocols.trainer import Trainer
+    from rollpacker.protocols.weights import WeightSync
 
 Answer = TypeVar("Answer")
 
@@ -27,7 +28,21 @@ class Fleet:
 
     engines: Mapping[EngineId, Engine]
     gpus: Mapping[EngineId, tuple[int, ...]] = field(default_factory=dict)
-    """The run's GPUs that each engine works on; empty where engines and trainer share none."""
+    """The run's GPUs that each engine works on; empty where nobody knows them."""
+
+
+class ReplaceEngine(Protocol):
+    """Ends what is left of the engine that has a seat, and starts a fresh one there, awake and without a policy.
+
+    Cancelled, it leaves nothing that holds the seat's GPUs.
+    """
+
+    def __call__(self, seat: EngineId, name: EngineId, /) -> Awaitable[Engine]:
+        """Name the new engine; the seat is called after the first one, by its name in `Fleet.engines`.
+
+        Raises:
+            RollpackerError: It did not start.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +55,16 @@ class Workers:
     """By tensor-parallel degree. One of them is awake at a time; the first one, unless a checkpoint says otherwise."""
     trainer: Trainer
     reward: RewardService
+    weight_sync: WeightSync | None = None
+    """How the trainer's policy reaches the engines; None lets them load a snapshot (`transfer.snapshots`)."""
     replicas: tuple[tuple[int, ...], ...] = ()
     """The GPUs of each of the trainer's data-parallel replicas, where engines share them."""
+    turn_takers: frozenset[EngineId] = frozenset()
+    """Engines that sleep while the trainer works, and the other way round, since both cannot be in their GPUs' memory.
+    They are asleep now, and the trainer is awake. Empty where nobody shares a GPU, and in a modelled run, whose model
+    has the price of a turn in its other times."""
+    replace_engine: ReplaceEngine | None = None
+    """Brings an engine in the place of a lost one; None where that cannot be done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

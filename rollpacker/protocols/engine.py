@@ -35,6 +35,14 @@ class EngineStats:
     were in flight at most since the engine was last empty, up to its limit: slots that no request ever asked for do
     not count."""
     policy_version: int
+    waiting_request_steps: int = 0
+    """Total over decode steps of the requests that waited."""
+    kv_token_steps: int = 0
+    """Total over decode steps of the tokens in the KV cache."""
+    num_prefix_query_tokens: int = 0
+    """Total prompt tokens that were looked up in the cache of prefixes; 0 where an engine has none."""
+    num_prefix_hit_tokens: int = 0
+    """Of these, the ones that were found and not computed again."""
 
 
 class Engine(Protocol):

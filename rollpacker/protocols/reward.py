@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollpacker.core.ids import Domain, RequestId
+    from rollpacker.protocols.references import Reference
     from rollpacker.protocols.rollout import Prompt, TokenIds, Verdict
 
 
@@ -55,7 +56,7 @@ class ScoringRequest:
     """Decoded without special tokens."""
     is_truncated: bool
     """True when the response ended at the length limit."""
-    ground_truth: str
+    reference: Reference
 
 
 class RewardWorker(Protocol):

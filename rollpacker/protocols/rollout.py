@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from rollpacker.core.events import CaseRun
     from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+    from rollpacker.protocols.references import FileLine, Reference
 
     TokenIds = npt.NDArray[np.int32]
     """Shape [T]."""
@@ -40,7 +41,10 @@ class Prompt:
     """Chat messages with `role` and `content`; a plain `prompt` field is one user message."""
     text: str | None
     """Set instead of applying the chat template when the file has only a `prompt` field."""
-    ground_truth: str
+    reference: Reference
+    """What its responses are held against."""
+    line: FileLine | None = None
+    """Where it was read; None of a prompt that a modelled run made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
+
+    import torch
 
     from rollpacker.protocols.rollout import RolloutGroup
     from rollpacker.protocols.weights import Weights
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRank:
+    """One process of a trainer of several. All of them are made at once and get the same calls (SPMD)."""
+
+    rank: int
+    """From 0."""
+    num_ranks: int
+    rendezvous: str
+    """Where they meet: an init method of torch.distributed, such as `tcp://10.0.0.1:29500`."""
+    replica_gpus: tuple[tuple[int, ...], ...] = ()
+    """The run's GPUs of each data-parallel replica, as `accumulate` names them; empty where it never does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +97,18 @@ class Trainer(Protocol):
 
     async def export_weights(self) -> Weights: ...
 
+    async def sleep(self) -> None:
+        """Free the accelerator for whoever shares it: parameters, gradients and optimizer move to host memory.
+
+        A step may be open; what was accumulated is kept.
+        """
+
+    async def wake(self) -> None:
+        """Take the accelerator back; before the next `accumulate`, `finish_step`, `export_weights` or `save`.
+
+        One that is awake stays so.
+        """
+
     async def save(self, folder: Path) -> None:
         """Write model, optimizer, schedule and generator states into an existing folder.
 
@@ -90,3 +119,17 @@ class Trainer(Protocol):
         """Restore exactly what `save` wrote."""
 
     async def close(self) -> None: ...
+
+
+class TensorTrainer(Trainer, Protocol):
+    """A trainer in this process, whose policy is tensors; of several ranks, one of them."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+    async def with_weights(self, use: Callable[[Iterator[tuple[str, torch.Tensor]]], Result]) -> Result:
+        """Run `use` on the trainer's thread and return what it returns; all ranks take part.
+
+        The tensors are whole, in the model's dtype, under their Hugging Face names, ascending, tied ones once; every
+        rank gets them. Each is good until the next one and is only read. What `use` leaves over is passed over.
+        """

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rollpacker.core.errors import EngineFailed
+    from rollpacker.core.ids import EngineId
+    from rollpacker.protocols.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -14,19 +19,49 @@ class Weights:
 
     policy_version: int
     checksum: str
-    """As `checksum` computes it."""
+    """As `rollpacker.protocols.tensors.RunningChecksum` computes it; empty where the payload is an offer."""
     num_bytes: int
+    """0 where the payload is an offer."""
     payload: Any
-    """A mapping of name to CPU tensor, or a transport's reference to one; only the transport looks inside."""
+    """A mapping of name to CPU tensor; a transport's reference to one; or an offer of tensors that the engine is to
+    fetch (`rollpacker.transfer.offers`)."""
 
 
-def checksum(named_buffers: Iterable[tuple[str, memoryview]]) -> str:
-    """CRC-32 over names and bytes, as eight hexadecimal digits.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What became of one policy version's way to the engines."""
 
-    It detects a wrong, stale or torn transfer, not an attacker, and reads several GB/s. The buffers must come in
-    the order of their names; both ends sort, so that neither has to trust the other's order.
-    """
-    crc = 0
-    for name, buffer in named_buffers:
-        crc = zlib.crc32(buffer, zlib.crc32(name.encode(), crc))
-    return f"{crc:08x}"
+    policy_version: int
+    checksum: str
+    """Of the weights that the trainer gave and every engine that is not lost confirmed."""
+    num_bytes: int
+    """What each engine was given: the model's size, tied tensors once."""
+    time_s: float
+    """From the question for the weights until the last engine confirmed, without waking anybody."""
+    lost: Mapping[EngineId, EngineFailed]
+    """Engines that died, were too slow, or claim to hold other weights. The others did not wait for them, and hold the
+    policy."""
+
+
+class WeightSync(Protocol):
+    """Brings the trainer's policy to engines. One call at a time."""
+
+    async def prepare(self) -> None:
+        """Take the trainer's policy now, so that the next `publish` needs the trainer no more: it will be asleep.
+
+        Only where engines and trainer take turns on their GPUs; elsewhere `publish` asks the trainer itself.
+        """
+
+    async def publish(self, engines: Mapping[EngineId, Engine]) -> Published:
+        """Give the trainer's policy to engines that are awake and have nothing in flight.
+
+        Raises:
+            WeightSyncFailed: No engine holds what was sent, and one claims to hold something else.
+        """
+
+    async def serve(self, engine_id: EngineId, engine: Engine) -> Published:
+        """Give the policy that was published last to an engine that came later; it may be lost, too.
+
+        Raises:
+            WeightSyncFailed: It claims to hold other weights.
+        """

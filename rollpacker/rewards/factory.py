@@ -1,31 +1,108 @@
-"""Which rewards exist, and how each must be run."""
+"""Which rewards exist, how each must be run, and which references each can judge by."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ConfigError
+from rollpacker.core.errors import ConfigError, DataError
+from rollpacker.core.ids import Domain
+from rollpacker.protocols.references import AnswerReference, CodeReference, JudgeReference
+from rollpacker.rewards.routing import RoutingRewardWorker
 from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import RewardSection
+    from collections.abc import Iterable
+
+    from rollpacker.config.sections.reward import RewardName, RewardSection
+    from rollpacker.protocols.references import Reference
     from rollpacker.protocols.reward import RewardWorker
+    from rollpacker.protocols.rollout import Prompt
 
 
 def make_reward_worker(section: RewardSection) -> RewardWorker:
-    """Make the worker of the configured reward. It belongs to the event loop that first calls it.
+    """Make the worker of the configured rewards. It belongs to the event loop that first calls it.
 
     Raises:
-        ConfigError: The reward judges no texts.
+        ConfigError: A reward judges no texts.
     """
-    match section.name:
+    names = dict.fromkeys([section.name, *section.domains.values()])
+    workers = {name: _make(name, section) for name in names}
+    if len(workers) == 1:
+        return workers[section.name]
+    by_domain = {Domain(domain): workers[name] for domain, name in section.domains.items()}
+    return RoutingRewardWorker(workers[section.name], by_domain)
+
+
+def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
+    """Refuse the first prompt whose reward could not judge its responses, and would score all of them 0.
+
+    Raises:
+        DataError: Test cases for a reward that runs none, a rubric for one that reads none, or neither for one that
+            needs them.
+    """
+    for prompt in prompts:
+        name = section.name_of(prompt.domain)
+        if name in {"math", "walk"} and prompt.reference == AnswerReference(text=""):
+            raise DataError(
+                f"{prompt.line}: the prompt {prompt.key!r} has a blank answer, which no response could give",
+                f"Allowed with {name}: {_NEEDS[name]}",
+                "Fill it in, or leave out the prompt",
+            )
+        if not isinstance(prompt.reference, _JUDGES_BY[name]):
+            raise DataError(
+                f"{prompt.line}: the prompt {prompt.key!r} has {_in_words(prompt.reference)}, which the reward of its "
+                f"domain `{prompt.domain}`, {name}, cannot judge by",
+                f"Allowed with {name}: {_NEEDS[name]}",
+                _remedy(prompt),
+            )
+
+
+def _make(name: RewardName, section: RewardSection) -> RewardWorker:
+    match name:
         case "walk":
             from rollpacker.rewards import walk
 
             return InPlaceRewardWorker(walk)
         case "math":
             return KillableRewardWorker("rollpacker.rewards.math", section.num_workers, section.timeout_s)
-        case "modelled":
+        case "modelled" | "sandbox" | "judge":
             raise ConfigError(
-                "reward.name=modelled judges no texts.", "Texts are judged by math or walk.", "Choose reward=math."
+                f"reward.name={name} judges no texts.", "Texts are judged by math or walk.", "Choose reward=math."
             )
+
+
+_JUDGES_BY: dict[RewardName, tuple[type[Reference], ...]] = {
+    "math": (AnswerReference,),
+    "walk": (AnswerReference,),
+    "sandbox": (CodeReference,),
+    "judge": (JudgeReference, AnswerReference),
+    "modelled": (AnswerReference, CodeReference, JudgeReference),
+}
+
+_NEEDS: dict[RewardName, str] = {
+    "math": "an answer in `ground_truth`",
+    "walk": "start and target in `ground_truth`",
+    "sandbox": "test cases",
+    "judge": "a `rubric`, a `reference_answer`, or an answer in `ground_truth`",
+    "modelled": "any reference",
+}
+
+
+def _in_words(reference: Reference) -> str:
+    match reference:
+        case AnswerReference():
+            return "an answer"
+        case CodeReference():
+            return "test cases"
+        case JudgeReference():
+            return "a rubric or a reference answer"
+
+
+def _remedy(prompt: Prompt) -> str:
+    match prompt.reference:
+        case CodeReference():
+            return "There is no code sandbox yet: leave these prompts out, or model the run with backend=sim"
+        case JudgeReference():
+            return "There is no LLM judge yet: leave these prompts out, or model the run with backend=sim"
+        case AnswerReference():
+            return f"Set reward.domains.{prompt.domain}=math or walk, or correct the line"

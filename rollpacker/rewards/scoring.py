@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
 from rollpacker.core.ids import PromptId, RequestId
-from rollpacker.data.jsonl import line_error, read_identifier, read_json_lines, require_field, shown
+from rollpacker.data.jsonl import read_json_lines, shown
 from rollpacker.data.prompts import load_prompts
 from rollpacker.metrics.files import write_atomically
 from rollpacker.protocols.reward import ScoringRequest
-from rollpacker.rewards.factory import make_reward_worker
+from rollpacker.rewards.factory import check_references, make_reward_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rollpacker.config.schema import RewardSection
+    from rollpacker.config.sections.data import PromptFile
+    from rollpacker.config.sections.reward import RewardSection
     from rollpacker.protocols.rollout import Prompt, Verdict
 
 
@@ -41,7 +42,7 @@ class ScoreSummary:
 
 def score_file(
     reward: RewardSection,
-    data_path: Path,
+    files: Sequence[PromptFile],
     responses_path: Path,
     out_path: Path,
     on_progress: Callable[[int, int], None] | None = None,
@@ -50,18 +51,19 @@ def score_file(
 
     Args:
         reward: Which reward, with its workers and time limit.
-        data_path: The prompt file, for the ground truths.
+        files: The prompt files, for the references.
         responses_path: JSON lines; `id` names a prompt, and several lines may name the same.
         out_path: Created or replaced at the end.
         on_progress: Told the number of scored responses, and of all, whenever some are done.
 
     Raises:
-        DataError: A line of either file is wrong; nothing has been scored or written then.
+        DataError: A line of either file is wrong, or a prompt is none for the reward; nothing has been scored then.
         StorageFailed: The output cannot be written.
     """
-    _check_output(out_path, data_path, responses_path)
-    prompts = {prompt.key: prompt for prompt in load_prompts(data_path)}
-    requests = _read_responses(responses_path, prompts, data_path)
+    _check_output(out_path, *(file.path for file in files), responses_path)
+    prompts = {prompt.key: prompt for prompt in load_prompts(files)}
+    check_references(reward, prompts.values())
+    requests = _read_responses(responses_path, prompts, ", ".join(str(file.path) for file in files))
     verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress))
     lines = [
         json.dumps({"id": verdict.request.prompt.key, "reward": verdict.reward, "reason": verdict.reason})
@@ -91,27 +93,23 @@ async def _score(
     return [verdicts[request.request] for request in requests]
 
 
-def _read_responses(path: Path, prompts: Mapping[str, Prompt], data_path: Path) -> list[ScoringRequest]:
+def _read_responses(path: Path, prompts: Mapping[str, Prompt], data_names: str) -> list[ScoringRequest]:
     requests: list[ScoringRequest] = []
-    for number, record in read_json_lines(path, kind="response file"):
-        key = read_identifier(record, path, number)
+    for line in read_json_lines(path, kind="response file"):
+        key = line.identifier()
         prompt = prompts.get(key)
         if prompt is None:
             nearest = difflib.get_close_matches(key, prompts, n=1)
-            raise line_error(
-                path,
-                number,
+            raise line.error(
                 f"the id {key!r} is not in the prompt file",
-                f"Allowed: an id from {data_path}",
+                f"Allowed: an id from {data_names}",
                 f"Did you mean {nearest[0]!r}?"
                 if nearest
                 else "Delete the line, or name the prompt file it belongs to",
             )
-        response = require_field(record, "response", path, number)
+        response = line.require("response")
         if not isinstance(response, str):
-            raise line_error(
-                path, number, f"`response` is {shown(response)}", "Allowed: a string", "Write the response as text"
-            )
+            raise line.error(f"`response` is {shown(response)}", "Allowed: a string", "Write the response as text")
         requests.append(
             ScoringRequest(
                 request=RequestId(round=0, prompt=PromptId(epoch=0, key=key), sample=len(requests)),
@@ -119,7 +117,7 @@ def _read_responses(path: Path, prompts: Mapping[str, Prompt], data_path: Path) 
                 prompt_text="\n".join(message["content"] for message in prompt.messages),
                 response_text=response,
                 is_truncated=False,
-                ground_truth=prompt.ground_truth,
+                reference=prompt.reference,
             )
         )
     return requests

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Verdict
 from rollpacker.rewards.process_pool import JudgingProcess, TimedJudgement
 
@@ -33,7 +34,7 @@ class InPlaceRewardWorker:
         for request in requests:
             started_s = time.perf_counter()
             judgement = self._module.judge(
-                request.prompt_text, request.response_text, request.is_truncated, request.ground_truth
+                request.prompt_text, request.response_text, request.is_truncated, _answer(request)
             )
             self._outbox.put(request, TimedJudgement(judgement, time.perf_counter() - started_s))
 
@@ -100,12 +101,18 @@ class KillableRewardWorker:
                         "prompt_text": request.prompt_text,
                         "response_text": request.response_text,
                         "is_truncated": request.is_truncated,
-                        "ground_truth": request.ground_truth,
+                        "ground_truth": _answer(request),
                     }
                 )
                 self._outbox.put(request, judgement)
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or nobody would ever know
             self._outbox.fail(error)
+
+
+def _answer(request: ScoringRequest) -> str:
+    """The text that a rule compares with; that there is one was checked before the run began."""
+    assert isinstance(request.reference, AnswerReference), request.reference
+    return request.reference.text
 
 
 class _Outbox:

@@ -1,37 +1,47 @@
 """Engines, trainer and rewards as Ray actors, and the driver's side of each.
 
-An actor wraps anything that implements its protocol, adds nothing but its process: where output goes, how many
-threads torch takes, stacks for the watchdog. The `Remote...` classes implement the same protocols over the actor's
-handle, so the driver cannot tell a remote engine from one in its own process, and turn Ray's errors into ours.
+An actor wraps anything that implements its protocol, adds nothing but its process: where output goes, which GPUs it
+sees, how many threads torch takes, stacks for the watchdog. The `Remote...` classes implement the same protocols over
+the actor's handle, so the driver cannot tell a remote engine from one in its own process, and turn Ray's errors into
+ours.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rollpacker.config.schema import ActorResources, RunConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.events import EngineProgress
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
 from rollpacker.protocols.rollout import GenerationRequest, Response, RolloutGroup, Verdict
-from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
+from rollpacker.protocols.trainer import BatchShape, TensorTrainer, TrainerRank, UpdateMetrics
 from rollpacker.protocols.weights import Weights
+from rollpacker.runtime.machine import VISIBLE_GPUS, names_of_gpus
+from rollpacker.runtime.node_address import free_port
+from rollpacker.transfer.offers import Delivery, SendingOptions
+
+if TYPE_CHECKING:
+    from rollpacker.transfer.offering import PolicyOffers
 
 COLLECT_INTERVAL_S = 0.03
 """Shortest time between two answers to `collect`. Such a call costs about 2 ms of processor time over both processes;
@@ -67,13 +77,17 @@ class ObjectStorePayload:
 class _Actor:
     """What every actor's process needs."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, gpus: Sequence[int]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab", buffering=0) as file:
             os.dup2(file.fileno(), sys.stdout.fileno())
             os.dup2(file.fileno(), sys.stderr.fileno())
         os.environ["HF_HUB_OFFLINE"] = "1"  # models are local directories; a lookup would hang on a cluster
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        # before anything loads CUDA; the actor itself reserves no GPU, so Ray leaves the variable as the node has it
+        os.environ[VISIBLE_GPUS] = names_of_gpus(gpus, os.environ)
+        where = f"Process {os.getpid()} on {socket.gethostname()}"
+        sys.stderr.write(f"{where}, {VISIBLE_GPUS}={os.environ[VISIBLE_GPUS]}\n")
         self._pace = _Pace(COLLECT_INTERVAL_S)
 
     async def pid(self) -> int:
@@ -101,17 +115,9 @@ class EngineActor(_Actor):
 
     async def start(self, engine: EngineId, config: RunConfig) -> None:
         self._take_torch_threads(config.engine.num_threads)
-        match config.engine.name:
-            case "torch":
-                from rollpacker.engines.torch.engine import TorchEngine
+        from rollpacker.engines.factory import make_engine
 
-                self._engine = TorchEngine(
-                    engine=engine,
-                    model_path=config.model.directory,
-                    section=config.engine,
-                    max_tokens_per_seq=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
-                    dtype=config.model.dtype,
-                )
+        self._engine = make_engine(engine, config)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
         await self._engine.generate(requests)
@@ -129,8 +135,9 @@ class EngineActor(_Actor):
         return await self._engine.progress()
 
     async def load_weights(self, weights: Weights) -> str:
-        tensors = await weights.payload.reference
-        return await self._engine.load_weights(replace(weights, payload=tensors))
+        if isinstance(weights.payload, ObjectStorePayload):
+            weights = replace(weights, payload=await weights.payload.reference)
+        return await self._engine.load_weights(weights)
 
     async def sleep(self) -> None:
         await self._engine.sleep()
@@ -146,24 +153,25 @@ class EngineActor(_Actor):
 
 
 class TrainerActor(_Actor):
-    """The trainer."""
+    """The trainer, or one of its ranks."""
 
-    _trainer: Trainer
+    _trainer: TensorTrainer
+    _offers: PolicyOffers
 
-    async def start(self, config: RunConfig) -> None:
+    async def meeting_place(self) -> str:
+        """Choose where all ranks meet: on this node, whose address the other nodes reach."""
+        address = ray.util.get_node_ip_address()
+        return f"tcp://{address}:{free_port(address)}"
+
+    async def start(self, config: RunConfig, rank: TrainerRank | None) -> None:
         self._take_torch_threads(config.trainer.num_threads)
-        match config.trainer.name:
-            case "torch":
-                from rollpacker.trainers.torch_trainer import TorchTrainer
+        from rollpacker.trainers.factory import make_trainer
+        from rollpacker.transfer.offering import PolicyOffers
 
-                self._trainer = TorchTrainer(
-                    model_path=config.model.directory,
-                    section=config.trainer,
-                    model_dtype=config.model.dtype,
-                    num_steps=config.run.num_steps,
-                    temperature=config.rollout.temperature,
-                    seed=config.run.seed,
-                )
+        self._is_first = rank is None or rank.rank == 0
+        # in a thread, so that the process answers while it waits for the other ranks
+        self._trainer = await asyncio.to_thread(make_trainer, config, rank)
+        self._offers = PolicyOffers(self._trainer, is_first=self._is_first)
 
     async def begin_step(self, shape: BatchShape) -> None:
         await self._trainer.begin_step(shape)
@@ -176,7 +184,29 @@ class TrainerActor(_Actor):
 
     async def export_weights(self) -> Weights:
         weights = await self._trainer.export_weights()
-        return replace(weights, payload=ObjectStorePayload(reference=ray.put(weights.payload)))
+        payload = ObjectStorePayload(reference=ray.put(weights.payload)) if self._is_first else None
+        return replace(weights, payload=payload)
+
+    async def prepare_weights(self) -> None:
+        await self._offers.prepare()
+
+    async def offer_weights(self, engines: Sequence[EngineId], options: SendingOptions) -> Weights:
+        return self._offers.open(engines, ray.util.get_node_ip_address(), options)
+
+    async def send_weights(self) -> Delivery | None:
+        return await self._offers.send()
+
+    async def drop_receiver(self, engine: EngineId, why: str) -> None:
+        self._offers.drop(engine, why)
+
+    async def close_offer(self) -> None:
+        self._offers.close()
+
+    async def sleep(self) -> None:
+        await self._trainer.sleep()
+
+    async def wake(self) -> None:
+        await self._trainer.wake()
 
     async def save(self, folder: Path) -> None:
         await self._trainer.save(folder)
@@ -197,7 +227,7 @@ class RewardActor(_Actor):
         from rollpacker.data.tokenization import PromptTokenizer
         from rollpacker.rewards.factory import make_reward_worker
 
-        self._tokenizer = PromptTokenizer(config.model.directory)
+        self._tokenizer = PromptTokenizer(config.model.directory, config.data)
         self._worker = make_reward_worker(config.reward)
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
@@ -210,7 +240,7 @@ class RewardActor(_Actor):
             prompt_text=self._tokenizer.text(response.prompt),
             response_text=self._tokenizer.decode(response.token_ids),
             is_truncated=response.is_truncated,
-            ground_truth=response.prompt.ground_truth,
+            reference=response.prompt.reference,
         )
 
     async def forget(self) -> None:
@@ -233,6 +263,8 @@ class Seat:
     group: PlacementGroup
     index: int
     resources: ActorResources
+    gpus: tuple[int, ...]
+    """Of its node, which it sees. They are reserved for the whole run, not by the actor: some have two of them."""
     log: Path
 
 
@@ -241,10 +273,12 @@ class _Remote:
 
     def __init__(self, actor_class: type[_Actor], name: str, seat: Seat) -> None:
         self.name = name
+        self.has_died = False
         place = PlacementGroupSchedulingStrategy(placement_group=seat.group, placement_group_bundle_index=seat.index)
-        resources = {"num_cpus": seat.resources.num_cpus, "num_gpus": seat.resources.num_gpus}
-        actor = ray.remote(actor_class).options(name=name, max_restarts=0, scheduling_strategy=place, **resources)
-        self._handle = actor.remote(seat.log)
+        actor = ray.remote(actor_class).options(
+            name=name, max_restarts=0, scheduling_strategy=place, num_cpus=seat.resources.num_cpus, num_gpus=0
+        )
+        self._handle = actor.remote(seat.log, seat.gpus)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -255,6 +289,7 @@ class _Remote:
                 raise cause from None
             raise EngineFailed(f"{self.name} raised in {method}().", "", str(error)) from None
         except RayActorError as error:
+            self.has_died = True
             raise EngineFailed(f"The process of {self.name} died.", str(error).splitlines()[0]) from None
         except RayError as error:
             raise EngineFailed(f"{self.name} could not be reached in {method}().", str(error)) from None
@@ -269,6 +304,13 @@ class _Remote:
 
     async def close(self) -> None:
         await self._call("close")
+
+    async def kill(self) -> None:
+        """End the process, whatever it does; when this returns, it has died."""
+        ray.kill(self._handle)
+        with suppress(EngineFailed):
+            while True:  # an answer that was on its way
+                await self._call("pid")
 
 
 class RemoteEngine(_Remote):
@@ -311,13 +353,18 @@ class RemoteEngine(_Remote):
 
 
 class RemoteTrainer(_Remote):
-    """A trainer in another process."""
+    """A trainer, or one rank of it, in another process. Groups may come as a reference into Ray's object store."""
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(TrainerActor, "trainer", seat)
+    def __init__(self, name: str, seat: Seat) -> None:
+        super().__init__(TrainerActor, name, seat)
+        self.has_gpu = bool(seat.gpus)
 
-    async def start(self, config: RunConfig) -> None:
-        await self._call("start", config)
+    async def meeting_place(self) -> str:
+        place: str = await self._call("meeting_place")
+        return place
+
+    async def start(self, config: RunConfig, rank: TrainerRank | None) -> None:
+        await self._call("start", config, rank)
 
     async def begin_step(self, shape: BatchShape) -> None:
         await self._call("begin_step", shape)
@@ -332,6 +379,29 @@ class RemoteTrainer(_Remote):
     async def export_weights(self) -> Weights:
         weights: Weights = await self._call("export_weights")
         return weights
+
+    async def prepare_weights(self) -> None:
+        await self._call("prepare_weights")
+
+    async def offer_weights(self, engines: Sequence[EngineId], options: SendingOptions) -> Weights:
+        weights: Weights = await self._call("offer_weights", engines, options)
+        return weights
+
+    async def send_weights(self) -> Delivery | None:
+        delivery: Delivery | None = await self._call("send_weights")
+        return delivery
+
+    async def drop_receiver(self, engine: EngineId, why: str) -> None:
+        await self._call("drop_receiver", engine, why)
+
+    async def close_offer(self) -> None:
+        await self._call("close_offer")
+
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        await self._call("wake")
 
     async def save(self, folder: Path) -> None:
         await self._call("save", folder)

@@ -21,7 +21,7 @@ from rollpacker.metrics.files import storage_errors, write_atomically
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rollpacker.config.schema import ClusterSection
+    from rollpacker.config.sections.cluster import ClusterSection
     from rollpacker.runtime.allocation import Allocation
     from rollpacker.runtime.departure import Departure
 

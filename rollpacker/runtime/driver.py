@@ -8,6 +8,10 @@
 One pump per engine and per reward brings facts into the inbox; one loop takes them out, in order of arrival. Commands
 that one batch of facts led to are sent together, one call per engine, in the order in which they were given. The
 driver knows engines and rewards by protocol only, so it cannot tell real ones from modelled ones.
+
+An engine that fails is lost, and one that is to take its place is brought in the background (`replacements.py`). It
+joins once it holds the policy of the round, so every engine that the scheduler knows holds it. As long as one is to
+come, a round without engines waits for it; reward and trainer are not replaced, and their failure ends the run.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ import asyncio
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, assert_never
 
-from rollpacker.config.schema import DeadlineSection, RolloutSection
+from rollpacker.config.sections.backend import DeadlineSection
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.commands import (
     Abort,
     AcceptGroup,
@@ -38,7 +44,7 @@ from rollpacker.core.commands import (
     ScoreResponse,
     UseParallelism,
 )
-from rollpacker.core.errors import EngineFailed, WeightSyncFailed
+from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -57,13 +63,14 @@ from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.arrivals import Arrivals
-from rollpacker.protocols.backend import Fleet
+from rollpacker.protocols.backend import Fleet, ReplaceEngine
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt, Verdict
-from rollpacker.protocols.weights import Weights
+from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.patience import Patience
+from rollpacker.runtime.replacements import Replacements, RestartLimits
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.watchdog import Watchdog
 
@@ -93,14 +100,33 @@ class _EngineDied(NamedTuple):
     error: EngineFailed
 
 
-_Fact = _Responses | _Verdicts | _EngineDied | Exception
-"""What pumps put into the inbox; an exception is raised again by the loop."""
+class _EngineReady(NamedTuple):
+    engine: EngineId
+
+
+class _SeatEmpty(NamedTuple):
+    engine: EngineId
+    """That was tried last."""
+    error: RollpackerError
+
+
+_Fact = _Responses | _Verdicts | _EngineDied | _EngineReady | _SeatEmpty | Exception
+"""What comes into the inbox; an exception is raised again by the loop."""
 
 
 def sample_seed(run_seed: int, step: int, prompt: PromptId, sample: int) -> int:
     """The seed of one sample: a function of its names, so that no other sample can change it. 63 bits."""
     name = f"{run_seed}/{step}/{prompt.epoch}/{prompt.key}/{sample}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turnover:
+    """Which engines went and came."""
+
+    num_lost: int
+    num_replaced: int
+    """Joined in the place of lost ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +144,17 @@ class RoundCosts:
         before = {engine: getattr(stats, counter) for engine, stats in self.before.items()}
         return sum(getattr(stats, counter) - before.get(engine, 0) for engine, stats in self.after.items())
 
+    def mean_per_pass(self, counter: str) -> float:
+        """How much a counter grew in a forward pass of an engine, on average; 0 without any pass."""
+        num_passes = self.growth("num_decode_steps")
+        return self.growth(counter) / num_passes if num_passes else 0.0
+
+    @property
+    def kv_cache_share(self) -> float:
+        """Mean share of an engine's KV cache that was in use during forward passes."""
+        capacity = sum(stats.kv_tokens_capacity for stats in self.after.values()) / max(1, len(self.after))
+        return self.mean_per_pass("kv_token_steps") / capacity if capacity else 0.0
+
 
 class Driver:
     """Runs rollout rounds over any engines and any reward."""
@@ -129,23 +166,28 @@ class Driver:
         order: PromptOrder,
         prompts: Mapping[str, TokenizedPrompt],
         fleets: Mapping[int, Fleet],
+        replace_engine: ReplaceEngine | None,
         reward: RewardService,
         rollout: RolloutSection,
+        engine: EngineSection,
         deadlines: DeadlineSection,
+        straggler_s: float,
         seed: int,
         clock: RunClock,
         watchdog: Watchdog,
         on_event: OnEvent,
         on_progress: OnProgress,
-        on_engine_lost: Callable[[EngineFailed], None],
         on_gpus_lent: OnGpusLent,
+        asleep: Iterable[EngineId] = (),
+        note: Callable[[str], None],
     ) -> None:
         self._scheduler = scheduler
         self._order = order
         self._prompts = prompts
         self._fleets = fleets
         self._tensor_parallel = next(iter(fleets))
-        self._engines = dict(fleets[self._tensor_parallel].engines)
+        self._present = {degree: dict(fleet.engines) for degree, fleet in fleets.items()}
+        """Of every fleet, the engines that are alive."""
         self._reward = reward
         self._rollout = rollout
         self._deadlines = deadlines
@@ -154,11 +196,27 @@ class Driver:
         self._watchdog = watchdog
         self._on_event = on_event
         self._on_progress = on_progress
-        self._on_engine_lost = on_engine_lost
         self._on_gpus_lent = on_gpus_lent
+        self._note = note
 
         self._inbox: Arrivals[_Fact] = Arrivals()
         self._patience = Patience(watchdog, deadlines.rollout_stall_s)
+        self._replacements = Replacements(
+            seats=[engine_id for fleet in fleets.values() for engine_id in fleet.engines],
+            replace=replace_engine,
+            limits=RestartLimits(
+                max_restarts=engine.max_restarts,
+                first_pause_s=engine.restart_pause_s,
+                start_s=deadlines.start_s,
+                serve_s=deadlines.train_s + deadlines.weight_sync_s,
+                straggler_s=straggler_s,
+            ),
+            note=note,
+            on_ready=lambda engine_id: self._inbox.put([_EngineReady(engine_id)]),
+            on_empty=lambda engine_id, error: self._inbox.put([_SeatEmpty(engine_id, error)]),
+            on_error=lambda error: self._inbox.put([error]),
+        )
+        self._has_started = False
         self._pumps: list[asyncio.Task[None]] = []
         self._to_engines: dict[EngineId, list[_EngineCommand]] = {}
         self._to_score: list[ScoreResponse] = []
@@ -167,10 +225,15 @@ class Driver:
         self._being_evicted: set[RequestId] = set()
         self._to_lend: tuple[EngineId, ...] = ()
         """Lent engines that are not asleep yet."""
-        self._asleep: list[EngineId] = []
-        """Lent engines that sleep until new weights come."""
+        self._asleep = list(asleep)
+        """Engines whose GPUs are the trainer's, which sleep until new weights come."""
         self._next_tensor_parallel = scheduler.tensor_parallel or self._tensor_parallel
-        self._dead: set[EngineId] = set()
+        self._lost: dict[EngineId, RollpackerError] = {}
+        """In the order in which they were lost."""
+        self._noticed: set[EngineId] = set()
+        """Those that somebody saw fail, lost or about to be."""
+        self._num_lost = self._num_replaced = 0
+        """Since somebody asked last."""
         self._stats: dict[EngineId, EngineStats] = {}
         """As the last round left them."""
         self._being_scored: set[RequestId] = set()
@@ -182,32 +245,53 @@ class Driver:
     @property
     def engines(self) -> Mapping[EngineId, Engine]:
         """Of the fleet in use, those that are alive."""
-        return self._engines
+        return self._present[self._tensor_parallel]
 
     async def start(self) -> None:
         """Report the engines to the scheduler, and listen to them. They hold the first policy."""
-        for fleet in self._fleets.values():
-            for engine_id, engine in fleet.engines.items():
+        self._has_started = True
+        for engines in self._present.values():
+            for engine_id, engine in engines.items():
                 self._listen(self._pump_engine(engine_id, engine), f"responses of {engine_id}")
         self._listen(self._pump_reward(), "verdicts")
-        self._report_joined()
+        for engine_id in self.engines:
+            self._report_joined(engine_id)
         for engine_id in self._scheduler.engines:  # a restored scheduler may know engines of an earlier attempt
-            if engine_id not in self._engines:
+            if engine_id not in self.engines:
                 self._take(EngineLost(engine=engine_id))
+        await self._replacements.fill_only(self._seats())
         self._stats = await self._ask_stats()
 
-    def _report_joined(self) -> None:
-        gpus = self._fleets[self._tensor_parallel].gpus
-        for engine_id in self._engines:
-            self._take(EngineJoined(engine=engine_id, gpus=gpus.get(engine_id, ())))
+    def _seats(self) -> Collection[EngineId]:
+        """Of the fleet in use."""
+        return self._fleets[self._tensor_parallel].engines.keys()
+
+    def _gpus_of(self, engine_id: EngineId) -> tuple[int, ...]:
+        return self._fleets[self._tensor_parallel].gpus.get(self._replacements.seat_of(engine_id), ())
+
+    def _report_joined(self, engine_id: EngineId) -> None:
+        self._take(EngineJoined(engine=engine_id, gpus=self._gpus_of(engine_id)))
 
     async def stop(self) -> None:
+        await self._replacements.stop()
         self._patience.close()
         for pump in self._pumps:
             pump.cancel()
         for pump in self._pumps:
             with suppress(asyncio.CancelledError):
                 await pump
+
+    async def end_engines(self, seats: Collection[EngineId]) -> None:
+        """End engines whatever they do: the run leaves, and its trainer needs their GPUs for a last checkpoint."""
+        await self.stop()
+        ending = [
+            engine.close()
+            for engine_id, engine in self.engines.items()
+            if self._replacements.seat_of(engine_id) in seats
+        ]
+        await self._watchdog.within(
+            self._deadlines.stop_s, "engines to end", asyncio.gather(*ending, return_exceptions=True)
+        )
 
     async def run_round(self, step: int, policy_version: int) -> RoundRecord | None:
         """Roll out the batch of one step; None when all data has been trained."""
@@ -253,55 +337,79 @@ class Driver:
         )
         return costs
 
-    async def publish(self, weights: Weights) -> None:
-        """Wake the engines of the next round and give each the new policy.
+    async def leave_gpus(self, seats: Collection[EngineId]) -> None:
+        """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
+        for engine_id in self._replacements.ready:
+            self._join(engine_id)
+        await self._bring_none_to(seats)
+        to_sleep = [
+            engine_id
+            for engine_id in self.engines
+            if self._replacements.seat_of(engine_id) in seats and engine_id not in self._asleep
+        ]
+        await self._each(to_sleep, lambda engine: engine.sleep())
+        self._asleep += to_sleep
+
+    async def _bring_none_to(self, seats: Collection[EngineId]) -> None:
+        """Bring no engine to these seats until `publish`: their GPUs are the trainer's."""
+        await self._replacements.fill_only(seat for seat in self._seats() if seat not in seats)
+
+    async def publish(self, sync: WeightSync) -> Published:
+        """Wake the engines of the next round and give each the new policy; those that do not get it are lost.
 
         Raises:
-            WeightSyncFailed: One of them does not hold exactly these weights.
+            WeightSyncFailed: None of them holds exactly the trainer's weights.
         """
-        if self._next_tensor_parallel != self._tensor_parallel:
-            await self._change_fleet(weights)
-            return
-        asleep, self._asleep = self._asleep, []
-        await self._each(asleep, lambda engine: engine.wake())
-        await self._load(weights)
+        async with self._replacements.publishing(sync) as newcomers:
+            for engine_id, engine in newcomers.items():
+                self._admit(engine_id, engine)
+            asleep, self._asleep = self._asleep, []
+            if self._next_tensor_parallel != self._tensor_parallel:
+                return await self._change_fleet(sync, asleep)
+            if self._has_started:
+                await self._replacements.fill_only(self._seats())
+            await self._each(asleep, lambda engine: engine.wake())
+            published = await self._load(sync)
+            for engine_id in newcomers:
+                if engine_id in self.engines:
+                    self._report_joined(engine_id)
+            return published
 
-    async def _change_fleet(self, weights: Weights) -> None:
+    async def _change_fleet(self, sync: WeightSync, asleep: Sequence[EngineId]) -> Published:
         """Put the engines in use to sleep, and let those of the next degree take their place."""
         await self._each(
-            [engine_id for engine_id in self._engines if engine_id not in self._asleep], lambda engine: engine.sleep()
+            [engine_id for engine_id in self.engines if engine_id not in asleep], lambda engine: engine.sleep()
         )
-        retired, self._asleep = list(self._engines), []
+        retired = [engine_id for engine_id in self.engines if engine_id in self._scheduler.engines]
         self._tensor_parallel = self._next_tensor_parallel
-        fleet = self._fleets[self._tensor_parallel].engines
-        self._engines = {engine_id: engine for engine_id, engine in fleet.items() if engine_id not in self._dead}
-        await self._each(self._engines, lambda engine: engine.wake())
-        await self._load(weights)
-        if self._pumps:  # else `start` reports them
-            self._report_joined()
+        if self._has_started:
+            await self._replacements.fill_only(self._seats())
+        self._require_engine()
+        await self._each(list(self.engines), lambda engine: engine.wake())
+        published = await self._load(sync)
+        if self._has_started:  # else `start` reports them
+            for engine_id in self.engines:
+                self._report_joined(engine_id)
             for engine_id in retired:
                 self._take(EngineRetired(engine=engine_id))
             self._stats = await self._ask_stats()
+        return published
 
-    async def _load(self, weights: Weights) -> None:
-        loads = {engine_id: engine.load_weights(weights) for engine_id, engine in self._engines.items()}
-        answers = await asyncio.gather(*loads.values(), return_exceptions=True)
-        for engine_id, answer in zip(loads, answers, strict=True):
-            if isinstance(answer, EngineFailed):
-                self._lose(engine_id, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            elif answer != weights.checksum:
-                raise WeightSyncFailed(
-                    f"{engine_id} holds weights with checksum {answer}; "
-                    f"version {weights.policy_version} has {weights.checksum}.",
-                    "",
-                    "The transfer was torn or stale; resume from the last checkpoint with run.resume=auto.",
-                )
+    async def _load(self, sync: WeightSync) -> Published:
+        published = await sync.publish(dict(self.engines))
+        for engine_id, error in published.lost.items():
+            self._lose(engine_id, error)
+        return published
+
+    def turnover(self) -> Turnover:
+        """Count the engines that were lost and replaced since the last call."""
+        turnover = Turnover(num_lost=self._num_lost, num_replaced=self._num_replaced)
+        self._num_lost = self._num_replaced = 0
+        return turnover
 
     async def _ask_stats(self) -> dict[EngineId, EngineStats]:
         """The statistics of every engine in use."""
-        asked = {engine_id: engine.stats() for engine_id, engine in self._engines.items()}
+        asked = {engine_id: engine.stats() for engine_id, engine in self.engines.items()}
         answers = await self._watchdog.within(
             self._deadlines.rollout_stall_s,
             "the engines' statistics",
@@ -331,6 +439,7 @@ class Driver:
             while True:
                 self._inbox.put([_Responses(engine_id, await engine.collect())])
         except EngineFailed as error:
+            self._notice(engine_id, error)
             self._inbox.put([_EngineDied(engine_id, error)])
         except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_digest`)
             self._inbox.put([error])
@@ -358,8 +467,13 @@ class Driver:
             case _Verdicts(verdicts):
                 for verdict in verdicts:
                     self._report_verdict(verdict, now)
-            case _EngineDied(engine_id, error):
-                self._lose(engine_id, error)
+            case _EngineDied(engine_id, failure):
+                self._lose(engine_id, failure)
+            case _EngineReady(engine_id):
+                self._join(engine_id)
+            case _SeatEmpty(engine_id, error):
+                self._lost[engine_id] = error
+                self._require_engine()
             case _:
                 raise fact
 
@@ -389,22 +503,61 @@ class Driver:
             self._round.scored(verdict, now)
         self._take(RewardComputed(request=verdict.request, reward=verdict.reward, case_runs=verdict.case_runs))
 
+    def _notice(self, engine_id: EngineId, error: EngineFailed) -> None:
+        """Have an engine replaced at once; the fact that it is lost keeps its place in the line, which may be long."""
+        if engine_id not in self._noticed:
+            self._noticed.add(engine_id)
+            self._num_lost += 1
+            self._note(f"{error.problem} Its requests go to the other engines. {self._replacements.vacate(engine_id)}")
+
     def _lose(self, engine_id: EngineId, error: EngineFailed) -> None:
-        if engine_id in self._dead:
+        if engine_id in self._lost:
             return  # its pump and a call to it may both notice
-        self._dead.add(engine_id)
-        self._on_engine_lost(error)
-        if self._engines.pop(engine_id, None) is None:
+        self._lost[engine_id] = error
+        self._notice(engine_id, error)
+        is_in_use = engine_id in self.engines
+        for engines in self._present.values():
+            engines.pop(engine_id, None)
+        if not is_in_use:
             return  # it belongs to a fleet that sleeps, of which the scheduler does not know
         if engine_id not in self._scheduler.engines:  # it died before it had joined
-            if not self._engines:
-                raise error
+            self._require_engine()
             return
         self._to_engines.pop(engine_id, None)
         lost = {request for request, holder in self._in_flight.items() if holder == engine_id}
         self._in_flight = {request: holder for request, holder in self._in_flight.items() if request not in lost}
         self._being_evicted -= lost
         self._take(EngineLost(engine=engine_id))
+        self._require_engine()
+
+    def _join(self, engine_id: EngineId) -> None:
+        """Report an engine that takes a lost one's place; unless it has joined with new weights, or will."""
+        engine = self._replacements.take(engine_id, self._policy_version)
+        if engine is not None:
+            self._admit(engine_id, engine)
+            self._report_joined(engine_id)
+
+    def _admit(self, engine_id: EngineId, engine: Engine) -> None:
+        self._num_replaced += 1
+        self._note(f"{engine_id} has taken the place of {self._replacements.seat_of(engine_id)}.")
+        self._present[self._tensor_parallel][engine_id] = engine
+        self._listen(self._pump_engine(engine_id, engine), f"responses of {engine_id}")
+
+    def _require_engine(self) -> None:
+        """Raise the last engine's error when nobody is there, or to come, for the round or for the run."""
+        if self._scheduler.is_starved:
+            is_hope_left = bool(self._replacements.under_way)
+        else:
+            is_replaceable = self._has_started and self._replacements.are_expected(self._seats())
+            is_hope_left = bool(self.engines) or is_replaceable
+        if is_hope_left:
+            return
+        engine_id, error = next(reversed(self._lost.items()))
+        raise EngineFailed(
+            f"{error.problem} No engine is left that could go on.",
+            error.allowed,
+            f"Read why in {engine_id}.log under run.dir; run.resume=auto continues from the checkpoint.",
+        )
 
     # Commands out --------------------------------------------------------------------------------------------------
 
@@ -484,7 +637,7 @@ class Driver:
             await self._lend()
 
     async def _send_to_engine(self, engine_id: EngineId, commands: Sequence[_EngineCommand]) -> None:
-        engine = self._engines[engine_id]
+        engine = self.engines[engine_id]
         for kind, run in itertools.groupby(commands, key=type):
             requests = [command.request for command in run]
             if kind is Launch:
@@ -499,7 +652,7 @@ class Driver:
 
     async def _each(self, engine_ids: Iterable[EngineId], order: Callable[[Engine], Awaitable[None]]) -> None:
         """Give the same order to several engines at once."""
-        present = [(engine_id, self._engines[engine_id]) for engine_id in engine_ids if engine_id in self._engines]
+        present = [(engine_id, self.engines[engine_id]) for engine_id in engine_ids if engine_id in self.engines]
         await self._watchdog.within(
             self._deadlines.rollout_stall_s,
             "engines to fall asleep or to wake",
@@ -516,9 +669,9 @@ class Driver:
         return True
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
-        engine_ids = list(self._engines)
+        engine_ids = list(self.engines)
         answers = await asyncio.gather(
-            *(self._engines[engine_id].progress() for engine_id in engine_ids), return_exceptions=True
+            *(self.engines[engine_id].progress() for engine_id in engine_ids), return_exceptions=True
         )
         engines: list[EngineProgress] = []
         for engine_id, answer in zip(engine_ids, answers, strict=True):
@@ -540,9 +693,9 @@ class Driver:
         record = self._round
         assert record is not None
         await self._each(to_lend, lambda engine: engine.sleep())
-        self._asleep = [engine_id for engine_id in to_lend if engine_id in self._engines]
-        gpus = self._fleets[self._tensor_parallel].gpus
-        self._on_gpus_lent(record, frozenset(gpu for engine_id in self._asleep for gpu in gpus[engine_id]))
+        self._asleep = [engine_id for engine_id in to_lend if engine_id in self.engines]
+        await self._bring_none_to([self._replacements.seat_of(engine_id) for engine_id in self._asleep])
+        self._on_gpus_lent(record, frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id)))
 
     def _to_generate(self, engine_id: EngineId, request: RequestId) -> GenerationRequest:
         assert self._round is not None
@@ -575,4 +728,5 @@ class Driver:
             per_engine[engine_id] = per_engine.get(engine_id, 0) + 1
         responses = [f"{count} responses of {engine_id}" for engine_id, count in sorted(per_engine.items())]
         verdicts = [f"{len(self._being_scored)} verdicts of the reward"] if self._being_scored else []
-        return " and ".join(responses + verdicts) or "the next fact of any engine or reward"
+        newcomers = [f"{engine_id} to start and to load the weights" for engine_id in self._replacements.under_way]
+        return " and ".join(responses + verdicts + newcomers) or "the next fact of any engine or reward"

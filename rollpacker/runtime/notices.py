@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from rollpacker.config.schema import ClusterSection
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.departure import Departure
 

@@ -2,24 +2,33 @@
 
 All reservations are one placement group, so that a cluster too small fails at once and as a whole, instead of
 leaving the last actor waiting for resources that never come. Each one is pinned to the node that the plan gave it.
+Cores are reserved for each actor, GPUs for the run on each node: which actor sees which of them is the plan's (`Seat`),
+since Ray could not let an engine of several GPUs share some of them with the trainer.
+
+Where engines and trainer share GPUs, the engines start first and fall asleep before the trainer starts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import ray
 from ray.util import placement_group
+from ray.util.placement_group import PlacementGroup
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import Surroundings
+from rollpacker.protocols.trainer import Trainer, TrainerRank
 from rollpacker.runtime.actors import RemoteEngine, RemoteReward, RemoteTrainer, Seat
-from rollpacker.runtime.planning import ClusterSize, PlacedActor, placed_actors
+from rollpacker.runtime.engine_seats import EngineSeats
+from rollpacker.runtime.planning import ClusterSize, PlacedActor, placed_actors, run_gpus, turn_takers
 from rollpacker.runtime.ray_node import pin_of
+from rollpacker.runtime.trainer_group import TrainerGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,46 +36,107 @@ class Actors:
     """The run's actors, started."""
 
     engines: Mapping[EngineId, RemoteEngine]
-    trainer: RemoteTrainer
+    seats: EngineSeats
+    """Where others take the engines' places."""
+    ranks: Sequence[RemoteTrainer]
+    """Of the trainer; it is used through `trainer`."""
+    trainer: Trainer
     reward: RemoteReward
-
-    def all(self) -> list[RemoteEngine | RemoteTrainer | RemoteReward]:
-        return [*self.engines.values(), self.trainer, self.reward]
+    gpus: Mapping[EngineId, tuple[int, ...]]
+    """The run's GPUs of each engine."""
+    replicas: tuple[tuple[int, ...], ...]
+    """The run's GPUs of each of the trainer's data-parallel replicas; none where it shares none with engines."""
+    turn_takers: tuple[EngineId, ...]
+    """Engines that share GPUs with the trainer; asleep."""
 
     async def close(self, deadline_s: float) -> None:
         """Let every actor end in order; one that does not is ended with Ray's session."""
-        closings = [actor.close() for actor in self.all()]
+        closings = [actor.close() for actor in (*self.seats.holders(), *self.ranks, self.reward)]
         with suppress(TimeoutError, RollpackerError):
             async with asyncio.timeout(deadline_s):
                 await asyncio.gather(*closings, return_exceptions=True)
 
 
 async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surroundings) -> Actors:
-    """Start every actor side by side; when this returns, models are loaded."""
-    placed = placed_actors(config, num_nodes=size.num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus)
-    group = placement_group([_bundle(actor) for actor in placed], strategy="PACK")
+    """Start every actor, side by side where nobody shares a GPU; when this returns, models are loaded."""
+    placed = placed_actors(config, size)
+    group = placement_group([*map(_bundle, placed), *_gpu_bundles(placed)], strategy="PACK")
     deadline_s = config.backend.deadlines.start_s
     await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
-    seats = {
+    seats = _seats(group, placed, surroundings)
+    engines = {
+        EngineId(actor.name): RemoteEngine(EngineId(actor.name), seats[actor.name])
+        for actor in placed
+        if actor.role == "engine"
+    }
+    ranks = [RemoteTrainer(actor.name, seats[actor.name]) for actor in placed if actor.role == "trainer"]
+    reward = RemoteReward(seats["reward"])
+    for actor in (*engines.values(), *ranks, reward):
+        surroundings.add_witness(actor.name, actor.stacks)
+    trainer = TrainerGroup(ranks, share=ray.put) if len(ranks) > 1 else ranks[0]
+    takers = tuple(EngineId(name) for name in turn_takers(config, placed))
+    others = asyncio.gather(*(engine.start(config) for engine in engines.values()), reward.start(config))
+    if takers:
+        await surroundings.within(deadline_s, "engines and reward to start", others)
+        asleep = asyncio.gather(*(engines[engine_id].sleep() for engine_id in takers))
+        await surroundings.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
+        await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks))
+    else:
+        everyone = asyncio.gather(others, _start_trainer(config, ranks))
+        await surroundings.within(deadline_s, "engines, trainer and reward to start", everyone)
+    return Actors(
+        engines=engines,
+        seats=EngineSeats(config, engines, seats, surroundings),
+        ranks=ranks,
+        trainer=trainer,
+        reward=reward,
+        gpus={EngineId(actor.name): run_gpus(actor, size.num_gpus) for actor in placed if actor.role == "engine"},
+        replicas=_replicas(config, placed, size) if takers else (),
+        turn_takers=takers,
+    )
+
+
+def _replicas(config: RunConfig, placed: Sequence[PlacedActor], size: ClusterSize) -> tuple[tuple[int, ...], ...]:
+    """Group the trainer's GPUs by replica, as its ranks are counted: see `TrainerSection.replica_of`."""
+    gpus: dict[int, list[int]] = {}
+    ranks = [actor for actor in placed if actor.role == "trainer"]
+    for rank, actor in enumerate(ranks):
+        gpus.setdefault(config.trainer.replica_of(rank), []).extend(run_gpus(actor, size.num_gpus))
+    return tuple(tuple(of_replica) for of_replica in gpus.values())
+
+
+async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer]) -> None:
+    if len(ranks) == 1:
+        await ranks[0].start(config, None)
+        return
+    rendezvous = await ranks[0].meeting_place()
+    await asyncio.gather(
+        *(
+            rank.start(config, TrainerRank(rank=index, num_ranks=len(ranks), rendezvous=rendezvous))
+            for index, rank in enumerate(ranks)
+        )
+    )
+
+
+def _seats(group: PlacementGroup, placed: Sequence[PlacedActor], surroundings: Surroundings) -> dict[str, Seat]:
+    logs = surroundings.logs.absolute()
+    return {
         actor.name: Seat(
-            group=group, index=index, resources=actor.resources, log=surroundings.logs.absolute() / f"{actor.name}.log"
+            group=group, index=index, resources=actor.resources, gpus=actor.gpus, log=logs / f"{actor.name}.log"
         )
         for index, actor in enumerate(placed)
     }
-    engine_ids = [EngineId(actor.name) for actor in placed if actor.role == "engine"]
-    actors = Actors(
-        engines={engine_id: RemoteEngine(engine_id, seats[engine_id]) for engine_id in engine_ids},
-        trainer=RemoteTrainer(seats["trainer"]),
-        reward=RemoteReward(seats["reward"]),
-    )
-    for actor in actors.all():
-        surroundings.add_witness(actor.name, actor.stacks)
-    starts = asyncio.gather(*(actor.start(config) for actor in actors.all()))
-    await surroundings.within(deadline_s, "engines, trainer and reward to start", starts)
-    return actors
 
 
 def _bundle(actor: PlacedActor) -> dict[str, float]:
-    """What one seat holds; Ray refuses an amount of zero."""
-    amounts = {"CPU": actor.resources.num_cpus, "GPU": actor.resources.num_gpus, pin_of(actor.node): 1}
+    """What one seat holds beside its GPUs; Ray refuses an amount of zero."""
+    amounts = {"CPU": actor.resources.num_cpus, pin_of(actor.node): 1}
     return {name: amount for name, amount in amounts.items() if amount > 0}
+
+
+def _gpu_bundles(placed: Sequence[PlacedActor]) -> list[dict[str, float]]:
+    """The GPUs that the run takes of each node."""
+    in_use: dict[int, set[int]] = {}
+    for actor in placed:
+        in_use.setdefault(actor.node, set()).update(actor.gpus)
+    return [{"GPU": len(gpus), pin_of(node): 1} for node, gpus in sorted(in_use.items()) if gpus]

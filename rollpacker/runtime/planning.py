@@ -1,4 +1,12 @@
-"""What follows from a configuration before anything starts: actors and their nodes, Ray's size, scheduler settings.
+"""Who works where: the actors of a run, the node of each one and its GPUs there, derived before anything starts.
+
+    placement=null     every actor has the GPUs that its `resources` ask for, and nobody shares any. Trainer and reward
+                       work beside the driver, on node 0, further ranks of the trainer where there is room; engines
+                       spread over the nodes.
+    placement given    the maps say which GPUs engines and ranks have, and on those of both they take turns.
+
+Either way an engine stays within one node, as do the ranks of one tensor-parallel group of the trainer, and every actor
+knows its GPUs by number: the run tells Ray where each one works, not the other way round.
 
 Imports neither ray nor torch: the run, `rollpacker check` and a job's dry run derive the same plan by the same code.
 """
@@ -6,26 +14,23 @@ Imports neither ray nor torch: the run, `rollpacker check` and a job's dry run d
 from __future__ import annotations
 
 import math
-import os
-import platform
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
+from itertools import groupby
+from typing import Literal
 
-from rollpacker.config.schema import ActorResources, RunConfig, exact
+from rollpacker.config.gpu_map import GpuMap
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import exact
+from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import ConfigError
-from rollpacker.core.ids import Domain
-from rollpacker.core.settings import (
-    ParallelismSettings,
-    RewardBudgetSettings,
-    SchedulerSettings,
-    StreamSettings,
-)
 from rollpacker.runtime.allocation import Allocation
+from rollpacker.runtime.machine import usable_cpus, visible_gpus
 
 _MEBIBYTE = 1 << 20
+
+Role = Literal["engine", "trainer", "reward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class PlannedActor:
     """One actor and what it reserves."""
 
     name: str
-    role: str
+    role: Role
     resources: ActorResources
 
 
@@ -42,10 +47,12 @@ class PlacedActor:
     """One actor and where it works."""
 
     name: str
-    role: str
+    role: Role
     resources: ActorResources
     node: int
     """Index of its node; 0 is the one that the driver runs on."""
+    gpus: tuple[int, ...]
+    """Of its node, counted from 0, ascending. One that reserves a share of a GPU has this GPU with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,49 +65,46 @@ class ClusterSize:
 
 
 def planned_actors(config: RunConfig) -> list[PlannedActor]:
-    """Every actor of the run, in the order in which they start."""
-    engines = [
-        PlannedActor(name=f"engine-{index}", role="engine", resources=config.engine.resources)
-        for index in range(config.engine.num_engines)
+    """Every actor of the run, in the order in which they start: engines, the trainer's ranks, the reward."""
+    engine, trainer = config.engine.resources, config.trainer.resources
+    if config.placement.maps is not None:
+        engine = engine.model_copy(update={"num_gpus": config.engine.tensor_parallel})
+        trainer = trainer.model_copy(update={"num_gpus": 1})
+    num_ranks = config.trainer.num_ranks
+    ranks = ["trainer"] if num_ranks == 1 else [f"trainer-{rank}" for rank in range(num_ranks)]
+    return [
+        *(
+            PlannedActor(name=f"engine-{index}", role="engine", resources=engine)
+            for index in range(config.engine.num_engines)
+        ),
+        *(PlannedActor(name=name, role="trainer", resources=trainer) for name in ranks),
+        PlannedActor(name="reward", role="reward", resources=config.reward.resources),
     ]
-    trainer = PlannedActor(name="trainer", role="trainer", resources=config.trainer.resources)
-    reward = PlannedActor(name="reward", role="reward", resources=config.reward.resources)
-    return [*engines, trainer, reward]
-
-
-def usable_cpus() -> int:
-    """Cores that this process may use, which on a shared node is less than the machine has."""
-    return len(os.sched_getaffinity(0))
-
-
-def visible_gpus() -> int:
-    """GPUs that CUDA_VISIBLE_DEVICES names."""
-    return sum(1 for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip())
 
 
 def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> ClusterSize:
     """Size Ray by this machine, or by what Slurm allocated; raises `ConfigError` when the actors find no place there.
 
     On a machine of one's own, cores may be shared, since engines and trainer take turns; in an allocation they may be
-    only where `backend.num_cpus` says so. GPUs are never shared.
+    only where `backend.num_cpus` says so. GPUs are shared only where `placement` says so.
     """
     given = config.backend
     if allocation is None:
         reserved = math.ceil(sum(actor.resources.num_cpus for actor in planned_actors(config)))
         num_nodes, num_cpus, num_gpus = 1, max(usable_cpus(), reserved), visible_gpus()
     else:
-        _check_memory(config, allocation)
+        _check_store(config, allocation)
         num_nodes, num_cpus, num_gpus = allocation.num_nodes, allocation.num_cpus, len(allocation.gpus)
     size = ClusterSize(
         num_nodes=num_nodes,
         num_cpus=num_cpus if given.num_cpus is None else given.num_cpus,
         num_gpus=num_gpus if given.num_gpus is None else given.num_gpus,
     )
-    placed_actors(config, num_nodes=num_nodes, cpus_per_node=size.num_cpus, gpus_per_node=size.num_gpus)
+    placed_actors(config, size)
     return size
 
 
-def _check_memory(config: RunConfig, allocation: Allocation) -> None:
+def _check_store(config: RunConfig, allocation: Allocation) -> None:
     store_bytes = config.backend.object_store_mb * _MEBIBYTE
     if allocation.memory_bytes is not None and store_bytes >= allocation.memory_bytes:
         raise ConfigError(
@@ -111,131 +115,254 @@ def _check_memory(config: RunConfig, allocation: Allocation) -> None:
         )
 
 
-def placed_actors(
-    config: RunConfig, *, num_nodes: int, cpus_per_node: float, gpus_per_node: float
-) -> list[PlacedActor]:
-    """Give every actor its node, in the order of `planned_actors`; raises `ConfigError` when one finds no room.
+def placed_actors(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
+    """Give every actor its node and its GPUs there, in the order of `planned_actors`.
 
-    Trainer and reward work beside the driver, on node 0. Engines spread over all nodes: one after the other goes to the
-    node with the fewest engines among those with room, then to the one with the most free GPUs, then CPUs.
-
-    Args:
-        config: Who takes part, and what each one reserves.
-        num_nodes: All alike.
-        cpus_per_node: As Ray is told: `backend.num_cpus` where it is given.
-        gpus_per_node: Likewise.
+    Raises:
+        ConfigError: One finds no room, or the maps fit neither the nodes nor the actors.
     """
-    *engines, trainer, reward = planned_actors(config)
-    nodes = [_Room(cpus=exact(cpus_per_node), gpus=exact(gpus_per_node)) for _ in range(num_nodes)]
-    nodes_by_actor: dict[str, int] = {}
-    for actor in (trainer, reward):
-        if not nodes[0].has_room(actor.resources):
-            raise _no_room(config, actor, num_nodes, cpus_per_node, gpus_per_node)
-        nodes[0].take(actor.resources)
-        nodes_by_actor[actor.name] = 0
-    engines_by_node: list[int] = []
+    maps = config.placement.maps
+    return _spread(config, size) if maps is None else _mapped(config, size, *maps)
+
+
+def turn_takers(config: RunConfig, placed: Sequence[PlacedActor]) -> tuple[str, ...]:
+    """Engines that share GPUs with the trainer, so that one sleeps while the other works."""
+    if config.placement.maps is None:
+        return ()  # who reserves a share of a GPU has it all the time
+    of_trainer = {(actor.node, gpu) for actor in placed if actor.role == "trainer" for gpu in actor.gpus}
+    return tuple(
+        actor.name
+        for actor in placed
+        if actor.role == "engine" and any((actor.node, gpu) in of_trainer for gpu in actor.gpus)
+    )
+
+
+def as_ranges(names: Sequence[str]) -> list[str]:
+    """Shorten a list of actors: those whose numbers follow each other become one range."""
+
+    def run_of(place: tuple[int, str]) -> tuple[str, int]:
+        index, name = place
+        stem, _, number = name.rpartition("-")
+        return (stem, int(number) - index) if number.isdecimal() else (name, 0)
+
+    words: list[str] = []
+    for _, run in groupby(enumerate(names), key=run_of):
+        first, *others = [name for _, name in run]
+        words.append(f"{first} to {others[-1]}" if others else first)
+    return words
+
+
+def run_gpus(actor: PlacedActor, gpus_per_node: int) -> tuple[int, ...]:
+    """Number an actor's GPUs as those of the run: node after node."""
+    return tuple(actor.node * gpus_per_node + gpu for gpu in actor.gpus)
+
+
+# By resources ------------------------------------------------------------------------------------------------------
+
+
+def _spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
+    """Trainer and reward first, then one engine after the other.
+
+    Each engine goes to the node with the fewest engines among those with room, then to the one with the most free GPUs,
+    then CPUs; neighbours in number are neighbours in place.
+    """
+    actors = planned_actors(config)
+    engines = [actor for actor in actors if actor.role == "engine"]
+    ranks = [actor for actor in actors if actor.role == "trainer"]
+    reward = actors[-1]
+    nodes = [_Room(size) for _ in range(size.num_nodes)]
+    seats: dict[str, tuple[int, tuple[int, ...]]] = {}
+    first_group, *other_groups = _groups(ranks, config.trainer.tensor_parallel)
+    for group, candidates in (
+        (first_group, nodes[:1]),
+        ([reward], nodes[:1]),
+        *((group, nodes) for group in other_groups),
+    ):
+        index = next((index for index, node in enumerate(candidates) if node.has_room(group)), None)
+        if index is None:
+            raise _no_room(config, group[0], size)
+        seats |= {actor.name: (index, nodes[index].take(actor.resources)) for actor in group}
+    engine_seats: list[tuple[int, tuple[int, ...]]] = []
     for engine in engines:
-        candidates = [index for index, node in enumerate(nodes) if node.has_room(engine.resources)]
-        if not candidates:
-            raise _no_room(config, engine, num_nodes, cpus_per_node, gpus_per_node)
+        candidate_indices = [index for index, node in enumerate(nodes) if node.has_room([engine])]
+        if not candidate_indices:
+            raise _no_room(config, engine, size)
+        used = [node for node, _ in engine_seats]
         chosen = min(
-            candidates, key=lambda index: (engines_by_node.count(index), -nodes[index].gpus, -nodes[index].cpus)
+            candidate_indices,
+            key=lambda index: (used.count(index), -nodes[index].free_gpus, -nodes[index].free_cpus),
         )
-        nodes[chosen].take(engine.resources)
-        engines_by_node.append(chosen)
-    nodes_by_actor |= {engine.name: node for engine, node in zip(engines, sorted(engines_by_node), strict=True)}
-    return [
-        PlacedActor(name=actor.name, role=actor.role, resources=actor.resources, node=nodes_by_actor[actor.name])
-        for actor in (*engines, trainer, reward)
-    ]
+        engine_seats.append((chosen, nodes[chosen].take(engine.resources)))
+    seats |= {engine.name: seat for engine, seat in zip(engines, sorted(engine_seats), strict=True)}
+    return [_placed(actor, *seats[actor.name]) for actor in actors]
 
 
-@dataclass(slots=True, kw_only=True)
+def _groups(ranks: Sequence[PlannedActor], tensor_parallel: int) -> Iterator[Sequence[PlannedActor]]:
+    """Consecutive ranks of one tensor-parallel group each."""
+    for begin in range(0, len(ranks), tensor_parallel):
+        yield ranks[begin : begin + tensor_parallel]
+
+
 class _Room:
     """What is still free on a node."""
 
-    cpus: Fraction
-    gpus: Fraction
+    def __init__(self, size: ClusterSize) -> None:
+        self.free_cpus = exact(size.num_cpus)
+        self._gpus = [Fraction(1)] * size.num_gpus
+        """The free share of each."""
 
-    def has_room(self, resources: ActorResources) -> bool:
-        return exact(resources.num_cpus) <= self.cpus and exact(resources.num_gpus) <= self.gpus
+    @property
+    def free_gpus(self) -> Fraction:
+        return sum(self._gpus, Fraction())
 
-    def take(self, resources: ActorResources) -> None:
-        self.cpus -= exact(resources.num_cpus)
-        self.gpus -= exact(resources.num_gpus)
+    def has_room(self, group: Iterable[PlannedActor]) -> bool:
+        """Whether all of a group find a place."""
+        cpus, gpus = self.free_cpus, self._gpus.copy()
+        for actor in group:
+            chosen = _free_gpus(gpus, actor.resources)
+            cpus -= exact(actor.resources.num_cpus)
+            if chosen is None or cpus < 0:
+                return False
+            _occupy(gpus, chosen, actor.resources)
+        return True
+
+    def take(self, resources: ActorResources) -> tuple[int, ...]:
+        """Occupy what an actor reserves, for which there is room; gives its GPUs."""
+        chosen = _free_gpus(self._gpus, resources)
+        assert chosen is not None
+        _occupy(self._gpus, chosen, resources)
+        self.free_cpus -= exact(resources.num_cpus)
+        return chosen
 
 
-def _no_room(
-    config: RunConfig, actor: PlannedActor, num_nodes: int, cpus_per_node: float, gpus_per_node: float
-) -> ConfigError:
+def _free_gpus(free: Sequence[Fraction], resources: ActorResources) -> tuple[int, ...] | None:
+    """The first GPUs that can be had: whole ones, or one that has this share left; None when there are too few."""
+    wanted = exact(resources.num_gpus)
+    if not wanted:
+        return ()
+    share, number = min(wanted, Fraction(1)), math.ceil(wanted)
+    candidates = [gpu for gpu, left in enumerate(free) if left >= share]
+    return tuple(candidates[:number]) if len(candidates) >= number else None
+
+
+def _occupy(free: list[Fraction], gpus: Iterable[int], resources: ActorResources) -> None:
+    for gpu in gpus:
+        free[gpu] -= min(exact(resources.num_gpus), Fraction(1))
+
+
+def _placed(actor: PlannedActor, node: int, gpus: tuple[int, ...]) -> PlacedActor:
+    return PlacedActor(name=actor.name, role=actor.role, resources=actor.resources, node=node, gpus=gpus)
+
+
+def _no_room(config: RunConfig, actor: PlannedActor, size: ClusterSize) -> ConfigError:
     actors = planned_actors(config)
     num_cpus = sum(planned.resources.num_cpus for planned in actors)
     num_gpus = sum(planned.resources.num_gpus for planned in actors)
-    offer = f"{cpus_per_node:g} CPUs and {gpus_per_node:g} GPUs"
+    offer = f"{size.num_cpus:g} CPUs and {size.num_gpus:g} GPUs"
     return ConfigError(
         f"The actors reserve {num_cpus:g} CPUs and {num_gpus:g} GPUs, and there is no room for {actor.name}, which "
         f"reserves {actor.resources.num_cpus:g} and {actor.resources.num_gpus:g}.",
         f"The backend offers {offer}."
-        if num_nodes == 1
-        else f"There are {num_nodes} nodes of {offer}; trainer and reward share the first one.",
+        if size.num_nodes == 1
+        else f"There are {size.num_nodes} nodes of {offer}; trainer and reward share the first one.",
         "Lower engine.num_engines or the resources of engine, trainer or reward; or raise backend.num_cpus, so that "
         "actors share cores; or ask Slurm for more: cluster.num_nodes, cluster.cpus_per_node, cluster.gpus_per_node.",
     )
 
 
-def scheduler_settings(
-    config: RunConfig,
-    num_prompts_by_domain: Mapping[Domain, int],
-    degrees: Sequence[int] = (1,),
-    replicas: Sequence[tuple[int, ...]] = (),
-) -> SchedulerSettings:
-    """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts.
+# By maps -----------------------------------------------------------------------------------------------------------
 
-    Args:
-        config: Which machines take part.
-        num_prompts_by_domain: In the order of the data.
-        degrees: Tensor-parallel degrees of which the backend has engines, the first one awake. The planner has nothing
-            to choose among fewer than two.
-        replicas: The GPUs of each training replica, where engines work on them too. Without, none can be lent.
-    """
-    weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
-        domain: Fraction(count) for domain, count in num_prompts_by_domain.items()
-    }
-    return SchedulerSettings(
-        batching=config.system.batching,
-        num_prompts=config.rollout.num_prompts,
-        num_responses=config.rollout.num_responses,
-        eta_prompts=exact(config.system.eta_prompts),
-        eta_responses=exact(config.system.eta_responses),
-        overlap_rewards=config.system.reward != "batch",
-        domain_weights=tuple(weights.items()),
-        reward_budget=RewardBudgetSettings() if config.system.reward == "scheduled" else None,
-        parallelism=(
-            ParallelismSettings(degrees=tuple(sorted(degrees)), initial=degrees[0])
-            if config.system.planner and len(degrees) > 1
-            else None
-        ),
-        stream=(
-            StreamSettings(replicas=tuple(replicas), max_response_tokens=config.rollout.max_response_tokens)
-            if config.system.stream and len(replicas) > 1
-            else None
-        ),
+
+def _mapped(config: RunConfig, size: ClusterSize, engine_map: GpuMap, trainer_map: GpuMap) -> list[PlacedActor]:
+    """Give engines and ranks the GPUs of their maps in order; the reward works on node 0."""
+    actors = planned_actors(config)
+    engines = [actor for actor in actors if actor.role == "engine"]
+    ranks = [actor for actor in actors if actor.role == "trainer"]
+    engine_blocks = _blocks(config, size, "engine", engine_map)
+    if len(engine_blocks) != len(engines):
+        raise _wrong_number(
+            f"placement.engine={config.placement.engine} holds {_number(len(engine_blocks), 'engine')} of "
+            f"engine.tensor_parallel={config.engine.tensor_parallel} on {_nodes(size)}, and engine.num_engines="
+            f"{len(engines)}.",
+            f"Set engine.num_engines={len(engine_blocks)}" if engine_blocks else "",
+            "placement.engine",
+        )
+    rank_blocks = [(node, (gpu,)) for node, gpus in _blocks(config, size, "trainer", trainer_map) for gpu in gpus]
+    if len(rank_blocks) != len(ranks):
+        per_replica = config.trainer.num_ranks // (config.trainer.data_parallel or 1)
+        can_fill = rank_blocks and len(rank_blocks) % per_replica == 0 and config.trainer.name != "torch"
+        raise _wrong_number(
+            f"placement.trainer={config.placement.trainer} holds {_number(len(rank_blocks), 'rank')} on {_nodes(size)},"
+            f" and trainer={config.trainer.name} with its degrees has {len(ranks)}.",
+            f"Set trainer.data_parallel={len(rank_blocks) // per_replica}" if can_fill else "",
+            "placement.trainer",
+        )
+    places = [*zip(engines, engine_blocks, strict=True), *zip(ranks, rank_blocks, strict=True), (actors[-1], (0, ()))]
+    placed = [_placed(actor, node, gpus) for actor, (node, gpus) in places]
+    _check_cpus(config, size, placed)
+    return placed
+
+
+def _blocks(
+    config: RunConfig, size: ClusterSize, role: Literal["engine", "trainer"], gpu_map: GpuMap
+) -> list[tuple[int, tuple[int, ...]]]:
+    """The node and the GPUs of each engine, or of each tensor-parallel group of the trainer."""
+    text = f"placement.{role}={getattr(config.placement, role)}"
+    section = config.engine if role == "engine" else config.trainer
+    degree, blocks = section.tensor_parallel, []
+    if (unknown := max(gpu_map.nodes, default=-1)) >= size.num_nodes:
+        raise ConfigError(
+            f"{text} names node {unknown}.",
+            f"The run has {_nodes(size)}, counted from 0.",
+            "Name others, or set cluster.num_nodes.",
+        )
+    for node in range(size.num_nodes):
+        gpus = gpu_map.gpus_of(node, size.num_gpus)
+        if (missing := max(gpus, default=-1)) >= size.num_gpus:
+            raise ConfigError(
+                f"{text} names GPU {missing} of node {node}.",
+                f"A node has {_number(size.num_gpus, 'GPU')}, counted from 0."
+                if size.num_gpus
+                else "There is no GPU: CUDA_VISIBLE_DEVICES names none, or the job asks for none.",
+                "Name others, or set cluster.gpus_per_node in a job, and backend.num_gpus outside of one.",
+            )
+        if len(gpus) % degree:
+            raise ConfigError(
+                f"{text} gives {_number(len(gpus), 'GPU')} of node {node}, which {role}.tensor_parallel={degree} does "
+                "not divide.",
+                "An engine stays within one node, and so do the ranks of a tensor-parallel group of the trainer.",
+                f"Name a multiple of {degree} GPUs on each node, or change {role}.tensor_parallel.",
+            )
+        blocks += [(node, gpus[begin : begin + degree]) for begin in range(0, len(gpus), degree)]
+    return blocks
+
+
+def _wrong_number(problem: str, other_way: str, key: str) -> ConfigError:
+    return ConfigError(
+        problem,
+        "Every GPU that a map names has its engine or its rank, and everyone has GPUs.",
+        f"{other_way}, or change {key}." if other_way else f"Change {key}, or the numbers.",
     )
 
 
-def hardware_name(*, has_gpus: bool) -> str:
-    """What this machine calls its GPUs, or its processor and how many cores of it this process may use."""
-    if has_gpus:
-        names = [_line_of(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
-        return f"{len(names)} x {names[0]}" if names and names[0] else "GPUs of unknown name"
-    return f"{_line_of(Path('/proc/cpuinfo'), 'model name') or platform.machine()}, {usable_cpus()} cores"
+def _check_cpus(config: RunConfig, size: ClusterSize, placed: Sequence[PlacedActor]) -> None:
+    for node in range(size.num_nodes):
+        here = [actor for actor in placed if actor.node == node]
+        reserved = sum((exact(actor.resources.num_cpus) for actor in here), Fraction())
+        if reserved > size.num_cpus:
+            raise ConfigError(
+                f"The {len(here)} actors on node {node} reserve {float(reserved):g} CPUs, and the node has "
+                f"{size.num_cpus}.",
+                f"placement.engine={config.placement.engine} and placement.trainer={config.placement.trainer} say "
+                "who works there; the reward works on node 0.",
+                "Raise cluster.cpus_per_node; or raise backend.num_cpus, so that actors share cores; or lower "
+                "engine.resources.num_cpus or trainer.resources.num_cpus.",
+            )
 
 
-def _line_of(file: Path, label: str) -> str:
-    """The value of the first line `label: value`; empty when there is none."""
-    with suppress(OSError):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == label:
-                return value.strip()
-    return ""
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _nodes(size: ClusterSize) -> str:
+    return f"{_number(size.num_nodes, 'node')} of {_number(size.num_gpus, 'GPU')}"

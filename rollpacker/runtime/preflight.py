@@ -23,13 +23,19 @@ from rollpacker.core.errors import CheckpointError, ConfigError, DataError, Mode
 from rollpacker.core.ids import Domain
 from rollpacker.core.quotas import apportion
 from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.chat_templates import check_chat
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
+from rollpacker.engines.vllm.installed import check_vllm
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, Prospect
+from rollpacker.rewards.factory import check_references
 from rollpacker.runtime.allocation import current_allocation
 from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
-from rollpacker.runtime.planning import ClusterSize, cluster_size, scheduler_settings
+from rollpacker.runtime.model_fit import ModelFit, judge_fit
+from rollpacker.runtime.planning import ClusterSize, cluster_size
+from rollpacker.runtime.scheduling import scheduler_settings
 from rollpacker.runtime.trackers import check_trackers
+from rollpacker.trainers.megatron.installed import check_megatron
 
 Found = TypeVar("Found")
 
@@ -46,6 +52,8 @@ class Outlook:
     """In the order of the file; before prompts that are too long are dropped."""
     settings: SchedulerSettings
     cluster: ClusterSize | ModelledCluster
+    fit: ModelFit | None
+    """None where the model's sizes are not known, and in a modelled run."""
     finished_steps: int
     """Of an earlier attempt that this one continues; 0 starts from the beginning."""
 
@@ -60,7 +68,10 @@ class RealProspect:
         return _model_facts(self._config)
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
-        return dict(Counter(prompt.domain for prompt in load_prompts(self._config.data.file)))
+        prompts = load_prompts(self._config.data.files)
+        check_references(self._config.reward, prompts)
+        check_chat(self._config.data, self._config.model.directory, prompts)
+        return dict(Counter(prompt.domain for prompt in prompts))
 
     def cluster(self) -> ClusterSize:
         return cluster_size(self._config, current_allocation(os.environ))
@@ -88,7 +99,10 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
     if num_prompts_by_domain is not None:
         settings = look(lambda: _settings(config, num_prompts_by_domain))
     cluster = look(prospect.cluster)
+    fit = look(lambda: judge_fit(config)) if config.backend.name == "ray" else None
     finished_steps = look(lambda: _finished_steps(config))
+    look(lambda: _check_engine(config))
+    look(lambda: _check_trainer(config))
     look(lambda: _check_run_dir(config.run.dir))
     look(lambda: check_trackers(config.tracker))
     raise_mistakes(mistakes)
@@ -102,6 +116,7 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
         num_prompts_by_domain=num_prompts_by_domain,
         settings=settings,
         cluster=cluster,
+        fit=fit,
         finished_steps=finished_steps,
     )
 
@@ -179,6 +194,16 @@ def _count_parameters(shard: Path) -> int:
         ) from error
 
 
+def check_supply(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
+    """Judge whether the prompts fill every batch, in all and of each domain; gives what the scheduler will be told.
+
+    Raises:
+        DataError: There are too few.
+        ConfigError: Of a domain too few; or the configuration names domains that there are not.
+    """
+    return _settings(config, _enough_prompts(config, num_prompts_by_domain))
+
+
 def _enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[Domain, int]:
     total = sum(counts.values())
     if total < config.rollout.num_prompts:
@@ -193,13 +218,16 @@ def _enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[
 
 def _settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
     weights, domains = config.data.domain_weights, list(num_prompts_by_domain)
-    for name in weights:
+    for key, name in [
+        *(("data.domain_weights", name) for name in weights),
+        *(("reward.domains", name) for name in config.reward.domains),
+    ]:
         if name not in domains:
             close = nearest(name, domains)
             raise ConfigError(
-                f"data.domain_weights names `{name}`, which no prompt in {_source(config)} has as its domain.",
+                f"{key} names `{name}`, which no prompt in {_source(config)} has as its domain.",
                 f"Its domains are {', '.join(domains)}.",
-                f"Write data.domain_weights.{close[0]}." if close else f"Leave out data.domain_weights.{name}.",
+                f"Write {key}.{close[0]}." if close else f"Leave out {key}.{name}.",
             )
     if weights and (unweighted := [domain for domain in domains if domain not in weights]):
         raise ConfigError(
@@ -217,6 +245,22 @@ def _settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) ->
                 f"Add prompts of the domain, or lower data.domain_weights.{domain} or rollout.num_prompts.",
             )
     return settings
+
+
+def _check_engine(config: RunConfig) -> None:
+    if _runs_in_this_environment(config) and config.engine.name == "vllm":
+        check_vllm(config.engine.vllm)
+
+
+def _check_trainer(config: RunConfig) -> None:
+    if _runs_in_this_environment(config) and config.trainer.name == "megatron":
+        check_megatron()
+
+
+def _runs_in_this_environment(config: RunConfig) -> bool:
+    """Say whether actors see the libraries that this process sees; an image has its own."""
+    has_image = config.cluster is not None and config.cluster.container.image is not None
+    return config.backend.name == "ray" and not has_image
 
 
 def _check_run_dir(run_dir: Path) -> None:
@@ -282,7 +326,7 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 def _source(config: RunConfig) -> str:
     """Where the prompts come from, in words."""
-    return str(config.data.path) if config.data.path else "the workload"
+    return ", ".join(str(file.path) for file in config.data.path) if config.data.path else "the workload"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,7 +1,7 @@
 """What a person can follow while a run goes on: one screen in a terminal, one line per step elsewhere.
 
-Invariant: progress only shows. It takes the same rows that go into the `steps` table, knows nothing else, and a run
-without it makes the same files. A stage is named when it begins, so that a run that hangs says where.
+Invariant: progress only shows. It takes the same rows that go into the tables `steps` and `domains`, knows nothing
+else, and a run without it makes the same files. A stage is named when it begins, so that a run that hangs says where.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Progress(Protocol):
     def rollout(self, done: int, needed: int) -> None:
         """So many prompts of the batch are complete."""
 
-    def step_finished(self, row: Row) -> None:
-        """A step is over; `row` is its row of the `steps` table."""
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        """A step is over; `row` is its row of the `steps` table, `domains` are those of the `domains` table."""
 
     def note(self, text: str) -> None:
         """Say something once that a person should know."""
@@ -93,7 +93,7 @@ class SilentProgress:
 
     def rollout(self, done: int, needed: int) -> None: ...
 
-    def step_finished(self, row: Row) -> None: ...
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -125,13 +125,15 @@ class PlainProgress:
     def rollout(self, done: int, needed: int) -> None:
         self._history.rollout = (done, needed)
 
-    def step_finished(self, row: Row) -> None:
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         if len(self._history.rows) % HEADER_EVERY_LINES == 0:
             names = [f"{column.name:>{column.width}}" for column in COLUMNS]
             self._print(" ".join([*names, "    left"]))
-        self._history.finish_step(row, self._now())
+        self._history.finish_step(row, domains, self._now())
         cells = [f"{column.text(self._history, -1):>{column.width}}" for column in COLUMNS]
         self._print(" ".join([*cells, f"{format_duration(self._history.time_left_s(self._now())):>8}"]))
+        if len(domains) > 1:
+            self._print(f"{'':>11} {', '.join(_domain_in_brief(domain) for domain in domains)}")
 
     def note(self, text: str) -> None:
         self._print(f"note: {text}")
@@ -173,8 +175,8 @@ class LiveProgress:
     def rollout(self, done: int, needed: int) -> None:
         self._history.rollout = (done, needed)
 
-    def step_finished(self, row: Row) -> None:
-        self._history.finish_step(row, self._now())
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        self._history.finish_step(row, domains, self._now())
 
     def note(self, text: str) -> None:
         self._console.print(Text(f"note: {text}", style="yellow"))
@@ -198,7 +200,7 @@ class LiveProgress:
         history = self._history
         parts: list[RenderableType] = [self._run_line(), self._outcome or self._stage_line()]
         if history.rows:
-            parts += [Text(), self._reward_line(), Text(), self._recent_steps()]
+            parts += [Text(), self._reward_line(), *self._domain_lines(), Text(), self._recent_steps()]
         width = min(self._console.width, MAX_WIDTH)
         title = Text(history.title, style="bold")
         return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
@@ -253,6 +255,14 @@ class LiveProgress:
             (f"{self._history.reward_average(-1):.3f}", "bold green"),
         )
 
+    def _domain_lines(self) -> list[RenderableType]:
+        """The domains of the last step, when there are several; long lists are cut at the panel's edge."""
+        domains = self._history.domains
+        if len(domains) < 2:  # noqa: PLR2004 of one domain the line above tells everything
+            return []
+        in_brief = ", ".join(_domain_in_brief(domain) for domain in domains)
+        return [Text.assemble(("domains ", "bold"), in_brief, no_wrap=True, overflow="ellipsis")]
+
     def _recent_steps(self) -> RenderableType:
         history = self._history
         table = Table(box=None, padding=(0, 1), expand=True, header_style="dim", pad_edge=False)
@@ -276,6 +286,8 @@ class RunHistory:
     began_at_s: float
     rows: list[Row] = field(default_factory=list)
     """Rows of the `steps` table; a resumed run has those since it was resumed."""
+    domains: Sequence[Row] = ()
+    """Rows of the `domains` table, of the last step."""
     last_finished_at_s: float = 0.0
     stage: str = ""
     stage_detail: str = ""
@@ -288,8 +300,9 @@ class RunHistory:
         """Steps of the run, those of earlier attempts too."""
         return self.rows[-1]["step"] + 1 if self.rows else 0
 
-    def finish_step(self, row: Row, now: float) -> None:
+    def finish_step(self, row: Row, domains: Sequence[Row], now: float) -> None:
         self.rows.append(row)
+        self.domains = domains
         self.last_finished_at_s = now
 
     def enter_stage(self, name: str, detail: str, now: float) -> None:
@@ -364,6 +377,12 @@ COLUMNS: Sequence[_Column] = (
     _shown("queue", 5, "long_queue_length", "d"),
     _shown("time s", 7, "step_time_s", ",.1f"),
 )
+
+
+def _domain_in_brief(row: Row) -> str:
+    """Mean reward and mean length of a domain in one step."""
+    return f"{row['domain']} {row['reward_mean']:.3f} ({row['response_length_mean_tokens']:,.0f} tokens)"
+
 
 _ROUND_STYLES = {"plain": "blue", "short": "cyan", "long": "magenta"}
 

@@ -6,21 +6,24 @@ On this machine alone, or over the nodes of a Slurm allocation.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rollpacker.config.schema import RunConfig
+from rollpacker.data.fitting import FittingPrompts, fit_prompts
 from rollpacker.data.prompts import load_prompts
-from rollpacker.data.tokenization import PromptTokenizer, select_fitting
+from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.backend import Fleet, Surroundings, Workers
-from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.blocking import in_daemon_thread
 from rollpacker.runtime.placement import start_actors
 from rollpacker.runtime.planning import cluster_size
+from rollpacker.runtime.preflight import check_supply
 from rollpacker.runtime.ray_cluster import RayCluster
 from rollpacker.runtime.ray_node import node_here
 from rollpacker.runtime.rendezvous import Rendezvous, rendezvous_of
+from rollpacker.runtime.weight_sync import make_offer_sync
 
 
 class RayBackend:
@@ -39,17 +42,20 @@ class RayBackend:
         reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
         async with self._cluster(surroundings):
             surroundings.stage("reading prompts")
-            prompts, num_dropped = await reading
-            if num_dropped:
-                limit = config.data.max_prompt_tokens
-                surroundings.note(f"Dropped {num_dropped} prompts of more than data.max_prompt_tokens={limit} tokens.")
+            fitting = await reading
+            for note in fitting.notes(config.data):
+                surroundings.note(note)
             surroundings.stage("starting engines, trainer and reward")
             actors = await start_actors(config, cluster_size(config, self._allocation), surroundings)
             yield Workers(
-                prompts=prompts,
-                fleets={1: Fleet(engines=actors.engines)},
+                prompts=fitting.prompts,
+                fleets={config.engine.tensor_parallel: Fleet(engines=actors.engines, gpus=actors.gpus)},
                 trainer=actors.trainer,
+                weight_sync=make_offer_sync(config, actors.ranks, has_gpu=actors.ranks[0].has_gpu),
                 reward=actors.reward,
+                replicas=actors.replicas,
+                turn_takers=frozenset(actors.turn_takers),
+                replace_engine=actors.seats.replace,
             )
             await actors.close(deadlines.stop_s)
 
@@ -68,9 +74,9 @@ class RayBackend:
         )
 
 
-def _tokenized_prompts(config: RunConfig) -> tuple[dict[str, TokenizedPrompt], int]:
-    """Read and tokenize the prompts; also gives how many were too long."""
-    tokenizer = PromptTokenizer(config.model.directory)
-    fitting, num_dropped = select_fitting(load_prompts(config.data.file), tokenizer, config.data.max_prompt_tokens)
-    prompts = {prompt.key: TokenizedPrompt(prompt=prompt, token_ids=token_ids) for prompt, token_ids in fitting}
-    return prompts, num_dropped
+def _tokenized_prompts(config: RunConfig) -> FittingPrompts:
+    """Read and tokenize the prompts; what is left of them still fills every batch."""
+    tokenizer = PromptTokenizer(config.model.directory, config.data)
+    fitting = fit_prompts(load_prompts(config.data.files), tokenizer, config.data)
+    check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))
+    return fitting

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollpacker.config.schema import ClusterSection, RunConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.node_address import free_port, node_address
 from rollpacker.runtime.planning import cluster_size

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollpacker.core.commands import RoundKind
-from rollpacker.core.ids import EngineId
+from rollpacker.core.ids import Domain, EngineId, PromptId
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
+from rollpacker.protocols.weights import Published
 from rollpacker.runtime.clock import RunClock
-from rollpacker.runtime.driver import RoundCosts
+from rollpacker.runtime.driver import RoundCosts, Turnover
 from rollpacker.runtime.round_record import RequestRecord, RoundRecord
 
 Row = dict[str, Any]
+
+GIGA = 1e9
 
 
 @dataclass(slots=True)
@@ -59,7 +62,10 @@ class StepRecorder:
         record: RoundRecord,
         update: UpdateMetrics,
         costs: RoundCosts,
+        published: Published,
         num_tokens_streamed: int,
+        *,
+        turnover: Turnover,
     ) -> Row:
         """The row of the `steps` table."""
         requests = list(record.requests.values())
@@ -81,6 +87,10 @@ class StepRecorder:
             "reward_time_s": record.ended_at_s - generation_ended,
             "train_time_s": self._times.duration_s("train"),
             "weight_sync_time_s": self._times.duration_s("weight_sync"),
+            "weight_transfer_time_s": published.time_s,
+            "weight_sync_bytes": published.num_bytes,
+            "weight_sync_gb_per_second": _rate(published) / GIGA,
+            "num_engines_lost_in_sync": len(published.lost),
             "checkpoint_time_s": self._times.duration_s("checkpoint"),
             "driver_time_s": 0.0 if self._is_modelled else time.process_time() - self._driver_cpu_zero_s,
             "finished_at_s": finished_at,
@@ -101,9 +111,16 @@ class StepRecorder:
             "decode_slot_steps_busy": busy,
             "decode_slot_steps_idle": idle,
             "bubble_ratio": idle / (busy + idle) if busy + idle else 0.0,
+            "requests_running_mean": costs.mean_per_pass("busy_slot_steps"),
+            "requests_waiting_mean": costs.mean_per_pass("waiting_request_steps"),
+            "kv_cache_used_share": costs.kv_cache_share,
             "num_preemptions": costs.growth("num_preemptions"),
+            "prefix_query_tokens": costs.growth("num_prefix_query_tokens"),
+            "prefix_hit_tokens": costs.growth("num_prefix_hit_tokens"),
             "tensor_parallel": costs.tensor_parallel,
             "num_engines_lent": costs.num_engines_lent,
+            "num_engines_lost": turnover.num_lost,
+            "num_engines_replaced": turnover.num_replaced,
             "policy_version": record.policy_version,
             "long_queue_length": record.long_queue_length,
             "loss": update.loss,
@@ -114,6 +131,38 @@ class StepRecorder:
             "kl_to_reference": update.kl_to_reference,
             "logprob_mismatch_max": update.logprob_mismatch_max,
             "logprob_mismatch_mean": update.logprob_mismatch_mean,
+            "modelled": self._is_modelled,
+        }
+
+    def domain_rows(self, record: RoundRecord) -> list[Row]:
+        """The rows of the `domains` table, by name."""
+        requests: dict[Domain, list[RequestRecord]] = {}
+        for request in record.requests.values():
+            if request.is_accepted:
+                domain = record.prompts[request.request.prompt.key].prompt.domain
+                requests.setdefault(domain, []).append(request)
+        return [self._domain_row(domain, requests[domain]) for domain in sorted(requests)]
+
+    def _domain_row(self, domain: Domain, accepted: Sequence[RequestRecord]) -> Row:
+        rewards: dict[PromptId, list[float]] = {}
+        for request in accepted:
+            if request.verdict:
+                rewards.setdefault(request.request.prompt, []).append(request.verdict.reward)
+        lengths = sorted(_length(request) for request in accepted)
+        num_truncated = sum(_finish_reason(request) is FinishReason.LENGTH for request in accepted)
+        return {
+            "step": self._step,
+            "domain": domain,
+            "num_prompts": len(rewards),
+            "num_responses": len(accepted),
+            "reward_mean": sum(map(sum, rewards.values())) / len(accepted),
+            "solve_rate": sum(max(group) > 0 for group in rewards.values()) / len(rewards),
+            "no_signal_share": sum(min(group) == max(group) for group in rewards.values()) / len(rewards),
+            "response_length_mean_tokens": sum(lengths) / len(lengths),
+            "response_length_p50_tokens": _quantile(lengths, 50),
+            "response_length_p90_tokens": _quantile(lengths, 90),
+            "response_length_max_tokens": lengths[-1],
+            "truncated_share": num_truncated / len(accepted),
             "modelled": self._is_modelled,
         }
 
@@ -205,12 +254,23 @@ class StepRecorder:
 
 _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("rollout", "driver", "driver"),
+    ("hand_over", "driver", "driver"),
     ("train", "trainer", "trainer"),
     ("quiesce", "driver", "driver"),
     ("weight_sync", "driver", "driver"),
     ("checkpoint", "trainer", "trainer"),
 )
 """Stage, and whose time it is."""
+
+
+def _quantile(ascending: Sequence[int], percent: int) -> int:
+    """Give the smallest value that so many percent do not exceed (nearest rank)."""
+    return ascending[-(-len(ascending) * percent // 100) - 1]
+
+
+def _rate(published: Published) -> float:
+    """Bytes per second; 0 where a transfer takes no time, which only a model says."""
+    return published.num_bytes / published.time_s if published.time_s > 0 else 0.0
 
 
 def _length(request: RequestRecord) -> int:

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rollpacker.config.schema import ClusterSection
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import Departed, RollpackerError
 from rollpacker.runtime.attempts import JobAttempts
 from rollpacker.runtime.departure import Departure

@@ -4,7 +4,8 @@ Invariant: a tracker only receives. The tables are the record; a tracker's folde
 Both packages are optional (`pip install 'rollpacker[trackers]'`) and are imported only when asked for. Keys come from
 the environment. A run keeps its id when it is resumed, so that it stays one curve.
 
-Columns appear as `steps/<column>`: the table's name, then the column's, as in Parquet.
+Columns appear as `steps/<column>`: the table's name, then the column's, as in Parquet; those of the table `domains` as
+`domains/<domain>/<column>`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.files import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from rollpacker.config.schema import TrackerSection
+    from rollpacker.config.sections.run import TrackerSection
 
     Row = Mapping[str, object]
 
@@ -38,8 +39,8 @@ ONLINE_START_TIMEOUT_S = 30
 class Tracker(Protocol):
     """Receives metrics."""
 
-    def log_step(self, row: Row) -> None:
-        """Take a finished step's row of the `steps` table."""
+    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        """Take a finished step's row of the `steps` table, and those of `domains`."""
 
     def close(self) -> None:
         """Bring everything to its place and end every process of the tracker."""
@@ -86,9 +87,9 @@ class TrackerGroup:
     def __init__(self, trackers: list[Tracker]) -> None:
         self._trackers = trackers
 
-    def log_step(self, row: Row) -> None:
+    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
         for tracker in self._trackers:
-            tracker.log_step(row)
+            tracker.log_step(row, domains)
 
     def close(self) -> None:
         """Close all of them, also when one fails."""
@@ -112,9 +113,10 @@ class TensorBoardTracker:
             self._writer = EventFileWriter(str(folder))
         self._has_begun = False
 
-    def log_step(self, row: Row) -> None:
+    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
         step = row["step"]
-        values = [self._summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(row).items()]
+        scalars = _scalars(row, domains)
+        values = [self._summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         with storage_errors(self._folder):
             if not self._has_begun:
                 self._forget_from(step)
@@ -169,18 +171,26 @@ class WandbTracker:
                 "Use tracker.wandb_mode=offline and `wandb sync` later, or set tracker.wandb=false",
             ) from error
 
-    def log_step(self, row: Row) -> None:
-        self._run.log(_scalars(row), step=row["step"])
+    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        self._run.log(_scalars(row, domains), step=row["step"])
 
     def close(self) -> None:
         self._run.finish()
         self._wandb.teardown()  # ends the process that wandb started, which would else live as long as this one
 
 
-def _scalars(row: Row) -> dict[str, float]:
+def _scalars(row: Row, domains: Sequence[Row]) -> dict[str, float]:
+    """Give the numbers of a step by the names of their curves."""
+    scalars = _numbers("steps", row)
+    for domain_row in domains:
+        scalars |= _numbers(f"domains/{domain_row['domain']}", domain_row)
+    return scalars
+
+
+def _numbers(prefix: str, row: Row) -> dict[str, float]:
     """Return the numbers of a row; what is not finite draws no curve."""
     return {
-        f"steps/{name}": float(value)
+        f"{prefix}/{name}": float(value)
         for name, value in row.items()
         if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }

@@ -21,7 +21,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.commands import Command
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.events import Event
-from rollpacker.core.ids import Domain
+from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.order import PromptOrder
@@ -31,6 +31,7 @@ from rollpacker.metrics.tables import MetricsWriter
 from rollpacker.protocols.backend import Backend, Surroundings
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.protocols.trainer import Trainer, UpdateMetrics
+from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.checkpoints import (
     SCHEMA_VERSION,
     Checkpoint,
@@ -43,15 +44,16 @@ from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.departure import BrokenOff
 from rollpacker.runtime.driver import Driver, OnEvent, RoundCosts
 from rollpacker.runtime.learning import Learner
-from rollpacker.runtime.planning import scheduler_settings
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
 from rollpacker.runtime.round_record import RoundRecord
+from rollpacker.runtime.scheduling import scheduler_settings
 from rollpacker.runtime.startup import StartupTimes, process_began_at
 from rollpacker.runtime.status import StatusBoard, shown_status
 from rollpacker.runtime.stay import Stay
 from rollpacker.runtime.trackers import Tracker, make_trackers
 from rollpacker.runtime.watchdog import Watchdog
+from rollpacker.transfer.snapshots import SnapshotSync
 
 Answer = TypeVar("Answer")
 
@@ -83,6 +85,7 @@ class TrainingRun:
         order: PromptOrder,
         driver: Driver,
         trainer: Trainer,
+        weight_sync: WeightSync,
         learner: Learner,
         watchdog: Watchdog,
         progress: Progress,
@@ -92,6 +95,7 @@ class TrainingRun:
         checkpoints: CheckpointStore,
         status: StatusBoard,
         stay: Stay,
+        turn_takers: frozenset[EngineId],
         is_modelled: bool,
     ) -> None:
         self.config = config
@@ -103,6 +107,7 @@ class TrainingRun:
         self._order = order
         self._driver = driver
         self._trainer = trainer
+        self._weight_sync = weight_sync
         self._learner = learner
         self._watchdog = watchdog
         self._progress = progress
@@ -113,10 +118,13 @@ class TrainingRun:
         self._status = status
         self._stay = stay
         self._departure = stay.departure
+        self._turn_takers = turn_takers
+        self._is_trainer_asleep = False
         self._is_modelled = is_modelled
         self._deadlines = config.backend.deadlines
         self._policy_version = 0
         self._costs: RoundCosts | None = None
+        self._published: Published | None = None
         self._last_checkpoint = first_step  # a state that needs no further saving
 
     async def begin(self) -> None:
@@ -139,7 +147,23 @@ class TrainingRun:
     async def roll_out(self, step: int) -> RoundRecord | None:
         """Generate and score the batch of a step; None when all data has been trained."""
         self._progress.stage("rollout")
+        self._costs = None
         return await self._driver.run_round(step, self._policy_version)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Engines and trainer share GPUs, on which only one of them is awake at a time."""
+        return bool(self._turn_takers)
+
+    async def hand_over_gpus(self) -> None:
+        """Let the trainer have the GPUs that it shares with engines: they sleep until new weights come."""
+        await self.quiesce()
+        await self._driver.leave_gpus(self._turn_takers)
+        await self._wake_trainer()
+
+    async def _wake_trainer(self) -> None:
+        await self._watchdog.within(self._deadlines.train_s, "the trainer to take its GPUs", self._trainer.wake())
+        self._is_trainer_asleep = False
 
     async def learn(self, batch: RoundRecord) -> UpdateMetrics:
         """Train on a batch: one step of the trainer, part of which may have streamed during the rollout."""
@@ -149,33 +173,51 @@ class TrainingRun:
         return await self._learner.update()
 
     async def quiesce(self) -> None:
-        """Wait until no request of the round is in flight, and measure what it cost."""
-        await self._driver.quiesce()
-        self._costs = await self._driver.measure_round()
+        """Wait until no request of the round is in flight, and measure what it cost; no more than once."""
+        if self._costs is None:
+            await self._driver.quiesce()
+            self._costs = await self._driver.measure_round()
 
     async def publish_weights(self) -> None:
-        """Bring the trainer's policy to every engine."""
+        """Bring the trainer's policy to every engine; where they take turns on GPUs, it is the engines' from now on."""
         self._progress.stage("weight sync")
-        deadline = self._deadlines.weight_sync_s
-        weights = await self._watchdog.within(deadline, "the trainer's weights", self._trainer.export_weights())
-        await self._watchdog.within(deadline, "the engines to load weights", self._driver.publish(weights))
-        self._policy_version = weights.policy_version
+        if self.takes_turns:
+            prepared = self._weight_sync.prepare()
+            await self._watchdog.within(self._deadlines.weight_sync_s, "the trainer's weights", prepared)
+            self._is_trainer_asleep = True
+            await self._watchdog.within(self._deadlines.train_s, "the trainer to leave its GPUs", self._trainer.sleep())
+        self._published = await self._watchdog.within(
+            self._deadlines.weight_sync_s,
+            "the engines to load the trainer's weights",
+            self._driver.publish(self._weight_sync),
+        )
+        self._policy_version = self._published.policy_version
 
     async def record(self, recorder: StepRecorder, batch: RoundRecord, update: UpdateMetrics) -> None:
         """Write the step's metrics, and show them."""
         assert self._costs is not None
-        step_row = recorder.step_row(batch, update, self._costs, self._learner.num_tokens_streamed)
+        assert self._published is not None
+        step_row = recorder.step_row(
+            batch,
+            update,
+            self._costs,
+            self._published,
+            self._learner.num_tokens_streamed,
+            turnover=self._driver.turnover(),
+        )
+        domain_rows = recorder.domain_rows(batch)
         self._metrics.write_step(
             step_row["step"],
             {
                 "steps": [step_row],
+                "domains": domain_rows,
                 "responses": recorder.response_rows(batch),
                 "intervals": recorder.interval_rows(batch),
             },
         )
         self._event_log.flush()
-        self._trackers.log_step(step_row)
-        self._progress.step_finished(step_row)
+        self._trackers.log_step(step_row, domain_rows)
+        self._progress.step_finished(step_row, domain_rows)
         self._status.step_finished(step_row["step"] + 1)
         self._departure.step_ended()
 
@@ -199,6 +241,9 @@ class TrainingRun:
 
     async def _leave(self, step: int, before: _Moment) -> NoReturn:
         self._progress.note(f"Leaving before step {step}: {self._departure.reason}.")
+        if self._is_trainer_asleep and step != self._last_checkpoint:
+            await self._driver.end_engines(self._turn_takers)
+            await self._wake_trainer()
         await self._save(step, before)
         error = self._stay.leave(step, self.config.run.num_steps)
         self._status.fail(error)  # at once: ending the workers may take longer than there is time
@@ -214,8 +259,20 @@ class TrainingRun:
         return every > 0 and step % every == 0
 
     async def checkpoint(self, num_finished_steps: int) -> None:
-        """Save everything that a later attempt needs, unless the last checkpoint has it."""
-        await self._save(num_finished_steps, self._now())
+        """Save everything that a later attempt needs, unless the last checkpoint has it.
+
+        A trainer that sleeps takes its GPUs for it: what it holds in host memory is in no form that could be written.
+        """
+        moment, began = self._now(), asyncio.get_running_loop().time()
+        needs_turn = self._is_trainer_asleep and num_finished_steps != self._last_checkpoint
+        if needs_turn:
+            await self._driver.leave_gpus(self._turn_takers)
+            await self._wake_trainer()
+        await self._save(num_finished_steps, moment)
+        if needs_turn:
+            self._departure.checkpoint_took(asyncio.get_running_loop().time() - began)
+        if needs_turn and num_finished_steps < self.config.run.num_steps:
+            await self.publish_weights()
 
     def _now(self) -> _Moment:
         return _Moment(elapsed_s=self._clock.now(), scheduler=self._scheduler.snapshot(), order=self._order.snapshot())
@@ -353,7 +410,13 @@ async def _start(
     stay.listen()  # once more: Ray took SIGTERM while it connected
     order = _prompt_order(config, workers.prompts)
     num_prompts_by_domain = Counter(prompt.prompt.domain for prompt in workers.prompts.values())
-    settings = scheduler_settings(config, num_prompts_by_domain, list(workers.fleets), workers.replicas)
+    settings = scheduler_settings(
+        config,
+        num_prompts_by_domain,
+        list(workers.fleets),
+        # real trainers do not wake on some of their GPUs alone, so that none is lent before the rollout is over
+        workers.replicas if backend.is_modelled else (),
+    )
     scheduler = Scheduler(settings)
     if checkpoint:
         order.restore(checkpoint.order)
@@ -379,17 +442,22 @@ async def _start(
         order=order,
         prompts=workers.prompts,
         fleets=workers.fleets,
+        replace_engine=workers.replace_engine,
         reward=workers.reward,
         rollout=config.rollout,
+        engine=config.engine,
         deadlines=deadlines,
+        straggler_s=config.weight_sync.timeout_s,
         seed=config.run.seed,
         clock=clock,
         watchdog=watchdog,
         on_event=on_event,
         on_progress=on_progress,
-        on_engine_lost=lambda error: progress.note(f"{error.problem} Its requests go to the other engines."),
         on_gpus_lent=learner.stream,
+        asleep=workers.turn_takers,
+        note=progress.note,
     )
+    stack.push_async_callback(driver.stop)
     run = TrainingRun(
         config=config,
         identity=identity,
@@ -400,6 +468,7 @@ async def _start(
         order=order,
         driver=driver,
         trainer=workers.trainer,
+        weight_sync=workers.weight_sync or SnapshotSync(workers.trainer, config.weight_sync.timeout_s),
         learner=learner,
         watchdog=watchdog,
         progress=progress,
@@ -409,6 +478,7 @@ async def _start(
         checkpoints=checkpoints,
         status=status,
         stay=stay,
+        turn_takers=workers.turn_takers,
         is_modelled=backend.is_modelled,
     )
     if checkpoint:
@@ -419,7 +489,6 @@ async def _start(
     await run.publish_weights()
     if not backend.is_modelled:
         startup.finish()
-    stack.push_async_callback(driver.stop)
     return run
 
 

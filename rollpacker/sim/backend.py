@@ -5,6 +5,7 @@ Invariant: it starts no process, no thread and no timer of its own, so a modelle
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -44,12 +45,22 @@ class ModelledBackend:
         )
         if plan.profile:
             surroundings.note(f"They follow a profile of {plan.profile.hardware}. {plan.profile.describe_fit()}")
-        if workload.num_dropped_prompts:
+        if workload.num_long_prompts:
+            verb = "Dropped" if config.data.long_prompts == "drop" else "Shortened"
             limit = config.data.max_prompt_tokens
             surroundings.note(
-                f"Dropped {workload.num_dropped_prompts} prompts of more than data.max_prompt_tokens={limit} tokens."
+                f"{verb} {workload.num_long_prompts} prompts of more than data.max_prompt_tokens={limit} tokens."
             )
         fleets = {degree: self._fleet(plan, degree, workload) for degree in plan.engines}
+        engines = {name: engine for fleet in fleets.values() for name, engine in fleet.engines.items()}
+
+        async def replace_engine(seat: EngineId, name: EngineId) -> Engine:
+            await engines[seat].close()
+            await asyncio.sleep(plan.hardware.engine_restart_s)
+            degree = next(degree for degree, fleet in fleets.items() if seat in fleet.engines)
+            engines[seat] = self._engine(plan, degree, workload, name)
+            return engines[seat]
+
         reward: RewardService = ModelledReward(
             config.reward, num_cores=plan.num_reward_cores, judge=plan.judge, judgement_of=workload.judgement_of
         )
@@ -61,10 +72,10 @@ class ModelledBackend:
             trainer=ModelledTrainer(plan.trainer),
             reward=reward,
             replicas=plan.replicas,
+            replace_engine=replace_engine,
         )
-        for fleet in fleets.values():
-            for engine in fleet.engines.values():
-                await engine.close()
+        for engine in engines.values():
+            await engine.close()
         await reward.close()
 
     def _fleet(self, plan: ClusterPlan, degree: int, workload: Workload) -> Fleet:
@@ -74,22 +85,19 @@ class ModelledBackend:
             EngineId(f"engine-{index}" if is_configured else f"engine-tp{degree}-{index}")
             for index in range(plan.num_gpus // degree)
         ]
-        engines: dict[EngineId, Engine] = {
-            name: ModelledEngine(
-                engine=name,
-                costs=plan.engines[degree],
-                max_num_seqs=self._config.engine.max_num_seqs,
-                weight_transfer_s=plan.weight_transfer_s(degree),
-                switch_s=plan.hardware.engine_switch_s,
-                start_s=plan.hardware.rollout_start_s,
-                length_of=workload.length_of,
-            )
-            for name in names
-        }
-        if plan.profile:
-            calls = plan.profile.calls
-            engines = {name: CalledEngine(engine, calls) for name, engine in engines.items()}
         return Fleet(
-            engines=engines,
+            engines={name: self._engine(plan, degree, workload, name) for name in names},
             gpus={name: tuple(range(index * degree, (index + 1) * degree)) for index, name in enumerate(names)},
         )
+
+    def _engine(self, plan: ClusterPlan, degree: int, workload: Workload, name: EngineId) -> Engine:
+        engine = ModelledEngine(
+            engine=name,
+            costs=plan.engines[degree],
+            max_num_seqs=self._config.engine.max_num_seqs,
+            weight_transfer_s=plan.weight_transfer_s(degree),
+            switch_s=plan.hardware.engine_switch_s,
+            start_s=plan.hardware.rollout_start_s,
+            length_of=workload.length_of,
+        )
+        return CalledEngine(engine, plan.profile.calls) if plan.profile else engine

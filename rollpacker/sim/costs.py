@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollpacker.config.schema import HardwareSection
-from rollpacker.sim.shapes import Transformer
+from rollpacker.config.sections.modelled import HardwareSection
+from rollpacker.data.shapes import Transformer
 
 GIGA = 1e9
 TERA = 1e12

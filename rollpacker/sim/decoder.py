@@ -161,6 +161,9 @@ class Decoder:
         self.num_preemptions = 0
         self.busy_slot_steps = 0
         self.idle_slot_steps = 0
+        self.waiting_request_steps = 0
+        self.kv_token_steps = 0
+        """Of the sequences that decode."""
 
     # Orders
 
@@ -215,6 +218,9 @@ class Decoder:
     def _decode(self, num_passes: int) -> None:
         num_decoding = len(self._decoding)
         self._free_blocks -= self._blocks_needed(num_passes)
+        num_cached = self._sum_places + num_decoding * self.num_passes
+        self.kv_token_steps += num_cached * num_passes + num_decoding * num_passes * (num_passes + 1) // 2
+        self.waiting_request_steps += len(self._waiting) * num_passes
         self.num_passes += num_passes
         self.num_generated_tokens += num_decoding * num_passes
         num_busy = num_decoding + len(self._prefilling)

@@ -142,6 +142,8 @@ class ModelledEngine:
             num_decode_steps=decoder.num_passes,
             busy_slot_steps=decoder.busy_slot_steps,
             idle_slot_steps=decoder.idle_slot_steps,
+            waiting_request_steps=decoder.waiting_request_steps,
+            kv_token_steps=decoder.kv_token_steps,
             policy_version=self._policy_version,
         )
 

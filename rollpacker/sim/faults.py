@@ -11,6 +11,7 @@ a crashed worker had not delivered is never delivered.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -59,7 +60,9 @@ class FaultKind(StrEnum):
     DUPLICATE_VERDICT = "duplicate_verdict"
     """One verdict comes again, `amount` seconds later."""
     TORN_WEIGHTS = "torn_weights"
-    """An engine holds other weights than were sent."""
+    """An engine holds other weights than were sent, and would generate with them."""
+    FAILED_START = "failed_start"
+    """An engine that is to take a lost one's place does not start."""
     HUNG_TRAINER = "hung_trainer"
     """A call of the trainer never returns."""
     LOST_TRAINER = "lost_trainer"
@@ -85,7 +88,7 @@ class Fault:
     at_s: float = 0.0
     """Seconds since the run began."""
     target: int = 0
-    """Number of the engine, modulo how many there are."""
+    """Number of the engine, or of the one that took its place, modulo how many there are."""
     amount: float = 0.0
 
 
@@ -123,6 +126,11 @@ class FaultInjector:
         """In order, over all attempts."""
         self._fleets: list[list[FaultyEngine]] = []
         self._engines: list[FaultyEngine] = []
+        """Of each seat the last one."""
+        self._num_restarts: Counter[EngineId] = Counter()
+        """Tried in this attempt, by seat."""
+        self._has_begun = False
+        """The run's clock runs."""
         self._trainer: FaultyTrainer | None = None
         self._kill: Callable[[], None] = lambda: None
         self._give_notice: Callable[[float], None] = lambda _: None
@@ -136,6 +144,8 @@ class FaultInjector:
             give_notice: How it is asked to leave within so many seconds.
         """
         self._engines, self._trainer, self._timers = [], None, []
+        self._num_restarts.clear()
+        self._has_begun = False
         self._kill, self._give_notice = kill, give_notice
 
     def watch(self, fleets: Sequence[Sequence[FaultyEngine]], trainer: FaultyTrainer) -> None:
@@ -145,18 +155,43 @@ class FaultInjector:
         self._trainer = trainer
         self._let_due_faults_happen()
 
-    def is_short_of_workers(self, *, can_lend: bool) -> bool:
-        """Whether no attempt could go on: the trainer crashed, or all engines that may be in use did.
+    def restart(self, seat: EngineId, old: FaultyEngine, name: EngineId) -> None:
+        """An engine is to take another one's place.
+
+        Raises:
+            EngineFailed: That fault was armed.
+        """
+        self._num_restarts[seat] += 1
+        old.crash()
+        if self.take(FaultKind.FAILED_START):
+            raise EngineFailed(f"{name} did not start.", "", "")
+
+    def put_in_place(self, old: FaultyEngine, engine: FaultyEngine) -> None:
+        """Let faults hit the engine that took another one's place."""
+        for engines in (self._engines, *self._fleets):
+            if old in engines:
+                engines[engines.index(old)] = engine
+
+    def is_short_of_workers(self, *, can_lend: bool, max_restarts: int) -> bool:
+        """Whether no attempt could go on: the trainer crashed, or all engines that may be in use did, once too often.
 
         Args:
             can_lend: The trainer may have the GPUs of half of the engines, which then are no help to the others.
+            max_restarts: Of each engine. What happens before the first step is no reason to restart one.
         """
         is_trainer_lost = self._trainer is not None and self._trainer.is_crashed
-        crashed = [[engine.is_crashed for engine in fleet] for fleet in self._fleets]
-        return is_trainer_lost or any(map(any if can_lend else all, crashed))
+        given_up = [
+            [
+                engine.is_lost and (not self._has_begun or self._num_restarts[engine.seat] >= max_restarts)
+                for engine in fleet
+            ]
+            for fleet in self._fleets
+        ]
+        return is_trainer_lost or any(map(any if can_lend else all, given_up))
 
     def start_clock(self) -> None:
         """Set a timer for every fault that waits for its time; the run's clock has just started."""
+        self._has_begun = True
         loop = asyncio.get_running_loop()
         timed = [fault for fault in self._waiting if fault.at_event is None]
         self._timers = [loop.call_at(max(fault.at_s, loop.time()), self._come, fault) for fault in timed]
@@ -226,6 +261,7 @@ _ARMED = frozenset(
         FaultKind.HUNG_REWARD,
         FaultKind.DUPLICATE_VERDICT,
         FaultKind.TORN_WEIGHTS,
+        FaultKind.FAILED_START,
         FaultKind.HUNG_TRAINER,
         FaultKind.FULL_DISK,
     }
@@ -245,18 +281,31 @@ class FaultyBackend:
     @asynccontextmanager
     async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
         async with self._backend.open(surroundings) as workers:
-            pumps: list[asyncio.Task[None]] = []
+            pumps: dict[str, asyncio.Task[None]] = {}
 
             def pump(work: Coroutine[Any, Any, None], what: str) -> None:
-                pumps.append(asyncio.create_task(work, name=f"faulty {what}"))
+                pumps[what] = asyncio.create_task(work, name=f"faulty {what}")
 
             wrapped = {
                 degree: {
-                    name: FaultyEngine(name, engine, self._injector, self._witness)
+                    name: FaultyEngine(name, name, engine, self._injector, self._witness)
                     for name, engine in fleet.engines.items()
                 }
                 for degree, fleet in workers.fleets.items()
             }
+            seated = {name: engine for engines in wrapped.values() for name, engine in engines.items()}
+
+            async def replace_engine(seat: EngineId, name: EngineId) -> Engine:
+                assert workers.replace_engine is not None
+                old = seated[seat]
+                pumps[old.name].cancel()
+                self._injector.restart(seat, old, name)
+                engine = await workers.replace_engine(seat, name)
+                seated[seat] = FaultyEngine(name, seat, engine, self._injector, self._witness)
+                self._injector.put_in_place(old, seated[seat])
+                pump(seated[seat].pump(), name)
+                return seated[seat]
+
             reward = FaultyReward(workers.reward, self._injector, self._witness)
             trainer = FaultyTrainer(workers.trainer, self._injector, self._witness)
             self._injector.watch([list(engines.values()) for engines in wrapped.values()], trainer)
@@ -266,19 +315,23 @@ class FaultyBackend:
             pump(reward.pump(), "reward")
             try:
                 fleets = {degree: replace(fleet, engines=wrapped[degree]) for degree, fleet in workers.fleets.items()}
-                yield replace(workers, fleets=fleets, reward=reward, trainer=trainer)
+                yield replace(workers, fleets=fleets, reward=reward, trainer=trainer, replace_engine=replace_engine)
             finally:
                 self._injector.stop_clock()
-                for task in pumps:
+                for task in pumps.values():
                     task.cancel()
-                await asyncio.gather(*pumps, return_exceptions=True)
+                await asyncio.gather(*pumps.values(), return_exceptions=True)
 
 
 class FaultyEngine:
     """An engine that crashes, hangs, slows down, and loses, delays and repeats messages."""
 
-    def __init__(self, name: EngineId, engine: Engine, injector: FaultInjector, witness: Witness) -> None:
+    def __init__(
+        self, name: EngineId, seat: EngineId, engine: Engine, injector: FaultInjector, witness: Witness
+    ) -> None:
         self.name = name
+        self.seat = seat
+        """The name of the first engine in its place."""
         self._engine = engine
         self._injector = injector
         self._witness = witness
@@ -289,6 +342,12 @@ class FaultyEngine:
         self._is_gone = False
         self._is_deaf = False
         self._is_hung = False
+        self._is_torn = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Crashed, or such that it counts as lost when weights are due: hung, or with others than were sent."""
+        return self.is_crashed or self._is_hung or self._is_torn
 
     # What goes wrong
 
@@ -371,6 +430,7 @@ class FaultyEngine:
         await self._answer()
         if self._injector.take(FaultKind.TORN_WEIGHTS, self):
             self._witness.engine_holds(self.name, None)
+            self._is_torn = True
             return TORN_CHECKSUM
         self._witness.engine_holds(self.name, weights.policy_version)
         return checksum
@@ -473,6 +533,14 @@ class FaultyTrainer:
     async def export_weights(self) -> Weights:
         await self._answer()
         return await self._trainer.export_weights()
+
+    async def sleep(self) -> None:
+        await self._answer()
+        await self._trainer.sleep()
+
+    async def wake(self) -> None:
+        await self._answer()
+        await self._trainer.wake()
 
     async def save(self, folder: Path) -> None:
         await self._answer()

@@ -32,12 +32,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError, InvariantViolated
+from rollpacker.data.shapes import transformer_of
 from rollpacker.sim.costs import GIGA, EngineCosts
 from rollpacker.sim.decoder import PREFILL_TOKENS_PER_PASS
-from rollpacker.sim.shapes import transformer_of
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import HardwareSection, RunConfig
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.modelled import HardwareSection
 
 _STREAMING_BUFFERS = 2
 """Layers that lie in GPU memory while others stream: one computes, the next one arrives."""

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
 from rollpacker.sim.profile import ProfiledCluster
-from rollpacker.sim.shapes import Transformer, transformer_of
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import HardwareSection, RunConfig
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.modelled import HardwareSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

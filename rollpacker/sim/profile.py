@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from rollpacker.data.shapes import Transformer
     from rollpacker.metrics.profiles import Point
-    from rollpacker.sim.shapes import Transformer
 
     Floats = npt.NDArray[np.float64]
 

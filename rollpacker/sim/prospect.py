@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.data.shapes import transformer_of
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster
 from rollpacker.sim.plan import plan_cluster
-from rollpacker.sim.shapes import transformer_of
 from rollpacker.sim.workload import Workload
 
 if TYPE_CHECKING:

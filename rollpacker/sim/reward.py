@@ -21,7 +21,7 @@ from rollpacker.sim.judge import Answer, Judge
 from rollpacker.sim.sandbox import Program, Sandbox
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import RewardSection
+    from rollpacker.config.sections.reward import RewardSection
     from rollpacker.protocols.reward import ResponseToScore
     from rollpacker.sim.judge import JudgePlan
 

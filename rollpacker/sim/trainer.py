@@ -77,6 +77,12 @@ class ModelledTrainer:
             payload=None,
         )
 
+    async def sleep(self) -> None:
+        """Take no time: what a switch costs is charged to the engines (`hardware.engine_switch_s`)."""
+
+    async def wake(self) -> None:
+        """Likewise."""
+
     async def save(self, folder: Path) -> None:
         file = folder / STATE_FILE
         with storage_errors(file):

@@ -25,12 +25,14 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
 from rollpacker.data.prompts import load_prompts
+from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.sim.engine import ResponseLength, blank_tokens
 from rollpacker.sim.lengths import (
@@ -45,7 +47,8 @@ from rollpacker.sim.lengths import (
 from rollpacker.sim.reward import Judgement
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import RunConfig, WorkloadSection
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.modelled import WorkloadSection
     from rollpacker.protocols.reward import ResponseToScore
     from rollpacker.protocols.rollout import GenerationRequest
 
@@ -86,7 +89,7 @@ class Workload:
         self._run_times = _run_times()
         self._longest_p = self._run_times.share_below(PAPER_LIMIT_S)
         self.prompts: Mapping[str, TokenizedPrompt] = self._make_prompts(config)
-        self.num_dropped_prompts = self._drop_long_prompts(config)
+        self.num_long_prompts = self._fit_long_prompts(config)
         self._prompt_shifts: dict[str, tuple[float, float]] = {}
         self._check_names(config)
 
@@ -195,10 +198,26 @@ class Workload:
         self._check_domains(prompts)
         return prompts
 
-    def _drop_long_prompts(self, config: RunConfig) -> int:
-        """Leave out, as a real run does, what is longer than data.max_prompt_tokens."""
+    def _fit_long_prompts(self, config: RunConfig) -> int:
+        """Leave out or shorten, as a real run does, what is longer than data.max_prompt_tokens; gives how many."""
         limit, prompts = config.data.max_prompt_tokens, self.prompts
-        self.prompts = {key: prompt for key, prompt in prompts.items() if len(prompt.token_ids) <= limit}
+        fitting = {key: prompt for key, prompt in prompts.items() if len(prompt.token_ids) <= limit}
+        num_long = len(prompts) - len(fitting)
+        match config.data.long_prompts:
+            case "drop":
+                self.prompts = fitting
+            case "truncate_left" | "truncate_right":
+                self.prompts = {
+                    key: prompt if key in fitting else replace(prompt, token_ids=blank_tokens(limit))
+                    for key, prompt in prompts.items()
+                }
+            case "error" if num_long:
+                raise DataError(
+                    f"{num_long} of the workload's {len(prompts)} prompts have more than data.max_prompt_tokens="
+                    f"{limit} tokens.",
+                    "Allowed with data.long_prompts=error: none.",
+                    "Raise data.max_prompt_tokens, or choose another data.long_prompts.",
+                )
         if not self.prompts:
             shortest = min(len(prompt.token_ids) for prompt in prompts.values())
             raise DataError(
@@ -206,7 +225,7 @@ class Workload:
                 f"The shortest has {shortest}; longer prompts are dropped.",
                 "Raise data.max_prompt_tokens, or lower workload.prompt_tokens.",
             )
-        return len(prompts) - len(self.prompts)
+        return num_long
 
     def _check_names(self, config: RunConfig) -> None:
         """Refuse values for domains that there are not."""
@@ -242,7 +261,7 @@ class Workload:
 
 
 def _blank_prompt(key: str, domain: Domain, num_tokens: int) -> TokenizedPrompt:
-    prompt = Prompt(key=key, domain=domain, messages=(), text="", ground_truth="")
+    prompt = Prompt(key=key, domain=domain, messages=(), text="", reference=AnswerReference(text=""))
     return TokenizedPrompt(prompt=prompt, token_ids=blank_tokens(num_tokens))
 
 

@@ -1,5 +1,6 @@
 """Who learns: GRPO on accepted groups, behind the protocol `rollpacker.protocols.trainer.Trainer`.
 
-`torch_trainer` is the embedded one, which needs nothing beyond torch and transformers. Objective and packing are pure
-functions beside it (`advantages`, `losses`, `schedules`, `microbatches`), so that other trainers share them.
+`grpo` is the objective and its step, over any `policy`: `torch_policy` is the embedded one, which needs nothing beyond
+torch and transformers; `fsdp` and `megatron` spread a model over several ranks. Loss and packing are pure functions
+(`advantages`, `losses`, `schedules`, `microbatches`, `replicas`).
 """

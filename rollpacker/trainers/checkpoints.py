@@ -1,4 +1,4 @@
-"""A trainer's state on disk: `model/` in Hugging Face format and `trainer.pt` with everything else.
+"""A trainer's state on disk: `model/` in Hugging Face format, and one file with what is not the weights.
 
 Invariant: reading back gives every number bit for bit. Weights are stored in float32, the precision that is trained,
 whatever precision the engines use. Nothing here is executed on reading (`weights_only`), and nothing that the user
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,53 +17,94 @@ from rollpacker.core.errors import CheckpointError
 from rollpacker.metrics.files import storage_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
 
 MODEL_FOLDER = "model"
-STATE_FILE = "trainer.pt"
 FORMAT = 1
 """Raised whenever older files can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainerState:
-    """Everything beside the weights."""
+class State:
+    """What every policy stores beside the weights; each adds what is its own."""
 
     policy_version: int
-    optimizer: dict[str, dict[str, Tensor]]
-    """By parameter name; empty before the first update."""
     generators: tuple[Tensor, ...]
-    """torch's own: the CPU's, then each accelerator's."""
+    """As `generators` gives them."""
     reference_checksum: str | None
     """Of the frozen reference policy, which is loaded from the run's model directory; None without one."""
 
 
-def write_state(state: TrainerState, folder: Path) -> None:
-    """Write `STATE_FILE` into an existing folder; raises `StorageFailed`."""
-    content = {"format": FORMAT, **{field.name: getattr(state, field.name) for field in fields(TrainerState)}}
+StateT = TypeVar("StateT", bound=State)
+
+
+def write_state(state: State, file: Path) -> None:
+    """Write the file into an existing folder; raises `StorageFailed`."""
+    content = {"format": FORMAT, **{field.name: getattr(state, field.name) for field in fields(state)}}
     # Through an open file: given a path, torch turns a full disk into a RuntimeError without its reason.
-    with storage_errors(folder), (folder / STATE_FILE).open("wb") as file:
-        torch.save(content, file)
+    with storage_errors(file.parent), file.open("wb") as opened:
+        torch.save(content, opened)
 
 
-def read_state(folder: Path) -> TrainerState:
-    """Read `STATE_FILE`; raises `CheckpointError` when it is missing, torn or of another format."""
-    path = folder / STATE_FILE
+def read_state(kind: type[StateT], file: Path) -> StateT:
+    """Read what `write_state` wrote; raises `CheckpointError` when it is missing, torn or of another format."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(
-            f"{path} cannot be read: {type(error).__name__}: {error}",
+            f"{file} cannot be read: {type(error).__name__}: {error}",
             "A file that this trainer wrote",
             "Remove the checkpoint to resume from an older one",
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CheckpointError(
-            f"{path} has format {found}",
+            f"{file} has format {found}",
             f"This version reads format {FORMAT}",
             "Resume with the version that wrote it, or start a new run from its model folder",
         )
-    return TrainerState(**{field.name: content[field.name] for field in fields(TrainerState)})
+    return kind(**{field.name: content[field.name] for field in fields(kind)})
+
+
+def require_same_model(folder: Path, found: Mapping[str, Any], own: Mapping[str, Any], model_path: Path) -> None:
+    """Raise `CheckpointError` unless the policy in `folder` has the names and shapes of the run's own."""
+    if found != own:
+        raise CheckpointError(
+            f"The policy in {folder} has other tensors than the one in {model_path}",
+            "A checkpoint continues the model that the run began with",
+            "Set model.path to the model that the run began with, or choose another run.dir",
+        )
+
+
+def require_same_reference(folder: Path, found: str | None, own: str | None, model_path: Path) -> None:
+    """Raise `CheckpointError` when both the checkpoint and the run have a reference policy, and not the same."""
+    if len({found, own} - {None}) > 1:
+        raise CheckpointError(
+            f"{folder} was trained against another reference policy than the one in {model_path}",
+            "The KL penalty is measured against the policy that the run began with",
+            "Set model.path to the model that the run began with",
+        )
+
+
+def unreadable_policy(folder: Path, problem: str) -> CheckpointError:
+    """The error of a checkpoint whose `model/` cannot be loaded."""
+    return CheckpointError(
+        f"The policy in {folder} cannot be loaded: {problem}",
+        "A checkpoint that this trainer wrote",
+        "Remove the checkpoint to resume from an older one",
+    )
+
+
+def generators() -> tuple[Tensor, ...]:
+    """States of torch's own: the CPU's, then each accelerator's."""
+    return torch.get_rng_state(), *torch.cuda.get_rng_state_all()
+
+
+def restore_generators(states: tuple[Tensor, ...]) -> None:
+    """Bring torch's own back to `states`; the accelerators' only where there are as many as then."""
+    torch.set_rng_state(states[0])
+    if len(states) - 1 == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(list(states[1:]))

@@ -57,6 +57,8 @@ class MicroBatch:
 
     rows: tuple[int, ...]
     """Which samples, as indices into the sequence that was packed."""
+    num_inputs_B: tuple[int, ...]
+    """Positions of each row without padding; the last ones predict its response."""
     num_tokens_B: tuple[int, ...]
     """Response tokens of each row; they add up to N."""
     input_ids_BT: Tensor
@@ -67,6 +69,8 @@ class MicroBatch:
     behaviour_N: Tensor
     advantages_N: Tensor
     proximal_N: Tensor | None
+    reference_N: Tensor | None = None
+    """Log-probabilities under the frozen reference; None where no KL penalty is asked for."""
 
     @property
     def num_scored(self) -> int:
@@ -128,6 +132,7 @@ def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.dev
     tokens = torch.from_numpy(token_ids).to(device)
     return MicroBatch(
         rows=rows,
+        num_inputs_B=tuple(sample.num_inputs for sample in chosen),
         num_tokens_B=num_tokens,
         input_ids_BT=tokens[:, :-1],
         target_ids_BK=tokens[:, first_scored + 1 :],

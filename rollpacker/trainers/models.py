@@ -7,6 +7,7 @@ in random numbers and go on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging as transformers_logging
 
 from rollpacker.core.errors import ModelError
 from rollpacker.metrics.files import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from torch import Tensor
 
 COPIED_FILES = (
     "generation_config.json",
@@ -38,6 +42,10 @@ COPIED_FILES = (
 they are. Writing them anew would refuse a `generation_config.json` that reading accepts with a warning."""
 
 
+_REFUSALS = (OSError, ValueError, KeyError, SafetensorError, RuntimeError, ImportError)
+"""What transformers and safetensors raise for missing, broken, unknown and misshapen files, in that order."""
+
+
 def load_model(model_path: Path) -> torch.nn.Module:
     """Load in float32 for training without dropout; raises `ModelError` when the directory is not a causal model.
 
@@ -52,8 +60,7 @@ def load_model(model_path: Path) -> torch.nn.Module:
                 local_files_only=True,
                 output_loading_info=True,
             )
-    # What transformers and safetensors raise for missing, broken, unknown and misshapen files, in that order.
-    except (OSError, ValueError, KeyError, SafetensorError, RuntimeError, ImportError) as error:
+    except _REFUSALS as error:
         raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:
@@ -63,19 +70,62 @@ def load_model(model_path: Path) -> torch.nn.Module:
     return module.eval()
 
 
-def save_model(model: Any, model_path: Path, folder: Path) -> None:
+def make_skeleton(model_path: Path) -> torch.nn.Module:
+    """Build what `load_model` would load without its weights, on the meta device; raises `ModelError`."""
+    try:
+        with _quiet(), torch.device("meta"):
+            config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except _REFUSALS as error:
+        raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
+    _clear_generation_defaults(model)
+    module: torch.nn.Module = model
+    return module.eval()
+
+
+def save_model(model: Any, model_path: Path, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
     """Write a directory that `AutoModelForCausalLM` and `AutoTokenizer` load, with the tokenizer of `model_path`.
 
-    Raises `StorageFailed`.
+    `tensors` take the place of the model's own, under the names of `named_tensors`. Raises `StorageFailed`.
     """
     with storage_errors(folder):
-        with _quiet(), _safetensors_errors_are_os_errors():
-            model.save_pretrained(folder)
+        with _quiet(), safetensors_errors_are_os_errors():
+            model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors))
         (folder / "generation_config.json").unlink(missing_ok=True)
-        for pattern in COPIED_FILES:
-            for source in sorted(model_path.glob(pattern)):
-                if source.is_file():
-                    shutil.copyfile(source, folder / source.name)
+        copy_companions(model_path, folder)
+
+
+def copy_companions(model_path: Path, folder: Path) -> None:
+    """Copy what stands beside weights and `config.json` in a Hugging Face directory: tokenizer, generation defaults."""
+    for pattern in COPIED_FILES:
+        for source in sorted(model_path.glob(pattern)):
+            if source.is_file():
+                shutil.copyfile(source, folder / source.name)
+
+
+@contextlib.contextmanager
+def safetensors_errors_are_os_errors() -> Iterator[None]:
+    """Safetensors reports a full disk as text; give it its number back."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code.group(1)) if code else None, str(error)) from error
+
+
+def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules that the architecture calls indivisible."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def recompute_activations(model: torch.nn.Module) -> None:
+    """Keep of each layer's forward pass its input alone; the backward pass computes the rest again.
+
+    Not by transformers' own switch, which works in training mode only, where dropout would be on.
+    """
+    for layer in decoder_layers(model):
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _clear_generation_defaults(model: Any) -> None:
@@ -102,16 +152,6 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if has_bars:
             transformers_logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _safetensors_errors_are_os_errors() -> Iterator[None]:
-    """Safetensors reports a full disk as text; give it its number back."""
-    try:
-        yield
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(code.group(1)) if code else None, str(error)) from error
 
 
 def _unusable(model_path: Path, reason: str) -> ModelError:

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollpacker.config.schema import TrainerSection
+    from rollpacker.config.sections.trainer import TrainerSection
 
 
 def learning_rate(section: TrainerSection, step: int, num_steps: int) -> float:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.config.schema import RunConfig, exact
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import exact
 from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.data.shapes import transformer_of
 from rollpacker.sim.prospect import ModelledProspect
-from rollpacker.sim.shapes import transformer_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ def write_run(folder, system, rollout_times, **values):
         kind = "plain" if system == "verl" else "long" if step % 5 == 4 else "short"
         times = {"rollout_time_s": rollout_time, "step_time_s": rollout_time + 1}
         row = step_row(step, system=system, round_kind=kind, reward_mean=step / 10, **times, **values)
-        writer.write_step(step, {"steps": [row], "responses": [], "intervals": []})
+        writer.write_step(step, {"steps": [row], "domains": [], "responses": [], "intervals": []})
     writer.close()
     return folder
 

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from rollpacker.config.schema import DeadlineSection, RolloutSection
+from rollpacker.config.sections.backend import DeadlineSection
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.ids import Domain, RequestId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.backend import Fleet
+from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.driver import Driver
@@ -40,7 +43,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
     """CPU seconds of the driver per step, scripted engines included, and responses per step."""
     prompts = {
         str(index): TokenizedPrompt(
-            prompt=Prompt(key=str(index), domain=MATH, messages=(), text="", ground_truth=""),
+            prompt=Prompt(key=str(index), domain=MATH, messages=(), text="", reference=AnswerReference(text="")),
             token_ids=np.zeros(16, dtype=np.int32),
         )
         for index in range(4 * num_prompts)
@@ -60,16 +63,19 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         order=PromptOrder({MATH: list(prompts)}, seed=0, shuffle=True, num_epochs=None),
         prompts=prompts,
         fleets={1: Fleet(engines={engine.engine: engine for engine in engines})},
+        replace_engine=None,
         reward=ScriptedReward(),
         rollout=RolloutSection(num_prompts=num_prompts, num_responses=num_responses),
+        engine=EngineSection(),
         deadlines=DeadlineSection(),
+        straggler_s=60,
         seed=0,
         clock=RunClock(),
         watchdog=Watchdog(Path("stall.txt"), 600),
         on_event=lambda *_: None,
         on_progress=lambda *_: None,
-        on_engine_lost=lambda _: None,
         on_gpus_lent=lambda *_: None,
+        note=lambda _: None,
     )
     await driver.start()
     began, num_launched = time.process_time(), 0

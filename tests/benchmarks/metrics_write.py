@@ -25,7 +25,7 @@ from rollpacker.metrics.tables import MetricsWriter, read_table
 
 NUM_STEPS = 256
 NUM_EVENTS = 100_000
-NUM_ROWS = {"steps": 1, "responses": 2000, "intervals": 50}
+NUM_ROWS = {"steps": 1, "domains": 3, "responses": 2000, "intervals": 50}
 
 
 def value(column: Column, row: int, generator: random.Random) -> object:

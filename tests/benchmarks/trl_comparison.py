@@ -131,7 +131,7 @@ def train_with_trl(config: RunConfig, output: Path) -> Batches:
             batches.step_times_s.append(time.perf_counter() - self.started)
 
     trainer, rollout = config.trainer, config.rollout
-    records = [json.loads(line) for line in config.data.path.read_text().splitlines()]
+    records = [json.loads(line) for line in config.data.files[0].path.read_text().splitlines()]
     GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(config.model.path, dtype=config.model.dtype),
         processing_class=tokenizer,

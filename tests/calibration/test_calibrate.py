@@ -9,7 +9,7 @@ from rollpacker.calibration.campaign import open_campaign
 from rollpacker.calibration.reference import Row
 from rollpacker.calibration.report import Compared, summary, table, write_hardware
 from rollpacker.cli.main import main
-from rollpacker.config.schema import HardwareSection
+from rollpacker.config.sections.modelled import HardwareSection
 
 BASE = """# A node.
 name: h800

@@ -40,9 +40,37 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "a way to score that is none": ([*RUN, "system.reward=asynch"], ["one of batch, async, scheduled", "reward=async"]),
     "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),
     "no prompts": (["model.path=model"], ["`data.path` is not set", "Add data.path="]),
+    "a role that is none": ([*RUN, "placement.enginee=0-3"], ["`placement.enginee` is not a key", "placement.engine"]),
+    "a map beyond the node": (
+        [*RUN, "placement.engine=0-7", "placement.trainer=0", "backend.num_gpus=4", "engine.num_engines=8"],
+        ["placement.engine=0-7 names GPU 7", "4 GPUs", "backend.num_gpus"],
+    ),
+    "two engines on one GPU": (
+        [*RUN, "placement.engine='0-1,1'", "placement.trainer=0"],
+        ["names GPU 1 twice", "placement.engine=0-7"],
+    ),
+    "more engines than their map has GPUs": (
+        [*RUN, "placement.engine=0-1", "placement.trainer=0", "backend.num_gpus=4", "engine.num_engines=4"],
+        ["placement.engine=0-1 holds 2 engines", "Set engine.num_engines=2"],
+    ),
     "several values in one run": ([*RUN, "system=verl,rollpacker"], ["several values", "Add -m"]),
     "interpolation of nothing": ([*RUN, "run.dir=${systm.name}"], ["run.dir", "systm.name"]),
     "unknown domain": ([*RUN, "data.domain_weights.mth=1"], ["`mth`", "data.domain_weights.math"]),
+    "unknown domain of a reward": ([*RUN, "reward.domains.mth=walk"], ["`mth`", "reward.domains.math"]),
+    "a reward that is not there yet": (
+        [*RUN, "reward.domains.code=sandbox"],
+        ["no real code sandbox yet", "backend=sim"],
+    ),
+    "no file in the list": (["model.path=model", "data.path=[]"], ["data.path=[] names no file"]),
+    "a file with another key": (
+        ["model.path=model", "data.path=[{pth: prompts.jsonl}]"],
+        ["data.path[0] has the keys pth", "{path: PATH, domain: NAME}"],
+    ),
+    "a template that is not there": (
+        [*RUN, "data.chat_template=chat.jinja", "data.plain_as_chat=true"],
+        ["data.chat_template=chat.jinja cannot be read"],
+    ),
+    "plain prompts for a model without a template": ([*RUN, "data.plain_as_chat=true"], ["no chat template", "'p0'"]),
     "fewer prompts than a batch": ([*RUN, "rollout.num_prompts=41"], ["40 prompts", "rollout.num_prompts=40"]),
     "more tokens than positions": (
         [*RUN, "rollout.max_response_tokens=2000"],
@@ -112,6 +140,12 @@ def _missing_field(workdir: Path) -> None:
     (workdir / "prompts.jsonl").write_text("\n".join([*lines[:8], json.dumps(prompt), *lines[9:]]))
 
 
+def _code_without_a_sandbox(workdir: Path) -> None:
+    line = {"id": "c", "domain": "code", "prompt": "Write f.", "test_cases": ["assert f()"]}
+    with (workdir / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps(line))
+
+
 def _run_dir_is_a_file(workdir: Path) -> None:
     (workdir / "run").write_text("")
 
@@ -143,6 +177,7 @@ BAD_FILES = {
     _broken_line: ["prompts.jsonl, line 7"],
     _duplicate_id: ["prompts.jsonl, line 41", "line 4 already"],
     _missing_field: ["prompts.jsonl, line 9", "ground_truth"],
+    _code_without_a_sandbox: ["prompts.jsonl, line 41", "'c' has test cases", "math, cannot", "no code sandbox yet"],
     _run_dir_is_a_file: ["run.dir=run is a file"],
     _finished_run: ["already holds this run", "after step 10", "run.resume=auto"],
     _another_run: ["holds another run", "choose another run.dir"],

@@ -15,10 +15,12 @@ from rollpacker.cli.main import COMMANDS, main
 from rollpacker.config.keys import legal_keys
 from rollpacker.config.roots import SCORE, TRAIN, groups
 from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.events import EngineJoined, StepStarted
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.prompts import load_prompts
 from rollpacker.metrics.event_log import EventLogWriter
 from tests.cli.inputs import NUM_PARAMETERS, tree_of, write_prompts
 
@@ -112,6 +114,59 @@ def test_check_shows_quotas_that_add_up_to_the_batch(workdir: Path, capsys: pyte
     assert "of each domain: math 10, code 6" in text
     text = _run(["check", *RUN, "rollout.num_prompts=16", "data.domain_weights={math: 1, code: 3}"], capsys)
     assert "of each domain: math 4, code 12" in text
+
+
+def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    sizes = {
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+    }
+    config_file = workdir / "model" / "config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | sizes))
+    trainer = ["trainer.name=megatron", "trainer.tensor_parallel=2", "trainer.data_parallel=2"]
+    engines = ["engine.name=vllm", "engine.tensor_parallel=2", "engine.num_engines=4", "placement=overlapping"]
+    nodes = ["backend.num_gpus=8", "backend.num_cpus=9", "cluster=h800"]
+    words = ["check", *RUN, "model.dtype=bfloat16", *engines, *trainer, *nodes]
+    text = _run(words, capsys)
+    assert "0 0-3 engine-0 to engine-1 engine 72.0 GB: weights 7.6 GB, KV cache 64.4 GB" in text
+    assert "4-7 engine-2 to engine-3, trainer-0 to trainer-3, taking turns" in text
+    assert "trainer 91.8 GB: weights 7.6 GB, gradients 15.2 GB, optimizer 22.8 GB" in text
+    assert "none reward A GPU has 80.0 GB." in text
+    assert "reserving 8.5 CPUs + 8 GPUs of 9 CPUs + 8 GPUs" in text
+    assert main([*words, "cluster.gpu_memory_gb=40"]) == 2
+    assert "A rank of trainer=megatron needs 45.7 GB of its GPU by an estimate" in capsys.readouterr().err
+
+
+def test_check_reads_several_files_and_says_who_judges_each_domain(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"id": "w", "prompt": "3 5 :", "ground_truth": "3 5"}
+    (workdir / "walks.jsonl").write_text("".join(f"{json.dumps(line | {'id': f'w{n}'})}\n" for n in range(20)))
+    files = "data.path=[prompts.jsonl,{path:walks.jsonl,domain:walk}]"
+    words = ["reward.domains.walk=walk", "rollout.num_prompts=9", "data.domain_weights={math:2,walk:1}"]
+    text = _run(["check", "model.path=model", files, *words, "data.long_prompts=truncate_left"], capsys)
+    assert "60 in prompts.jsonl, walks.jsonl: math 40, walk 20 rewards: math by math, walk by walk" in text
+    assert "of each domain: math 6, walk 3" in text
+    assert "(longer ones lose their beginning)" in text
+
+
+def test_the_help_of_train_shows_a_line_of_each_kind_that_a_run_reads(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    assert main(["train", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip().startswith('{"id"')]
+    (workdir / "shown.jsonl").write_text("\n".join(lines))
+    prompts = load_prompts([PromptFile(path=workdir / "shown.jsonl")])
+    kinds = [type(prompt.reference).__name__ for prompt in prompts]
+    assert kinds == ["AnswerReference", *["CodeReference"] * 3, "JudgeReference"]
 
 
 def test_check_says_where_a_resumed_run_goes_on(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,10 +52,17 @@ def test_a_run_without_a_directory_gets_a_dated_one_that_names_its_system() -> N
 
 def test_all_mistakes_of_the_schema_are_listed_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        compose(["rollout.num_prompts=0", "trainer.learning_rate=-1", "run.seed=x", "engine.name=vllm"])
+        compose(["rollout.num_prompts=0", "trainer.learning_rate=-1", "run.seed=x", "engine.name=sglang"])
     message = str(caught.value)
     assert message.startswith("6 mistakes")
-    for part in ("model.path", "data.path", "rollout.num_prompts=0", "trainer.learning_rate=-1", "run.seed=x", "vllm"):
+    for part in (
+        "model.path",
+        "data.path",
+        "rollout.num_prompts=0",
+        "trainer.learning_rate=-1",
+        "run.seed=x",
+        "sglang",
+    ):
         assert part in message
 
 

@@ -77,5 +77,5 @@ def test_what_is_left_out_exists_and_all_else_is_in() -> None:
     keys = {key.absent_section or key.name for key in legal_keys(RunConfig).values()}  # an absent section is one null
     config = compose([*RUN, "trainer.lr_schedule=linear", "data.domain_weights.math=1"])
     left_out = {key for key in keys if any(key == name or key.startswith(f"{name}.") for name in NOT_DEFINING)}
-    no_leaves = {"data.domain_weights", "reward.kinds"}  # mappings; the second one is empty
+    no_leaves = {key.name for key in legal_keys(RunConfig).values() if key.is_mapping}
     assert set(defining_values(config)) == keys - left_out - no_leaves | {"data.domain_weights.math"}

@@ -135,6 +135,19 @@ FAULTS = (
         wrong="self._remove(engine); return []",
     ),
     Fault(
+        name="forget what waits when an engine joins",
+        module=routing,
+        right="for request, holder in self._in_flight.items() if holder is None]",
+        wrong="for request, holder in self._in_flight.items() if False]",
+    ),
+    Fault(
+        name="forget what finds no engine",
+        module=routing,
+        right="""        self._in_flight.update(dict.fromkeys(requests))
+        return []""",
+        wrong="        return []",
+    ),
+    Fault(
         name="believe an engine that lost the request",
         module=scheduler,
         right="""has_moved(event.request, event.engine):

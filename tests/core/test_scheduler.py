@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import pytest
 
 from rollpacker.core.commands import EndRound, Launch, ScoreResponse
-from rollpacker.core.errors import CheckpointError, EngineFailed, ImpossibleEvent, InvariantViolated
-from rollpacker.core.events import EngineJoined, EngineLost, ResponseAborted, ResponseFinished, StepStarted
+from rollpacker.core.errors import CheckpointError, ImpossibleEvent, InvariantViolated
+from rollpacker.core.events import EngineJoined, EngineLost, ResponseAborted, ResponseFinished
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.scheduler import Scheduler
-from tests.core.player import Player, make_settings, prompt
+from tests.core.player import Player, aborted, accepted, launched, make_settings, prompt
 
 ENGINE_0, ENGINE_1, ENGINE_2 = (EngineId(f"engine-{number}") for number in range(3))
 
@@ -66,19 +65,38 @@ def test_a_response_that_was_aborted_is_not_launched_again() -> None:
     assert still_running not in relaunched
 
 
-def test_the_loss_of_the_last_engine_names_it_and_changes_nothing() -> None:
+def test_what_the_last_engine_ran_waits_for_the_next_one_in_order() -> None:
     player = Player(make_settings())
     player.start(0)
-    before = player.scheduler.snapshot()
-    with pytest.raises(EngineFailed, match="'engine-0' was lost, and no engine is left") as failure:
-        player.tell(EngineLost(engine=ENGINE_0))
-    assert player.scheduler.snapshot() == before
-    assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)  # noqa: S301 - our own bytes
+    player.complete(0, "math-0", 0)
+    waiting = [request for request in player.engine_of if request != RequestId(0, prompt("math-0"), 0)]
+    assert player.tell(EngineLost(engine=ENGINE_0)) == ()
+    assert player.scheduler.is_starved
+    late = ResponseFinished(request=waiting[0], engine=ENGINE_0, num_tokens=5, policy_version=1)
+    assert player.tell(late) == (), "who waits is held by nobody"
+    player.scheduler = Scheduler.restore(player.settings, json.loads(json.dumps(player.scheduler.snapshot())))
+    launches = player.tell(EngineJoined(engine=ENGINE_1))
+    assert launches == tuple(Launch(request=request, engine=ENGINE_1) for request in waiting)
+    assert not player.scheduler.is_starved
 
 
-def test_a_step_without_an_engine_is_impossible() -> None:
-    with pytest.raises(ImpossibleEvent, match="before any engine"):
-        Scheduler(make_settings()).handle(StepStarted(step=0, policy_version=0), 0.0)
+def test_a_request_that_waits_is_forgotten_once_its_group_is_complete() -> None:
+    player = Player(make_settings())
+    player.start(0)
+    for sample in (0, 1):
+        player.finish(RequestId(0, prompt("math-0"), sample))
+    player.tell(EngineLost(engine=ENGINE_0))
+    for sample in (0, 1):
+        commands = player.reward(RequestId(0, prompt("math-0"), sample))
+    assert accepted(commands) == ["math-0"]
+    assert aborted(commands) == [], "there is nobody to tell"
+    assert "math-0" not in launched(player.tell(EngineJoined(engine=ENGINE_1)))
+
+
+def test_a_step_without_an_engine_waits_for_one() -> None:
+    player = Player(make_settings(), num_engines=0)
+    assert launched(player.start(0)) == []
+    assert launched(player.tell(EngineJoined(engine=ENGINE_0))) == [f"math-{number}" for number in range(6)]
 
 
 def test_an_abort_that_nobody_ordered_is_impossible() -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-import pytest
-
 from rollpacker.core.commands import Abort, AcceptGroup, Command, Evict, Launch, LendEngines, MeasureProgress
-from rollpacker.core.errors import EngineFailed
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -147,14 +144,18 @@ def test_a_lent_engine_that_is_lost_leaves_its_requests_to_the_others_and_stays_
         assert launch.engine in {E2, E3}
 
 
-def test_the_loss_of_the_last_engine_that_is_not_lent_ends_the_run() -> None:
+def test_what_no_engine_runs_but_the_lent_ones_waits_for_one_that_joins() -> None:
     player = StreamPlayer()
     player.lend()
+    moved = player.running(E0)[0]
+    player.evicted(moved, E0)
     player.tell(EngineLost(engine=E2))
-    before = player.scheduler.snapshot()
-    with pytest.raises(EngineFailed, match="no engine is left but the lent"):
-        player.tell(EngineLost(engine=E3))
-    assert player.scheduler.snapshot() == before
+    waiting = [*player.running(E3)]
+    assert player.tell(EngineLost(engine=E3)) == ()
+    also_waiting = player.running(E0)[0]
+    assert player.evicted(also_waiting, E0) == (), "the lent engines take nothing"
+    launches = player.tell(EngineJoined(engine=EngineId("engine-2-r1"), gpus=(2,)))
+    assert [command.request for command in launches if isinstance(command, Launch)] == [*waiting, also_waiting]
 
 
 def test_the_next_step_has_all_engines_again() -> None:

@@ -2,11 +2,17 @@ import json
 
 import pytest
 
+from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
-from rollpacker.data.prompts import load_prompts
+from rollpacker.data import prompts as reading
+from rollpacker.protocols.references import AnswerReference
 
 GOOD = {"id": "a", "domain": "math", "prompt": "1 + 1 =", "ground_truth": "2"}
 USER = {"role": "user", "content": "1 + 1 ="}
+
+
+def load_prompts(*paths):
+    return reading.load_prompts([PromptFile(path=path) for path in paths])
 
 
 def write(path, *lines):
@@ -25,7 +31,7 @@ def error_of(path):
 
 def test_a_plain_prompt_is_one_user_message_and_keeps_its_text(tmp_path):
     [prompt] = load_prompts(write(tmp_path / "p.jsonl", GOOD))
-    assert (prompt.key, prompt.domain, prompt.ground_truth) == ("a", "math", "2")
+    assert (prompt.key, prompt.domain, prompt.reference) == ("a", "math", AnswerReference(text="2"))
     assert prompt.text == "1 + 1 ="
     assert prompt.messages == (USER,)
 
@@ -52,7 +58,7 @@ def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
 
 def test_numbers_are_taken_as_ids_and_as_ground_truths(tmp_path):
     [prompt] = load_prompts(write(tmp_path / "p.jsonl", {**GOOD, "id": 7, "ground_truth": 2}))
-    assert (prompt.key, prompt.ground_truth) == ("7", "2")
+    assert (prompt.key, prompt.reference) == ("7", AnswerReference(text="2"))
 
 
 def test_the_order_of_the_file_is_kept(tmp_path):
@@ -79,7 +85,7 @@ def with_messages(messages):
         ("[" * 100_000, ["cannot be read"]),
         (without("id"), ["the field `id` is missing", "`domain`, `prompt`, `ground_truth`"]),
         (without("domain"), ["the field `domain` is missing"]),
-        (without("ground_truth"), ["the field `ground_truth` is missing"]),
+        (without("ground_truth"), ["the field `ground_truth` or `test_cases` or `rubric` is missing"]),
         ({**without("ground_truth"), "groundtruth": "2"}, ["Rename `groundtruth` to `ground_truth`"]),
         (without("prompt"), ["the field `messages` or `prompt` is missing"]),
         ({**without("prompt"), "message": []}, ["Rename `message` to `messages`"]),
@@ -95,7 +101,7 @@ def with_messages(messages):
         ({**GOOD, "prompt": "x" * 30 + "\ud800"}, ["`prompt`", "surrogate"]),
         ({**GOOD, "ground_truth": None}, ["`ground_truth` is null"]),
         ({**GOOD, "ground_truth": {"a": "b" * 100}}, ['`ground_truth` is {"a": "bbb', "..."]),
-        (with_messages("not json"), ["`messages` is a string without the JSON of a list"]),
+        (with_messages("not json"), ["`messages` is a string that holds no JSON"]),
         (with_messages('[{"role": "user", "content": "\\ud800"}]'), ["`messages`", "surrogate"]),
         (with_messages([]), ["`messages` is []"]),
         (with_messages({"role": "user"}), ["`messages` is {"]),

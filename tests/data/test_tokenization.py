@@ -1,4 +1,5 @@
 # ruff: noqa: S106 these tokens are no passwords
+import json
 import subprocess
 import sys
 
@@ -10,9 +11,12 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from rollpacker.core.errors import DataError, ModelError
+from rollpacker.config.sections.data import DataSection
+from rollpacker.core.errors import ConfigError, DataError, ModelError
 from rollpacker.core.ids import Domain
-from rollpacker.data.tokenization import PromptTokenizer, select_fitting
+from rollpacker.data.chat_templates import JOINING_TEMPLATE, check_chat, has_chat_template
+from rollpacker.data.tokenization import PromptTokenizer
+from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt
 
 TEMPLATE = (
@@ -46,12 +50,12 @@ def bare(tmp_path_factory):
 
 def chat(*messages, key="a"):
     made = tuple({"role": role, "content": content} for role, content in messages)
-    return Prompt(key=key, domain=Domain("math"), messages=made, text=None, ground_truth="")
+    return Prompt(key=key, domain=Domain("math"), messages=made, text=None, reference=AnswerReference(text=""))
 
 
 def plain(text, key="a"):
     message = {"role": "user", "content": text}
-    return Prompt(key=key, domain=Domain("math"), messages=(message,), text=text, ground_truth="")
+    return Prompt(key=key, domain=Domain("math"), messages=(message,), text=text, reference=AnswerReference(text=""))
 
 
 def test_messages_go_through_the_chat_template_whose_special_tokens_are_the_only_ones(templated):
@@ -65,10 +69,86 @@ def test_a_plain_prompt_is_taken_as_it_is_with_the_tokenizers_own_special_tokens
     assert templated.encode(plain("one two")).tolist() == [1, 4, 5]
 
 
-def test_without_a_template_the_contents_are_joined_with_newlines(bare):
-    prompt = chat(("system", "one"), ("user", "two"))
-    assert bare.text(prompt) == "one\ntwo"
-    assert bare.encode(prompt).tolist() == [1, 4, 5]
+def test_messages_without_a_template_are_refused_with_what_to_do(bare):
+    with pytest.raises(ModelError, match="has no chat template, which the messages of prompt 'a-5' need") as caught:
+        bare.encode(chat(("user", "one"), key="a-5"))
+    assert "data.chat_template" in caught.value.remedy
+
+
+def tokenizer_with(folder, **section):
+    """Of a model whose own template is `TEMPLATE`."""
+    if not (folder / "tokenizer.json").exists():
+        save_tokenizer(folder, eos_token="</s>", chat_template=TEMPLATE)
+    return PromptTokenizer(folder, DataSection(path=None, **section))
+
+
+def test_a_template_of_ones_own_replaces_the_models(tmp_path):
+    (tmp_path / "mine.jinja").write_text(JOINING_TEMPLATE + "{% if think %}two{% endif %}")
+    tokenizer = tokenizer_with(tmp_path, chat_template=tmp_path / "mine.jinja", template_arguments={"think": True})
+    assert tokenizer.text(chat(("system", "one"), ("user", "."))) == "one\n.\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"add_generation_prompts": True}, "Leave it out"), ({"messages": "one"}, "messages"), ({"lop": 1}, "loop")],
+)
+def test_an_argument_that_the_template_does_not_read_is_refused(tmp_path, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        tokenizer_with(tmp_path, template_arguments=arguments)
+
+
+@pytest.mark.parametrize("content", [None, " \n", b"\xff"])
+def test_a_template_file_that_cannot_be_used_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "t.jinja").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=r"data\.chat_template=.*t\.jinja"):
+        tokenizer_with(tmp_path, chat_template=tmp_path / "t.jinja")
+
+
+def test_a_template_that_is_no_jinja_is_named(tmp_path):
+    (tmp_path / "t.jinja").write_text("{% if %}")
+    with pytest.raises(DataError, match=r"data\.chat_template=.*t\.jinja refuses the messages of prompt 'a'"):
+        tokenizer_with(tmp_path, chat_template=tmp_path / "t.jinja").encode(chat(("user", "one")))
+
+
+def test_the_system_prompt_is_for_messages_that_have_none(tmp_path):
+    tokenizer = tokenizer_with(tmp_path, system_prompt="two")
+    assert tokenizer.text(chat(("user", "one"))) == "<s> two <s> one go"
+    assert tokenizer.text(chat(("system", "."), ("user", "one"))) == "<s> . <s> one go"
+
+
+def test_plain_prompts_may_go_through_the_template_too(tmp_path):
+    tokenizer = tokenizer_with(tmp_path, plain_as_chat=True, system_prompt="two")
+    assert tokenizer.text(plain("one")) == "<s> two <s> one go"
+    assert tokenizer.encode(plain("one")).tolist() == [1, 5, 1, 4, 6]
+
+
+@pytest.mark.parametrize("saved_as", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_models_template_is_found_without_loading_its_tokenizer(tmp_path, saved_as):
+    assert not has_chat_template(tmp_path)
+    content = TEMPLATE if saved_as.endswith("jinja") else json.dumps({"chat_template": TEMPLATE})
+    (tmp_path / saved_as).write_text(content)
+    assert has_chat_template(tmp_path)
+
+
+def test_a_model_saved_by_transformers_has_a_template_that_is_found(tmp_path):
+    assert has_chat_template(save_tokenizer(tmp_path / "a", eos_token="</s>", chat_template=TEMPLATE))
+    assert not has_chat_template(save_tokenizer(tmp_path / "b", eos_token="</s>"))
+
+
+def test_what_tokenizing_would_stumble_over_is_found_before(tmp_path):
+    bare = save_tokenizer(tmp_path / "bare", eos_token="</s>")
+    with pytest.raises(ModelError, match="has no chat template"):
+        check_chat(DataSection(path=None), bare, [plain("one"), chat(("user", "one"))])
+    with pytest.raises(ModelError, match="has no chat template"):
+        check_chat(DataSection(path=None, plain_as_chat=True), bare, [plain("one")])
+    with pytest.raises(ConfigError, match=r"data\.system_prompt is set, and the prompt 'a' is plain text"):
+        check_chat(DataSection(path=None, system_prompt="two"), bare, [plain("one")])
+    with pytest.raises(ConfigError, match=r"data\.template_arguments is set, and every prompt is plain text"):
+        check_chat(DataSection(path=None, template_arguments={"think": True}), bare, [plain("one")])
+    check_chat(DataSection(path=None), bare, [plain("one")])
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    check_chat(DataSection(path=None, chat_template=tmp_path / "t.jinja"), bare, [chat(("user", "one"))])
 
 
 def test_many_prompts_come_back_in_order_as_int32(templated):
@@ -90,19 +170,6 @@ def test_the_end_of_sequence_token_stands_in_for_a_missing_padding_token(templat
 def test_messages_that_the_template_refuses_are_named(templated):
     with pytest.raises(DataError, match=r"'a-17' \(roles: user, system\): system first"):
         templated.encode(chat(("user", "one"), ("system", "two"), key="a-17"))
-
-
-def test_long_prompts_are_dropped_and_counted(templated):
-    prompts = [plain("one", "a"), plain("one two one", "b"), plain("two two", "c")]
-    kept, num_dropped = select_fitting(prompts, templated, 3)
-    assert [(prompt.key, ids.tolist()) for prompt, ids in kept] == [("a", [1, 4]), ("c", [1, 5, 5])]
-    assert num_dropped == 1
-
-
-def test_it_is_an_error_when_no_prompt_fits(templated):
-    with pytest.raises(DataError, match="max_prompt_tokens=1") as caught:
-        select_fitting([plain("one"), plain("one two")], templated, 1)
-    assert "The shortest has 2, the longest 3" in str(caught.value)
 
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path):

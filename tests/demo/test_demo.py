@@ -7,6 +7,7 @@ import statistics
 import torch
 from transformers import AutoModelForCausalLM
 
+from rollpacker.config.sections.data import PromptFile
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.demo import inputs, task
@@ -49,7 +50,7 @@ def test_walks_stay_between_the_first_and_the_last_place():
 def test_the_prompt_file_is_one_that_a_run_accepts(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text(task.prompt_file(50, random.Random(0)))
-    prompts = load_prompts(file)
+    prompts = load_prompts([PromptFile(path=file)])
     assert len(prompts) == 50
     assert json.loads(file.read_text().splitlines()[0]).keys() == {"id", "domain", "prompt", "ground_truth"}
 

@@ -1,5 +1,6 @@
 """Real runs: real Ray, engines, trainer and reward, started, broken and resumed as users do."""
 
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, s
 pytestmark = pytest.mark.e2e
 
 NUM_PROMPTS = 40
+DOMAINS = ("math", "walk")
 
 
 def final_weights(run_dir: Path):
@@ -40,8 +42,20 @@ def assert_each_prompt_was_trained_once(run_dir: Path):
 
 @pytest.fixture(scope="module")
 def tail_run(inputs, tmp_path_factory):
+    """Of two domains in two files: half of the walks are judged as math, by the last number that the answer names."""
+    folder = tmp_path_factory.mktemp("tail")
+    walks = [json.loads(line) for line in (inputs / "prompts.jsonl").read_text().splitlines()]
+    for walk in walks[: NUM_PROMPTS // 2]:
+        walk |= {"domain": "math", "ground_truth": walk["ground_truth"].split()[1]}
+    for walk in walks[NUM_PROMPTS // 2 :]:
+        del walk["domain"]
+    for name, lines in (("math", walks[: NUM_PROMPTS // 2]), ("walks", walks[NUM_PROMPTS // 2 :])):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     run = LaunchedRun(
-        tmp_path_factory.mktemp("tail") / "run", *small_run(inputs, "system=rollpacker", "tracker.tensorboard=true")
+        folder / "run",
+        *small_run(inputs, "system=rollpacker", "tracker.tensorboard=true", "weight_sync.transport=broadcast"),
+        f"data.path=[{folder}/math.jsonl,{{path:{folder}/walks.jsonl,domain:walk}}]",
+        *("reward.domains.math=math", "reward.timeout_s=60"),
     )
     assert run.wait() == 0, run.output()
     return run
@@ -49,7 +63,8 @@ def tail_run(inputs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain_run(inputs, tmp_path_factory):
-    run = LaunchedRun(tmp_path_factory.mktemp("plain") / "run", *small_run(inputs, "system=verl"))
+    words = small_run(inputs, "system=verl", "weight_sync.transport=handles")
+    run = LaunchedRun(tmp_path_factory.mktemp("plain") / "run", *words)
     assert run.wait() == 0, run.output()
     return run
 
@@ -74,10 +89,30 @@ def test_the_rows_of_a_step_add_up(tail_run):
         assert step["policy_version"] == step["step"]
         assert {row["policy_version"] for row in own} == {step["step"]}
         assert 0 <= step["bubble_ratio"] < 1
+        assert 0 < step["kv_cache_used_share"] <= 1
+        assert step["requests_running_mean"] > 0
+        assert step["requests_waiting_mean"] >= 0
         assert step["logprob_mismatch_max"] < 1e-4
         assert not step["modelled"]
         parts = ("rollout_time_s", "reward_time_s", "train_time_s", "weight_sync_time_s")
         assert sum(step[part] for part in parts) <= step["step_time_s"] + 1e-6
+
+
+def test_each_domain_is_judged_by_its_own_check_and_has_its_share_of_every_short_round(tail_run):
+    responses = [row for row in rows(tail_run.run_dir, "responses") if row["reward_reason"] is not None]
+    reasons = {domain: {row["reward_reason"] for row in responses if row["domain"] == domain} for domain in DOMAINS}
+    assert reasons["math"] <= {"correct", "wrong_answer", "no_answer", "truncated"}
+    assert reasons["walk"] <= {"correct", "malformed", "wrong_sum", "truncated", "missed_target"}
+    assert reasons["walk"] & {"malformed", "wrong_sum", "missed_target"}
+    domains = rows(tail_run.run_dir, "domains")
+    for step in rows(tail_run.run_dir, "steps"):
+        own = [row for row in domains if row["step"] == step["step"]]
+        assert [row["domain"] for row in own] == sorted(row["domain"] for row in own)
+        assert sum(row["num_responses"] for row in own) == step["num_responses"]
+        total = sum(row["reward_mean"] * row["num_responses"] for row in own)
+        assert total == pytest.approx(step["reward_mean"] * step["num_responses"])
+        if step["round_kind"] == "short":
+            assert [(row["domain"], row["num_prompts"]) for row in own] == [("math", 4), ("walk", 4)]
 
 
 def test_the_policy_learns_from_rewards_that_differ_within_groups(tail_run):
@@ -170,7 +205,7 @@ def test_ctrl_c_while_ray_starts_ends_at_once_and_leaves_nothing(inputs, tmp_pat
     run.assert_nothing_is_left()
 
 
-def test_a_run_goes_on_without_an_engine_that_died_and_ends_with_the_reason_when_its_trainer_dies(inputs, tmp_path):
+def test_a_run_goes_on_when_an_engine_dies_and_ends_with_the_reason_when_its_trainer_does(inputs, tmp_path):
     run = LaunchedRun(tmp_path / "run", *endless(inputs))
     run.wait_for_steps(1)
     os.kill(run.pid_of_actor("EngineActor"), signal.SIGKILL)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.config.schema import ContainerSection
+from rollpacker.config.sections.cluster import ContainerSection
 from rollpacker.core.errors import ConfigError
 from rollpacker.launch.container import check_container, container_command, container_notes, paths_to_read
 

@@ -38,8 +38,9 @@ def test_the_papers_multirun_is_an_array_per_number_of_nodes(here: Path, capsys:
     assert "# One array of 3 jobs of 2 nodes each\n" in printed
     assert "# One array of 3 jobs of 8 nodes each\n" in printed
     assert "# point 5 (system=rollpacker model=qwen2.5-32b) in sweep/rollpacker-qwen2.5-32b\n" in printed
-    assert "#   node 0: driver, trainer, reward, engine-0 to engine-6\n#   node 1: engine-7 to engine-14\n" in printed
-    assert "#   node 7: engine-55 to engine-62\n" in printed
+    assert "#   node 0: driver, trainer-0 to trainer-7, reward, engine-0 to engine-7\n" in printed
+    assert "#   node 1: trainer-8 to trainer-15, engine-8 to engine-15\n" in printed
+    assert "#   node 7: trainer-56 to trainer-63, engine-28 to engine-31\n" in printed
     assert f"{here}/sweep/.submitit" in printed
     assert tree_of(here) == before
 
@@ -49,7 +50,7 @@ def test_check_says_what_slurm_would_be_asked_for(here: Path, capsys: pytest.Cap
     assert main(["check", "-m", *E2E, *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "2 nodes x 96 CPUs + 8 GPUs and all memory, shared with nobody in gpu, for 60 minutes; requeued" in printed
-    assert "reserving 32.5 CPUs + 32 GPUs of 4 nodes x 96 CPUs + 8 GPUs in Ray" in printed
+    assert "reserving 48.5 CPUs + 32 GPUs of 4 nodes x 96 CPUs + 8 GPUs in Ray" in printed
 
 
 def test_a_model_that_the_paper_does_not_have_must_say_how_many_engines(

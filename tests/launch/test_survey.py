@@ -22,7 +22,7 @@ def _write_metrics(run_dir: Path, rewards: list[float]) -> None:
     writer = MetricsWriter(run_dir / "metrics")
     for step, reward in enumerate(rewards):
         changed = {"step": step, "reward_mean": reward, "finished_at_s": 30.0 * (step + 1)}
-        writer.write_step(step, {"steps": [row | changed], "responses": [], "intervals": []})
+        writer.write_step(step, {"steps": [row | changed], "domains": [], "responses": [], "intervals": []})
     writer.close()
 
 

@@ -38,7 +38,7 @@ def make_row(table: str, step: int, /, **changes: object) -> Row:
 def make_rows(step: int, num_responses: int = 3, mark: str = "word") -> dict[str, list[Row]]:
     """One row of steps, some responses, no interval."""
     responses = [make_row("responses", step, sample=sample, engine=mark) for sample in range(num_responses)]
-    return {"steps": [make_row("steps", step)], "responses": responses, "intervals": []}
+    return {"steps": [make_row("steps", step)], "domains": [], "responses": responses, "intervals": []}
 
 
 def steps_of(run_dir: Path, table: str = "steps") -> list[int]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.config.schema import RewardSection
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import DataError, StorageFailed
 from rollpacker.rewards.scoring import score_file
 
@@ -36,7 +37,9 @@ def test_each_response_gets_a_line_in_the_order_of_the_input(tmp_path, prompts):
     answers = [("2", "+1 2"), ("walk-1", "+2 5"), ("walk-1", "+2 6"), ("2", "hm"), ("walk-1", "+1 4")]
     responses = write(tmp_path / "answers.jsonl", [{"id": key, "response": text} for key, text in answers])
     told = []
-    summary = score_file(WALK, prompts, responses, tmp_path / "scores.jsonl", lambda *counts: told.append(counts))
+    summary = score_file(
+        WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl", lambda *counts: told.append(counts)
+    )
     assert read(tmp_path / "scores.jsonl") == [
         {"id": "2", "reward": 1.0, "reason": "correct"},
         {"id": "walk-1", "reward": 1.0, "reason": "correct"},
@@ -62,7 +65,7 @@ def test_each_response_gets_a_line_in_the_order_of_the_input(tmp_path, prompts):
 def test_a_wrong_response_line_is_named_and_nothing_is_written(tmp_path, prompts, row, words):
     responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}, row])
     with pytest.raises(DataError) as caught:
-        score_file(WALK, prompts, responses, tmp_path / "scores.jsonl")
+        score_file(WALK, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "scores.jsonl").exists()
@@ -70,21 +73,21 @@ def test_a_wrong_response_line_is_named_and_nothing_is_written(tmp_path, prompts
 
 def test_an_empty_response_file_is_refused(tmp_path, prompts):
     with pytest.raises(DataError, match=r"response file .* is empty"):
-        score_file(WALK, prompts, write(tmp_path / "answers.jsonl", []), tmp_path / "scores.jsonl")
+        score_file(WALK, [PromptFile(path=prompts)], write(tmp_path / "answers.jsonl", []), tmp_path / "scores.jsonl")
 
 
 def test_an_input_file_is_never_overwritten(tmp_path, prompts):
     responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}])
     for out in (prompts, responses, tmp_path / "x" / ".." / "answers.jsonl"):
         with pytest.raises(DataError, match="one of the input files"):
-            score_file(WALK, prompts, responses, out)
+            score_file(WALK, [PromptFile(path=prompts)], responses, out)
     assert read(responses) == [{"id": "walk-1", "response": "+2 5"}]
 
 
 def test_an_output_that_cannot_be_written_is_a_storage_failure(tmp_path, prompts):
     responses = write(tmp_path / "answers.jsonl", [{"id": "walk-1", "response": "+2 5"}])
     with pytest.raises(StorageFailed):
-        score_file(WALK, prompts, responses, responses / "scores.jsonl")
+        score_file(WALK, [PromptFile(path=prompts)], responses, responses / "scores.jsonl")
 
 
 @pytest.mark.skipif(not DEEPMATH.is_file(), reason="the DeepMath prompts are not here")
@@ -94,5 +97,5 @@ def test_real_ground_truths_given_as_answers_are_correct(tmp_path):
         tmp_path / "answers.jsonl",
         [{"id": row["id"], "response": f"So it is \\boxed{{{row['ground_truth']}}}."} for row in rows],
     )
-    summary = score_file(RewardSection(timeout_s=20), DEEPMATH, responses, tmp_path / "scores.jsonl")
+    summary = score_file(RewardSection(timeout_s=20), [PromptFile(path=DEEPMATH)], responses, tmp_path / "scores.jsonl")
     assert summary.num_by_reason == {"correct": 60}

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.config.schema import RewardSection
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import make_reward_worker
 from rollpacker.rewards.worker import KillableRewardWorker
@@ -35,7 +36,7 @@ def request_of(sample, ground_truth, response_text="", prompt_text="", is_trunca
         prompt_text=prompt_text,
         response_text=response_text,
         is_truncated=is_truncated,
-        ground_truth=ground_truth,
+        reference=AnswerReference(text=ground_truth),
     )
 
 

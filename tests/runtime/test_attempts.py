@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollpacker.config.schema import ClusterSection
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import Departed, WorldError
 from rollpacker.runtime.attempts import JobAttempts
 from rollpacker.runtime.departure import Departure

@@ -14,17 +14,21 @@ def configured(*overrides):
     return compose(["model.path=m", "data.path=d", "run.dir=r", *overrides])
 
 
-def nodes_of(config, **size):
-    return {actor.name: actor.node for actor in placed_actors(config, **size)}
+def size(num_nodes, num_cpus, num_gpus):
+    return ClusterSize(num_nodes=num_nodes, num_cpus=num_cpus, num_gpus=num_gpus)
+
+
+def nodes_of(config, *numbers):
+    return {actor.name: actor.node for actor in placed_actors(config, size(*numbers))}
 
 
 def test_trainer_and_reward_work_beside_the_driver_and_engines_on_every_node():
-    nodes = nodes_of(configured("engine.num_engines=2"), num_nodes=2, cpus_per_node=4, gpus_per_node=0)
+    nodes = nodes_of(configured("engine.num_engines=2"), 2, 4, 0)
     assert nodes == {"engine-0": 0, "engine-1": 1, "trainer": 0, "reward": 0}
 
 
 def test_engines_spread_evenly_and_neighbours_in_number_are_neighbours_in_place():
-    nodes = nodes_of(configured("engine.num_engines=6"), num_nodes=3, cpus_per_node=8, gpus_per_node=0)
+    nodes = nodes_of(configured("engine.num_engines=6"), 3, 8, 0)
     assert [nodes[f"engine-{index}"] for index in range(6)] == [0, 0, 1, 1, 2, 2]
 
 
@@ -32,7 +36,7 @@ def test_engines_leave_the_first_node_to_a_trainer_that_fills_it():
     config = configured(
         "engine.num_engines=4", "engine.resources.num_gpus=4", "trainer.resources.num_gpus=8", "engine.num_threads=1"
     )
-    nodes = nodes_of(config, num_nodes=3, cpus_per_node=96, gpus_per_node=8)
+    nodes = nodes_of(config, 3, 96, 8)
     assert Counter(node for name, node in nodes.items() if name.startswith("engine")) == {1: 2, 2: 2}
 
 
@@ -43,21 +47,20 @@ def test_fractions_of_a_core_fill_a_node_to_the_last():
         "trainer.resources.num_cpus=0.2",
         "reward.resources.num_cpus=0.1",
     )
-    assert len(placed_actors(config, num_nodes=1, cpus_per_node=1, gpus_per_node=0)) == 9
+    assert len(placed_actors(config, size(1, 1, 0))) == 9
 
 
 @pytest.mark.parametrize(
-    ("overrides", "size", "said"),
+    ("overrides", "numbers", "said"),
     [
         (["engine.num_engines=9"], (2, 5, 0), ["engine-8", "10.5 CPUs", "2 nodes of 5 CPUs", "cluster.num_nodes"]),
         (["trainer.resources.num_gpus=4"], (2, 8, 2), ["trainer", "reserves 1 and 4", "cluster.gpus_per_node"]),
         (["trainer.resources.num_cpus=4"], (2, 4, 0), ["reward", "share the first one"]),
     ],
 )
-def test_an_actor_without_a_place_is_named_before_anything_starts(overrides, size, said):
-    num_nodes, num_cpus, num_gpus = size
+def test_an_actor_without_a_place_is_named_before_anything_starts(overrides, numbers, said):
     with pytest.raises(ConfigError) as raised:
-        placed_actors(configured(*overrides), num_nodes=num_nodes, cpus_per_node=num_cpus, gpus_per_node=num_gpus)
+        placed_actors(configured(*overrides), size(*numbers))
     assert all(part in str(raised.value) for part in said)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -89,6 +90,18 @@ def test_a_mistake_that_points_share_is_said_once(inputs: list[str], tmp_path: P
     with pytest.raises(UserError) as caught:
         judge_all(configs)
     assert str(caught.value).count("does not exist") == 1
+
+
+def test_a_run_without_megatron_core_is_refused_unless_an_image_has_it(
+    inputs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge(compose([*inputs, "trainer=megatron"]))
+    monkeypatch.setitem(sys.modules, "megatron.core", None)  # as Python marks a module that is not to be found
+    judge(compose(inputs))
+    judge(compose([*inputs, "trainer=megatron", "cluster=slurm", "cluster.container.image=rollpacker.sif"]))
+    with pytest.raises(UserError, match="Megatron-core is not installed") as error:
+        judge(compose([*inputs, "trainer=megatron"]))
+    assert "rollpacker[megatron]" in error.value.allowed
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lend this process another user's rights")

@@ -93,6 +93,32 @@ def test_plain_progress_prints_the_start_and_then_one_line_per_step() -> None:
     ]
 
 
+def domain_row(domain: str, reward_mean: float) -> dict[str, Any]:
+    return {"domain": domain, "reward_mean": reward_mean, "response_length_mean_tokens": 1234.5}
+
+
+def test_several_domains_are_shown_after_their_step_and_one_is_not() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("x", 4)
+    progress.step_finished(make_row(0), [domain_row("math", 0.25)])
+    progress.step_finished(make_row(1), [domain_row("code", 0.5), domain_row("math", 0.25)])
+    lines = written(console).splitlines()
+    assert len(lines) == 5
+    assert lines[-1].strip() == "code 0.500 (1,234 tokens), math 0.250 (1,234 tokens)"
+
+
+def test_the_live_screen_shows_several_domains_in_one_line() -> None:
+    progress, _, _ = make("live")
+    progress.begin_run("x", 4)
+    progress.step_finished(make_row(0), [domain_row("math", 0.25)])
+    height = len(screen(progress).splitlines())
+    assert "domains" not in screen(progress)
+    progress.step_finished(make_row(1), [domain_row(name * 9, 0.5) for name in "abcdef"])
+    assert "domains aaaaaaaaa 0.500 (1,234 tokens)" in screen(progress)
+    assert len(screen(progress).splitlines()) == height + 2  # one step more and the domains
+    progress.end_run()
+
+
 def test_plain_lines_fit_into_80_columns_with_large_numbers_too() -> None:
     progress, console, _ = make("plain")
     progress.begin_run("x", 99_999)

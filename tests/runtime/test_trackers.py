@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.config.schema import TrackerSection
+from rollpacker.config.sections.run import TrackerSection
 from rollpacker.core.errors import ConfigError, StorageFailed
 from rollpacker.runtime import trackers
 from rollpacker.runtime.trackers import check_trackers, make_trackers
@@ -44,11 +44,12 @@ def test_tensorboard_shows_the_numbers_of_each_step(tmp_path: Path) -> None:
     tracker = make_trackers(TrackerSection(tensorboard=True), tmp_path, "run-1", {})
     tracker.log_step(make_row(0, 0.25))
     assert read_curves(tmp_path / "tensorboard")["steps/reward_mean"] == [(0, 0.25)]
-    tracker.log_step(make_row(1, 0.5))
+    tracker.log_step(make_row(1, 0.5), [{"step": 1, "domain": "math", "reward_mean": 0.75, "modelled": False}])
     tracker.close()
     assert read_curves(tmp_path / "tensorboard") == {
         "steps/reward_mean": [(0, 0.25), (1, 0.5)],
         "steps/num_aborted": [(0, 3.0), (1, 3.0)],
+        "domains/math/reward_mean": [(1, 0.75)],
     }
 
 
@@ -79,7 +80,7 @@ def test_wandb_offline_keeps_the_run_id_over_attempts_and_leaves_no_process(tmp_
     """In its own process, as in a run: wandb keeps state per process."""
     script = f"""
     from pathlib import Path
-    from rollpacker.config.schema import TrackerSection
+    from rollpacker.config.sections.run import TrackerSection
     from rollpacker.runtime.trackers import make_trackers
 
     def children():

@@ -1,10 +1,11 @@
 """Small modelled engines whose KV cache holds as many blocks as a test wants."""
 
-from rollpacker.config.schema import HardwareSection, ShapeSection
+from rollpacker.config.sections.model import ShapeSection
+from rollpacker.config.sections.modelled import HardwareSection
 from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.data.shapes import Transformer
 from rollpacker.sim.costs import KV_BLOCK_TOKENS, EngineCosts
 from rollpacker.sim.decoder import Decoder, Generation
-from rollpacker.sim.shapes import Transformer
 
 SMALL = Transformer(
     shape=ShapeSection(

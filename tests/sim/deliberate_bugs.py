@@ -148,6 +148,30 @@ BUGS = (
         "for request, holder in self._in_flight.items()",
     ),
     Bug(
+        "what waits for an engine is forgotten when one joins",
+        "core.routing:Router.join",
+        "if holder is None]",
+        "if False]",
+    ),
+    Bug(
+        "a replacement joins with the weights that it happens to hold",
+        "runtime.replacements:Replacements._bring",
+        "None if self._are_weights_due else await self._serve(name, engine)",
+        "0",
+    ),
+    Bug(
+        "a replacement has the lost engine's name",
+        "runtime.replacements:Replacements._refill",
+        "name = successor_of(seat.name, seat.num_begun)",
+        "name = seat.name",
+    ),
+    Bug(
+        "a run without engines does not wait for the one that is to come",
+        "runtime.driver:Driver._require_engine",
+        "is_hope_left = bool(self._replacements.under_way)",
+        "is_hope_left = False",
+    ),
+    Bug(
         "new weights before the last response is back",
         "runtime.driver:Driver.quiesce",
         "while self._in_flight:",
@@ -155,9 +179,9 @@ BUGS = (
     ),
     Bug(
         "a damaged transfer of weights goes unnoticed",
-        "runtime.driver:Driver._load",
-        "elif answer != weights.checksum:",
-        "elif False:",
+        "transfer.confirmations:_is_right",
+        "claimed == expected.checksum",
+        "True",
     ),
     Bug(
         "the driver drops facts that come together",

@@ -6,9 +6,9 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.plan import plan_cluster
-from rollpacker.sim.shapes import Transformer, transformer_of
 from tests.sim.clusters import SMALL, hardware
 
 PUBLISHED = {

@@ -155,10 +155,12 @@ def test_jumps_end_where_single_passes_end_whatever_is_ordered_and_however_tight
     for end, other in zip(ends, expected, strict=True):
         assert end[3] == pytest.approx(other[3], rel=1e-9)
     assert sorted(end[0] for end in ends) == sorted(f"p{each}" for each in range(number))  # each ends once
-    for counter in ("num_passes", "num_generated_tokens", "num_preemptions", "busy_slot_steps", "idle_slot_steps"):
+    counters = ("num_passes", "num_generated_tokens", "num_preemptions", "busy_slot_steps", "idle_slot_steps")
+    for counter in (*counters, "waiting_request_steps", "kv_token_steps"):
         assert getattr(jumping, counter) == getattr(stepping, counter)
     assert jumping.num_generated_tokens == sum(end[1] for end in ends)
     assert jumping.kv_tokens_used == 0
+    assert jumping.kv_token_steps <= jumping.kv_tokens_capacity * jumping.num_passes
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,6 +11,7 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
+from rollpacker.metrics.schemas import TABLES
 from rollpacker.metrics.tables import STEPS_PER_MERGED_PART, read_frame
 from rollpacker.runtime.clock import RunClock
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -60,7 +61,7 @@ def unbroken(request, tmp_path_factory):
 
 def test_a_run_stopped_after_any_step_and_resumed_gives_the_bytes_of_an_unbroken_one(tmp_path, unbroken):
     system, expected = unbroken
-    assert len(expected) == 3 * NUM_STEPS
+    assert len(expected) == len(TABLES) * NUM_STEPS
     for stop in range(1, NUM_STEPS):
         broken = train_in_stops(tmp_path / str(stop), system, [stop, NUM_STEPS])
         assert parquet_of(broken) == expected, f"stopped after step {stop}"

@@ -1,5 +1,6 @@
 """Random worlds hold, whatever breaks in them; and the bugs that are put in on purpose do not stay hidden."""
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ from rollpacker.fuzz.replays import load_events, load_world, rule_broken_by, rul
 from rollpacker.fuzz.session import run_world
 from rollpacker.fuzz.shrink import shortest, shrink
 from rollpacker.fuzz.world import World, draw_world
+from rollpacker.metrics.tables import read_table
 from rollpacker.sim.faults import Fault, FaultKind
 from tests.sim.deliberate_bugs import BUGS, first_failure, with_bug
 
@@ -34,6 +36,8 @@ CALM = replace(
     max_response_tokens=1024,
     checkpoint_every_steps=1,
     faults=(),
+    max_restarts=3,
+    restart_s=0.1,
 )
 """A world without faults, short and long rounds, and a checkpoint before every step."""
 
@@ -99,9 +103,10 @@ def test_a_calm_world_needs_one_attempt(tmp_path):
         (Fault(kind=FaultKind.HUNG_ENGINE, at_event=MIDDLE), 2),
         (Fault(kind=FaultKind.HUNG_TRAINER, at_event=MIDDLE), 2),
         (Fault(kind=FaultKind.LOST_TRAINER, at_event=MIDDLE), 2),
-        (Fault(kind=FaultKind.TORN_WEIGHTS, at_event=MIDDLE), 2),
+        (Fault(kind=FaultKind.TORN_WEIGHTS, at_event=MIDDLE), 1),
         (Fault(kind=FaultKind.FULL_DISK, at_event=MIDDLE), 2),
-        (Fault(kind=FaultKind.NODE_LOSS, at_event=MIDDLE, amount=4), 2),
+        (Fault(kind=FaultKind.NODE_LOSS, at_event=MIDDLE, amount=4), 2),  # the trainer's
+        (Fault(kind=FaultKind.NODE_LOSS, at_event=MIDDLE, amount=4, target=1), 1),
         (Fault(kind=FaultKind.DRIVER_KILL, at_event=MIDDLE), 2),
         (Fault(kind=FaultKind.DRIVER_KILL, at_s=0.01), 2),
         (Fault(kind=FaultKind.PREEMPTION_NOTICE, at_event=0), 2),
@@ -114,6 +119,38 @@ def test_a_run_with_one_fault_trains_everything_in_so_many_attempts(tmp_path, fa
     outcome = outcome_of(tmp_path, fault)
     assert outcome.happened == {fault.kind: 1}
     assert outcome.num_attempts == num_attempts
+
+
+def joined(folder) -> list[str]:
+    """The engines that joined, attempt after attempt, those that the backend brought left out."""
+    logs = sorted((folder / "run" / "events").iterdir())
+    events = [json.loads(line)["event"] for log in logs for line in log.read_text().splitlines()[1:]]
+    return [event["engine"] for event in events if event["type"] == "EngineJoined" and "-r" in event["engine"]]
+
+
+def test_ten_kills_of_one_engine_lose_nothing_and_train_nothing_twice(tmp_path):
+    kills = [Fault(kind=FaultKind.ENGINE_CRASH, at_s=0.2 + 0.25 * number) for number in range(10)]
+    alone = replace(CALM, num_engines=1, max_restarts=10, restart_s=0.0, num_keys=(15, 14))
+    outcome = outcome_of(tmp_path, *kills, world=alone)
+    assert outcome.happened == {FaultKind.ENGINE_CRASH: 10}
+    assert outcome.num_attempts == 1
+    assert joined(tmp_path) == [f"engine-0-r{number}" for number in range(1, 11)]
+    steps = read_table(tmp_path / "run", "steps").to_pylist()
+    assert sum(step["num_engines_lost"] for step in steps) == 10
+    assert sum(step["num_engines_replaced"] for step in steps) == 10
+
+
+def test_an_engine_that_fails_to_start_is_started_again(tmp_path):
+    faults = [Fault(kind=FaultKind.FAILED_START), Fault(kind=FaultKind.ENGINE_CRASH, at_event=MIDDLE)]
+    assert outcome_of(tmp_path, *faults).num_attempts == 1
+    assert joined(tmp_path) == ["engine-0-r2"]
+
+
+def test_an_engine_that_is_lost_once_too_often_ends_the_attempt_of_a_run_that_has_no_other(tmp_path):
+    kills = [Fault(kind=FaultKind.ENGINE_CRASH, at_s=0.2 + 0.5 * number) for number in range(3)]
+    outcome = outcome_of(tmp_path, *kills, world=replace(CALM, num_engines=1, max_restarts=2, restart_s=0.01))
+    assert outcome.num_attempts == 2
+    assert joined(tmp_path) == ["engine-0-r1", "engine-0-r2"]
 
 
 def test_a_verdict_that_never_comes_ends_the_run_at_its_deadline(tmp_path):

@@ -63,7 +63,7 @@ def test_a_modelled_run_is_the_same_byte_for_byte_in_any_process(tmp_path, syste
 
 def test_every_row_says_that_it_is_modelled_and_real_numbers_are_not_made_up(tmp_path):
     run_dir = train(tmp_path / "run")
-    for table in ("steps", "responses", "intervals"):
+    for table in ("steps", "domains", "responses", "intervals"):
         frame = read_frame(run_dir, table)
         assert len(frame) > 0
         assert frame["modelled"].all()
@@ -83,8 +83,15 @@ def test_the_rows_of_a_step_add_up(tmp_path):
         assert step["tokens_trained"] == own[own["accepted"]]["length_tokens"].sum()
         assert set(own["policy_version"]) == {step["step"]}
         assert 0 <= step["bubble_ratio"] < 1
+        assert 0 < step["kv_cache_used_share"] <= 1
+        assert step["requests_running_mean"] > 0
+        assert step["requests_waiting_mean"] >= 0
         parts = ("rollout_time_s", "reward_time_s", "train_time_s", "weight_sync_time_s")
         assert sum(step[part] for part in parts) <= step["step_time_s"] + 1e-9
+        assert 0 < step["weight_transfer_time_s"] <= step["weight_sync_time_s"]
+        gigabytes = step["weight_sync_gb_per_second"] * step["weight_transfer_time_s"]
+        assert gigabytes == pytest.approx(step["weight_sync_bytes"] / 1e9)
+        assert step["num_engines_lost_in_sync"] == 0
 
 
 def test_the_event_log_of_a_modelled_run_replays(tmp_path):
@@ -168,7 +175,7 @@ def test_a_run_that_cannot_be_modelled_is_refused_before_it_starts(tmp_path, wor
 def test_a_real_run_is_not_resumed_by_a_modelled_one_nor_parallelised_by_torch():
     real = ["model.path=model", "data.path=prompts.jsonl", "run.dir=x"]
     for words in (["engine.tensor_parallel=2"], ["trainer.context_parallel=2"], ["reward=modelled"]):
-        with pytest.raises(ConfigError, match=r"backend\.name=ray"):
+        with pytest.raises(ConfigError, match=r"with (backend\.name=ray|engine\.name=torch|trainer\.name=torch)"):
             compose([*real, *words])
 
 

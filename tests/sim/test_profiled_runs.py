@@ -15,6 +15,7 @@ from rollpacker.metrics.profiles import write_profile
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest, Prompt
 from rollpacker.runtime.preflight import judge
@@ -161,7 +162,7 @@ def line(fixed, slope=0.0):
 
 def asked(num_tokens) -> ResponseToScore:
     request = RequestId(0, PromptId(0, "a"), num_tokens)
-    prompt = Prompt(key="a", domain="math", messages=(), text="", ground_truth="")
+    prompt = Prompt(key="a", domain="math", messages=(), text="", reference=AnswerReference(text=""))
     return ResponseToScore(request=request, prompt=prompt, token_ids=blank_tokens(num_tokens), is_truncated=False)
 
 

@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from rollpacker.config.schema import RewardSection
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import Domain
+from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import Prompt, Verdict
 from rollpacker.sim.engine import blank_tokens
@@ -32,7 +33,7 @@ def section(**values) -> RewardSection:
 
 
 def to_score(number: int, *limits_s: float) -> ResponseToScore:
-    prompt = Prompt(key=f"p{number}", domain=Domain("code"), messages=(), text="", ground_truth="")
+    prompt = Prompt(key=f"p{number}", domain=Domain("code"), messages=(), text="", reference=AnswerReference(text=""))
     return ResponseToScore(
         request=request(number),
         prompt=prompt,

@@ -91,6 +91,6 @@ def test_the_prompts_of_a_recorded_run_that_are_too_long_are_dropped(tmp_path):
         frame.to_parquet(file)
     config = compose([*SMALL, f"run.dir={tmp_path / 'again'}", f"workload.lengths={run_dir}"])
     workload = Workload(config)
-    assert workload.num_dropped_prompts == 3
+    assert workload.num_long_prompts == 3
     assert workload.num_prompts_by_domain == {"math": 13}
     assert not set(longest) & set(workload.prompts)

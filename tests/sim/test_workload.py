@@ -294,7 +294,7 @@ def test_a_recorded_run_takes_no_further_drift():
 
 def test_prompts_over_the_limit_are_dropped_as_in_a_real_run():
     source = workload("workload=math", "data.max_prompt_tokens=256")
-    assert (len(source.prompts), source.num_dropped_prompts) == (4096, 0)
+    assert (len(source.prompts), source.num_long_prompts) == (4096, 0)
     with pytest.raises(DataError, match=r"None of the workload's 4096 prompts has at most data\.max_prompt_tokens=255"):
         workload("workload=math", "data.max_prompt_tokens=255")
 

@@ -1,4 +1,7 @@
-"""One image for all tests, really built from Singularity.def by Apptainer: a Debian base, torch for CPUs, unpacked."""
+"""One image for all tests, really built from Singularity.def by Apptainer: a Debian base, torch for CPUs, unpacked.
+
+It has no vLLM, which would make it half as large again, and no test of the image needs one.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from tests.slurm.requirement import cannot_run
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "slurm/build_image.sh"
+EXTRAS = "trackers,megatron"
 EXEC_OPTIONS = ("--userns",)
 """Root in a container may lack what Apptainer needs to run as root. It runs as for a plain user then."""
 
@@ -83,7 +87,7 @@ def built_image(folder: Path) -> Iterator[Image]:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_IMAGE_BYTES}", "tmpfs", folder], check=True)
     try:
         done = subprocess.run(
-            [BUILD, path, "--base", "debian", "--packages", "libibverbs1"],
+            [BUILD, path, "--base", "debian", "--extras", EXTRAS, "--packages", "libibverbs1"],
             env={**os.environ, "TMPDIR": str(folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

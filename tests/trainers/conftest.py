@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rollpacker.config.schema import TrainerSection
+from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup, VersionSpan
 from rollpacker.protocols.trainer import BatchShape
-from rollpacker.trainers.torch_trainer import TorchTrainer
+from rollpacker.trainers.grpo import GrpoTrainer
+from rollpacker.trainers.torch_policy import TorchPolicy
+from tests.trainers.ranks import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +36,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _config(num_layers: int) -> Qwen2Config:
+def _config(num_layers: int, *, is_tied: bool = True) -> Qwen2Config:
     return Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=16,
@@ -42,7 +45,7 @@ def _config(num_layers: int) -> Qwen2Config:
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=64,
-        tie_word_embeddings=True,
+        tie_word_embeddings=is_tied,
         initializer_range=0.3,
         attention_dropout=0.5,  # Engines sample without dropout, so a trainer that applies it is found out.
         eos_token_id=1,
@@ -71,6 +74,27 @@ def other_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def untied_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer, and an output layer that is not the embedding."""
+    folder = tmp_path_factory.mktemp("untied_model")
+    Qwen2ForCausalLM(_config(num_layers=1, is_tied=False)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two processes that are one trainer's ranks after another's; they start with the first function that they run."""
+    ranks = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()
+
+
+@functools.cache
+def _initial_policy(model_path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model_path).eval()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """What the tests build with."""
@@ -79,18 +103,18 @@ class Bench:
 
     def trainer(
         self, *, dtype: str = "float32", temperature: float = 1.0, num_steps: int = 10, **section: object
-    ) -> TorchTrainer:
+    ) -> GrpoTrainer:
         defaults: dict[str, object] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 64}
-        return TorchTrainer(
-            self.model_path, TrainerSection(**{**defaults, **section}), dtype, num_steps, temperature, seed=0
-        )
+        checked = TrainerSection(**{**defaults, **section})
+        policy = TorchPolicy(self.model_path, checked, model_dtype=dtype, temperature=temperature, seed=0)
+        return GrpoTrainer(policy, checked, num_steps=num_steps)
 
     def groups(
         self, rewards: Sequence[Sequence[float]], *, version: int = 0, seed: int = 0, temperature: float = 1.0
     ) -> list[RolloutGroup]:
         """One group per row of rewards, with random tokens of mixed lengths and the initial policy's logprobs."""
         generator = np.random.default_rng(seed)
-        model = AutoModelForCausalLM.from_pretrained(self.model_path).eval()
+        model = _initial_policy(self.model_path)
         groups = []
         for index, row in enumerate(rewards):
             prompt_ids = generator.integers(2, VOCABULARY, generator.integers(1, 6)).astype(np.int32)

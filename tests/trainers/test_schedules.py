@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollpacker.config.schema import TrainerSection
+from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.trainers.schedules import learning_rate
 
 

@@ -17,6 +17,7 @@ from rollpacker.protocols.rollout import VersionSpan
 from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.advantages import group_advantages
 from rollpacker.trainers.checkpoints import read_state
+from rollpacker.trainers.torch_policy import TorchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 
     from rollpacker.protocols.rollout import RolloutGroup
     from rollpacker.protocols.trainer import UpdateMetrics
-    from rollpacker.trainers.torch_trainer import TorchTrainer
+    from rollpacker.trainers.grpo import GrpoTrainer
 
 REWARDS = [(1, 0, 0, 1), (0, 0, 0, 1), (1, 1, 1, 1), (0.5, 0, 1, 0), (0, 0, 0, 0), (1, 1, 0, 1)]
 """Two of the groups have no signal."""
 
 
 async def step(
-    trainer: TorchTrainer, bench: Any, groups: Sequence[RolloutGroup], *, number: int = 0, split: Sequence[int] = ()
+    trainer: GrpoTrainer, bench: Any, groups: Sequence[RolloutGroup], *, number: int = 0, split: Sequence[int] = ()
 ) -> UpdateMetrics:
     """One whole step on groups that are relabelled to the step's version; `split` cuts them into calls."""
     groups = [relabelled(group, number) for group in groups]
@@ -53,14 +54,16 @@ def relabelled(group: RolloutGroup, version: int) -> RolloutGroup:
     )
 
 
-async def gradients(trainer: TorchTrainer, bench: Any, groups: Sequence[RolloutGroup], split: Sequence[int] = ()):
+async def gradients(trainer: GrpoTrainer, bench: Any, groups: Sequence[RolloutGroup], split: Sequence[int] = ()):
     """The gradient of one update: AdamW's first moment after its first step is 1 - beta1 of it."""
     await step(trainer, bench, groups, split=split)
     share = 1 - trainer._section.adam_betas[0]
-    return {name: trainer._optimizer.state[p]["exp_avg"] / share for name, p in trainer._parameters.items()}
+    return {
+        name: trainer._policy._optimizer.state[p]["exp_avg"] / share for name, p in trainer._policy._parameters.items()
+    }
 
 
-async def weights(trainer: TorchTrainer) -> dict[str, Tensor]:
+async def weights(trainer: GrpoTrainer) -> dict[str, Tensor]:
     payload: dict[str, Tensor] = (await trainer.export_weights()).payload
     return payload
 
@@ -272,14 +275,14 @@ async def test_each_minibatch_is_one_ppo_update_against_the_policy_before_the_st
     assert metrics.loss == pytest.approx(sum(losses) / 2, abs=1e-5)
     assert metrics.grad_norm == pytest.approx(sum(norms) / 2, rel=1e-3)
     for name, parameter in model.named_parameters():
-        moment = trainer._optimizer.state[trainer._parameters[name]]["exp_avg"]
+        moment = trainer._policy._optimizer.state[trainer._policy._parameters[name]]["exp_avg"]
         torch.testing.assert_close(moment, optimizer.state[parameter]["exp_avg"], rtol=5e-3, atol=1e-5)
 
 
 async def test_a_batch_of_fewer_groups_than_minibatches_makes_one_update_per_group(bench):
     trainer = bench.trainer(num_minibatches=4)
     await step(trainer, bench, bench.groups([(1, 0), (0, 1), (1, 0)]))
-    assert {int(state["step"]) for state in trainer._optimizer.state.values()} == {3}
+    assert {int(state["step"]) for state in trainer._policy._optimizer.state.values()} == {3}
 
 
 async def test_the_kl_penalty_pulls_back_to_the_initial_policy(bench):
@@ -299,10 +302,10 @@ async def test_a_group_without_policy_gradient_still_has_the_gradient_of_its_kl_
     groups = bench.groups([(1, 1), (0, 0)])
     trainer = bench.trainer(kl_coefficient=0.5, learning_rate=0.01)
     with torch.no_grad():  # Away from the reference: a gradient of the penalty needs a distance.
-        for parameter in trainer._parameters.values():
+        for parameter in trainer._policy._parameters.values():
             parameter.mul_(1.1)
     policy = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
-    policy.load_state_dict(trainer._model.state_dict())
+    policy.load_state_dict(trainer._policy._model.state_dict())
     reference = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
     straightforward_loss(policy, bench, groups, "sequence", 1.0, kl_to=reference, kl_coefficient=0.5).backward()
     norm = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).norm().item()
@@ -318,7 +321,7 @@ async def test_a_batch_without_any_signal_is_still_an_update_of_the_optimizer(be
     metrics = await step(trainer, bench, bench.groups([(1, 1), (0, 0)]), number=1)
     assert metrics.grad_norm == 0.0
     assert metrics.num_tokens > 0
-    assert {int(state["step"]) for state in trainer._optimizer.state.values()} == {2}
+    assert {int(state["step"]) for state in trainer._policy._optimizer.state.values()} == {2}
     # Momentum carries on, as it would with a gradient of zero.
     after = await weights(trainer)
     assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -351,6 +354,36 @@ async def test_a_batch_of_another_version_than_the_held_one_cannot_begin(bench):
     with pytest.raises(ForeignVersion, match="announced tokens of policy version 1"):
         await trainer.begin_step(bench.shape(groups, version=1))
     await step(trainer, bench, groups)
+
+
+async def test_a_nap_in_the_midst_of_a_step_changes_no_bit(bench):
+    groups = bench.groups(REWARDS)
+    trainer, awake = bench.trainer(kl_coefficient=0.1), bench.trainer(kl_coefficient=0.1)
+    await step(trainer, bench, groups)
+    second = [relabelled(group, 1) for group in groups]
+    await trainer.begin_step(bench.shape(groups, step=1, version=1))
+    await trainer.accumulate(second[:2])
+    await trainer.sleep()
+    await trainer.wake()
+    await trainer.accumulate(second[2:])
+    await trainer.finish_step()
+    await step(awake, bench, groups)
+    await step(awake, bench, groups, number=1, split=(2,))
+    assert_bit_equal(await weights(trainer), await weights(awake))
+
+
+async def test_recomputed_activations_change_no_bit(bench):
+    groups = bench.groups(REWARDS)
+    kept, recomputed = bench.trainer(), bench.trainer(recompute_activations=True)
+    assert await step(kept, bench, groups) == await step(recomputed, bench, groups)
+    assert_bit_equal(await weights(kept), await weights(recomputed))
+
+
+async def test_weights_are_used_on_the_trainers_thread_and_what_is_left_over_is_passed_over(bench):
+    trainer = bench.trainer()
+    taken, thread = await trainer.with_weights(lambda tensors: (next(tensors)[0], threading.current_thread().name))
+    assert taken == min(await weights(trainer))
+    assert thread == "trainer_0"
 
 
 async def test_a_step_finishes_only_with_its_whole_batch(bench):
@@ -386,7 +419,7 @@ async def test_a_checkpoint_of_an_open_step_holds_what_the_step_began_with(bench
     await trainer.accumulate(groups[:3])
     torch.rand(7)  # as a model with dropout draws
     await trainer.save(tmp_path)
-    assert torch.equal(read_state(tmp_path).generators[0], generator)
+    assert torch.equal(read_state(TorchState, tmp_path / "trainer.pt").generators[0], generator)
     resumed = bench.trainer()
     await resumed.load(tmp_path)
     assert_bit_equal(before, await weights(resumed))
@@ -397,7 +430,7 @@ async def test_a_gradient_that_is_not_finite_ends_the_step_before_it_reaches_the
     trainer = bench.trainer()
     await trainer.begin_step(bench.shape(groups))
     await trainer.accumulate(groups)
-    next(iter(trainer._parameters.values())).grad[0, 0] = math.inf
+    next(iter(trainer._policy._parameters.values())).grad[0, 0] = math.inf
     before = await weights(trainer)
     with pytest.raises(EngineFailed, match="step 0 is not finite"):
         await trainer.finish_step()
@@ -410,7 +443,7 @@ async def test_gradient_clipping_bounds_the_update_and_reports_the_norm_before(b
     bound = bench.trainer(max_grad_norm=1e-3)
     free_metrics, bound_metrics = await step(free, bench, groups), await step(bound, bench, groups)
     assert bound_metrics.grad_norm == pytest.approx(free_metrics.grad_norm)
-    moments = [state["exp_avg"].flatten() for state in bound._optimizer.state.values()]
+    moments = [state["exp_avg"].flatten() for state in bound._policy._optimizer.state.values()]
     assert torch.cat(moments).norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
 
 
@@ -449,22 +482,22 @@ async def test_exported_weights_are_all_that_another_model_needs(bench):
     other = AutoModelForCausalLM.from_pretrained(bench.model_path)
     other.load_state_dict(await weights(trainer), strict=False)
     ids = torch.arange(2, 12)[None]
-    assert torch.equal(other.eval()(input_ids=ids).logits, trainer._model(input_ids=ids).logits)
+    assert torch.equal(other.eval()(input_ids=ids).logits, trainer._policy._model(input_ids=ids).logits)
 
 
 async def test_bfloat16_exports_bfloat16_while_updates_add_up_in_float32(bench):
     groups = bench.groups(REWARDS)
     trainer = bench.trainer(dtype="bfloat16", learning_rate=1e-5)
     name = "model.layers.0.mlp.up_proj.weight"
-    master = trainer._parameters[name].detach().clone()
+    master = trainer._policy._parameters[name].detach().clone()
     first = (await weights(trainer))[name]
     assert first.dtype == torch.bfloat16
     dtypes: set[torch.dtype] = set()
-    trainer._model.register_forward_hook(lambda *call: dtypes.add(call[-1].logits.dtype))
+    trainer._policy._model.register_forward_hook(lambda *call: dtypes.add(call[-1].logits.dtype))
     metrics = await step(trainer, bench, groups)
     assert dtypes == {torch.bfloat16}
     assert metrics.logprob_mismatch_max < 0.3  # Autocast against float32 log-probabilities.
-    moved = (trainer._parameters[name].detach() - master).abs()
+    moved = (trainer._policy._parameters[name].detach() - master).abs()
     assert 0 < moved.max().item() < 1e-4
     assert ((await weights(trainer))[name] == first).float().mean().item() > 0.9
 
@@ -473,7 +506,7 @@ async def test_the_event_loop_stays_free_while_the_trainer_works(bench):
     groups = bench.groups(REWARDS)
     trainer = bench.trainer()
     threads: set[str] = set()
-    trainer._model.register_forward_hook(lambda *_: threads.add(threading.current_thread().name))
+    trainer._policy._model.register_forward_hook(lambda *_: threads.add(threading.current_thread().name))
     await trainer.begin_step(bench.shape(groups))
     answers = 0
     work = asyncio.ensure_future(trainer.accumulate(groups))

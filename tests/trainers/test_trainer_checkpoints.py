@@ -49,10 +49,13 @@ async def test_a_resumed_trainer_goes_on_bit_for_bit(bench, tmp_path: Path, sect
     assert (await resumed.export_weights()).policy_version == 3
     assert await train(resumed, bench, range(3, 5)) == expected[3:]
     assert (await resumed.export_weights()).checksum == (await unbroken.export_weights()).checksum
-    for name, parameter in unbroken._parameters.items():
-        assert torch.equal(parameter, resumed._parameters[name])
-        for key, value in unbroken._optimizer.state[parameter].items():
-            assert torch.equal(value, resumed._optimizer.state[resumed._parameters[name]][key]), (name, key)
+    for name, parameter in unbroken._policy._parameters.items():
+        assert torch.equal(parameter, resumed._policy._parameters[name])
+        for key, value in unbroken._policy._optimizer.state[parameter].items():
+            assert torch.equal(value, resumed._policy._optimizer.state[resumed._policy._parameters[name]][key]), (
+                name,
+                key,
+            )
 
 
 async def test_a_checkpoint_before_the_first_step_undoes_every_later_one(bench, tmp_path: Path):
@@ -92,7 +95,7 @@ async def test_the_saved_model_is_a_complete_hugging_face_directory(bench, tmp_p
     assert model.config.use_cache
     assert model.config.dtype == torch.float32
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, trainer._parameters[name])
+        assert torch.equal(parameter, trainer._policy._parameters[name])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.eos_token_id == 1
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(bench.model_path).chat_template
@@ -135,7 +138,7 @@ async def test_hyperparameters_come_from_the_configuration_not_from_the_checkpoi
     await trainer.save(tmp_path)
     changed = bench.trainer(adam_betas=(0.8, 0.9), weight_decay=0.1)
     await changed.load(tmp_path)
-    (group,) = changed._optimizer.param_groups
+    (group,) = changed._policy._optimizer.param_groups
     assert (group["betas"], group["weight_decay"]) == ((0.8, 0.9), 0.1)
 
 

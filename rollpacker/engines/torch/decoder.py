@@ -23,6 +23,7 @@ import torch
 
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import RunningRequest
+from rollpacker.engines.checks import check_request
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import sample, uniform_numbers
 from rollpacker.protocols.rollout import FinishReason
@@ -126,6 +127,10 @@ class Decoder:
         """Sum over decode steps of the sequences that ran."""
         self.idle_slot_steps = 0
         """Sum over decode steps of `capacity` less the sequences that ran."""
+        self.waiting_request_steps = 0
+        """Sum over decode steps of the sequences that waited for a slot."""
+        self.kv_token_steps = 0
+        """Sum over decode steps of the tokens in the cache."""
 
     @property
     def num_running(self) -> int:
@@ -153,15 +158,7 @@ class Decoder:
 
     def check(self, request: GenerationRequest) -> None:
         """Refuse a request that could not be served. Touches no state."""
-        num_prompt, num_response = len(request.prompt_token_ids), request.max_response_tokens
-        if num_prompt < 1 or num_response < 1 or num_prompt + num_response > self._max_tokens_per_seq:
-            raise ImpossibleEvent(
-                f"Request {request.request} has {num_prompt} prompt tokens and asks for {num_response} more.",
-                f"Both are at least 1, and together at most {self._max_tokens_per_seq}, what the engine was made for.",
-                "Drop longer prompts by data.max_prompt_tokens.",
-            )
-        if not request.temperature > 0:
-            raise ImpossibleEvent(f"Request {request.request} has temperature {request.temperature}.", "It is above 0.")
+        check_request(request, self._max_tokens_per_seq)
 
     def add(self, request: GenerationRequest, time_added: float | None = None) -> None:
         """Let a request wait for a slot."""
@@ -221,6 +218,8 @@ class Decoder:
         self.num_decode_steps += 1
         self.busy_slot_steps += num_rows
         self.idle_slot_steps += self._capacity - num_rows
+        self.waiting_request_steps += self.num_waiting
+        self.kv_token_steps += self.num_cached_tokens
         self._cache.reserve_column()
         last_tokens_B1 = torch.from_numpy(self._table["last_token"][:num_rows, None].copy()).to(self._device)
         logits_BV = self._forward(last_tokens_B1, self._cache.attention_mask(), self._cache.position_ids(), self._cache)

@@ -18,19 +18,23 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError, WeightSyncFailed
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError
 from rollpacker.core.events import EngineProgress
+from rollpacker.engines.checks import check_begun, check_fit
+from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.torch.decoder import Decoder, Generation
-from rollpacker.engines.torch.model_files import end_tokens, load_model
+from rollpacker.engines.torch.model_files import load_model
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.rollout import Response, VersionSpan
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
+from rollpacker.transfer.offers import ReceiverName, WeightOffer
+from rollpacker.transfer.receiver import receive_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rollpacker.config.schema import EngineSection
+    from rollpacker.config.sections.engine import EngineSection
     from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.rollout import GenerationRequest
     from rollpacker.protocols.weights import Weights
@@ -74,7 +78,7 @@ class TorchEngine:
             self._model,
             max_num_seqs=section.max_num_seqs,
             max_tokens_per_seq=self._max_tokens_per_seq,
-            eos_token_ids=end_tokens(self._model, model_path),
+            eos_token_ids=end_tokens(model_path),
             clock=time.monotonic,
         )
         # written by the thread alone
@@ -104,7 +108,7 @@ class TorchEngine:
             )
         for request in requests:
             self._decoder.check(request)
-            self._check_begun(request)
+            check_begun(self._engine, request, self._policy_version)
         now = time.monotonic()
         self._order(lambda: self._add(requests, now))
 
@@ -251,11 +255,13 @@ class TorchEngine:
         self._require_idle("load weights")
         if self._is_asleep:
             raise ImpossibleEvent(f"{self._engine} was asked to load weights while it sleeps.", "Wake it first.", "")
-        payload: Mapping[str, torch.Tensor] = weights.payload
-        _check_fit(self._engine, self._tensors, payload)
-        with torch.no_grad():
-            for name, tensor in self._tensors.items():
-                tensor.copy_(payload[name])
+        loader = _InPlaceLoader(self._engine, self._tensors)
+        if isinstance(weights.payload, WeightOffer):
+            self._policy_version = NO_VERSION  # until the last bucket is there
+            name = ReceiverName(engine=self._engine, rank=0, num_ranks=1)
+            receive_weights(weights.payload, name, loader, next(iter(self._tensors.values())).device)
+        else:
+            loader.load_all(weights.payload)
         self._policy_version = weights.policy_version
         return checksum_of_tensors(self._tensors)
 
@@ -290,15 +296,6 @@ class TorchEngine:
                 "Abort the requests, or wait for them.",
             )
 
-    def _check_begun(self, request: GenerationRequest) -> None:
-        """Refuse to go on with what another policy began: the response would mix versions."""
-        spans = request.begun.spans if request.begun else ()
-        if any(span.policy_version != self._policy_version for span in spans):
-            raise ImpossibleEvent(
-                f"{request.request} was begun by policy version {spans[0].policy_version}.",
-                f"{self._engine} holds version {self._policy_version}.",
-            )
-
     def _progress(self) -> EngineProgress:
         return EngineProgress(
             engine=self._engine,
@@ -318,8 +315,42 @@ class TorchEngine:
             num_decode_steps=decoder.num_decode_steps,
             busy_slot_steps=decoder.busy_slot_steps,
             idle_slot_steps=decoder.idle_slot_steps,
+            waiting_request_steps=decoder.waiting_request_steps,
+            kv_token_steps=decoder.kv_token_steps,
             policy_version=self._policy_version,
         )
+
+
+class _InPlaceLoader:
+    """Copies weights into a model's tensors; implements `rollpacker.transfer.receiver.Loader`."""
+
+    keeps_tensors = False
+
+    def __init__(self, engine: EngineId, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._engine = engine
+        self._tensors = tensors
+        self._loaded: set[str] = set()
+
+    def load_all(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Load tensors that are all there; raises `WeightSyncFailed` before the first one is touched."""
+        check_fit(self._engine, self._tensors, given)
+        self.load(list(given.items()))
+
+    def begin(self) -> None:
+        self._loaded = set()
+
+    @torch.no_grad()
+    def load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        given = dict(tensors)
+        held = {name: tensor for name, tensor in self._tensors.items() if name in given}
+        check_fit(self._engine, held, given)
+        for name, tensor in held.items():
+            tensor.copy_(given[name])
+        self._loaded |= given.keys()
+
+    def finish(self) -> None:
+        loaded = {name: tensor for name, tensor in self._tensors.items() if name in self._loaded}
+        check_fit(self._engine, self._tensors, loaded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,22 +360,3 @@ class _Order:
     action: Callable[[], None]
     give_up: Callable[[EngineFailed | None], None]
     """Called instead when the engine failed before it came to it."""
-
-
-def _check_fit(engine: EngineId, held: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights of another model, before the first tensor is touched."""
-    missing, unexpected = sorted(held.keys() - given.keys()), sorted(given.keys() - held.keys())
-    if missing or unexpected:
-        raise WeightSyncFailed(
-            f"{engine} was sent other tensors than its model has: missing {missing}, unexpected {unexpected}.",
-            f"Exactly the {len(held)} names of the model's state dict, tied tensors once.",
-            "Give trainer and engine the same model.path.",
-        )
-    for name, tensor in held.items():
-        other = given[name]
-        if other.shape != tensor.shape or other.dtype != tensor.dtype:
-            raise WeightSyncFailed(
-                f"{engine} was sent {name} as {other.dtype} of shape {tuple(other.shape)}.",
-                f"It holds {tensor.dtype} of shape {tuple(tensor.shape)}.",
-                "Give trainer and engine the same model.path and model.dtype.",
-            )

@@ -1,4 +1,4 @@
-"""A policy for decoding, from a local Hugging Face directory: model, and which tokens end a response.
+"""A policy for decoding, from a local Hugging Face directory.
 
 Invariant: the model is ready to decode (no gradients, no dropout, grouped attention, on this process's device).
 """
@@ -40,26 +40,3 @@ def load_model(model_path: Path, dtype: str) -> Any:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     use_grouped_attention(model)
     return model
-
-
-def end_tokens(model: Any, model_path: Path) -> tuple[int, ...]:
-    """Every token that the model's generation config, its config or its tokenizer calls the end, ascending.
-
-    Chat models end a turn by another token than a text; their directories name both, in different files.
-
-    Raises:
-        ModelError: None of them names one, so that every response would run into the length limit.
-    """
-    named = [getattr(model.generation_config, "eos_token_id", None), getattr(model.config, "eos_token_id", None)]
-    if (model_path / "tokenizer_config.json").is_file() or (model_path / "tokenizer.json").is_file():
-        named.append(transformers.AutoTokenizer.from_pretrained(model_path, local_files_only=True).eos_token_id)
-    tokens: set[int] = set()
-    for name in named:
-        tokens.update([] if name is None else [name] if isinstance(name, int) else name)
-    if not tokens:
-        raise ModelError(
-            f"{model_path} names no end-of-sequence token.",
-            "eos_token_id in generation_config.json or config.json, or eos_token in tokenizer_config.json.",
-            "Add it to one of them.",
-        )
-    return tuple(sorted(tokens))

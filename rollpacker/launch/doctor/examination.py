@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rollpacker.config.schema import ClusterSection, RunConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.doctor.files import check_files, try_files
 from rollpacker.launch.doctor.findings import Finding, fine, problem_of

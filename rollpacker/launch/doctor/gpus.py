@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
+from rollpacker.launch.programs import run_program
 
 _DEADLINE_S = 30.0
 """nvidia-smi of a node whose driver was idle takes several seconds for eight GPUs."""
@@ -98,17 +98,6 @@ def _ask(query: str) -> tuple[tuple[str, ...] | None, str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None, ""
-    try:
-        done = subprocess.run(  # noqa: S603  (a program of the driver's, without a shell)
-            [program, query, "--format=csv,noheader"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return (), f"nothing for {_DEADLINE_S:.0f} s"
-    rows = tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
-    return ((), " ".join(rows) or done.stderr.strip()) if done.returncode else (rows, "")
+    outcome = run_program([program, query, "--format=csv,noheader"], deadline_s=_DEADLINE_S)
+    rows = tuple(line.strip() for line in outcome.output.splitlines() if line.strip())
+    return (rows, "") if outcome.is_success else ((), " ".join(rows) or outcome.complaint)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollpacker.config.schema import ClusterSection, ContainerSection
+from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.launch.container import check_container, container_notes
 from rollpacker.launch.doctor.findings import Finding, fine, problem, problem_of, warning
+from rollpacker.launch.programs import run_program
 
 _DEADLINE_S = 120.0
 """The first run of an image on a node may have to read it from a cold file system."""
@@ -76,24 +76,10 @@ def judge_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
 
 def try_image(section: ContainerSection) -> ImageTrial:
     """Run Python in the image, once."""
-    try:
-        done = subprocess.run(  # noqa: S603  (the runtime that the configuration names, without a shell)
-            [*_words(section), "-c", _ASK_VERSION],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        version, complaint = "", f"nothing for {_DEADLINE_S:.0f} s"
-    else:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        version, complaint = ("", said[-1]) if done.returncode else (done.stdout.strip(), "")
+    outcome = run_program([*_words(section), "-c", _ASK_VERSION], deadline_s=_DEADLINE_S)
     return ImageTrial(
-        version=version,
-        complaint=complaint,
+        version=outcome.output.strip() if outcome.is_success else "",
+        complaint="" if outcome.is_success else outcome.reason,
         has_user_namespaces=_allows_user_namespaces(Path("/proc/sys")),
         can_mount=os.access("/dev/fuse", os.R_OK | os.W_OK),
     )

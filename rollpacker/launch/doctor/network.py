@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rollpacker.config.schema import ClusterSection
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import RollpackerError
 from rollpacker.launch.doctor.findings import Finding, fine, problem, problem_of
 from rollpacker.runtime.node_address import free_port, node_address

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from rollpacker.launch.doctor.gpus import check_gpus
 from rollpacker.launch.doctor.limits import check_limits
 from rollpacker.launch.doctor.node_report import PROOF, NodeReport
 from rollpacker.launch.file_systems import existing_part
+from rollpacker.launch.programs import run_program
 
 _DEADLINE_S = 120.0
 """Python starts slowly on a cold shared file system."""
@@ -61,12 +61,8 @@ def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
     asked_at = time.time()
     try:
         (folder / PROOF).write_text(proof)
-        done = subprocess.run(  # noqa: S603  (srun and our own module, without a shell)
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
-        )
-        lines, complaint = done.stdout.splitlines(), done.stderr.strip() if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        lines, complaint = [], f"nothing for {_DEADLINE_S:.0f} s"
+        outcome = run_program(words, deadline_s=_DEADLINE_S)
+        lines, complaint = outcome.output.splitlines(), "" if outcome.is_success else outcome.complaint
     except FileNotFoundError:
         lines, complaint = [], "there is no command `srun` here"
     finally:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rollpacker.config.keys import nearest
-from rollpacker.config.schema import ClusterSection
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
 from rollpacker.launch.site import Partition, Site
 

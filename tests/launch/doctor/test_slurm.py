@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.config.schema import ClusterSection, ContainerSection
+from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.site import Node, Partition, Site
 

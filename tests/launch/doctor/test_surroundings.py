@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.config.schema import ClusterSection, ContainerSection
+from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.doctor.findings import problem_of
 from rollpacker.launch.doctor.image import ImageTrial, check_image, judge_trial

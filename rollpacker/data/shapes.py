@@ -1,4 +1,4 @@
-"""What a transformer weighs and computes, from its published sizes.
+"""What a transformer weighs and computes, from its published sizes, or those in a model directory.
 
 Invariant: everything follows from a `ShapeSection` and the weights' bytes; nothing is stored twice. Norms, biases and
 rotary tables are left out: together they are below 0.1 % of the parameters.
@@ -10,13 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.config.schema import ShapeSection
+from rollpacker.config.sections.model import ShapeSection
 from rollpacker.core.errors import ModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rollpacker.config.schema import ModelSection
+    from rollpacker.config.sections.model import ModelSection
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -1,0 +1,133 @@
+"""Who works on which GPU of which node, and what it takes there: the table of `rollpacker check`.
+
+Nodes where the same happens share their rows. What is said of memory is an estimate and is called so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rollpacker.runtime.model_fit import gigabytes
+from rollpacker.runtime.planning import as_ranges, placed_actors, turn_takers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.runtime.model_fit import EngineMemory, ModelFit, RankMemory
+    from rollpacker.runtime.planning import ClusterSize, PlacedActor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """GPUs of one node that follow each other and have the same kinds of users; no GPUs are the node's cores."""
+
+    gpus: tuple[int, ...]
+    roles: tuple[str, ...]
+    users: tuple[PlacedActor, ...]
+
+
+def placement_table(config: RunConfig, size: ClusterSize, fit: ModelFit | None) -> RenderableType:
+    """Make the table of a real run, and say below it what its numbers are."""
+    placed = placed_actors(config, size)
+    takers = set(turn_takers(config, placed))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("node", no_wrap=True)
+    table.add_column("GPUs", no_wrap=True)
+    table.add_column("who works there", overflow="fold")
+    if size.num_gpus:
+        table.add_column("memory of each GPU (estimate)", overflow="fold")
+    nodes = [(node, _parts(placed, node, size.num_gpus)) for node in range(size.num_nodes)]
+    for _, same in groupby(nodes, key=lambda pair: [(part.gpus, part.roles) for part in pair[1]]):
+        alike = list(same)
+        numbers = [node for node, _ in alike]
+        for row, parts in enumerate(zip(*(parts for _, parts in alike), strict=True)):
+            users = [user for part in parts for user in part.users]
+            cells = [_range(numbers) if row == 0 else "", _range(parts[0].gpus) or "none", _who(users, takers)]
+            if size.num_gpus:
+                cells.append(_memory(parts[0], fit) if parts[0].gpus else "")
+            table.add_row(*cells)
+        table.add_section()
+    notes = _notes(size, fit, has_turns=bool(takers))
+    return Group(table, *([""] if notes else []), *(Text(note, style="dim") for note in notes))
+
+
+def _parts(placed: Sequence[PlacedActor], node: int, num_gpus: int) -> list[_Part]:
+    here = [actor for actor in placed if actor.node == node]
+    users = {gpu: tuple(actor for actor in here if gpu in actor.gpus) for gpu in range(num_gpus)}
+    parts = []
+    for roles, run in groupby(range(num_gpus), key=lambda gpu: tuple(dict.fromkeys(user.role for user in users[gpu]))):
+        gpus = tuple(run)
+        distinct = dict.fromkeys(user for gpu in gpus for user in users[gpu])
+        parts.append(_Part(gpus=gpus, roles=roles, users=tuple(distinct)))
+    without = tuple(actor for actor in here if not actor.gpus)
+    if without or not parts:
+        parts.append(_Part(gpus=(), roles=tuple(dict.fromkeys(actor.role for actor in without)), users=without))
+    return parts
+
+
+def _who(users: Sequence[PlacedActor], takers: set[str]) -> str:
+    in_order = sorted(users, key=lambda user: user.role != "engine")
+    names = ", ".join(as_ranges([user.name for user in in_order])) or "nobody"
+    return f"{names}, taking turns" if any(user.name in takers for user in users) else names
+
+
+def _memory(part: _Part, fit: ModelFit | None) -> str:
+    if fit is None:
+        return "unknown" if part.roles else ""
+    texts = {"engine": _engine_memory(fit.engine), "trainer": _rank_memory(fit.rank)}
+    return "\n".join(text for role, text in texts.items() if role in part.roles)
+
+
+def _engine_memory(engine: EngineMemory) -> str:
+    if engine.kv_cache is None:
+        return f"engine: weights {gigabytes(engine.weights)}, KV cache what is left"
+    total = gigabytes(engine.weights + engine.kv_cache)
+    return f"engine {total}: weights {gigabytes(engine.weights)}, KV cache {gigabytes(engine.kv_cache)}"
+
+
+def _rank_memory(rank: RankMemory) -> str:
+    return (
+        f"trainer {gigabytes(rank.state + rank.activations)}: weights {gigabytes(rank.weights)}, gradients "
+        f"{gigabytes(rank.gradients)}, optimizer {gigabytes(rank.optimizer)}, activations {gigabytes(rank.activations)}"
+    )
+
+
+def _notes(size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[str]:
+    if not size.num_gpus:
+        return []
+    notes = []
+    if fit is None:
+        notes.append("The model's config.json does not give its sizes, so nothing is known of memory.")
+    elif fit.gpu_bytes is None:
+        notes.append("How much a GPU has is unknown here; cluster.gpu_memory_gb says it.")
+    else:
+        notes.append(f"A GPU has {gigabytes(fit.gpu_bytes)}.")
+    if fit is not None:
+        notes.append(f"The longest sequence takes {gigabytes(fit.engine.sequence)} of the KV cache.")
+    if fit is not None and fit.gpu_bytes is not None and fit.rank.state + fit.rank.activations > fit.gpu_bytes:
+        notes.append(
+            "The trainer's activations may not fit: lower trainer.max_tokens_per_microbatch, or set "
+            "trainer.recompute_activations=true."
+        )
+    if has_turns:
+        notes.append(
+            "Taking turns: engines sleep while the trainer learns; before and after, its state is in host memory."
+        )
+    return notes
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as 0-3,6."""
+    words = []
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        first, *others = [number for _, number in run]
+        words.append(f"{first}-{others[-1]}" if others else str(first))
+    return ",".join(words)

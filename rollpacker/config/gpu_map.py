@@ -1,0 +1,84 @@
+"""Which GPUs of each node a role works on, in one line of text.
+
+    all             every GPU of every node
+    0-7             GPUs 0 to 7 of every node
+    4-7@0           GPUs 4 to 7 of node 0, and none elsewhere
+    all 4-7@0,3     GPUs 4 to 7 of nodes 0 and 3, and every GPU of the others
+    0-7 none@0      GPUs 0 to 7 of every node but node 0
+
+A part without `@` holds for every node that no part with `@` names. GPUs and nodes are counted from 0; GPU 0 is the
+first one that the run has on a node, however CUDA_VISIBLE_DEVICES names it.
+
+Invariant: a map names each GPU of a node at most once, and each node at most once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+ALL = "all"
+NONE = "none"
+_RANGE = re.compile(r"(?P<first>\d{1,6})(?:-(?P<last>\d{1,6}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMap:
+    """A judged map."""
+
+    elsewhere: tuple[int, ...] | None
+    """Of every node that `nodes` does not name; None is every GPU that such a node has."""
+    nodes: Mapping[int, tuple[int, ...] | None]
+    """Likewise, of single nodes."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a map; raises `ValueError` with what is wrong with it, in one sentence."""
+        if not text.split():
+            raise ValueError("It names no GPU.")
+        elsewhere: list[tuple[int, ...] | None] = []
+        nodes: dict[int, tuple[int, ...] | None] = {}
+        for part in text.split():
+            gpus_text, at, nodes_text = part.partition("@")
+            gpus = _gpus(gpus_text)
+            if not at:
+                elsewhere.append(gpus)
+                continue
+            for node in _numbers(nodes_text, "node"):
+                if node in nodes:
+                    raise ValueError(f"It names node {node} twice.")
+                nodes[node] = gpus
+        if len(elsewhere) > 1:
+            raise ValueError("It has two parts without `@`, which both hold for every node.")
+        return cls(elsewhere=elsewhere[0] if elsewhere else (), nodes=nodes)
+
+    def gpus_of(self, node: int, num_gpus: int) -> tuple[int, ...]:
+        """The GPUs of a node that has so many, ascending."""
+        gpus = self.nodes.get(node, self.elsewhere)
+        return tuple(range(num_gpus)) if gpus is None else gpus
+
+
+def _gpus(text: str) -> tuple[int, ...] | None:
+    if text == ALL:
+        return None
+    return () if text == NONE else _numbers(text, "GPU")
+
+
+def _numbers(text: str, what: str) -> tuple[int, ...]:
+    """The numbers of `0-3,5`, ascending."""
+    numbers: list[int] = []
+    for word in text.split(","):
+        match = _RANGE.fullmatch(word)
+        if match is None:
+            raise ValueError(f"`{word}` is no range of {what}s.")
+        first = int(match["first"])
+        last = first if match["last"] is None else int(match["last"])
+        if last < first:
+            raise ValueError(f"The range {word} ends before it begins.")
+        numbers += range(first, last + 1)
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
+    if twice is not None:
+        raise ValueError(f"It names {what} {twice} twice.")
+    return tuple(sorted(numbers))

@@ -1,0 +1,48 @@
+"""The policy and its sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from rollpacker.config.sections.base import Section
+
+
+class ShapeSection(Section):
+    """The sizes of a transformer with gated MLPs and grouped-query attention, as its config.json gives them."""
+
+    num_layers: int = Field(ge=1)
+    """`num_hidden_layers`."""
+    hidden_size: int = Field(ge=1)
+    """Width of the residual stream."""
+    num_heads: int = Field(ge=1)
+    """`num_attention_heads`."""
+    num_kv_heads: int = Field(ge=1)
+    """`num_key_value_heads`."""
+    head_dim: int = Field(ge=1)
+    """Width of one head."""
+    intermediate_size: int = Field(ge=1)
+    """Width of the MLP."""
+    vocab_size: int = Field(ge=1)
+    """Rows of the embedding."""
+    has_tied_embeddings: bool = False
+    """The output layer is the embedding."""
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    path: Path | None
+    """A local directory in Hugging Face format, with its tokenizer. null in a modelled run that has a shape instead."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, in engines and trainer."""
+    shape: ShapeSection | None = None
+    """What a modelled run without a model directory knows of the model; a real one reads it from the directory."""
+
+    @property
+    def directory(self) -> Path:
+        """The path, which every real run has."""
+        assert self.path is not None
+        return self.path

@@ -1,0 +1,109 @@
+"""What only a modelled run needs: its GPUs and its responses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from rollpacker.config.sections.base import Section
+
+
+class WorkloadSection(Section):
+    """What a modelled run knows of its responses: their lengths, their rewards and how long these take."""
+
+    name: str
+    """What people call it."""
+    lengths: Path | None = None
+    """Where response lengths come from: the run.dir of a recorded run, or a CSV, Parquet or JSONL file with the column
+    `length_tokens` and, where known, `prompt` and `domain`; or with `p` and `tokens`, a table of quantiles. null takes
+    the quantiles that the paper measured (Fig 2a)."""
+    domain: str | None = None
+    """The one domain that is used; null uses every domain of the lengths."""
+    num_prompts: int = Field(4096, ge=1)
+    """Of each domain, where neither data.path nor the lengths name the prompts."""
+    prompt_tokens: int = Field(256, ge=1)
+    """Length of every prompt; the paper does not give it."""
+    rho: float = Field(0.3, ge=0, lt=1)
+    """Correlation of the lengths within a prompt (Gaussian copula), where the lengths do not name their prompts.
+    A guess: the paper shows marginals only."""
+    drift_per_step: float = Field(0.0, gt=-1, le=1)
+    """By which share lengths grow from one step to the next: 0.01 makes them 1.65 times as long after 50 steps. Not of
+    a recorded run, which has its own."""
+    drift_by_step: dict[int, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Factor on lengths at some steps, interpolated between them and constant outside: {0: 1, 100: 1.5}; on top of
+    `drift_per_step`."""
+    solve_rate: float = Field(0.5, ge=0, le=1)
+    """Share of the complete responses that are right; one that reaches its length limit never is. A guess."""
+    solve_rate_by_domain: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """Of single domains, instead of `solve_rate`."""
+    solve_rate_drift_per_step: float = Field(0.0, ge=-1, le=1)
+    """Added to the share of right responses from step to step, which stays between 0 and 1."""
+    endless_share: float = Field(0.0513, ge=0, lt=1)
+    """Share of the programs that never end by themselves; so many had not at the paper's limit of 30 s (Fig 7a). None
+    of them is right, so they are at most those that are wrong."""
+    run_time_rho: float = Field(0.8, ge=0, lt=1)
+    """Correlation of the run times of a prompt's programs (Gaussian copula): they solve the same problem on the same
+    test cases. A guess: the paper shows marginals only."""
+    reward_time_s: float | None = Field(None, ge=0)
+    """Time to judge any response, on a CPU worker; null takes the run times of the paper's sandbox (Fig 7a) for
+    programs, `hardware.rule_time_s` for rules, and the LLM judge's prefill."""
+
+
+class HardwareSection(Section):
+    """The GPUs of a modelled run and how much of their peak is reached; `engine.num_engines` says how many they are."""
+
+    name: str
+    """What people call them."""
+    fitted_to: str | None = None
+    """What the overheads and efficiencies below were fitted to, by `rollpacker calibrate`; null: they are data sheets,
+    common figures and guesses."""
+    profile: Path | None = None
+    """A Parquet file that `rollpacker profile` wrote: engines, trainer, weight transfer and calls take what was
+    measured there, instead of what the keys below come to."""
+    memory_gb: float = Field(gt=0)
+    """Of one GPU, 10^9 bytes."""
+    memory_gb_per_s: float = Field(gt=0)
+    """Peak rate at which a GPU reads its memory."""
+    tflops: float = Field(gt=0)
+    """Peak of dense bf16 matrix multiplication, 10^12 per second and GPU."""
+    nvlink_gb_per_s: float = Field(gt=0)
+    """Per GPU, both directions together, as data sheets count it."""
+    network_gb_per_s: float = Field(gt=0)
+    """Per node and direction."""
+    pcie_gb_per_s: float = Field(64, gt=0)
+    """Between host memory and one GPU, per direction: PCIe 5.0 x16, half of what data sheets give for both."""
+    gpus_per_node: int = Field(8, ge=1)
+    """A tensor-parallel group stays within a node."""
+    memory_share: float = Field(0.9, gt=0, le=1)
+    """Of a GPU's memory that an engine takes; what its weights leave of it holds the KV cache. vLLM's default."""
+    memory_efficiency: float = Field(0.8, gt=0, le=1)
+    """Share of `memory_gb_per_s` that decoding reaches. A common figure."""
+    matmul_efficiency: float = Field(0.6, gt=0, le=1)
+    """Share of `tflops` that prefill and decode reach. A common figure."""
+    training_efficiency: float = Field(0.4, gt=0, le=1)
+    """Share of `tflops` that forward and backward passes reach (MFU). A common figure."""
+    link_efficiency: float = Field(0.7, gt=0, le=1)
+    """Share of NVLink's and the network's rate that transfers reach. A common figure."""
+    step_overhead_s: float = Field(0.002, ge=0)
+    """Of every forward pass of an engine: scheduling, sampling, kernel launches. A common figure."""
+    rollout_start_s: float = Field(0.0, ge=0)
+    """From an engine's first request with new weights to its first forward pass: it wakes and takes its memory."""
+    sequence_overhead_s: float = Field(0.0, ge=0)
+    """Of every sequence in a forward pass of an engine: what scheduling, sampling and detokenization take for each."""
+    training_sequence_overhead_s: float = Field(0.0, ge=0)
+    """Of every sequence that a training replica passes forward and backward: what does not depend on its length."""
+    weight_sync_efficiency: float = Field(0.7, gt=0, le=1)
+    """Share of the network's rate at which new weights come from the other nodes. As `link_efficiency`."""
+    reward_cores_per_node: int = Field(64, ge=1)
+    """Cores of a node that run programs to be judged, one at a time each. A guess."""
+    rule_time_s: float = Field(0.01, ge=0)
+    """CPU time to compare an answer with its ground truth by a rule. A guess."""
+    engine_switch_s: float = Field(0.5, ge=0)
+    """To put an engine to sleep, or to wake it: its memory is freed or taken. A guess."""
+    engine_restart_s: float = Field(60.0, ge=0)
+    """From the loss of an engine's process until a fresh one in its place can take weights: start, libraries, memory,
+    and the warm-up of its kernels. A guess."""
+    allreduce_latency_s: float = Field(1e-5, ge=0)
+    """Of one all-reduce within a node, however small. A common figure."""

@@ -1,0 +1,58 @@
+"""Which GPUs engines and trainer work on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rollpacker.config.gpu_map import GpuMap
+from rollpacker.config.sections.base import Section
+
+GpuMapText = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""As `rollpacker.config.gpu_map` reads it; a single GPU is a number in YAML."""
+
+
+class PlacementSection(Section):
+    """Which GPUs engines and trainer work on. Where both name a GPU they take turns on it."""
+
+    engine: GpuMapText | None = None
+    """GPUs of the engines, such as 0-7 (of every node), or 'all 4-7@0' (4 to 7 of node 0, all of the other nodes).
+    Engines take them in order, engine.tensor_parallel each. null, for both roles: every actor has the GPUs that its
+    `resources` ask for, trainer and reward on node 0, and nobody shares any."""
+    trainer: GpuMapText | None = None
+    """GPUs of the trainer's ranks, one each, written likewise. On a GPU that both roles name, the engine sleeps while
+    the trainer works, and the other way round."""
+
+    @model_validator(mode="after")
+    def _maps_can_be_read(self) -> Self:
+        for role, text in self._texts().items():
+            if text is None:
+                other = "trainer" if role == "engine" else "engine"
+                if self._texts()[other] is not None:
+                    raise ValueError(
+                        f"placement.{role}=null with placement.{other}={self._texts()[other]}.\n"
+                        "A map says where engines and trainer work, both of them; without one, `resources` does.\n"
+                        f"Set placement.{role} too, such as placement.{role}=0-7, or leave out both."
+                    )
+                continue
+            try:
+                GpuMap.parse(text)
+            except ValueError as error:
+                raise ValueError(
+                    f"placement.{role}={text} cannot be read: {error}\n"
+                    "It is GPUS or GPUS@NODES, several of them with blanks between; GPUS are all, none, or ranges such "
+                    "as 0-3,6.\n"
+                    f"Write placement.{role}=0-7 for GPUs 0 to 7 of every node, or placement.{role}=4-7@0 for one node."
+                ) from None
+        return self
+
+    def _texts(self) -> dict[str, str | None]:
+        return {"engine": self.engine, "trainer": self.trainer}
+
+    @property
+    def maps(self) -> tuple[GpuMap, GpuMap] | None:
+        """Of engines and trainer; None where `resources` say who has which GPUs."""
+        if self.engine is None or self.trainer is None:
+            return None
+        return GpuMap.parse(self.engine), GpuMap.parse(self.trainer)

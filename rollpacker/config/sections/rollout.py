@@ -1,0 +1,47 @@
+"""The batch, the sampling, and the policy that packs the rollouts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rollpacker.config.sections.base import Section
+
+SpeculationFactor = Annotated[float, Field(ge=1, le=8)]
+"""How many times more is launched than needed; 1 means no speculation, the paper uses 1.25."""
+
+
+class RolloutSection(Section):
+    """The batch and the sampling."""
+
+    num_prompts: int = Field(32, ge=1)
+    """P0: prompts in a training batch."""
+    num_responses: int = Field(8, ge=2)
+    """R0: responses per prompt, the GRPO group."""
+    max_response_tokens: int = Field(256, ge=1)
+    """A response that reaches it ends there, with finish reason `length`."""
+    temperature: float = Field(1.0, gt=0, le=10)
+    """Divides the logits before sampling; the trainer divides by it too."""
+
+
+class SystemSection(Section):
+    """Which scheduling policy packs the rollouts."""
+
+    name: str
+    """What tables and plots call it."""
+    batching: Literal["plain", "tail"]
+    """`plain` waits for every response; `tail` runs short rounds that race and long rounds that do not."""
+    eta_prompts: SpeculationFactor = 1.25
+    """Prompts launched per prompt needed in a short round; only with `batching: tail`."""
+    eta_responses: SpeculationFactor = 1.25
+    """Responses launched per response needed in a short round; only with `batching: tail`."""
+    reward: Literal["batch", "async", "scheduled"] = "async"
+    """`batch` scores the batch after its last response; `async` scores each response as it finishes, and `scheduled`
+    moreover stops programs that take much longer than correct ones did (paper, section 4.3)."""
+    planner: bool = False
+    """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
+    all (paper, section 4.2). Needs engines that can work at several degrees: today the modelled ones."""
+    stream: bool = False
+    """Lends half of the engines to the trainer before the rollout ends, and streams accepted groups to it (paper,
+    section 4.4). Needs engines and trainer that share GPUs: today the modelled ones."""

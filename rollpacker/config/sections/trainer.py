@@ -1,0 +1,79 @@
+"""Who learns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.resources import ActorResources
+
+
+class TrainerSection(Section):
+    """Who learns, and by which objective (GRPO)."""
+
+    name: Literal["torch", "fsdp", "megatron"] = "torch"
+    """Which implementation: one process; FSDP2, whose ranks share parameters, gradients and optimizer among them; or
+    Megatron-core, which cuts the model in every direction."""
+    data_parallel: int | None = Field(None, ge=1)
+    """Replicas that share the batch. null is 1; in a modelled run, as many as the engines' GPUs hold."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """Of AdamW, after the warm-up."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay over `run.num_steps`, advanced by pipeline steps."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises linearly from 0."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Where a decaying schedule ends, as a share of `learning_rate`."""
+    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay of the gradient's mean and of its square."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled, as in AdamW."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """A larger gradient is scaled down to it."""
+    clip_ratio_low: float = Field(0.2, gt=0, lt=1)
+    """The probability ratio is clipped below 1 minus this."""
+    clip_ratio_high: float = Field(0.28, gt=0)
+    """The probability ratio is clipped above 1 plus this."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the KL penalty to the initial policy; 0 loads no reference."""
+    advantage: Literal["group_std", "group_mean"] = "group_std"
+    """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
+    loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "sequence"
+    """What a token's loss is divided by: its response's length and the number of responses; the number of responses
+    times `max_response_tokens`; or the batch's tokens, which is known only after the last response, so that
+    `token_mean` cannot stream."""
+    num_minibatches: int = Field(1, ge=1)
+    """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
+    max_tokens_per_microbatch: int = Field(16384, ge=1)
+    """Padded tokens per forward pass."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks that share each layer; Megatron-core only, as the next two."""
+    pipeline_parallel: int = Field(1, ge=1)
+    """Groups of ranks that share the layers among them."""
+    context_parallel: int = Field(1, ge=1)
+    """Groups of ranks that share each sequence."""
+    recompute_activations: bool = False
+    """Keep only each layer's input for the backward pass and compute the rest again: a third more work for a
+    fraction of the memory."""
+    shard_gradients: bool = False
+    """FSDP2 only: sum gradients over the ranks in every backward pass, and keep a rank's part of them. Otherwise each
+    rank keeps its own whole ones, 4 bytes per parameter of the model, until they are summed once per update."""
+    num_threads: int = Field(1, ge=1)
+    """torch threads of each rank's process."""
+    resources: ActorResources = ActorResources()
+    """Of each rank."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of a real trainer."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * (self.data_parallel or 1)
+
+    def replica_of(self, rank: int) -> int:
+        """The data-parallel replica of a rank of a real trainer.
+
+        Ranks stand in Megatron-core's order: those of a tensor-parallel group next to each other, then context
+        parallel ones, then replicas, then pipeline stages.
+        """
+        return rank // (self.tensor_parallel * self.context_parallel) % (self.data_parallel or 1)

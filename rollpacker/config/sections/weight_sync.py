@@ -1,0 +1,27 @@
+"""How the trainer's policy reaches the engines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rollpacker.config.sections.base import Section
+
+
+class WeightSyncSection(Section):
+    """How the trainer's policy reaches the engines after every update."""
+
+    transport: Literal["auto", "object_store", "broadcast", "handles"] = "auto"
+    """`object_store`: one copy in Ray's shared memory, from which engines are also served that come later.
+    `broadcast`: trainer and engines' workers form a process group (NCCL between GPUs, else gloo). `handles`: workers on
+    the trainer's node open its buckets where they lie (CUDA IPC, else shared memory). `auto` takes `object_store` where
+    the trainer has no GPU: a copy in the host's memory is then all that a sync is. With a GPU that copy would be its
+    slowest part, so `auto` takes `handles` for workers on the trainer's node, also where NCCL does not go, as on the
+    trainer's own GPU, and `broadcast` for all others."""
+    bucket_mb: int = Field(256, ge=1)
+    """Of each of the two buffers that a policy passes through, MiB, in the memory that it passes through. Not used by
+    `object_store`."""
+    timeout_s: float = Field(60.0, gt=0)
+    """An engine that keeps the others waiting for so long, from when half of the engines hold the version, is replaced;
+    so is one that came later and still takes the last version so long after the next one is due."""

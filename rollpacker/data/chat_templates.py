@@ -1,0 +1,104 @@
+"""Finds the chat template of a run: a file of the user's, else the one that the model directory brings.
+
+It looks without loading a tokenizer, so that `rollpacker check` can say in a moment what tokenizing would stumble over.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from rollpacker.config.sections.data import DataSection
+    from rollpacker.protocols.rollout import Prompt
+
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+"""As transformers saves them; older models have the template in tokenizer_config.json."""
+
+JOINING_TEMPLATE = r"{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
+"""What a message suggests to people whose model has none: the contents, one per line."""
+
+
+def read_chat_template(path: Path) -> str:
+    """Read the file that `data.chat_template` names.
+
+    Raises:
+        ConfigError: It cannot be read, or is blank.
+    """
+    try:
+        template = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"data.chat_template={path} cannot be read: {error}.",
+            "It names a text file in UTF-8 that holds a Jinja template.",
+            "Correct the path, or leave it out for the tokenizer's own template.",
+        ) from error
+    if not template.strip():
+        raise ConfigError(
+            f"data.chat_template={path} is empty.",
+            "It holds a Jinja template over `messages` and `add_generation_prompt`.",
+            "Write one, or leave it out for the tokenizer's own template.",
+        )
+    return template
+
+
+def has_chat_template(model_path: Path) -> bool:
+    """Look whether a model directory brings a template."""
+    if any((model_path / name).is_file() for name in _TEMPLATE_FILES):
+        return True
+    try:
+        settings = json.loads((model_path / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return False  # loading the tokenizer says what is wrong with it
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+
+
+def is_chat(prompt: Prompt, section: DataSection) -> bool:
+    """True when a prompt goes through the chat template."""
+    return prompt.text is None or section.plain_as_chat
+
+
+def no_template(model_path: Path, prompt: Prompt) -> ModelError:
+    """Make the error of a prompt that needs a template, with a model that has none."""
+    return ModelError(
+        f"The tokenizer in {model_path} has no chat template, which the messages of prompt {prompt.key!r} need.",
+        "Chat models bring one; base models mostly do not.",
+        "Take the chat version of the model; or write plain text in the field `prompt`; or name a Jinja file by "
+        f"data.chat_template (to join the contents, it holds `{JOINING_TEMPLATE}`).",
+    )
+
+
+def check_chat(section: DataSection, model_path: Path, prompts: Iterable[Prompt]) -> None:
+    """Judge how prompts become text, as far as that can be done without a tokenizer.
+
+    Raises:
+        ConfigError: The template's file is wrong, or what is given for templates would not reach some prompts.
+        ModelError: Messages need a template, and there is none.
+    """
+    can_chat = section.chat_template is not None or has_chat_template(model_path)
+    if section.chat_template is not None:
+        read_chat_template(section.chat_template)
+    is_used = False
+    for prompt in prompts:
+        if is_chat(prompt, section):
+            is_used = True
+            if not can_chat:
+                raise no_template(model_path, prompt)
+        elif section.system_prompt is not None:
+            raise ConfigError(
+                f"data.system_prompt is set, and the prompt {prompt.key!r} is plain text, which has no system message.",
+                "Only messages go through the chat template.",
+                "Set data.plain_as_chat=true, or write `messages`, or leave out data.system_prompt.",
+            )
+    if not is_used and (section.chat_template or section.template_arguments):
+        key = "chat_template" if section.chat_template else "template_arguments"
+        raise ConfigError(
+            f"data.{key} is set, and every prompt is plain text.",
+            "Only messages go through the chat template.",
+            f"Set data.plain_as_chat=true, or write `messages`, or leave out data.{key}.",
+        )

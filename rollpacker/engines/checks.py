@@ -1,0 +1,57 @@
+"""What every engine refuses before it touches anything: requests it cannot serve, weights of another model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ImpossibleEvent, WeightSyncFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from rollpacker.core.ids import EngineId
+    from rollpacker.protocols.rollout import GenerationRequest
+
+
+def check_request(request: GenerationRequest, max_tokens_per_seq: int) -> None:
+    """Refuse a request that does not fit into a sequence, or cannot be sampled."""
+    num_prompt, num_response = len(request.prompt_token_ids), request.max_response_tokens
+    if num_prompt < 1 or num_response < 1 or num_prompt + num_response > max_tokens_per_seq:
+        raise ImpossibleEvent(
+            f"Request {request.request} has {num_prompt} prompt tokens and asks for {num_response} more.",
+            f"Both are at least 1, and together at most {max_tokens_per_seq}, what the engine was made for.",
+            "Drop longer prompts by data.max_prompt_tokens.",
+        )
+    if not request.temperature > 0:
+        raise ImpossibleEvent(f"Request {request.request} has temperature {request.temperature}.", "It is above 0.")
+
+
+def check_begun(engine: EngineId, request: GenerationRequest, policy_version: int) -> None:
+    """Refuse to go on with what another policy began: the response would mix versions."""
+    spans = request.begun.spans if request.begun else ()
+    if any(span.policy_version != policy_version for span in spans):
+        raise ImpossibleEvent(
+            f"{request.request} was begun by policy version {spans[0].policy_version}.",
+            f"{engine} holds version {policy_version}.",
+        )
+
+
+def check_fit(engine: EngineId, held: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights of another model, before the first tensor is touched. Only names, shapes and dtypes matter."""
+    missing, unexpected = sorted(held.keys() - given.keys()), sorted(given.keys() - held.keys())
+    if missing or unexpected:
+        raise WeightSyncFailed(
+            f"{engine} was sent other tensors than its model has: missing {missing}, unexpected {unexpected}.",
+            f"Exactly the {len(held)} names of the model's state dict, tied tensors once.",
+            "Give trainer and engine the same model.path.",
+        )
+    for name, tensor in held.items():
+        other = given[name]
+        if other.shape != tensor.shape or other.dtype != tensor.dtype:
+            raise WeightSyncFailed(
+                f"{engine} was sent {name} as {other.dtype} of shape {tuple(other.shape)}.",
+                f"It holds {tensor.dtype} of shape {tuple(tensor.shape)}.",
+                "Give trainer and engine the same model.path and model.dtype.",
+            )

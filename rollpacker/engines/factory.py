@@ -1,0 +1,39 @@
+"""Makes the engine that a configuration names; each implementation is imported when it is chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.core.ids import EngineId
+    from rollpacker.protocols.engine import Engine
+
+
+def make_engine(engine: EngineId, config: RunConfig) -> Engine:
+    """Start an engine in this process, for the running event loop.
+
+    It holds no policy yet; raises `UserError` when it cannot serve the model.
+    """
+    max_tokens_per_seq = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    match config.engine.name:
+        case "torch":
+            from rollpacker.engines.torch.engine import TorchEngine
+
+            return TorchEngine(
+                engine=engine,
+                model_path=config.model.directory,
+                section=config.engine,
+                max_tokens_per_seq=max_tokens_per_seq,
+                dtype=config.model.dtype,
+            )
+        case "vllm":
+            from rollpacker.engines.vllm.start import start_vllm
+
+            return start_vllm(
+                engine=engine,
+                model_path=config.model.directory,
+                section=config.engine,
+                max_tokens_per_seq=max_tokens_per_seq,
+                dtype=config.model.dtype,
+            )

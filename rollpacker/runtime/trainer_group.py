@@ -1,0 +1,117 @@
+"""A trainer of several ranks as one trainer: every call goes to all of them, and the answer is rank 0's.
+
+The ranks wait for one another within a call (SPMD), so one that fails leaves the others waiting for ever, or failing in
+words that blame the network.
+
+Invariant: a call ends as soon as one rank's has failed, with that rank's name; the others are not waited for. Where a
+rank has died, it is the one that is named, although its neighbours may have noticed it before Ray did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from rollpacker.core.errors import RollpackerError
+from rollpacker.protocols.rollout import RolloutGroup
+from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
+from rollpacker.protocols.weights import Weights
+
+Answer = TypeVar("Answer")
+
+_BLAME_S = 3.0
+"""How long a rank that raised waits to hear that another one had died: on a quiet machine Ray says so within 0.1 s."""
+
+
+class Rank(Trainer, Protocol):
+    """One rank, which may be in another process."""
+
+    name: str
+    has_died: bool
+    """Its process is gone, as some call has noticed."""
+
+
+class TrainerGroup:
+    """Implements `rollpacker.protocols.trainer.Trainer` over its ranks, in their order."""
+
+    def __init__(self, ranks: Sequence[Rank], share: Callable[[Sequence[RolloutGroup]], Any]) -> None:
+        """Take ranks that have started or start together.
+
+        Args:
+            ranks: At least one.
+            share: Puts groups where all ranks fetch them, so that they are not sent once per rank.
+        """
+        self._ranks = ranks
+        self._share = share
+
+    async def begin_step(self, shape: BatchShape) -> None:
+        await self.everywhere(lambda rank: rank.begin_step(shape))
+
+    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
+        shared = self._share(groups)
+        await self.everywhere(lambda rank: rank.accumulate(shared, gpus))
+
+    async def finish_step(self) -> UpdateMetrics:
+        return await self.everywhere(lambda rank: rank.finish_step())
+
+    async def export_weights(self) -> Weights:
+        return await self.everywhere(lambda rank: rank.export_weights())
+
+    async def sleep(self) -> None:
+        await self.everywhere(lambda rank: rank.sleep())
+
+    async def wake(self) -> None:
+        await self.everywhere(lambda rank: rank.wake())
+
+    async def save(self, folder: Path) -> None:
+        await self.everywhere(lambda rank: rank.save(folder))
+
+    async def load(self, folder: Path) -> None:
+        await self.everywhere(lambda rank: rank.load(folder))
+
+    async def close(self) -> None:
+        """Close every rank, whatever became of the others."""
+        await asyncio.gather(*(rank.close() for rank in self._ranks), return_exceptions=True)
+
+    async def everywhere(self, call: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        """Make the same call to all ranks; gives rank 0's answer.
+
+        Raises:
+            RollpackerError: Of the rank that failed; of several, one that died, then the first.
+        """
+        calls: list[asyncio.Future[Answer]] = [asyncio.ensure_future(call(rank)) for rank in self._ranks]
+        try:
+            done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if not any(answer.exception() for answer in done):
+                return calls[0].result()
+            first = next(index for index, answer in enumerate(calls) if answer in done and answer.exception())
+            await self._until_blamed(waiting)
+            dead = (index for index, rank in enumerate(self._ranks) if rank.has_died and _error_of(calls[index]))
+            guilty = next(dead, first)
+            error = _error_of(calls[guilty])
+            assert error is not None
+            raise self._named(error, self._ranks[guilty]) from None
+        finally:
+            for answer in calls:
+                _error_of(answer)  # or asyncio reports an error that nobody asked for
+                answer.cancel()
+
+    async def _until_blamed(self, waiting: set[asyncio.Future[Answer]]) -> None:
+        """Wait until a rank is known to be dead, or none can be any more; not for long."""
+        try:
+            async with asyncio.timeout(_BLAME_S):
+                while waiting and not any(rank.has_died for rank in self._ranks):
+                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            return
+
+    def _named(self, error: BaseException, rank: Rank) -> BaseException:
+        if not isinstance(error, RollpackerError) or len(self._ranks) == 1 or rank.name in error.problem:
+            return error
+        return type(error)(f"{rank.name}: {error.problem}", error.allowed, error.remedy)
+
+
+def _error_of(answer: asyncio.Future[Answer]) -> BaseException | None:
+    return answer.exception() if answer.done() and not answer.cancelled() else None

@@ -1,0 +1,76 @@
+"""Makes the trainer that a configuration names; each implementation is imported when it is chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.protocols.trainer import TensorTrainer, TrainerRank
+    from rollpacker.trainers.policy import Policy
+
+
+def make_trainer(config: RunConfig, rank: TrainerRank | None = None) -> TensorTrainer:
+    """Load the policy, or one rank's part of it, into this process; None is the only rank.
+
+    With several ranks each process makes its own at the same time: they meet, and the first calls are theirs together.
+
+    Raises:
+        ModelError: The directory holds no model that can be trained.
+    """
+    from rollpacker.trainers.grpo import GrpoTrainer
+
+    return GrpoTrainer(
+        _make_policy(config, rank),
+        config.trainer,
+        num_steps=config.run.num_steps,
+        replica_gpus=() if rank is None else rank.replica_gpus,
+    )
+
+
+def _make_policy(config: RunConfig, rank: TrainerRank | None) -> Policy:
+    match config.trainer.name:
+        case "torch":
+            from rollpacker.trainers.torch_policy import TorchPolicy
+
+            if rank is not None and rank.num_ranks > 1:
+                raise ConfigError(
+                    f"trainer.name=torch with {rank.num_ranks} ranks",
+                    "The embedded trainer is one process",
+                    "Choose trainer=fsdp or trainer=megatron",
+                )
+            return TorchPolicy(
+                config.model.directory,
+                config.trainer,
+                model_dtype=config.model.dtype,
+                temperature=config.rollout.temperature,
+                seed=config.run.seed,
+            )
+        case "fsdp":
+            from rollpacker.trainers.fsdp.policy import FsdpPolicy
+            from rollpacker.trainers.process_group import join
+
+            join(rank, timeout_s=config.backend.deadlines.train_s)
+            return FsdpPolicy(
+                config.model.directory,
+                config.trainer,
+                model_dtype=config.model.dtype,
+                temperature=config.rollout.temperature,
+                seed=config.run.seed,
+            )
+        case "megatron":
+            from rollpacker.trainers.megatron.policy import MegatronPolicy
+            from rollpacker.trainers.process_group import join
+
+            timeout_s = config.backend.deadlines.train_s
+            join(rank, timeout_s=timeout_s)
+            return MegatronPolicy(
+                config.model.directory,
+                config.trainer,
+                model_dtype=config.model.dtype,
+                temperature=config.rollout.temperature,
+                seed=config.run.seed,
+                timeout_s=timeout_s,
+            )

@@ -1,0 +1,277 @@
+"""The policy under FSDP2: parameters, gradients and optimizer are cut up among the ranks, layer by layer.
+
+Invariant: all ranks make equally many passes, for each of them gathers every layer from all. A rank with fewer
+micro-batches than another passes one token whose loss is 0. So a part of the ranks cannot work alone
+(`has_whole_replicas` is false): stream training on some GPUs while the others still generate needs Megatron-core.
+
+Parameters and AdamW's moments are float32, each rank's part of them. With `model_dtype=bfloat16` the passes compute in
+bfloat16, on parameters that are rounded as they are gathered; gradients add up and are summed in float32.
+
+**Gradients** are not summed over the ranks in `accumulate`: each rank keeps its own, whole and in float32, and `update`
+(or `sleep`) sums them once, by a last pass of one token with a loss of 0, which is what makes FSDP2 reduce what it has
+accumulated. That takes 4 bytes per parameter of the whole model on every rank: 28 GiB with 7.6 billion. With
+`trainer.shard_gradients` every backward pass sums at once and keeps this rank's part: as many times less memory as
+there are ranks, and as many reductions as there are passes.
+
+Micro-batches are padded on the right, as with one process, for every architecture that transformers has. Packing
+several responses into one row would need an attention that keeps them apart; the plain ones here do not.
+
+A checkpoint is `model/`, a complete Hugging Face directory in float32 that rank 0 writes; `moments/`, AdamW's, a
+torch.distributed.checkpoint to which every rank writes its part; and `fsdp.pt` with the rest. Nothing is stored twice,
+and any number of ranks loads it.
+
+One rank is a legal number, yet not the embedded trainer's implementation: see `rollpacker.trainers.torch_policy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from rollpacker.core.errors import ModelError
+from rollpacker.trainers.checkpoints import (
+    MODEL_FOLDER,
+    State,
+    read_state,
+    require_same_model,
+    require_same_reference,
+    unreadable_policy,
+    write_state,
+)
+from rollpacker.trainers.fsdp.moments import read_moments, write_moments
+from rollpacker.trainers.fsdp.sharding import (
+    drop_gathered,
+    fill,
+    make_sharded_model,
+    read_whole_model,
+    sum_gradients_in_backward,
+    whole_tensors,
+)
+from rollpacker.trainers.microbatches import Sample, pack
+from rollpacker.trainers.models import make_skeleton, save_model
+from rollpacker.trainers.offload import move
+from rollpacker.trainers.policy import Progress
+from rollpacker.trainers.process_group import all_reduce, leave, on_rank_0, own_device
+from rollpacker.trainers.scoring import score_microbatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from rollpacker.config.sections.trainer import TrainerSection
+    from rollpacker.trainers.fsdp.sharding import WholeModel
+    from rollpacker.trainers.microbatches import MicroBatch
+    from rollpacker.trainers.policy import LossOf, Scores
+
+STATE_FILE = "fsdp.pt"
+MOMENTS_FOLDER = "moments"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FsdpState(State):
+    """What `STATE_FILE` holds."""
+
+    has_moments: bool
+    """False before the first update."""
+
+
+class FsdpPolicy:
+    """Implements `rollpacker.trainers.policy.Policy`; each rank is a replica."""
+
+    has_whole_replicas = False
+    is_reporter = True
+
+    def __init__(
+        self, model_path: Path, section: TrainerSection, *, model_dtype: str, temperature: float, seed: int
+    ) -> None:
+        """Take this rank's part of the policy in a Hugging Face directory, whose weights only rank 0 reads.
+
+        The process has joined the others' group. `temperature` is that of the rollout. `seed` sets torch's global
+        generator, which nothing draws from but a model whose own forward pass does.
+
+        Raises:
+            ModelError: The directory holds no such model; on all ranks.
+        """
+        torch.manual_seed(seed)
+        self.device = own_device()
+        self.rank = self.replica = dist.get_rank()
+        self.num_replicas = dist.get_world_size()
+        self._model_path = model_path
+        self._section = section
+        self._dtype: torch.dtype = getattr(torch, model_dtype)
+        self._temperature = temperature
+        whole = read_whole_model(model_path, with_checksum=section.kl_coefficient > 0)
+        self._shapes = whole.shapes
+        self._reference_checksum = whole.checksum
+        self._model = self._make_model()
+        self._reference: nn.Module | None = None
+        if section.kl_coefficient > 0:
+            self._reference = self._make_model().requires_grad_(False)
+        fill(self._models(), whole, self.device)
+        self._parameters = dict(self._model.named_parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=section.learning_rate,
+            betas=section.adam_betas,
+            weight_decay=section.weight_decay,
+            fused=True,
+        )
+        self._has_unreduced = False
+        (self._idle,) = pack([_IDLE], 1, self.device)
+
+    @torch.no_grad()
+    def score(self, microbatches: Sequence[MicroBatch]) -> list[Scores]:
+        return self._score_all(self._model, microbatches)
+
+    @torch.no_grad()
+    def score_reference(self, microbatches: Sequence[MicroBatch]) -> list[Tensor]:
+        assert self._reference is not None, "a reference was asked for without kl_coefficient"
+        return [scores.logprobs_N for scores in self._score_all(self._reference, microbatches)]
+
+    def accumulate(self, microbatches: Sequence[MicroBatch], loss_of: LossOf) -> None:
+        num_passes = self._num_passes(microbatches)
+        sum_gradients_in_backward(self._model, is_wanted=self._section.shard_gradients)
+        for microbatch in microbatches:
+            self._backward(loss_of(microbatch, self._score(self._model, microbatch)))
+        for _ in range(num_passes - len(microbatches)):
+            self._pass_idly()
+        self._has_unreduced |= num_passes > 0 and not self._section.shard_gradients
+
+    def update(self, learning_rate: float) -> float:
+        self._reduce()
+        gradients: list[Tensor] = []
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                # AdamW skips a parameter without a gradient. A batch without any signal must still be an update.
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if not np.isfinite(total):
+            return total
+        torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._section.max_grad_norm, norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self.clear_gradients()
+        return total
+
+    def clear_gradients(self) -> None:
+        # What FSDP2 accumulated without reducing it is beyond zero_grad's reach.
+        self._reduce()
+        self._optimizer.zero_grad()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return whole_tensors(self._model, list(self._shapes), self._dtype)
+
+    def all_reduce(self, values: Sequence[float], how: Literal["sum", "max"]) -> list[float]:
+        return all_reduce(values, how, self.device)
+
+    def save(self, folder: Path, progress: Progress) -> None:
+        """Raises `StorageFailed`. Rank 0 holds the whole policy in host memory while it writes."""
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in whole_tensors(self._model, list(self._shapes), torch.float32):
+            if self.rank == 0:
+                tensors[name] = tensor.to("cpu", copy=True)
+        state = FsdpState(
+            policy_version=progress.policy_version,
+            generators=progress.generators,
+            reference_checksum=self._reference_checksum,
+            has_moments=bool(self._optimizer.state),
+        )
+
+        def write() -> None:
+            save_model(make_skeleton(self._model_path), self._model_path, folder / MODEL_FOLDER, tensors)
+            write_state(state, folder / STATE_FILE)
+
+        on_rank_0(write)
+        if state.has_moments:
+            write_moments(self._optimizer, self._parameters, folder / MOMENTS_FOLDER)
+
+    def load(self, folder: Path) -> Progress:
+        state = on_rank_0(lambda: read_state(FsdpState, folder / STATE_FILE))
+        whole = self._read_policy(folder / MODEL_FOLDER)
+        require_same_reference(folder, state.reference_checksum, self._reference_checksum, self._model_path)
+        moments = read_moments(self._parameters, folder / MOMENTS_FOLDER) if state.has_moments else {}
+        fill([self._model], whole, self.device)
+        self._optimizer.state.clear()
+        for name, of_parameter in moments.items():
+            self._optimizer.state[self._parameters[name]] = of_parameter
+        return Progress(policy_version=state.policy_version, generators=state.generators)
+
+    def sleep(self) -> None:
+        """Sum what is not yet summed, so that each rank takes only its part along."""
+        self._reduce()
+        move(self._models(), self._optimizer, torch.device("cpu"))
+
+    def wake(self) -> None:
+        move(self._models(), self._optimizer, self.device)
+
+    def close(self) -> None:
+        leave()
+
+    def _make_model(self) -> nn.Module:
+        return make_sharded_model(
+            self._model_path,
+            init_device_mesh(self.device.type, (self.num_replicas,)),
+            self.device,
+            is_bfloat16=self._dtype is torch.bfloat16,
+            recomputes_activations=self._section.recompute_activations,
+        )
+
+    def _score(self, model: nn.Module, microbatch: MicroBatch) -> Scores:
+        return score_microbatch(model, microbatch, self._temperature)
+
+    def _score_all(self, model: nn.Module, microbatches: Sequence[MicroBatch]) -> list[Scores]:
+        num_idle = self._num_passes(microbatches) - len(microbatches)
+        scores = [self._score(model, microbatch) for microbatch in microbatches]
+        for _ in range(num_idle):
+            self._score(model, self._idle)
+        drop_gathered(model)
+        return scores
+
+    def _num_passes(self, microbatches: Sequence[MicroBatch]) -> int:
+        """How many passes all ranks make: as many as the one with the most micro-batches."""
+        return round(self.all_reduce([len(microbatches)], "max")[0])
+
+    def _pass_idly(self) -> None:
+        self._backward(self._score(self._model, self._idle).logprobs_N.sum() * 0)
+
+    @staticmethod
+    def _backward(loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
+
+    def _reduce(self) -> None:
+        """Sum over the ranks what each has accumulated; all of them have, or none."""
+        if self._has_unreduced:
+            sum_gradients_in_backward(self._model, is_wanted=True)
+            self._pass_idly()
+            self._has_unreduced = False
+
+    def _read_policy(self, folder: Path) -> WholeModel:
+        try:
+            whole = read_whole_model(folder)
+        except ModelError as error:
+            raise unreadable_policy(folder, error.problem) from error
+        require_same_model(folder, whole.shapes, self._shapes, self._model_path)
+        return whole
+
+    def _models(self) -> list[nn.Module]:
+        return [model for model in (self._model, self._reference) if model is not None]
+
+
+_IDLE = Sample(
+    prompt_token_ids=np.zeros(1, dtype=np.int32),
+    response_token_ids=np.zeros(1, dtype=np.int32),
+    behaviour_logprobs=np.zeros(1, dtype=np.float32),
+    advantage=0.0,
+)
+"""One token, for a pass that a rank makes only because the others do."""

@@ -1,0 +1,314 @@
+"""A policy that Megatron-core cuts over ranks: tensor, pipeline and context parallel, with replicas of the whole.
+
+Ranks stand in Megatron-core's order: tensor-parallel ranks next to each other, then context parallel, then replicas,
+then pipeline stages. A replica is all ranks with the same place among the replicas; it takes its micro-batches through
+Megatron-core's 1F1B schedule and waits for no other replica before `update`.
+
+Invariants:
+
+* Gradients are sums: over micro-batches, over calls of `accumulate`, over context-parallel parts, over replicas.
+  Nothing is reduced over replicas before `update`, and then once.
+* Every tensor- and context-parallel rank of the last stage sees the same scores of the whole micro-batch. So the loss
+  is the same on all of them, and each follows it back through what it computed itself.
+* With `model_dtype=bfloat16` weights and activations are bfloat16; gradients, main weights and moments are float32 and
+  shared out over the replicas. Small updates add up in the main weights.
+* No wait is endless: every collective of every group of ranks has the deadline of a call of the trainer.
+
+Shapes: N response tokens of a micro-batch, n those that this rank scores, V columns of the vocabulary here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.protocols.tensors import RunningChecksum
+from rollpacker.trainers.checkpoints import (
+    MODEL_FOLDER,
+    read_state,
+    require_same_reference,
+    unreadable_policy,
+    write_state,
+)
+from rollpacker.trainers.megatron import cpu_shim
+from rollpacker.trainers.megatron.architecture import read_architecture, transformer_config
+from rollpacker.trainers.megatron.checkpoint import (
+    STATE_FILE,
+    MegatronState,
+    read_moments,
+    write_model,
+    write_moments,
+)
+from rollpacker.trainers.megatron.host_memory import HostCopies
+from rollpacker.trainers.megatron.model import ScoringModel
+from rollpacker.trainers.megatron.optimizer import ShardedAdamW
+from rollpacker.trainers.megatron.packing import pack_rows
+from rollpacker.trainers.megatron.vocabulary import score_split_tokens
+from rollpacker.trainers.megatron.weight_files import check_weights, full_tensors, read_parameters
+from rollpacker.trainers.policy import Progress, Scores
+from rollpacker.trainers.process_group import all_reduce, leave, on_rank_0, own_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from rollpacker.config.sections.trainer import TrainerSection
+    from rollpacker.trainers.megatron.packing import PackedRows
+    from rollpacker.trainers.microbatches import MicroBatch
+    from rollpacker.trainers.policy import LossOf
+
+
+class MegatronPolicy:
+    """Implements `rollpacker.trainers.policy.Policy`."""
+
+    has_whole_replicas = True
+
+    def __init__(
+        self,
+        model_path: Path,
+        section: TrainerSection,
+        *,
+        model_dtype: str,
+        temperature: float,
+        seed: int,
+        timeout_s: float,
+    ) -> None:
+        """Load this rank's part of a Hugging Face directory; the ranks have met (`process_group.join`).
+
+        `timeout_s` is the deadline of every collective, as in `join`. `seed` sets torch's generators, which nothing
+        draws from.
+
+        Raises:
+            ConfigError: The model cannot be cut over the ranks as configured.
+            ModelError: The directory holds no model that Megatron-core computes as transformers does.
+        """
+        cpu_shim.apply()
+        dtype: torch.dtype = getattr(torch, model_dtype)
+        architecture = read_architecture(model_path)
+        config = transformer_config(architecture, section, dtype)
+        self.device = own_device()
+        _split_ranks(section, timeout_s)
+        torch.manual_seed(seed)
+        model_parallel_cuda_manual_seed(seed)
+        self._model_path = model_path
+        self._architecture = architecture
+        self._temperature = temperature
+        self._model = ScoringModel(architecture, config)
+        self._reference: ScoringModel | None = None
+        if section.kl_coefficient > 0:
+            self._reference = ScoringModel(architecture, config)
+            self._reference.own.requires_grad_(requires_grad=False)
+            own = self._reference.parameters()
+            for name, values in read_parameters(self._reference.own, architecture, model_path):
+                own[name].copy_(values)
+        # Without overlap nothing is reduced during a backward pass: only `update` knows which call was the last.
+        buffers = DistributedDataParallelConfig(
+            use_distributed_optimizer=True, overlap_grad_reduce=False, grad_reduce_in_fp32=True
+        )
+        self._gradients = DistributedDataParallel(config, buffers, self._model.own)
+        self._optimizer = ShardedAdamW(self._gradients, section, dtype)
+        self._read_weights(model_path)
+        self._away = HostCopies()
+        self.rank = dist.get_rank()
+        self.replica: int = parallel_state.get_data_parallel_rank()
+        self.num_replicas: int = parallel_state.get_data_parallel_world_size()
+        self._has_output: bool = parallel_state.is_pipeline_last_stage()
+        self.is_reporter = (
+            self._has_output
+            and parallel_state.get_tensor_model_parallel_rank() == 0
+            and parallel_state.get_context_parallel_rank() == 0
+        )
+        self.clear_gradients()
+
+    def score(self, microbatches: Sequence[MicroBatch]) -> list[Scores]:
+        return self._pass_forward(self._model, microbatches)
+
+    def score_reference(self, microbatches: Sequence[MicroBatch]) -> list[Tensor]:
+        assert self._reference is not None, "there is a reference where there is a KL penalty"
+        return [scores.logprobs_N for scores in self._pass_forward(self._reference, microbatches)]
+
+    def accumulate(self, microbatches: Sequence[MicroBatch], loss_of: LossOf) -> None:
+        self._run_schedule(self._model, microbatches, lambda microbatch, scores: (loss_of(microbatch, scores), None))
+
+    def update(self, learning_rate: float) -> float:
+        finalize_model_grads([self._gradients])
+        norm = self._optimizer.update(learning_rate)
+        self.clear_gradients()
+        return norm
+
+    def clear_gradients(self) -> None:
+        self._gradients.zero_grad_buffer()
+        self._optimizer.clear_gradients()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return full_tensors(self._model.parameters(), self._architecture)
+
+    def all_reduce(self, values: Sequence[float], how: Literal["sum", "max"]) -> list[float]:
+        return all_reduce(values, how, self.device)
+
+    def save(self, folder: Path, progress: Progress) -> None:
+        """Raises `StorageFailed`, on all ranks alike. May be called asleep: it is then written from host memory."""
+        weights = self._optimizer.gather("param", self._away)
+        write_model(weights, self._architecture, self._model_path, folder / MODEL_FOLDER)
+        write_moments(self._optimizer, self._model.own, self._away, folder)
+        state = MegatronState(
+            policy_version=progress.policy_version,
+            generators=progress.generators,
+            reference_checksum=self._reference_checksum(),
+            num_updates=self._optimizer.num_updates,
+        )
+        on_rank_0(lambda: write_state(state, folder / STATE_FILE))
+
+    def load(self, folder: Path) -> Progress:
+        self.wake()
+        state = read_state(MegatronState, folder / STATE_FILE)
+        require_same_reference(folder, state.reference_checksum, self._reference_checksum(), self._model_path)
+        try:
+            check_weights(folder / MODEL_FOLDER, self._architecture)
+        except ModelError as error:
+            raise unreadable_policy(folder, error.problem) from error
+        moments = read_moments(self._model.own, folder)
+        self._read_weights(folder / MODEL_FOLDER)
+        for moment, values in moments.items():
+            for name, tensor in values.items():
+                self._optimizer.take_moment(moment, name, tensor)
+        self._optimizer.take_num_updates(state.num_updates)
+        self.clear_gradients()
+        return Progress(policy_version=state.policy_version, generators=state.generators)
+
+    def sleep(self) -> None:
+        if not self._away.is_away:
+            self._away.take(self._tensors())
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        self._away.put_back()
+
+    def close(self) -> None:
+        parallel_state.destroy_model_parallel()
+        leave()
+
+    def _read_weights(self, model_path: Path) -> None:
+        """Fill parameters and main weights, the latter with what a smaller dtype would round away."""
+        own = self._model.parameters()
+        for name, values in read_parameters(self._model.own, self._architecture, model_path):
+            own[name].copy_(values)
+            self._optimizer.take_main_weights(name, values)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that lives on the accelerator between two calls."""
+        for buffer in self._gradients.buffers:
+            yield buffer.grad_data
+            yield buffer.param_data
+        yield from self._optimizer.tensors()
+        yield from self._model.own.parameters()
+        if self._reference is not None:
+            yield from self._reference.own.parameters()
+
+    def _pass_forward(self, model: ScoringModel, microbatches: Sequence[MicroBatch]) -> list[Scores]:
+        nothing = torch.zeros((), device=self.device)
+        with torch.no_grad():
+            scored = self._run_schedule(model, microbatches, lambda _, scores: (nothing, scores), is_forward_only=True)
+        if self._has_output:
+            return scored
+        zeros = [torch.zeros(sum(microbatch.num_tokens_B), device=self.device) for microbatch in microbatches]
+        return [Scores(logprobs_N=zeros_N, entropies_N=zeros_N) for zeros_N in zeros]
+
+    def _run_schedule(
+        self,
+        model: ScoringModel,
+        microbatches: Sequence[MicroBatch],
+        use: Callable[[MicroBatch, Scores], tuple[Tensor, Any]],
+        *,
+        is_forward_only: bool = False,
+    ) -> list[Any]:
+        """Take micro-batches through all stages; returns what `use` gave beside its loss, on the last stage."""
+        if not microbatches:
+            return []
+        num_parts = parallel_state.get_context_parallel_world_size()
+        part = parallel_state.get_context_parallel_rank()
+        no_tokens = torch.zeros((), dtype=torch.int, device=self.device)
+
+        def forward(remaining: Iterator[MicroBatch], wrapped: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+            microbatch = next(remaining)
+            rows = pack_rows(microbatch, num_parts, part)
+
+            def finish(logits_nV: Tensor) -> tuple[Tensor, Tensor, Any]:
+                loss, kept = use(microbatch, self._scores(logits_nV, microbatch, rows))
+                return loss, no_tokens, kept
+
+            return model.forward(wrapped, rows), finish
+
+        kept: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(microbatches),
+            model=[model.own if is_forward_only else self._gradients],
+            num_microbatches=len(microbatches),
+            # Stages tell each other the shape of every micro-batch.
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=is_forward_only,
+        )
+        return kept
+
+    def _scores(self, logits_nV: Tensor, microbatch: MicroBatch, rows: PackedRows) -> Scores:
+        logprobs_n, entropies_n = score_split_tokens(
+            logits_nV,
+            rows.target_ids_n,
+            self._temperature,
+            self._model.first_token_id,
+            parallel_state.get_tensor_model_parallel_group(),
+        )
+        return Scores(
+            logprobs_N=self._of_all_parts(logprobs_n, microbatch, rows),
+            entropies_N=self._of_all_parts(entropies_n, microbatch, rows),
+        )
+
+    @staticmethod
+    def _of_all_parts(values_n: Tensor, microbatch: MicroBatch, rows: PackedRows) -> Tensor:
+        """Bring the values of all context-parallel parts together; the gradient goes to each part's own."""
+        group = parallel_state.get_context_parallel_group()
+        if group.size() == 1:
+            return values_n
+        own_N = values_n.new_zeros(sum(microbatch.num_tokens_B)).index_copy(0, rows.tokens_n, values_n)
+        # Megatron-core's name for it: sum forward, pass the gradient as it is.
+        summed: Tensor = reduce_from_tensor_model_parallel_region(own_N, group=group)
+        return summed
+
+    def _reference_checksum(self) -> str | None:
+        if self._reference is None:
+            return None
+        running = RunningChecksum()
+        readable = {name: self._away.readable(tensor) for name, tensor in self._reference.parameters().items()}
+        for name, tensor in full_tensors(readable, self._architecture):
+            if self.rank == 0:
+                running.add(name, tensor)
+        return on_rank_0(running.digest)
+
+
+def _split_ranks(section: TrainerSection, timeout_s: float) -> None:
+    num_ranks = dist.get_world_size()
+    if num_ranks != section.num_ranks:
+        raise ConfigError(
+            f"The trainer has {num_ranks} ranks and its configuration speaks of {section.num_ranks}",
+            "trainer.tensor_parallel x pipeline_parallel x context_parallel x data_parallel of them",
+            "Start as many, or change one of the four",
+        )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=section.tensor_parallel,
+        pipeline_model_parallel_size=section.pipeline_parallel,
+        context_parallel_size=section.context_parallel,
+        distributed_timeout_minutes=timeout_s / 60,
+        create_gloo_process_groups=False,
+    )

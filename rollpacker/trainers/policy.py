@@ -1,0 +1,114 @@
+"""What an objective asks of the model that it trains, whatever holds the model: one process, FSDP2 or Megatron-core.
+
+A policy is one rank's part of the model. All ranks make the same calls in the same order with the same groups in view
+(SPMD); what differs is the samples of their replica. A **replica** is a set of ranks that work on the same
+micro-batches; replicas share the batch among them and sum their gradients once, in `update`.
+
+Invariant: `accumulate` may be called any number of times between two updates, and gradients add up over calls, ranks
+and replicas as if one process had made all of them; nothing waits for another replica's gradient before `update`
+(paper, section 4.4: what streams early must not wait for the others).
+
+Shapes: N response tokens of the rows of a micro-batch, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+    from rollpacker.trainers.microbatches import MicroBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """What a forward pass says of a micro-batch's response tokens."""
+
+    logprobs_N: Tensor
+    """Of the tokens under the softmax of logits / temperature, float32."""
+    entropies_N: Tensor
+    """Of the positions' distributions, nats, without gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Progress:
+    """Where training stands, beside the model and its optimizer."""
+
+    policy_version: int
+    """Finished steps."""
+    generators: tuple[Tensor, ...]
+    """torch's own, as `checkpoints.generators` gives them. A checkpoint keeps those of rank 0."""
+
+
+LossOf = Callable[["MicroBatch", Scores], "Tensor"]
+"""The loss of a micro-batch, a scalar; called once per micro-batch on every rank that holds the output layer."""
+
+
+class Policy(Protocol):
+    """One rank's part of the model, its gradients and its optimizer."""
+
+    device: torch.device
+    """Where micro-batches are expected."""
+    rank: int
+    """Among all ranks, from 0."""
+    replica: int
+    """Which replica this rank belongs to, from 0."""
+    num_replicas: int
+    has_whole_replicas: bool
+    """True when a replica can accumulate without the others, because it holds the whole model."""
+    is_reporter: bool
+    """True on one rank of each replica, which holds the output layer: it alone counts what was observed."""
+
+    def score(self, microbatches: Sequence[MicroBatch]) -> list[Scores]:
+        """Pass forward only. On ranks without the output layer the scores are zeros."""
+
+    def score_reference(self, microbatches: Sequence[MicroBatch]) -> list[Tensor]:
+        """The log-probabilities, [N] each, under the frozen policy that the run began with."""
+
+    def accumulate(self, microbatches: Sequence[MicroBatch], loss_of: LossOf) -> None:
+        """Forward and backward; gradients are added to those that are there. Empty on a replica without work.
+
+        Where `has_whole_replicas` is false all ranks call it together, as they do `score` and `score_reference`.
+        """
+
+    def update(self, learning_rate: float) -> float:
+        """Sum gradients over the replicas, clip, step, clear; returns the gradient's norm before clipping.
+
+        A norm that is not finite is returned as it is, and no weight was changed. The same on all ranks.
+        """
+
+    def clear_gradients(self) -> None: ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors of the policy under their Hugging Face names, ascending, tied ones once, in the model's dtype.
+
+        A collective: every rank exhausts it. Each tensor is good until the next one, and read only.
+        """
+
+    def all_reduce(self, values: Sequence[float], how: Literal["sum", "max"]) -> list[float]:
+        """Sum or maximum of each number over all ranks, in double precision; NaN wins a maximum."""
+
+    def save(self, folder: Path, progress: Progress) -> None:
+        """Write model, optimizer and progress into an existing folder that all ranks see. A collective."""
+
+    def load(self, folder: Path) -> Progress:
+        """Restore exactly what `save` wrote, under any layout of ranks. A collective.
+
+        Raises:
+            CheckpointError: The folder does not hold such a checkpoint; nothing was changed.
+        """
+
+    def sleep(self) -> None:
+        """Move everything that lives on the accelerator to host memory."""
+
+    def wake(self) -> None:
+        """Bring it back."""
+
+    def close(self) -> None:
+        """Leave the other ranks."""

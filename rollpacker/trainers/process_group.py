@@ -1,0 +1,83 @@
+"""How the ranks of a trainer meet, and what they tell each other beside tensors.
+
+Invariant: a process belongs to one trainer; its default process group is that trainer's ranks. Every collective has
+the deadline of a call of the trainer, so a rank that fails takes the others with it instead of leaving them waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from rollpacker.core.errors import EngineFailed, RollpackerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rollpacker.protocols.trainer import TrainerRank
+
+Result = TypeVar("Result")
+
+
+def own_device() -> torch.device:
+    """The accelerator that this process sees, or the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def join(rank: TrainerRank | None, *, timeout_s: float) -> None:
+    """Meet the other ranks; None is the only one and meets nobody. Raises `EngineFailed`."""
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if rank is None:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    try:
+        dist.init_process_group(
+            backend, init_method=rank.rendezvous, rank=rank.rank, world_size=rank.num_ranks, timeout=timeout
+        )
+    except dist.DistError as error:
+        raise EngineFailed(
+            f"Trainer rank {rank.rank} of {rank.num_ranks} did not meet the others at {rank.rendezvous}: {error}",
+            f"All ranks start within {timeout_s:g} s and reach that address",
+            "Look at the logs of the other ranks for what kept them, and at the network between the nodes",
+        ) from error
+
+
+def leave() -> None:
+    """Part from the other ranks, if this process has met any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def on_rank_0(work: Callable[[], Result]) -> Result:
+    """Do something on rank 0; all ranks return its small, picklable result, or raise its `RollpackerError`."""
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = work()
+        except RollpackerError as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome, src=0)
+    answer, raised = outcome
+    if raised is not None:
+        raise raised
+    result: Result = answer
+    return result
+
+
+def all_reduce(values: Sequence[float], how: Literal["sum", "max"], device: torch.device) -> list[float]:
+    """Sum or maximum of each number over all ranks, in double precision; NaN wins a maximum."""
+    numbers = torch.tensor(list(values), dtype=torch.float64, device=device)
+    if how == "sum":
+        dist.all_reduce(numbers, dist.ReduceOp.SUM)
+        return numbers.tolist()
+    # Backends differ in what they make of a NaN, so it travels as a number of its own.
+    is_nan = numbers.isnan()
+    both = torch.stack([numbers.masked_fill(is_nan, -math.inf), is_nan.double()])
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return both[0].masked_fill(both[1] > 0, math.nan).tolist()

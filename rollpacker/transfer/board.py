@@ -1,0 +1,246 @@
+"""The board of one transfer: what the sender and its receivers tell each other beside the buckets.
+
+    attempt 0:  receivers announce themselves -> the sender posts the seating -> notes of bucket 0, 1, ... , the end
+    attempt 1:  the same, when attempt 0 was given up because a member of the process group was lost
+
+The sender holds the board (a TCPStore of torch, in the sender's process) and a receiver reaches it over the network, so
+a sender that dies takes the board along and every receiver knows at once. The sender never blocks on it. A receiver
+waits for the next note until the offer's deadline.
+
+Everything is JSON: whoever reaches the port could write to the board, and must not be able to run code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import DistError, DistStoreError, TCPStore  # type: ignore[attr-defined]  # torch lists no TCPStore
+
+from rollpacker.core.errors import EngineFailed
+from rollpacker.transfer.buckets import Piece, TensorSpec
+from rollpacker.transfer.seating import Seating, Station
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rollpacker.transfer.offers import ReceiverName, WeightOffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """A receiver is there."""
+
+    num_ranks: int
+    """Of its engine."""
+    station: Station
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatingNote:
+    """How an attempt goes."""
+
+    seating: Seating
+    handles: Mapping[str, tuple[str, str]]
+    """How each receiver that has no place in the group opens the two buffers that buckets lie in by turns."""
+    gpu: str | None
+    """The sender's, by its UUID."""
+    backend: str
+    """Of the process group: `nccl` or `gloo`."""
+    lost: Mapping[str, str]
+    """Engines that are left out, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketNote:
+    """A bucket lies ready, or is being broadcast."""
+
+    pieces: tuple[Piece, ...]
+    num_bytes: int
+    """From the bucket's beginning to the end of the last piece."""
+    checksum: str
+    """Of the pieces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndNote:
+    """All buckets have been noted."""
+
+    checksum: str
+    """Of all tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """The attempt is over; another one follows."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverState:
+    """How far a receiver is in an attempt."""
+
+    num_taken: int = 0
+    """Buckets that it has loaded; the end counts as one."""
+    broke_off: str = ""
+    """Not empty: the group broke under it, and it waits for the next attempt."""
+    failed: str = ""
+    """Not empty: why it cannot go on."""
+
+
+class SenderBoard:
+    """The sender's end; made once per transfer."""
+
+    def __init__(self, host: str, timeout_s: float) -> None:
+        """Open a port. `host` is this node's address, as the other nodes reach it."""
+        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+        self.port: int = self.store.port
+
+    def close(self) -> None:
+        """Close the port, and with it every connection; may be called again."""
+        self.__dict__.pop("store", None)
+
+    def announcement(self, attempt: int, receiver: str) -> Announcement | None:
+        """What a receiver said of itself; None while it has not come."""
+        key = _ready_key(attempt, receiver)
+        if not self.store.check([key]):
+            return None
+        plain = json.loads(self.store.get(key))
+        return Announcement(num_ranks=plain["num_ranks"], station=_station(plain["station"]))
+
+    def post_seating(self, attempt: int, note: SeatingNote) -> None:
+        self.store.set(f"{attempt}/seating", _to_json(note))
+
+    def post(self, attempt: int, index: int, note: BucketNote | EndNote | GivenUp) -> None:
+        """Put up the note that follows note `index - 1`."""
+        self.store.set(f"{attempt}/note/{index}", json.dumps({type(note).__name__: dataclasses.asdict(note)}))
+
+    def give_up(self, attempt: int, index: int, why: str) -> None:
+        """Post the last note of an attempt, where those that wait for it and those that do not will see it."""
+        self.store.set(_given_up_key(attempt), why)
+        self.post(attempt, index, GivenUp(why=why))
+
+    def states(self, attempt: int, receivers: Iterable[str]) -> dict[str, ReceiverState]:
+        """How far each is; all of them have announced themselves in this attempt."""
+        names = list(receivers)
+        if not names:
+            return {}
+        answers = self.store.multi_get([_state_key(attempt, name) for name in names])
+        return {name: ReceiverState(**json.loads(answer)) for name, answer in zip(names, answers, strict=True)}
+
+
+class ReceiverBoard:
+    """A receiver's end."""
+
+    def __init__(self, offer: WeightOffer, name: ReceiverName) -> None:
+        """Reach the sender; raises `EngineFailed` when it is not there any more."""
+        self._name = name
+        self._deadline = time.monotonic() + offer.deadline_s
+        try:
+            timeout = timedelta(seconds=offer.timeout_s)
+            self.store = TCPStore(offer.host, offer.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        except DistError as error:
+            raise self._lost_sender(error) from error
+
+    def announce(self, attempt: int, station: Station) -> None:
+        """Say that this receiver is ready."""
+        self.report(attempt, ReceiverState())
+        self._set(
+            _ready_key(attempt, str(self._name)),
+            _to_json(Announcement(num_ranks=self._name.num_ranks, station=station)),
+        )
+
+    def seating(self, attempt: int) -> SeatingNote:
+        """Wait until the sender has seated the receivers."""
+        plain = self._wait(f"{attempt}/seating")
+        seating = plain["seating"]
+        return SeatingNote(
+            seating=Seating(
+                memory=seating["memory"], by_handle=tuple(seating["by_handle"]), in_group=tuple(seating["in_group"])
+            ),
+            handles={name: (first, second) for name, (first, second) in plain["handles"].items()},
+            gpu=plain["gpu"],
+            backend=plain["backend"],
+            lost=plain["lost"],
+        )
+
+    def note(self, attempt: int, index: int) -> BucketNote | EndNote | GivenUp:
+        """Wait for a note."""
+        [(kind, plain)] = self._wait(f"{attempt}/note/{index}").items()
+        match kind:
+            case "BucketNote":
+                return BucketNote(
+                    pieces=tuple(_piece(piece) for piece in plain["pieces"]),
+                    num_bytes=plain["num_bytes"],
+                    checksum=plain["checksum"],
+                )
+            case "EndNote":
+                return EndNote(**plain)
+            case _:
+                return GivenUp(**plain)
+
+    def is_given_up(self, attempt: int) -> bool:
+        try:
+            is_given_up: bool = self.store.check([_given_up_key(attempt)])
+        except DistError as error:
+            raise self._lost_sender(error) from error
+        return is_given_up
+
+    def report(self, attempt: int, state: ReceiverState) -> None:
+        self._set(_state_key(attempt, str(self._name)), _to_json(state))
+
+    def _set(self, key: str, value: str) -> None:
+        try:
+            self.store.set(key, value)
+        except DistError as error:
+            raise self._lost_sender(error) from error
+
+    def _wait(self, key: str) -> dict[str, Any]:
+        remaining_s = max(0.001, self._deadline - time.monotonic())  # 0 would be no limit
+        try:
+            self.store.wait([key], timedelta(seconds=remaining_s))
+            plain: dict[str, Any] = json.loads(self.store.get(key))
+        except DistStoreError as error:
+            raise EngineFailed(f"{self._name} waited too long for weights.", "", str(error)) from error
+        except DistError as error:
+            raise self._lost_sender(error) from error
+        return plain
+
+    def _lost_sender(self, error: Exception) -> EngineFailed:
+        return EngineFailed(f"{self._name} cannot reach the sender of weights.", "", str(error).splitlines()[0])
+
+
+def _ready_key(attempt: int, receiver: str) -> str:
+    return f"{attempt}/ready/{receiver}"
+
+
+def _state_key(attempt: int, receiver: str) -> str:
+    return f"{attempt}/state/{receiver}"
+
+
+def _given_up_key(attempt: int) -> str:
+    return f"{attempt}/given_up"
+
+
+def _to_json(note: Announcement | SeatingNote | ReceiverState) -> str:
+    return json.dumps(dataclasses.asdict(note))
+
+
+def _station(plain: dict[str, Any]) -> Station:
+    return Station(node=plain["node"], gpu=plain["gpu"], visible_gpus=tuple(plain["visible_gpus"]))
+
+
+def _piece(plain: dict[str, Any]) -> Piece:
+    tensor = plain["tensor"]
+    return Piece(
+        tensor=TensorSpec(name=tensor["name"], dtype=tensor["dtype"], shape=tuple(tensor["shape"])),
+        begin=plain["begin"],
+        offset=plain["offset"],
+        num_bytes=plain["num_bytes"],
+    )

@@ -1,0 +1,87 @@
+"""Which engines hold new weights: each one confirms them by a checksum, and none is waited for longer than it is worth.
+
+    half of the engines have answered ──`straggler_s`──> whoever has not is lost
+
+An engine that dies, that is late, or that claims to hold something else is lost, and its error says why; the others go
+on. Only when no engine holds the weights and one of them claims to hold something else is the transfer itself suspect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import EngineFailed, WeightSyncFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+    from typing import Any
+
+    from rollpacker.core.ids import EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What engines are to hold."""
+
+    policy_version: int
+    checksum: str
+
+
+async def those_that_do_not_confirm(
+    answers: Mapping[EngineId, Coroutine[Any, Any, str]], expected: Expected, straggler_s: float
+) -> dict[EngineId, EngineFailed]:
+    """Await the checksums that engines hold; gives the engines that are lost, and why.
+
+    Raises:
+        WeightSyncFailed: None holds what was sent, and some hold something else.
+    """
+    tasks = {engine: asyncio.create_task(answer, name=f"weights of {engine}") for engine, answer in answers.items()}
+    try:
+        await _until_the_rest_is_late(list(tasks.values()), straggler_s)
+        lost: dict[EngineId, EngineFailed] = {}
+        torn: dict[EngineId, str] = {}
+        for engine, task in tasks.items():
+            error = task.exception() if task.done() else _too_late(engine, straggler_s)
+            if isinstance(error, EngineFailed):
+                lost[engine] = error
+            elif error is not None:
+                raise error
+            elif not _is_right(task.result(), expected):
+                torn[engine] = task.result()
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    if torn and len(lost) + len(torn) == len(tasks):
+        raise WeightSyncFailed(
+            " ".join(_claim(engine, claimed, expected) for engine, claimed in torn.items()),
+            "No engine holds what the trainer sent.",
+            "The transfer was torn or stale; resume from the last checkpoint with run.resume=auto.",
+        )
+    return lost | {engine: EngineFailed(_claim(engine, claimed, expected)) for engine, claimed in torn.items()}
+
+
+async def _until_the_rest_is_late(tasks: list[asyncio.Task[str]], straggler_s: float) -> None:
+    """Wait for all tasks; once half of them are done, no longer than `straggler_s`."""
+    pending = set(tasks)
+    while pending and 2 * len(pending) > len(tasks):
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    if pending:
+        await asyncio.wait(pending, timeout=straggler_s)
+
+
+def _is_right(claimed: str, expected: Expected) -> bool:
+    return claimed == expected.checksum
+
+
+def _too_late(engine: EngineId, straggler_s: float) -> EngineFailed:
+    return EngineFailed(
+        f"{engine} has not loaded the weights {straggler_s:g} s after half of the engines had.",
+        "The limit is weight_sync.timeout_s.",
+    )
+
+
+def _claim(engine: EngineId, claimed: str, expected: Expected) -> str:
+    return f"{engine} holds weights with checksum {claimed}; version {expected.policy_version} has {expected.checksum}."

@@ -1,0 +1,79 @@
+"""A trainer's side of a transfer: each rank has one of these, and the first one of them sends.
+
+Ranks gather every tensor together, so all of them are asked to send, at every attempt, and all but the first one only
+take part. Where the trainer must leave its GPU before the engines come, `prepare` copies the policy to the first rank's
+host memory, and it is sent from there, without the other ranks, as long as it is the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import torch
+
+from rollpacker.protocols.weights import Weights
+from rollpacker.transfer.memory import accelerator_here
+from rollpacker.transfer.sender import WeightSender
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rollpacker.protocols.trainer import TensorTrainer
+    from rollpacker.transfer.offers import Delivery, SendingOptions
+
+_NO_VERSION = -1
+"""Of a policy that was never prepared."""
+
+
+class PolicyOffers:
+    """What one rank does."""
+
+    def __init__(self, trainer: TensorTrainer, *, is_first: bool) -> None:
+        self._trainer = trainer
+        self._is_first = is_first
+        self._sender: WeightSender | None = None
+        self._prepared: dict[str, torch.Tensor] = {}
+        """The policy's tensors, on the first rank."""
+        self._prepared_version = _NO_VERSION
+
+    @property
+    def _is_prepared(self) -> bool:
+        return self._prepared_version == self._trainer.policy_version
+
+    async def prepare(self) -> None:
+        """Copy the policy to the host's memory; all ranks."""
+        self._prepared = {}  # so that there is never more than one copy
+        self._prepared = await self._trainer.with_weights(_copy_to_host if self._is_first else lambda _: {})
+        self._prepared_version = self._trainer.policy_version
+
+    def open(self, engines: Sequence[str], host: str, options: SendingOptions) -> Weights:
+        """Hold the policy ready for engines; only the first rank. `host` is its node's address."""
+        self.close()  # of a transfer that was called off
+        device = torch.device("cpu") if self._is_prepared else accelerator_here()
+        self._sender = WeightSender(engines=engines, host=host, options=options, device=device)
+        return Weights(
+            policy_version=self._trainer.policy_version, checksum="", num_bytes=0, payload=self._sender.offer
+        )
+
+    async def send(self) -> Delivery | None:
+        """Make an attempt to bring the policy to everybody; all ranks, of which the first one answers."""
+        sender = self._sender
+        if self._is_prepared:
+            return await asyncio.to_thread(sender.send, self._prepared.items()) if sender else None
+        return await self._trainer.with_weights(sender.send if sender else lambda _: None)
+
+    def drop(self, engine: str, why: str) -> None:
+        """Do without an engine, also while `send` runs; only the first rank."""
+        if self._sender is not None:
+            self._sender.drop(engine, why)
+
+    def close(self) -> None:
+        """End what `open` began."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
+
+
+def _copy_to_host(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}

@@ -1,0 +1,67 @@
+"""What an engine is told when weights are to be fetched from the trainer: where the sender waits, and for how long.
+
+A `WeightOffer` travels as `Weights.payload`, to the engine and on to each of its workers. It is plain data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rollpacker.transfer.seating import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightOffer:
+    """One policy version that a sender holds ready; it ends with the sender's board."""
+
+    host: str
+    port: int
+    """Of the board on which both ends write what they do (`transfer.board`)."""
+    timeout_s: float
+    """How long a receiver may keep the others waiting before it is done without."""
+    deadline_s: float
+    """How long the whole transfer may take, seconds: then a receiver takes the sender for lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendingOptions:
+    """How a transfer is to go."""
+
+    transport: Transport
+    bucket_bytes: int
+    """Of each of two buffers; a multiple of `rollpacker.protocols.tensors.PIECE_BYTES`."""
+    timeout_s: float
+    """How long one receiver may keep the others waiting."""
+    deadline_s: float
+    """For the whole transfer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverName:
+    """One worker of one engine."""
+
+    engine: str
+    rank: int
+    num_ranks: int
+    """Workers of the engine; each of them receives."""
+
+    def __str__(self) -> str:
+        return f"{self.engine}/{self.rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What became of one attempt to send."""
+
+    is_complete: bool
+    """True when everybody who is not lost holds the weights; else another attempt is due."""
+    checksum: str
+    """Of all tensors."""
+    num_bytes: int
+    """Of all tensors: what each receiver got."""
+    lost: Mapping[str, str]
+    """Engines that are done without, since the transfer began, and why."""

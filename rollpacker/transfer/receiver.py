@@ -1,0 +1,244 @@
+"""The receiver of weights: announces itself, takes bucket after bucket, checks each and hands its tensors to a loader.
+
+    announce -> seated -> [note -> bucket -> checksum -> load -> "taken"] -> the end: checksum of all -> "taken"
+        ^                                   | the attempt was given up, or the group broke
+        └───────────────────────────────────┘
+
+Every worker of an engine is a receiver of its own: all get the full tensors, and their loaders take the worker's shard.
+After a failed attempt a loader begins anew; until an attempt ends the engine holds neither policy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from rollpacker.core.errors import EngineFailed
+from rollpacker.protocols.tensors import RunningChecksum, combined_checksum
+from rollpacker.transfer.board import BucketNote, EndNote, GivenUp, ReceiverBoard, ReceiverState, SeatingNote
+from rollpacker.transfer.groups import BroadcastGroup, address_towards
+from rollpacker.transfer.memory import OpenedCudaBuffer, OpenedHostBuffer, station_here, wait_for_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.transfer.buckets import Piece, TensorSpec
+    from rollpacker.transfer.offers import ReceiverName, WeightOffer
+    from rollpacker.transfer.seating import Station
+
+_POLL_S = 0.0005
+"""Between two looks at a broadcast that is under way."""
+
+_LOOK_AT_BOARD_S = 0.05
+"""Between two looks at whether it was given up meanwhile."""
+
+
+class Loader(Protocol):
+    """Where received tensors go."""
+
+    keeps_tensors: bool
+    """True when tensors are needed after `load`; else they may lie in the sender's memory, which is used again."""
+
+    def begin(self) -> None:
+        """Expect all tensors, whatever came before."""
+
+    def load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Take some of them, whole, under their Hugging Face names; on the host or on the receiver's device."""
+
+    def finish(self) -> None:
+        """Return when all of them are in place."""
+
+
+class _Interrupted(Exception):
+    """The attempt is over, and another one is due."""
+
+
+def receive_weights(offer: WeightOffer, name: ReceiverName, loader: Loader, device: torch.device) -> str:
+    """Fetch the offered weights, and return the checksum of what came.
+
+    Args:
+        offer: Where the sender waits.
+        name: Which worker of which engine this is.
+        loader: Takes the tensors; what it raises is reported to the sender and raised.
+        device: The worker's own.
+
+    Raises:
+        EngineFailed: The sender is gone, does without this engine, or sent a damaged bucket.
+    """
+    board = ReceiverBoard(offer, name)
+    station = station_here(device)
+    for attempt in itertools.count():
+        board.announce(attempt, station)
+        note = board.seating(attempt)
+        if str(name) not in note.seating.receivers:
+            why = note.lost.get(name.engine, "")
+            raise EngineFailed(f"{name.engine} was left out of a transfer of weights.", "", why)
+        receiving = _Receiving(board, attempt, note, offer, name, loader, device, station)
+        try:
+            return receiving.run()
+        except _Interrupted as interrupted:
+            receiving.report(ReceiverState(broke_off=str(interrupted)))
+        except BaseException as error:
+            with suppress(EngineFailed):  # the sender may be what failed
+                receiving.report(ReceiverState(failed=str(error) or type(error).__name__))
+            raise
+        finally:
+            receiving.close()
+    raise AssertionError("attempts do not end")
+
+
+class _Receiving:
+    """One attempt."""
+
+    def __init__(  # noqa: PLR0917  (one call site)
+        self,
+        board: ReceiverBoard,
+        attempt: int,
+        note: SeatingNote,
+        offer: WeightOffer,
+        name: ReceiverName,
+        loader: Loader,
+        device: torch.device,
+        station: Station,
+    ) -> None:
+        self._board = board
+        self._attempt = attempt
+        self._seating = note
+        self._offer = offer
+        self._name = str(name)
+        self._loader = loader
+        self._device = device
+        self._station = station
+        self._deadline = time.monotonic() + offer.deadline_s
+        self._opened: list[OpenedHostBuffer | OpenedCudaBuffer] = []
+        self._group: BroadcastGroup | None = None
+        self._unfinished: dict[str, torch.Tensor] = {}
+        """Large tensors of which pieces have come; flat."""
+
+    def run(self) -> str:
+        self._loader.begin()
+        self._open()
+        checksums: list[str] = []
+        for index in itertools.count():
+            note = self._board.note(self._attempt, index)
+            match note:
+                case BucketNote():
+                    self._take(index, note)
+                    checksums.append(note.checksum)
+                case EndNote():
+                    self._loader.finish()
+                    wait_for_device(self._device)
+                    checksum = combined_checksum(checksums)
+                    if checksum != note.checksum:
+                        raise EngineFailed(f"{self._name} lacks buckets of weights.", "", "")
+                    self.report(ReceiverState(num_taken=index + 1))
+                    return checksum
+                case GivenUp():
+                    raise _Interrupted(note.why)
+            self.report(ReceiverState(num_taken=index + 1))
+        raise AssertionError("notes do not end")
+
+    def report(self, state: ReceiverState) -> None:
+        self._board.report(self._attempt, state)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+        self._group = None
+        for buffer in self._opened:
+            buffer.close()
+
+    def _open(self) -> None:
+        note, seating = self._seating, self._seating.seating
+        if self._name in seating.by_handle:
+            for handle in note.handles[self._name]:
+                if seating.memory == "cuda":
+                    assert note.gpu is not None
+                    self._opened.append(OpenedCudaBuffer(handle, self._station.visible_gpus.index(note.gpu)))
+                else:
+                    self._opened.append(OpenedHostBuffer(handle))
+            return
+        try:
+            self._group = BroadcastGroup(
+                backend=note.backend,
+                store=self._board.store,
+                name=f"{self._attempt}/group",
+                rank=1 + seating.in_group.index(self._name),
+                size=1 + len(seating.in_group),
+                address=address_towards(self._offer.host, self._offer.port),
+                timeout_s=self._offer.timeout_s,
+            )
+        except RuntimeError as error:
+            raise _Interrupted(f"{self._name} could not join the process group: {error}") from error
+
+    def _take(self, index: int, note: BucketNote) -> None:
+        data = self._data(index, note.num_bytes)
+        checksum = RunningChecksum()
+        for piece in note.pieces:
+            spec = piece.tensor
+            checksum.add_piece(spec.name, spec.dtype, spec.shape, piece.begin, _part(data, piece))
+        if (found := checksum.digest()) != note.checksum:
+            if self._board.is_given_up(self._attempt):
+                raise _Interrupted("The sender gave up, and uses its memory again.")
+            raise EngineFailed(
+                f"{self._name} received a damaged bucket of weights: its checksum is {found}, it was sent with "
+                f"{note.checksum}.",
+                "",
+                "",
+            )
+        tensors = [whole for piece in note.pieces if (whole := self._whole(piece, _part(data, piece))) is not None]
+        self._loader.load(tensors)
+        wait_for_device(self._device)  # what the loader asked for may still read from the bucket
+
+    def _data(self, index: int, num_bytes: int) -> torch.Tensor:
+        if self._opened:
+            data = self._opened[index % 2].data[:num_bytes]
+            return data.clone() if self._loader.keeps_tensors else data
+        device = self._device if self._seating.seating.memory == "cuda" else torch.device("cpu")
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._receive(data)
+        return data
+
+    def _receive(self, data: torch.Tensor) -> None:
+        """Take part in a broadcast, as long as the sender does."""
+        assert self._group is not None
+        try:
+            work = self._group.broadcast(data)
+            next_look = time.monotonic() + _LOOK_AT_BOARD_S
+            while not work.is_completed():
+                time.sleep(_POLL_S)
+                if time.monotonic() > next_look:
+                    if self._board.is_given_up(self._attempt):
+                        raise _Interrupted("The sender gave up a broadcast.")
+                    if time.monotonic() > self._deadline:
+                        raise EngineFailed(f"{self._name} waited too long for a broadcast of weights.", "", "")
+                    next_look = time.monotonic() + _LOOK_AT_BOARD_S
+            work.wait()
+        except RuntimeError as error:
+            raise _Interrupted(f"{self._name} lost the process group: {error}") from error
+
+    def _whole(self, piece: Piece, data: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+        """Give the tensor that a piece completes."""
+        spec = piece.tensor
+        if piece.num_bytes == spec.num_bytes:
+            return spec.name, _shaped(data, spec)
+        if piece.begin == 0:
+            self._unfinished[spec.name] = torch.empty(spec.num_bytes, dtype=torch.uint8, device=data.device)
+        flat = self._unfinished[spec.name]
+        flat[piece.begin : piece.begin + piece.num_bytes].copy_(data)
+        if not piece.is_last:
+            return None
+        return spec.name, _shaped(self._unfinished.pop(spec.name), spec)
+
+
+def _part(data: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return data[piece.offset : piece.offset + piece.num_bytes]
+
+
+def _shaped(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return data.view(dtype).view(spec.shape)

@@ -1,0 +1,354 @@
+"""The sender of weights: takes full tensors one by one, fills buckets with them, and passes each to all receivers.
+
+    gather who is ready -> seat them -> [fill a bucket -> note it, broadcast it -> wait until it was taken] -> the end
+
+Two buckets take turns: while one is being taken, the next one is filled (for a sharded policy that means gathered).
+
+**Nobody waits for a receiver that fails.** One that does not come, does not go on or says that it failed costs the
+others at most the timeout, and less when the driver knows of its death (`drop`). It is lost with its whole engine.
+What shares memory goes on without it at once. A process group cannot: the attempt is given up, and the next one makes
+a fresh group of those that announce themselves again. Whoever is stuck in the broken one does not, and is lost.
+
+The checksum of a bucket is computed here from the trainer's tensors and by each receiver from what it has, before it
+loads them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from rollpacker.protocols.tensors import RunningChecksum, combined_checksum, dtype_name
+from rollpacker.transfer.board import BucketNote, EndNote, SeatingNote, SenderBoard
+from rollpacker.transfer.buckets import BucketPlan, Piece, TensorSpec
+from rollpacker.transfer.groups import BroadcastGroup
+from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
+from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
+from rollpacker.transfer.seating import Seating, Station, seat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch.distributed import Work
+
+_POLL_S = 0.001
+"""Between two looks at the board; a look costs some 0.05 ms."""
+
+
+class _Broken(Exception):
+    """The attempt cannot go on: its process group has lost a member."""
+
+
+class WeightSender:
+    """One transfer of one policy version; made for it and closed after it."""
+
+    def __init__(self, *, engines: Sequence[str], host: str, options: SendingOptions, device: torch.device) -> None:
+        """Open the board.
+
+        Args:
+            engines: Who is to receive.
+            host: This node's address, as the engines' nodes reach it.
+            options: How.
+            device: Where the tensors will be.
+        """
+        self._host = host
+        self._options = options
+        self._device = device
+        self._board = SenderBoard(host, options.timeout_s)
+        self._num_attempts = 0
+        self._roster = _Roster(engines=list(engines))
+        self._buffers: dict[str, list[Buffer]] = {}
+
+    @property
+    def offer(self) -> WeightOffer:
+        return WeightOffer(
+            host=self._host,
+            port=self._board.port,
+            timeout_s=self._options.timeout_s,
+            deadline_s=self._options.deadline_s,
+        )
+
+    def drop(self, engine: str, why: str) -> None:
+        """Do without an engine; may be called from another thread while `send` runs."""
+        self._roster.dropped[engine] = why
+
+    def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Delivery:
+        """Make one attempt to give every engine every tensor; raises `ConfigError` when the transport reaches one not.
+
+        A tensor is read before the next one is asked for.
+        """
+        attempt = self._num_attempts
+        self._num_attempts += 1
+        stations = self._gather(attempt)
+        checksum, num_bytes, is_complete = "", 0, True
+        if stations:
+            here = station_here(self._device)
+            seating = seat(self._options.transport, here, stations)
+            buffers = self._buffers_in(seating.memory)
+            sending = _Sending(self._board, attempt, self._roster, seating, self.offer, buffers, here.gpu)
+            try:
+                checksum, num_bytes = sending.run(tensors)
+            except _Broken as error:
+                self._board.give_up(attempt, sending.num_notes, str(error))
+                is_complete = False
+            finally:
+                sending.close()
+        return Delivery(is_complete=is_complete, checksum=checksum, num_bytes=num_bytes, lost=dict(self._roster.lost))
+
+    def close(self) -> None:
+        """Take the board down: receivers that still hope for it fail."""
+        self._board.close()
+        for buffers in self._buffers.values():
+            for buffer in buffers:
+                buffer.close()
+        self._buffers.clear()
+
+    def _buffers_in(self, memory: str) -> list[Buffer]:
+        """Two buffers, the same ones at every attempt: a receiver that is slow to let go finds memory still there."""
+        if memory not in self._buffers:
+            self._buffers[memory] = [
+                CudaBuffer(self._options.bucket_bytes, self._device)
+                if memory == "cuda"
+                else HostBuffer(self._options.bucket_bytes)
+                for _ in range(2)
+            ]
+        return self._buffers[memory]
+
+    def _gather(self, attempt: int) -> dict[str, Station]:
+        """Wait until every worker of every engine has announced itself; who does not in time is lost."""
+        roster = self._roster
+        stations: dict[str, Station] = {}
+        missing = list(roster.engines)
+        deadline = time.monotonic() + self._options.timeout_s
+        while missing:
+            roster.take_dropped()
+            for engine in [engine for engine in missing if engine not in roster.lost]:
+                found = self._workers(attempt, engine)
+                if found:
+                    stations.update(found)
+                    missing.remove(engine)
+            missing = [engine for engine in missing if engine not in roster.lost]
+            if missing and time.monotonic() > deadline:
+                for engine in missing:
+                    roster.lose(engine, f"It was not ready for weights within {self._options.timeout_s:g} s.")
+            elif missing:
+                time.sleep(_POLL_S)
+        return {name: station for name, station in stations.items() if engine_of(name) not in roster.lost}
+
+    def _workers(self, attempt: int, engine: str) -> dict[str, Station]:
+        """Where an engine's workers are; empty until all of them are there."""
+        stations: dict[str, Station] = {}
+        rank, num_ranks = 0, 1
+        while rank < num_ranks:
+            announcement = self._board.announcement(attempt, f"{engine}/{rank}")
+            if announcement is None:
+                return {}
+            num_ranks = announcement.num_ranks
+            stations[f"{engine}/{rank}"] = announcement.station
+            rank += 1
+        return stations
+
+
+def engine_of(receiver: str) -> str:
+    """Give the engine of a receiver, which goes by its `ReceiverName` as text."""
+    return receiver.rpartition("/")[0]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Roster:
+    """The engines of a transfer."""
+
+    engines: list[str]
+    """Those that are to have the weights, still."""
+    lost: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Written by another thread, one entry at a time."""
+
+    def lose(self, engine: str, why: str) -> None:
+        if engine in self.engines:
+            self.engines.remove(engine)
+            self.lost[engine] = why
+
+    def take_dropped(self) -> None:
+        for engine, why in list(self.dropped.items()):
+            self.lose(engine, why)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Filling:
+    """A bucket that is being filled."""
+
+    buffer: Buffer
+    pieces: list[Piece] = field(default_factory=list)
+    checksum: RunningChecksum = field(default_factory=RunningChecksum)
+
+    def add(self, piece: Piece, tensor: torch.Tensor) -> None:
+        data = tensor[piece.begin : piece.begin + piece.num_bytes]
+        spec = piece.tensor
+        self.checksum.add_piece(spec.name, spec.dtype, spec.shape, piece.begin, data)
+        self.buffer.data[piece.offset : piece.offset + piece.num_bytes].copy_(data)
+        self.pieces.append(piece)
+
+
+class _Sending:
+    """One attempt."""
+
+    def __init__(  # noqa: PLR0917  (one call site)
+        self,
+        board: SenderBoard,
+        attempt: int,
+        roster: _Roster,
+        seating: Seating,
+        offer: WeightOffer,
+        buffers: Sequence[Buffer],
+        gpu: str | None,
+    ) -> None:
+        self._board = board
+        self._attempt = attempt
+        self._roster = roster
+        self._seating = seating
+        self._offer = offer
+        self._backend = "nccl" if seating.memory == "cuda" else "gloo"
+        self._receivers = list(seating.receivers)
+        self._buffers = buffers
+        self._gpu = gpu
+        self._works: list[Work | None] = [None, None]
+        self._group: BroadcastGroup | None = None
+        self.num_notes = 0
+        """Posted so far."""
+
+    def run(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, int]:
+        """Send everything; returns its checksum and size. Raises `_Broken`."""
+        self._open()
+        plan = BucketPlan(len(self._buffers[0].data))
+        checksums: list[str] = []
+        num_bytes = 0
+        filling: _Filling | None = None
+        for name, tensor in tensors:
+            spec = TensorSpec(name=name, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape))
+            num_bytes += spec.num_bytes
+            data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            for bucket, piece in plan.place(spec):
+                if filling is not None and bucket != self.num_notes:
+                    checksums.append(self._pass_on(filling))
+                    filling = None
+                if filling is None:
+                    filling = self._next_bucket()
+                filling.add(piece, data)
+        if filling is not None:
+            checksums.append(self._pass_on(filling))
+        checksum = combined_checksum(checksums)
+        self._post(EndNote(checksum=checksum))
+        self._await_taken(self.num_notes)
+        return checksum, num_bytes
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+        self._group = None
+        self._works = [None, None]
+
+    def _open(self) -> None:
+        in_group = self._seating.in_group
+        note = SeatingNote(
+            seating=self._seating,
+            handles={name: (self._buffers[0].handle(), self._buffers[1].handle()) for name in self._seating.by_handle},
+            gpu=self._gpu,
+            backend=self._backend,
+            lost=self._roster.lost,
+        )
+        self._board.post_seating(self._attempt, note)
+        if in_group:
+            try:
+                self._group = BroadcastGroup(
+                    backend=self._backend,
+                    store=self._board.store,
+                    name=f"{self._attempt}/group",
+                    rank=0,
+                    size=1 + len(in_group),
+                    address=self._offer.host,
+                    timeout_s=self._offer.timeout_s,
+                )
+            except RuntimeError as error:
+                raise _Broken(f"The process group could not be formed: {error}") from error
+
+    def _next_bucket(self) -> _Filling:
+        """Take the buffer that is free, or that is awaited to be."""
+        self._await_taken(self.num_notes - 1)
+        which = self.num_notes % 2
+        work, self._works[which] = self._works[which], None
+        if work is not None:
+            _raise_if_failed(work)
+        return _Filling(buffer=self._buffers[which])
+
+    def _pass_on(self, filling: _Filling) -> str:
+        """Give a full bucket to all receivers; returns its checksum."""
+        last = filling.pieces[-1]
+        note = BucketNote(
+            pieces=tuple(filling.pieces),
+            num_bytes=last.offset + last.num_bytes,
+            checksum=filling.checksum.digest(),  # waits for the device, so that the bucket is complete from here on
+        )
+        index = self.num_notes
+        self._post(note)
+        if self._group is not None:
+            try:
+                self._works[index % 2] = self._group.broadcast(filling.buffer.data[: note.num_bytes])
+            except RuntimeError as error:
+                raise _Broken(f"A broadcast failed: {error}") from error
+        return note.checksum
+
+    def _post(self, note: BucketNote | EndNote) -> None:
+        self._board.post(self._attempt, self.num_notes, note)
+        self.num_notes += 1
+
+    def _await_taken(self, num_notes: int) -> None:
+        """Wait until every receiver has taken so many notes; raises `_Broken`."""
+        deadline = time.monotonic() + self._offer.timeout_s
+        while behind := self._behind(num_notes):
+            if time.monotonic() > deadline:
+                self._do_without(behind)
+            time.sleep(_POLL_S)
+
+    def _behind(self, num_notes: int) -> list[str]:
+        """Who has taken less than so many notes; who has failed is lost."""
+        self._roster.take_dropped()
+        self._forget_the_lost()
+        states = self._board.states(self._attempt, self._receivers)
+        for name, state in states.items():
+            if state.failed:
+                self._roster.lose(engine_of(name), state.failed)
+        self._forget_the_lost()
+        for state in states.values():
+            if state.broke_off:
+                raise _Broken(state.broke_off)
+        for work in self._works:
+            if work is not None and work.is_completed():
+                _raise_if_failed(work)
+        return [name for name in self._receivers if states[name].num_taken < num_notes]
+
+    def _do_without(self, slow: Sequence[str]) -> None:
+        """Lose receivers that are late, unless the group holds them up: then only the next attempt will tell."""
+        why = f"It did not take a bucket of weights within {self._offer.timeout_s:g} s."
+        for name in slow:
+            if name not in self._seating.in_group:
+                self._roster.lose(engine_of(name), why)
+        self._forget_the_lost()
+        if any(name in self._seating.in_group for name in slow):
+            raise _Broken(why)
+
+    def _forget_the_lost(self) -> None:
+        gone = [name for name in self._receivers if engine_of(name) in self._roster.lost]
+        self._receivers = [name for name in self._receivers if name not in gone]
+        if any(name in self._seating.in_group for name in gone):
+            raise _Broken(f"The process group lost {', '.join(gone)}.")
+
+
+def _raise_if_failed(work: Work) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise _Broken(f"A broadcast failed: {error}") from error

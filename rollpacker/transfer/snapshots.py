@@ -1,0 +1,72 @@
+"""Weights as a snapshot: the trainer copies its policy once, and every engine loads the copy.
+
+The copy outlives the sync, so that an engine that comes later is served without the trainer, which may be asleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.protocols.weights import Published
+from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rollpacker.core.ids import EngineId
+    from rollpacker.protocols.engine import Engine
+    from rollpacker.protocols.weights import Weights
+
+
+class Exporter(Protocol):
+    """What a snapshot is asked of: a trainer."""
+
+    async def export_weights(self) -> Weights: ...
+
+
+class SnapshotSync:
+    """Implements `rollpacker.protocols.weights.WeightSync` over `export_weights` and `load_weights`.
+
+    Args:
+        trainer: Gives the snapshots.
+        straggler_s: How much longer than half of the engines another one may take.
+    """
+
+    def __init__(self, trainer: Exporter, straggler_s: float) -> None:
+        self._trainer = trainer
+        self._straggler_s = straggler_s
+        self._newest: Weights | None = None
+        self._is_prepared = False
+
+    async def prepare(self) -> None:
+        self._newest = await self._trainer.export_weights()
+        self._is_prepared = True
+
+    async def publish(self, engines: Mapping[EngineId, Engine]) -> Published:
+        began = asyncio.get_running_loop().time()
+        if self._newest is None or not self._is_prepared:
+            self._newest = await self._trainer.export_weights()
+        self._is_prepared = False
+        return await self._load_into(engines, self._newest, began)
+
+    async def serve(self, engine_id: EngineId, engine: Engine) -> Published:
+        if self._newest is None:
+            raise ImpossibleEvent(f"{engine_id} asked for weights before any were published.", "Publish them first.")
+        return await self._load_into({engine_id: engine}, self._newest, asyncio.get_running_loop().time())
+
+    async def _load_into(self, engines: Mapping[EngineId, Engine], weights: Weights, began: float) -> Published:
+        """Load a snapshot into engines, all at once. `began` is the loop's time at which the sync began."""
+        lost = await those_that_do_not_confirm(
+            {engine_id: engine.load_weights(weights) for engine_id, engine in engines.items()},
+            Expected(policy_version=weights.policy_version, checksum=weights.checksum),
+            self._straggler_s,
+        )
+        return Published(
+            policy_version=weights.policy_version,
+            checksum=weights.checksum,
+            num_bytes=weights.num_bytes,
+            time_s=asyncio.get_running_loop().time() - began,
+            lost=lost,
+        )

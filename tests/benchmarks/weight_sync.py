@@ -1,0 +1,146 @@
+"""How long a policy takes from a trainer to engines by each transport, against a plain copy of as many bytes.
+
+    python tests/benchmarks/weight_sync.py [MIB] [ENGINES]
+
+Prints, for a policy of MIB (256) MiB in bfloat16 and so many engines (1, 2), the best of three syncs by each
+transport: seconds, GB/s per engine, and the ratio to a copy from memory to memory in this process. Everything is on
+this machine, on CPUs: `handles` is shared memory, `broadcast` is gloo over the loopback, `object_store` is Ray's. A
+sync ends when each engine's process has checked every byte and copied it to tensors of its own, so one copy and two
+checksums are part of it.
+
+Takes about a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+
+from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, num_bytes_of_tensors
+from rollpacker.transfer.offers import SendingOptions
+from rollpacker.transfer.sender import WeightSender
+from tests.transfer.receivers import receiving
+
+NUM_REPEATS = 3
+BUCKET_MIB = 64
+PATIENCE_S = 120.0
+HIDDEN = 1024
+"""Square matrices of this size: 2 MiB each."""
+
+
+def make_policy(num_mib: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"layers.{index}.weight": torch.randn(HIDDEN, HIDDEN, generator=generator).bfloat16()
+        for index in range(max(1, num_mib // 2))
+    }
+
+
+def time_of_copy(policy: dict[str, torch.Tensor]) -> float:
+    held = {name: torch.zeros_like(tensor) for name, tensor in policy.items()}
+
+    def copy() -> None:
+        for name, tensor in held.items():
+            tensor.copy_(policy[name])
+
+    return min(_seconds(copy) for _ in range(NUM_REPEATS))
+
+
+def time_of_sending(policy: dict[str, torch.Tensor], transport: str, num_engines: int) -> float:
+    return min(_send(policy, transport, num_engines) for _ in range(NUM_REPEATS))
+
+
+def _send(policy: dict[str, torch.Tensor], transport: str, num_engines: int) -> float:
+    engines = [f"engine-{index}" for index in range(num_engines)]
+    options = SendingOptions(
+        transport=transport,
+        bucket_bytes=(BUCKET_MIB << 20) // PIECE_BYTES * PIECE_BYTES,
+        timeout_s=PATIENCE_S,
+        deadline_s=PATIENCE_S,
+    )
+    sender = WeightSender(engines=engines, host="127.0.0.1", options=options, device=torch.device("cpu"))
+    try:
+        with receiving(sender.offer, dict.fromkeys(engines, "")):
+            while any(sender._board.announcement(0, f"{engine}/0") is None for engine in engines):
+                time.sleep(0.01)
+            began = time.perf_counter()
+            delivery = sender.send(iter(policy.items()))
+            elapsed_s = time.perf_counter() - began
+    finally:
+        sender.close()
+    assert delivery.is_complete
+    assert not delivery.lost
+    assert delivery.num_bytes == num_bytes_of_tensors(policy)
+    return elapsed_s
+
+
+def time_of_object_store(policy: dict[str, torch.Tensor], num_engines: int) -> float:
+    """As `SnapshotSync` does it: a copy of the policy, its checksum, `ray.put`, and a copy in every engine."""
+    import ray
+
+    class Engine:
+        def __init__(self, policy: dict[str, torch.Tensor]) -> None:
+            torch.set_num_threads(1)
+            self._held = {name: torch.zeros_like(tensor) for name, tensor in policy.items()}
+
+        def load(self, policy: dict[str, torch.Tensor]) -> str:
+            for name, tensor in self._held.items():
+                tensor.copy_(policy[name])
+            return checksum_of_tensors(self._held)
+
+    ray.init(
+        num_cpus=num_engines + 1,
+        include_dashboard=False,
+        logging_level="error",
+        log_to_driver=False,
+        object_store_memory=4 * num_bytes_of_tensors(policy) + (100 << 20),
+    )
+    try:
+        engines = [ray.remote(Engine).remote(policy) for _ in range(num_engines)]
+        ray.get([engine.load.remote(policy) for engine in engines])
+
+        def sync() -> None:
+            snapshot = {name: tensor.clone() for name, tensor in policy.items()}
+            checksum = checksum_of_tensors(snapshot)
+            reference = ray.put(snapshot)
+            assert set(ray.get([engine.load.remote(reference) for engine in engines])) == {checksum}
+
+        return min(_seconds(sync) for _ in range(NUM_REPEATS))
+    finally:
+        ray.shutdown()
+
+
+def _seconds(work) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    num_mib = int(sys.argv[1]) if len(sys.argv) > 1 else 256
+    engine_counts = [int(word) for word in sys.argv[2:]] or [1, 2]
+    policy = make_policy(num_mib)
+    gigabytes = num_bytes_of_tensors(policy) / 1e9
+    copy_s = time_of_copy(policy)
+    load = os.getloadavg()[0]
+    print(f"{num_mib} MiB, {len(policy)} tensors, {os.cpu_count()} cores, load {load:.1f} before the benchmark")
+    print(f"{'transport':<14}{'engines':>8}{'seconds':>10}{'GB/s':>8}{'copies':>8}")
+    print(f"{'plain copy':<14}{'':>8}{copy_s:>10.3f}{gigabytes / copy_s:>8.2f}{1:>8.1f}")
+    for num_engines in engine_counts:
+        for transport in ("handles", "broadcast", "object_store"):
+            if transport == "object_store":
+                seconds = time_of_object_store(policy, num_engines)
+            else:
+                seconds = time_of_sending(policy, transport, num_engines)
+            print(
+                f"{transport:<14}{num_engines:>8}{seconds:>10.3f}{gigabytes / seconds:>8.2f}{seconds / copy_s:>8.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Engines that are killed in the middle of a real rollout are replaced, and nothing of the data is lost or repeated."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from rollpacker.runtime.replay import replay
+from tests.e2e.launched import LaunchedRun, rows, small_run, trained_prompts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+NUM_KILLS = 10
+NUM_PROMPTS = 40
+
+
+def pid_of(run: LaunchedRun, engine: str) -> int:
+    """Of its process, which names itself in a log of its own."""
+    log = run.run_dir / "logs" / "attempt-000" / f"{engine}.log"
+    found = re.search(r"^Process (\d+) on ", log.read_text(errors="replace"), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def engines_that_joined(run: LaunchedRun) -> list[str]:
+    """The first two once a rollout has begun, and then each one that took another's place."""
+    output = run.output()
+    first = ["engine-0", "engine-1"] if "  rollout ..." in output else []
+    return [*first, *re.findall(r"note: (engine-\S+) has taken the place of", output)]
+
+
+def test_ten_kills_of_engines_during_rollouts_lose_nothing_and_train_nothing_twice(inputs, tmp_path):
+    """Each engine is killed as soon as it has joined, so that rounds stand without any engine again and again."""
+    run = LaunchedRun(
+        tmp_path / "run",
+        *small_run(inputs, "system=rollpacker", f"engine.max_restarts={NUM_KILLS}", "engine.restart_pause_s=0"),
+    )
+    for number in range(NUM_KILLS):
+        run.wait_until(lambda number=number: len(engines_that_joined(run)) > number)
+        os.kill(pid_of(run, engines_that_joined(run)[number]), signal.SIGKILL)
+    assert run.wait() == 0, run.output()
+    run.assert_nothing_is_left()
+
+    steps, responses = rows(run.run_dir, "steps"), rows(run.run_dir, "responses")
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    trained = trained_prompts(run.run_dir)
+    assert len(trained) == len(set(trained)) == NUM_PROMPTS
+    assert all(row["policy_version"] == row["step"] for row in responses if row["accepted"])
+    assert {row["engine"] for row in responses} <= set(engines_that_joined(run))
+    assert sum(step["num_engines_lost"] for step in steps) == NUM_KILLS
+    assert sum(step["num_engines_replaced"] for step in steps) == len(engines_that_joined(run)) - 2
+    replay(run.run_dir)

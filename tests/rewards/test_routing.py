@@ -1,0 +1,129 @@
+"""Domains that are judged differently in one run, with the real checks of math and walks."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.core.errors import DataError, EngineFailed
+from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.data.prompts import load_prompts
+from rollpacker.protocols.references import AnswerReference
+from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.rewards import walk
+from rollpacker.rewards.factory import check_references, make_reward_worker
+from rollpacker.rewards.routing import RoutingRewardWorker
+from rollpacker.rewards.scoring import score_file
+from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
+
+MIXED = Path(__file__).parents[1] / "data" / "mixed.jsonl"
+SECTION = RewardSection(name="math", domains={"walk": "walk"}, timeout_s=20)
+
+
+def request_of(sample, domain, truth, response):
+    return ScoringRequest(
+        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
+        domain=Domain(domain),
+        prompt_text="",
+        response_text=response,
+        is_truncated=False,
+        reference=AnswerReference(text=truth),
+    )
+
+
+async def collect(worker, num_verdicts):
+    verdicts = []
+    while len(verdicts) < num_verdicts:
+        verdicts += await worker.collect()
+    return {verdict.request.sample: verdict.reason for verdict in verdicts}
+
+
+async def test_each_response_is_judged_once_by_the_check_of_its_domain():
+    """`+1 4` is a walk from 3 to 4, and as math it is no answer to 4: the wrong check would say so."""
+    worker = make_reward_worker(SECTION)
+    try:
+        await worker.score(
+            [
+                request_of(0, "math", "42", "So it is \\boxed{42}."),
+                request_of(1, "walk", "3 4", "+1 4"),
+                request_of(2, "walk", "3 4", "\\boxed{3 4}"),
+                request_of(3, "algebra", "42", "\\boxed{41}"),
+            ]
+        )
+        assert await collect(worker, 4) == {0: "correct", 1: "correct", 2: "malformed", 3: "wrong_answer"}
+        await worker.score([request_of(4, "walk", "3 4", "+1 5")])
+        assert await collect(worker, 1) == {4: "wrong_sum"}
+    finally:
+        await worker.close()
+
+
+async def test_a_check_that_cannot_start_is_not_waited_for_although_the_others_work():
+    broken = KillableRewardWorker("no_such_module", 1, 1.0)
+    worker = RoutingRewardWorker(InPlaceRewardWorker(walk), {Domain("math"): broken})
+    try:
+        await worker.score([request_of(0, "math", "42", "42")])
+        with pytest.raises(EngineFailed, match="could not import no_such_module"):
+            await worker.collect()
+    finally:
+        await worker.close()
+
+
+async def test_closing_wakes_who_waits_for_verdicts():
+    worker = RoutingRewardWorker(InPlaceRewardWorker(walk), {Domain("b"): InPlaceRewardWorker(walk)})
+    await worker.score([request_of(0, "b", "3 4", "+1 4")])
+    assert await collect(worker, 1) == {0: "correct"}
+    waiting = asyncio.create_task(worker.collect())
+    await asyncio.sleep(0)
+    await worker.close()
+    assert list(await waiting) == []
+
+
+async def test_one_check_for_every_domain_needs_no_router():
+    worker = make_reward_worker(RewardSection(name="walk", domains={"walk": "walk"}))
+    assert isinstance(worker, InPlaceRewardWorker)
+    await worker.close()
+
+
+def prompts_of(*keys):
+    return [prompt for prompt in load_prompts([PromptFile(path=MIXED)]) if prompt.key in keys]
+
+
+def test_answers_are_judged_by_math_and_walk():
+    check_references(SECTION, prompts_of("math-1", "math-2", "walk-1"))
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("stdin-1", ["line 4", "'stdin-1' has test cases", "`code`, math,", "no code sandbox yet", "backend=sim"]),
+        ("judge-1", ["line 12", "a rubric or a reference answer", "`judge`, math,", "no LLM judge yet"]),
+    ],
+)
+def test_a_prompt_that_its_reward_would_score_0_whatever_the_response_is_refused(key, words):
+    with pytest.raises(DataError) as caught:
+        check_references(SECTION, prompts_of("math-1", key))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_blank_answer_is_refused_by_rules(tmp_path):
+    line = {"id": 1, "domain": "math", "prompt": "?", "ground_truth": " "}
+    (tmp_path / "p.jsonl").write_text(json.dumps(line))
+    with pytest.raises(DataError, match=r"p\.jsonl, line 1: the prompt '1' has a blank answer"):
+        check_references(SECTION, load_prompts([PromptFile(path=tmp_path / "p.jsonl")]))
+
+
+def test_a_file_of_responses_may_hold_several_domains(tmp_path):
+    answers = [("math-1", "\\boxed{42}"), ("walk-1", "+1 4 +4 8 +4 12 +4 16 +4 20"), ("math-2", "\\boxed{2}")]
+    responses = tmp_path / "answers.jsonl"
+    responses.write_text("".join(f"{json.dumps({'id': key, 'response': text})}\n" for key, text in answers))
+    with pytest.raises(DataError, match="'stdin-1' has test cases"):
+        score_file(SECTION, [PromptFile(path=MIXED)], responses, tmp_path / "scores.jsonl")
+    rules = tmp_path / "rules.jsonl"
+    rules.write_text("".join(MIXED.read_text().splitlines(keepends=True)[:3]))
+    score_file(SECTION, [PromptFile(path=rules)], responses, tmp_path / "scores.jsonl")
+    scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [score["reason"] for score in scores] == ["correct", "correct", "wrong_answer"]

@@ -1,0 +1,119 @@
+"""A driver over scripted engines and a scripted reward."""
+
+import itertools
+from contextlib import asynccontextmanager
+from fractions import Fraction
+
+import numpy as np
+
+from rollpacker.config.sections.backend import DeadlineSection
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.rollout import RolloutSection
+from rollpacker.core.ids import Domain
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.order import PromptOrder
+from rollpacker.protocols.backend import Fleet
+from rollpacker.protocols.references import AnswerReference
+from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
+from rollpacker.protocols.weights import Weights
+from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.driver import Driver
+from rollpacker.runtime.watchdog import Watchdog
+from rollpacker.transfer.snapshots import SnapshotSync
+from tests.runtime.scripted import ScriptedReward
+
+MATH = Domain("math")
+PROMPTS = {
+    str(index): TokenizedPrompt(
+        prompt=Prompt(
+            key=str(index), domain=MATH, messages=(), text=f"prompt {index}", reference=AnswerReference(text="")
+        ),
+        token_ids=np.array([index], dtype=np.int32),
+    )
+    for index in range(40)
+}
+
+
+def fleet_of(engines, tensor_parallel=1):
+    """Engines side by side on as many GPUs as they need."""
+    gpus = itertools.count()
+    return Fleet(
+        engines={engine.engine: engine for engine in engines},
+        gpus={engine.engine: tuple(itertools.islice(gpus, tensor_parallel)) for engine in engines},
+    )
+
+
+def settings(batching="plain", eta=Fraction(5, 4), **machines):
+    return SchedulerSettings(
+        batching=batching,
+        num_prompts=4,
+        num_responses=2,
+        eta_prompts=eta,
+        eta_responses=Fraction(3, 2),
+        overlap_rewards=True,
+        domain_weights=((MATH, Fraction(1)),),
+        **machines,
+    )
+
+
+@asynccontextmanager
+async def driving(
+    tmp_path,
+    engines=(),
+    *,
+    reward=None,
+    policy=None,
+    stall_s=5.0,
+    fleets=None,
+    replace=None,
+    max_restarts=3,
+    straggler_s=5.0,
+    start_s=5.0,
+):
+    """A driver whose engines hold policy 0 and whose replacements are what `replace` brings."""
+    notes, lent = [], []
+    driver = Driver(
+        scheduler=Scheduler(policy or settings()),
+        order=PromptOrder({MATH: list(PROMPTS)}, seed=0, shuffle=False, num_epochs=1),
+        prompts=PROMPTS,
+        fleets=fleets or {1: fleet_of(engines)},
+        replace_engine=replace,
+        reward=reward or ScriptedReward(),
+        rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
+        engine=EngineSection(max_restarts=max_restarts, restart_pause_s=0),
+        deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s),
+        straggler_s=straggler_s,
+        seed=7,
+        clock=RunClock(),
+        watchdog=Watchdog(tmp_path / "stall.txt", 60),
+        on_event=lambda *_: None,
+        on_progress=lambda *_: None,
+        note=notes.append,
+        on_gpus_lent=lambda record, gpus: lent.append((record.begin.round, gpus)),
+    )
+    driver.notes, driver.lent = notes, lent
+    try:
+        await driver.publish(weights(0))
+        await driver.start()
+        yield driver
+    finally:
+        await driver.stop()
+
+
+class OneVersion:
+    """Holds one policy version."""
+
+    def __init__(self, version):
+        self._version = version
+
+    async def export_weights(self):
+        return Weights(policy_version=self._version, checksum=f"{self._version:08x}", num_bytes=0, payload=None)
+
+
+def weights(version, straggler_s=5.0):
+    return SnapshotSync(OneVersion(version), straggler_s)
+
+
+def batch_of(record):
+    return [(str(group.prompt), [response.request.sample for response in group.responses]) for group in record.groups()]

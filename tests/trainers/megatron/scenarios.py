@@ -1,0 +1,268 @@
+"""What the ranks of a Megatron-core trainer are asked to do; every rank runs the same function.
+
+Megatron-core is imported in the ranks only: it takes seconds, and says in ten warnings what is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rollpacker.config.sections.trainer import TrainerSection
+from rollpacker.core.errors import RollpackerError
+from rollpacker.protocols.rollout import VersionSpan
+from rollpacker.protocols.trainer import BatchShape
+from rollpacker.trainers.grpo import GrpoTrainer
+from rollpacker.trainers.microbatches import Sample, pack
+from rollpacker.trainers.policy import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from rollpacker.protocols.rollout import RolloutGroup
+    from rollpacker.protocols.trainer import UpdateMetrics
+    from rollpacker.trainers.megatron.policy import MegatronPolicy
+
+MAX_RESPONSE_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A trainer and the batches that it trains on."""
+
+    model_path: Path
+    section: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    temperature: float = 1.0
+    batches: Sequence[Sequence[RolloutGroup]] = ()
+    split: Sequence[int] = ()
+    """Where each batch is cut into calls of `accumulate`."""
+    first_step: int = 0
+    load_from: Path | None = None
+    save_to: Path | None = None
+    naps: bool = False
+    """Sleep and wake after every call of `accumulate`, and save asleep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of it; weights and gradients of rank 0, under Hugging Face names."""
+
+    metrics: list[UpdateMetrics]
+    weights: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """Of the first step."""
+
+
+def section_of(work: Work) -> TrainerSection:
+    defaults = {"name": "megatron", "learning_rate": 1e-3, "max_tokens_per_microbatch": 64}
+    return TrainerSection(**{**defaults, **work.section})
+
+
+def make_policy(work: Work) -> MegatronPolicy:
+    from megatron.core import parallel_state
+
+    from rollpacker.trainers.megatron.policy import MegatronPolicy
+
+    parallel_state.destroy_model_parallel()  # of the scenario before
+    return MegatronPolicy(
+        work.model_path,
+        section_of(work),
+        model_dtype=work.dtype,
+        temperature=work.temperature,
+        seed=0,
+        timeout_s=60,
+    )
+
+
+def train(work: Work) -> Outcome:
+    policy = make_policy(work)
+    return asyncio.run(run(work, policy, lambda: gradients_of(policy)))
+
+
+async def run(work: Work, policy: Any, gradients: Any) -> Outcome:
+    """The same for every policy; `gradients` is called after the first step."""
+    trainer = GrpoTrainer(policy, section_of(work), num_steps=10)
+    if work.load_from is not None:
+        await trainer.load(work.load_from)
+    metrics: list[UpdateMetrics] = []
+    first: dict[str, Tensor] = {}
+    for number, batch in enumerate(work.batches, start=work.first_step):
+        metrics.append(await step(trainer, batch, number, work))
+        first = first or gradients()
+    if work.naps:
+        await trainer.sleep()
+    if work.save_to is not None:
+        await trainer.save(work.save_to)
+    await trainer.wake()
+    exported = await trainer.export_weights()
+    return Outcome(metrics=metrics, weights=exported.payload, gradients=first)
+
+
+async def step(trainer: GrpoTrainer, groups: Sequence[RolloutGroup], number: int, work: Work) -> UpdateMetrics:
+    groups = [relabelled(group, number) for group in groups]
+    await trainer.begin_step(shape_of(groups, number))
+    for start, end in itertools.pairwise([0, *work.split, len(groups)]):
+        await trainer.accumulate(groups[start:end])
+        if work.naps:
+            await trainer.sleep()
+            assert all(tensor.untyped_storage().nbytes() == 0 for tensor in trainer._policy._tensors())
+            await trainer.wake()
+    return await trainer.finish_step()
+
+
+def relabelled(group: RolloutGroup, version: int) -> RolloutGroup:
+    responses = [
+        dataclasses.replace(response, spans=(VersionSpan(policy_version=version, num_tokens=response.num_tokens),))
+        for response in group.responses
+    ]
+    return dataclasses.replace(group, responses=tuple(responses))
+
+
+def shape_of(groups: Sequence[RolloutGroup], number: int) -> BatchShape:
+    return BatchShape(
+        step=number,
+        policy_version=number,
+        num_groups=len(groups),
+        num_responses=sum(len(group.responses) for group in groups),
+        max_response_tokens=MAX_RESPONSE_TOKENS,
+    )
+
+
+def gradients_of(policy: MegatronPolicy) -> dict[str, Tensor]:
+    """AdamW's first moment after its first step is 1 - beta1 of the gradient."""
+    from rollpacker.trainers.megatron.weight_files import full_tensors
+
+    own = {name: moment / 0.1 for name, moment in policy._optimizer.gather("exp_avg", policy._away).items()}
+    return {name: tensor.clone() for name, tensor in full_tensors(own, policy._architecture)}
+
+
+def scores(work: Work, samples: Sequence[Sample]) -> tuple[bool, list[tuple[Tensor, Tensor]]]:
+    """Whether this rank reports, and log-probabilities and entropies of every micro-batch."""
+    policy = make_policy(work)
+    found = policy.score(pack(samples, 64, policy.device))
+    return policy.is_reporter, [(scores.logprobs_N, scores.entropies_N) for scores in found]
+
+
+def weights(works: Sequence[Work]) -> list[dict[str, Tensor]]:
+    """Of one trainer after the other, as they were read."""
+    return [{name: tensor.clone() for name, tensor in make_policy(work).weights()} for work in works]
+
+
+def load_error(work: Work, folder: Path) -> tuple[str, bool]:
+    """The error of a checkpoint that cannot be loaded, and whether weights and moments stayed as they were."""
+    policy = make_policy(work)
+    before = [
+        {name: tensor.clone() for name, tensor in policy._optimizer.gather(what, policy._away).items()}
+        for what in _STATE
+    ]
+    try:
+        policy.load(folder)
+    except RollpackerError as error:
+        after = [policy._optimizer.gather(what, policy._away) for what in _STATE]
+        same = all(torch.equal(old[name], new[name]) for old, new in zip(before, after, strict=True) for name in old)
+        return f"{type(error).__name__}: {error.problem}", same
+    raise AssertionError("it was loaded")
+
+
+_STATE = ("param", "exp_avg", "exp_avg_sq")
+
+
+def update_after_a_loss_that_is_no_number(work: Work, samples: Sequence[Sample]) -> tuple[float, bool]:
+    """The norm of such an update, and whether the weights stayed as they were."""
+    policy = make_policy(work)
+    before = {name: tensor.clone() for name, tensor in policy._model.parameters().items()}
+    policy.accumulate(pack(samples, 64, policy.device), lambda _, scores: scores.logprobs_N.sum() * float("nan"))
+    norm = policy.update(1e-3)
+    return norm, all(torch.equal(before[name], tensor) for name, tensor in policy._model.parameters().items())
+
+
+def num_children_after_saving(work: Work, folder: Path) -> int:
+    """Processes that this rank has started."""
+    policy = make_policy(work)
+    policy.save(folder, Progress(policy_version=0, generators=()))
+    return sum(len(task.joinpath("children").read_text().split()) for task in Path("/proc/self/task").iterdir())
+
+
+def left_alone(work: Work, samples: Sequence[Sample]) -> str:
+    """What rank 0 raises when rank 1 does not come."""
+    from megatron.core import parallel_state
+
+    policy = make_policy(work)
+    # Only now: the ranks of a busy machine take their time to meet.
+    parallel_state.update_pg_timeout(timedelta(seconds=1), parallel_state.get_tensor_model_parallel_group())
+    if policy.rank == 1:
+        return ""
+    try:
+        policy.score(pack(samples, 64, policy.device))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it did not wait for the other rank")
+
+
+def make_errors(works: Sequence[Work]) -> list[str]:
+    """Of trainers that cannot be made."""
+    problems = []
+    for work in works:
+        try:
+            make_policy(work)
+        except RollpackerError as error:
+            problems.append(f"{type(error).__name__}: {error.problem}")
+    return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A micro-batch as one context-parallel rank has it."""
+
+    token_ids: list[int]
+    scored: list[int]
+    tokens: list[int]
+    targets: list[int]
+    segments: list[tuple[int, int]]
+    """Queries and keys of each."""
+    key_ids: list[int] | None
+
+
+def packed(samples: Sequence[Sample], num_parts: int) -> list[Part]:
+    """The parts of one micro-batch."""
+    from rollpacker.trainers.megatron.packing import pack_rows
+    from rollpacker.trainers.microbatches import _collate
+
+    microbatch = _collate(samples, tuple(range(len(samples))), torch.device("cpu"))
+    parts = []
+    for part in range(num_parts):
+        rows = pack_rows(microbatch, num_parts, part)
+        key_ids = rows.sequences.key_ids_M
+        parts.append(
+            Part(
+                token_ids=rows.token_ids_1L[0].tolist(),
+                scored=rows.scored_n.tolist(),
+                tokens=rows.tokens_n.tolist(),
+                targets=rows.target_ids_n.tolist(),
+                segments=[(segment.num_queries, segment.num_keys) for segment in rows.sequences.segments],
+                key_ids=None if key_ids is None else key_ids.tolist(),
+            )
+        )
+    return parts
+
+
+def what_the_shim_leaves_alone(model_path: Path) -> tuple[str, str, bool]:
+    """A tensor's type, where a new tensor is, and whether transformers computes the rotary embedding right."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    return (
+        torch.zeros(1).type(),
+        str(torch.zeros(1, device="meta").device),
+        bool(model.model.rotary_emb.inv_freq[0] == 1),
+    )

@@ -1,0 +1,104 @@
+"""Processes that are the ranks of one trainer after another: started once, they run function after function together.
+
+A function is sent by name, so it lives in a module that the ranks can import, not in a test file. Every wait has a
+deadline; after a failure the processes are replaced, for a rank that failed leaves the others' group in disorder.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+
+COLLECTIVE_TIMEOUT_S = 120
+RUN_TIMEOUT_S = 240
+"""Of one function, with the first one's imports on a busy machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    traceback: str
+
+
+class Ranks:
+    """Starts the processes when the first function is run."""
+
+    def __init__(self, num_ranks: int, folder: Path) -> None:
+        self._num_ranks = num_ranks
+        self._folder = folder
+        self._num_starts = 0
+        self._processes: list[SpawnProcess] = []
+        self._connections: list[Connection] = []
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call it in every process with the same arguments; returns the ranks' answers in their order."""
+        if not self._processes:
+            self._start()
+        for connection in self._connections:
+            connection.send((function, arguments))
+        deadline_s = time.monotonic() + RUN_TIMEOUT_S
+        answers: list[Any] = []
+        for connection in self._connections:
+            is_answered = connection.poll(max(0.0, deadline_s - time.monotonic()))
+            try:
+                answers.append(connection.recv() if is_answered else _Failure(traceback="No answer in time"))
+            except EOFError:
+                answers.append(_Failure(traceback="The process died"))
+        failures = [
+            f"Rank {rank}: {answer.traceback}" for rank, answer in enumerate(answers) if isinstance(answer, _Failure)
+        ]
+        if failures:
+            self.close()
+            raise AssertionError("\n".join(failures))
+        return answers
+
+    def close(self) -> None:
+        """End the processes."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes, self._connections = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._num_starts += 1
+        rendezvous = f"file://{self._folder / f'rendezvous-{self._num_starts}'}"
+        for rank in range(self._num_ranks):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self._num_ranks, rendezvous, there), daemon=True)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._connections.append(here)
+
+
+def _serve(rank: int, num_ranks: int, rendezvous: str, connection: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    from rollpacker.protocols.trainer import TrainerRank
+    from rollpacker.trainers.process_group import join
+
+    torch.set_num_threads(1)
+    join(TrainerRank(rank=rank, num_ranks=num_ranks, rendezvous=rendezvous), timeout_s=COLLECTIVE_TIMEOUT_S)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = function(*arguments)
+        except Exception:  # noqa: BLE001  # a process boundary: the parent raises it
+            answer = _Failure(traceback=traceback.format_exc())
+        connection.send(answer)
