@@ -44,7 +44,8 @@ def show_help() -> None:
 
 def _check_run(overrides: Sequence[str]) -> None:
     from rollpacker.cli.prospects import prospect_of
-    from rollpacker.config.compose import compose, to_yaml
+    from rollpacker.config.compose import compose
+    from rollpacker.config.record import to_yaml
     from rollpacker.runtime.preflight import judge
 
     config = compose(overrides)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import hydra
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -48,11 +47,6 @@ def compose_score(overrides: Sequence[str]) -> ScoreConfig:
     """Compose and judge what `rollpacker score` takes."""
     with hydra_session() as session:
         return compose_in(session, SCORE, overrides)
-
-
-def to_yaml(config: BaseModel) -> str:
-    """The resolved configuration as YAML, in the schema's order."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=1000)
 
 
 @contextlib.contextmanager

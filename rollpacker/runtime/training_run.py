@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from rollpacker.config.fingerprint import config_fingerprint
+from rollpacker.config.record import CONFIG_FILE, to_yaml
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.commands import Command
 from rollpacker.core.errors import ConfigError
@@ -26,7 +27,7 @@ from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_paths
-from rollpacker.metrics.files import storage_errors
+from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.metrics.tables import MetricsWriter
 from rollpacker.protocols.backend import Backend, Surroundings
 from rollpacker.protocols.rollout import TokenizedPrompt
@@ -325,6 +326,7 @@ async def _opened(
 ) -> AsyncIterator[TrainingRun]:
     run_dir = config.run.dir
     identity = identify_run(run_dir, config_fingerprint(config))
+    write_atomically(run_dir / CONFIG_FILE, to_yaml(config).encode())
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
     checkpoint = checkpoints.latest() if config.run.resume == "auto" else None
     first_step = checkpoint.meta.step if checkpoint else 0
