@@ -10,8 +10,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from rollpacker.config.compose import compose
-from rollpacker.config.record import to_yaml
 from rollpacker.config.keys import legal_keys, nearest, section_docs, section_names
+from rollpacker.config.record import to_yaml
 from rollpacker.config.roots import conf_dir
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError
