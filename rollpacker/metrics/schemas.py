@@ -21,7 +21,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -214,8 +214,9 @@ RESPONSES = TableSchema(
         _tokens("length_tokens", "Length of the response; of an aborted one, what was generated until then"),
         _text("finish_reason", "stop (end of sequence), length (length limit) or aborted"),
         _seconds("launched_at_s", "When the driver asked for it, since the run began"),
+        _seconds("placed_at_s", "When its last engine was asked for it; launched_at_s unless it moved"),
         _seconds("finished_at_s", "When the driver learned of its end, since the run began"),
-        _seconds("queue_time_s", "From the request until the engine's first forward pass for it"),
+        _seconds("queue_time_s", "From the request to its last engine until that one's first forward pass for it"),
         _seconds("generation_time_s", "From the first forward pass to the last token"),
         _number("reward", "Its reward; null when it was not scored", is_nullable=True),
         _text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
@@ -232,9 +233,14 @@ INTERVALS = TableSchema(
     name="intervals",
     grain="One row per stretch of time in which an actor did one thing",
     columns=(
-        _text("actor", "Who, such as engine-0, trainer, reward-0 or driver"),
-        _text("role", "engine, trainer, reward or driver"),
-        _text("activity", "What, such as generate, score, train, weight_sync, checkpoint or wait"),
+        _text("actor", "Who, such as engine-0, trainer, reward-0, judge-0 or driver"),
+        _text("role", "engine, trainer, reward, judge or driver"),
+        _text(
+            "activity",
+            "What: stages of the step (rollout, hand_over, train, quiesce, weight_sync, checkpoint), generate, score, "
+            "stream, load_weights, asleep; evicted or lost: a request was with an engine until it had to move",
+        ),
+        _text("subject", "Of evicted and lost, the request as round:prompt@epoch#sample", is_nullable=True),
         _STEP,
         _ROUND,
         _seconds("started_at_s", "Since the run began"),

@@ -69,6 +69,7 @@ from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.patience import Patience
 from rollpacker.runtime.replacements import Replacements, RestartLimits
 from rollpacker.runtime.round_record import RoundRecord
@@ -178,6 +179,7 @@ class Driver:
         on_event: OnEvent,
         on_progress: OnProgress,
         on_gpus_lent: OnGpusLent,
+        diary: Diary,
         asleep: Iterable[EngineId] = (),
         note: Callable[[str], None],
     ) -> None:
@@ -197,6 +199,7 @@ class Driver:
         self._on_event = on_event
         self._on_progress = on_progress
         self._on_gpus_lent = on_gpus_lent
+        self._diary = diary
         self._note = note
 
         self._inbox: Arrivals[_Fact] = Arrivals()
@@ -227,6 +230,7 @@ class Driver:
         """Lent engines that are not asleep yet."""
         self._asleep = list(asleep)
         """Engines whose GPUs are the trainer's, which sleep until new weights come."""
+        self._asleep_since: dict[EngineId, float] = {}
         self._next_tensor_parallel = scheduler.tensor_parallel or self._tensor_parallel
         self._lost: dict[EngineId, RollpackerError] = {}
         """In the order in which they were lost."""
@@ -349,6 +353,7 @@ class Driver:
         ]
         await self._each(to_sleep, lambda engine: engine.sleep())
         self._asleep += to_sleep
+        self._asleep_since |= dict.fromkeys(to_sleep, self._clock.now())
 
     async def _bring_none_to(self, seats: Collection[EngineId]) -> None:
         """Bring no engine to these seats until `publish`: their GPUs are the trainer's."""
@@ -364,6 +369,9 @@ class Driver:
             for engine_id, engine in newcomers.items():
                 self._admit(engine_id, engine)
             asleep, self._asleep = self._asleep, []
+            for engine_id, since in self._asleep_since.items():
+                self._diary.add(engine_id, "engine", "asleep", since)
+            self._asleep_since.clear()
             if self._next_tensor_parallel != self._tensor_parallel:
                 return await self._change_fleet(sync, asleep)
             if self._has_started:
@@ -396,9 +404,12 @@ class Driver:
         return published
 
     async def _load(self, sync: WeightSync) -> Published:
+        began = self._clock.now()
         published = await sync.publish(dict(self.engines))
         for engine_id, error in published.lost.items():
             self._lose(engine_id, error)
+        for engine_id in self.engines:
+            self._diary.add(engine_id, "engine", "load_weights", began)
         return published
 
     def turnover(self) -> Turnover:
@@ -694,6 +705,7 @@ class Driver:
         assert record is not None
         await self._each(to_lend, lambda engine: engine.sleep())
         self._asleep = [engine_id for engine_id in to_lend if engine_id in self.engines]
+        self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
         await self._bring_none_to([self._replacements.seat_of(engine_id) for engine_id in self._asleep])
         self._on_gpus_lent(record, frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id)))
 

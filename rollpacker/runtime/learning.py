@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import PromptId
     from rollpacker.protocols.backend import Within
     from rollpacker.protocols.trainer import Trainer, UpdateMetrics
+    from rollpacker.runtime.diary import Diary
     from rollpacker.runtime.round_record import RoundRecord
 
 
@@ -35,13 +36,17 @@ class Learner:
         max_response_tokens: The bound that enters the loss's constant.
         within: Awaits an answer for so long, or ends the run with what was awaited.
         deadline_s: Of one call of the trainer.
+        diary: Takes down when the trainer worked while the rollout ran.
     """
 
-    def __init__(self, trainer: Trainer, max_response_tokens: int, within: Within, deadline_s: float) -> None:
+    def __init__(
+        self, trainer: Trainer, max_response_tokens: int, within: Within, deadline_s: float, diary: Diary
+    ) -> None:
         self._trainer = trainer
         self._max_response_tokens = max_response_tokens
         self._within = within
         self._deadline_s = deadline_s
+        self._diary = diary
         self._streaming: asyncio.Task[None] | None = None
         self._accumulated: set[PromptId] = set()
         self._has_news = asyncio.Event()
@@ -108,4 +113,5 @@ class Learner:
             groups = [batch.group(prompt) for prompt in prompts]
             self._accumulated.update(prompts)
             self.num_tokens_streamed += sum(response.num_tokens for group in groups for response in group.responses)
-            await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(groups, gpus))
+            with self._diary.during("trainer", "trainer", "stream"):
+                await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(groups, gpus))

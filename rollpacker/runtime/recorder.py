@@ -18,6 +18,7 @@ from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
 from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.diary import DiaryEntry
 from rollpacker.runtime.driver import RoundCosts, Turnover
 from rollpacker.runtime.round_record import RequestRecord, RoundRecord
 
@@ -193,6 +194,7 @@ class StepRecorder:
             "length_tokens": response.num_tokens,
             "finish_reason": response.finish_reason.value,
             "launched_at_s": request.launched_at_s,
+            "placed_at_s": request.placed_at_s,
             "finished_at_s": request.finished_at_s,
             "queue_time_s": response.queue_time_s,
             "generation_time_s": response.generation_time_s,
@@ -206,8 +208,8 @@ class StepRecorder:
             "modelled": self._is_modelled,
         }
 
-    def interval_rows(self, record: RoundRecord) -> list[Row]:
-        """The rows of the `intervals` table: the stages of the step, and how long each engine generated."""
+    def interval_rows(self, record: RoundRecord, diary: Sequence[DiaryEntry]) -> list[Row]:
+        """The rows of the `intervals` table: stages of the step, what engines and reward did, and the diary's."""
         rows = [
             self._interval_row(record, actor, role, activity, span=self._times.spans[activity])
             for activity, actor, role in _STAGE_ACTORS
@@ -216,8 +218,12 @@ class StepRecorder:
         spans: dict[EngineId, tuple[float, float]] = {}
         for request in record.requests.values():
             if request.finished_at_s is not None:
-                began, ended = spans.get(request.engine, (request.launched_at_s, request.finished_at_s))
-                spans[request.engine] = (min(began, request.launched_at_s), max(ended, request.finished_at_s))
+                placed_at_s, left_at_s = request.placed_at_s, request.left_at_s
+                began, ended = spans.get(request.engine, (placed_at_s, left_at_s))
+                spans[request.engine] = (min(began, placed_at_s), max(ended, left_at_s))
+        for stretch in record.stretches:
+            began, ended = spans.get(stretch.engine, (stretch.began_at_s, stretch.ended_at_s))
+            spans[stretch.engine] = (min(began, stretch.began_at_s), max(ended, stretch.ended_at_s))
         rows += [
             self._interval_row(record, engine, "engine", "generate", span=span)
             for engine, span in sorted(spans.items())
@@ -230,15 +236,45 @@ class StepRecorder:
         if scored:
             whole = min(began for began, _ in scored), max(ended for _, ended in scored)
             rows.append(self._interval_row(record, "reward", "reward", "score", span=whole))
+        rows += [
+            self._interval_row(
+                record,
+                stretch.engine,
+                "engine",
+                "lost" if stretch.is_lost else "evicted",
+                span=(stretch.began_at_s, stretch.ended_at_s),
+                subject=str(stretch.request),
+            )
+            for stretch in record.stretches
+        ]
+        rows += [
+            self._interval_row(
+                record,
+                entry.actor,
+                entry.role,
+                entry.activity,
+                span=(entry.started_at_s, entry.ended_at_s),
+                subject=entry.subject,
+            )
+            for entry in diary
+        ]
         return rows
 
     def _interval_row(
-        self, record: RoundRecord, actor: str, role: str, activity: str, *, span: tuple[float, float]
+        self,
+        record: RoundRecord,
+        actor: str,
+        role: str,
+        activity: str,
+        *,
+        span: tuple[float, float],
+        subject: str | None = None,
     ) -> Row:
         return {
             "actor": actor,
             "role": role,
             "activity": activity,
+            "subject": subject,
             "step": self._step,
             "round": record.begin.round,
             "started_at_s": span[0],

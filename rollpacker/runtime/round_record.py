@@ -20,6 +20,8 @@ class RequestRecord:
     request: RequestId
     engine: EngineId
     launched_at_s: float
+    placed_at_s: float
+    """When the engine that has it now was asked for it."""
     response: Response | None = None
     finished_at_s: float | None = None
     verdict: Verdict | None = None
@@ -27,6 +29,25 @@ class RequestRecord:
     race_rank: int | None = None
     """1 for the first of its prompt to have its reward."""
     is_accepted: bool = False
+
+    @property
+    def left_at_s(self) -> float:
+        """When its engine was done with it, as far as known; a driver that waits for the trainer learns of it later."""
+        assert self.response is not None
+        assert self.finished_at_s is not None
+        return min(self.finished_at_s, self.placed_at_s + self.response.queue_time_s + self.response.generation_time_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """What a request spent on an engine that did not finish it."""
+
+    request: RequestId
+    engine: EngineId
+    began_at_s: float
+    ended_at_s: float
+    is_lost: bool
+    """With its engine; otherwise it was evicted and kept its tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +67,8 @@ class RoundRecord:
     """When the last response before the end of the round came."""
     ended_at_s: float = 0.0
     num_scored: dict[PromptId, int] = field(default_factory=dict)
+    stretches: list[Stretch] = field(default_factory=list)
+    """In the order in which the requests moved on."""
 
     def launched(self, request: RequestId, engine: EngineId, now: float) -> Response | None:
         """A request went to an engine: for the first time, again after its engine was lost, or on after an eviction.
@@ -55,7 +78,19 @@ class RoundRecord:
         earlier = self.requests.get(request)
         begun = earlier.response if earlier else None
         launched_at_s = earlier.launched_at_s if earlier and begun else now
-        self.requests[request] = RequestRecord(request=request, engine=engine, launched_at_s=launched_at_s)
+        if earlier:
+            self.stretches.append(
+                Stretch(
+                    request=request,
+                    engine=earlier.engine,
+                    began_at_s=earlier.placed_at_s,
+                    ended_at_s=earlier.left_at_s if begun else now,
+                    is_lost=begun is None,
+                )
+            )
+        self.requests[request] = RequestRecord(
+            request=request, engine=engine, launched_at_s=launched_at_s, placed_at_s=now
+        )
         return begun
 
     def came_back(self, response: Response, now: float) -> None:

@@ -43,10 +43,12 @@ from rollpacker.runtime.checkpoints import (
 )
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.departure import BrokenOff
+from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.driver import Driver, OnEvent, RoundCosts
 from rollpacker.runtime.learning import Learner
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
+from rollpacker.runtime.resolved_config import write_config
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.scheduling import scheduler_settings
 from rollpacker.runtime.startup import StartupTimes, process_began_at
@@ -82,6 +84,7 @@ class TrainingRun:
         attempt: int,
         first_step: int,
         clock: RunClock,
+        diary: Diary,
         scheduler: Scheduler,
         order: PromptOrder,
         driver: Driver,
@@ -104,6 +107,7 @@ class TrainingRun:
         self._attempt = attempt
         self._first_step = first_step
         self._clock = clock
+        self._diary = diary
         self._scheduler = scheduler
         self._order = order
         self._driver = driver
@@ -131,6 +135,7 @@ class TrainingRun:
     async def begin(self) -> None:
         """Let the run's time go on, and listen to the engines."""
         self._clock.start()
+        self._diary.take()  # what came before the run's time went on
         await self._driver.start()
 
     def remaining_steps(self) -> Iterator[int]:
@@ -213,7 +218,7 @@ class TrainingRun:
                 "steps": [step_row],
                 "domains": domain_rows,
                 "responses": recorder.response_rows(batch),
-                "intervals": recorder.interval_rows(batch),
+                "intervals": recorder.interval_rows(batch, self._diary.take()),
             },
         )
         self._event_log.flush()
@@ -330,6 +335,7 @@ async def _opened(
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
     checkpoint = checkpoints.latest() if config.run.resume == "auto" else None
     first_step = checkpoint.meta.step if checkpoint else 0
+    write_config(run_dir, config)
     attempt = _next_attempt(run_dir)
     async with AsyncExitStack() as stack:
         status = stack.enter_context(
@@ -381,6 +387,7 @@ async def _start(
     run_dir, deadlines = config.run.dir, config.backend.deadlines
     first_step = checkpoint.meta.step if checkpoint else 0
     clock = RunClock(checkpoint.meta.elapsed_s if checkpoint else 0.0)
+    diary = Diary(clock)
     logs = run_dir / "logs" / f"attempt-{attempt:03d}"
     watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
     startup = StartupTimes(logs, began_at=process_began_at(), now=time.time)
@@ -425,14 +432,7 @@ async def _start(
         scheduler = Scheduler.restore(settings, checkpoint.scheduler)
     event_log = EventLogWriter(attempt_path(run_dir, attempt), settings, checkpoint.scheduler if checkpoint else None)
     stack.callback(event_log.close)
-    watched = watch(scheduler, settings, first_step) if watch else None
-
-    def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
-        event_log.append(event, now, commands)
-        if watched:
-            watched(event, now, commands)
-
-    learner = Learner(workers.trainer, config.rollout.max_response_tokens, watchdog.within, deadlines.train_s)
+    learner = Learner(workers.trainer, config.rollout.max_response_tokens, watchdog.within, deadlines.train_s, diary)
     stack.push_async_callback(learner.close)
 
     def on_progress(num_accepted: int, num_needed: int) -> None:
@@ -453,9 +453,10 @@ async def _start(
         seed=config.run.seed,
         clock=clock,
         watchdog=watchdog,
-        on_event=on_event,
+        on_event=_told_to(event_log, watch(scheduler, settings, first_step) if watch else None),
         on_progress=on_progress,
         on_gpus_lent=learner.stream,
+        diary=diary,
         asleep=workers.turn_takers,
         note=progress.note,
     )
@@ -466,6 +467,7 @@ async def _start(
         attempt=attempt,
         first_step=first_step,
         clock=clock,
+        diary=diary,
         scheduler=scheduler,
         order=order,
         driver=driver,
@@ -492,6 +494,15 @@ async def _start(
     if not backend.is_modelled:
         startup.finish()
     return run
+
+
+def _told_to(event_log: EventLogWriter, watched: OnEvent | None) -> OnEvent:
+    def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
+        event_log.append(event, now, commands)
+        if watched:
+            watched(event, now, commands)
+
+    return on_event
 
 
 def _next_attempt(run_dir: Path) -> int:

@@ -25,6 +25,7 @@ from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.driver import Driver
 from rollpacker.runtime.watchdog import Watchdog
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
@@ -58,6 +59,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         overlap_rewards=True,
         domain_weights=((MATH, Fraction(1)),),
     )
+    clock = RunClock()
     driver = Driver(
         scheduler=Scheduler(settings),
         order=PromptOrder({MATH: list(prompts)}, seed=0, shuffle=True, num_epochs=None),
@@ -70,7 +72,8 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         deadlines=DeadlineSection(),
         straggler_s=60,
         seed=0,
-        clock=RunClock(),
+        clock=clock,
+        diary=Diary(clock),
         watchdog=Watchdog(Path("stall.txt"), 600),
         on_event=lambda *_: None,
         on_progress=lambda *_: None,

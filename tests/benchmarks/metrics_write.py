@@ -1,6 +1,6 @@
 """Measures what metrics cost a run: `python tests/benchmarks/metrics_write.py`.
 
-Prints the time that one step's tables take (1 row, 2,000 responses, 50 intervals), with and without the merging of
+Prints the time that one step's tables take (1 row, 2,000 responses, 800 intervals), with and without the merging of
 64 steps into one file, and how many events per second the event log takes. The goals are 10 ms and 30,000 per second.
 """
 
@@ -25,7 +25,7 @@ from rollpacker.metrics.tables import MetricsWriter, read_table
 
 NUM_STEPS = 256
 NUM_EVENTS = 100_000
-NUM_ROWS = {"steps": 1, "domains": 3, "responses": 2000, "intervals": 50}
+NUM_ROWS = {"steps": 1, "domains": 3, "responses": 2000, "intervals": 800}
 
 
 def value(column: Column, row: int, generator: random.Random) -> object:

@@ -18,6 +18,7 @@ from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.driver import Driver
 from rollpacker.runtime.watchdog import Watchdog
 from rollpacker.transfer.snapshots import SnapshotSync
@@ -72,7 +73,7 @@ async def driving(
     start_s=5.0,
 ):
     """A driver whose engines hold policy 0 and whose replacements are what `replace` brings."""
-    notes, lent = [], []
+    notes, lent, clock = [], [], RunClock()
     driver = Driver(
         scheduler=Scheduler(policy or settings()),
         order=PromptOrder({MATH: list(PROMPTS)}, seed=0, shuffle=False, num_epochs=1),
@@ -85,7 +86,8 @@ async def driving(
         deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s),
         straggler_s=straggler_s,
         seed=7,
-        clock=RunClock(),
+        clock=clock,
+        diary=Diary(clock),
         watchdog=Watchdog(tmp_path / "stall.txt", 60),
         on_event=lambda *_: None,
         on_progress=lambda *_: None,

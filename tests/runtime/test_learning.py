@@ -7,6 +7,8 @@ import pytest
 
 from rollpacker.core.errors import ForeignVersion
 from rollpacker.core.ids import PromptId
+from rollpacker.runtime.clock import RunClock
+from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.learning import Learner
 from rollpacker.runtime.watchdog import Watchdog
 
@@ -52,9 +54,10 @@ class Batch:
 
 
 @pytest.fixture
-def learning(tmp_path):
+async def learning(tmp_path):
     trainer = ScriptedTrainer()
-    return trainer, Learner(trainer, 100, Watchdog(tmp_path / "stall.txt", 60).within, deadline_s=5)
+    within = Watchdog(tmp_path / "stall.txt", 60).within
+    return trainer, Learner(trainer, 100, within, deadline_s=5, diary=Diary(RunClock()))
 
 
 async def learn(learner, batch):
