@@ -17,8 +17,8 @@ from rollpacker.calibration.reference import Row
 _STAGES = ("step", "rollout", "reward", "train", "weight_sync")
 
 _CLUSTERS = {
-    "7B": ("experiment=e2e-7b",),
-    "14B": ("experiment=e2e-14b",),
+    "7B": ("experiment=e2e", "model=qwen2.5-7b"),
+    "14B": ("experiment=e2e", "model=qwen2.5-14b"),
     "8B TP1": ("experiment=fig06",),
     "8B TP2": ("experiment=fig06", "engine.num_engines=4", "engine.tensor_parallel=2"),
 }
@@ -42,10 +42,12 @@ class Setup(NamedTuple):
         """What `rollpacker train` is told, but for the cluster and the run's folder."""
         num_steps = _PLAIN_STEPS if self.is_plain else _CYCLE_STEPS
         return [
+            "backend=sim",
             *_CLUSTERS[self.model],
             f"system={self.system}",
             f"workload={self.task}",
             f"run.num_steps={num_steps}",
+            "run.checkpoint_every_steps=0",
             "run.progress=none",
         ]
 

@@ -3,8 +3,8 @@
 Left out, and free to change between two attempts of one run, is what changes only where or how fast the same result
 is reached, or how long the run goes on:
 
-* `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `tracker`: what is
-  written, and where;
+* `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `tracker`,
+  `model.name`: what is written, where, and what it is called;
 * `cluster`: which machines it runs on;
 * `backend` but for its name, `placement`, `weight_sync`, the degrees of engines and trainer, `resources`,
   `num_threads`, `engine.num_engines`, `engine.max_num_seqs`, `engine.vllm` but for its `arguments`,
@@ -31,6 +31,7 @@ NOT_DEFINING = (
     "run.progress",
     "tracker",
     "cluster",
+    "model.name",
     "backend.num_cpus",
     "backend.num_gpus",
     "backend.object_store_mb",

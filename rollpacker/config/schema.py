@@ -139,11 +139,13 @@ class RunConfig(Section):
     def _modelled_run_has_what_it_needs(self) -> Self:
         if self.backend.name != "sim":
             return self
-        if self.placement.maps is not None:
+        maps = self.placement.maps
+        if maps is not None and maps[0] != maps[1]:
             raise ValueError(
-                f"placement.engine={self.placement.engine} with backend.name=sim.\n"
+                f"placement.engine={self.placement.engine} and placement.trainer={self.placement.trainer} with "
+                "backend.name=sim.\n"
                 "A modelled run has engines and trainer take turns on all of its GPUs.\n"
-                "Leave out placement, or choose backend=ray."
+                "Choose placement=colocated, leave it out, or choose backend=ray."
             )
         for group, section in (("hardware", self.hardware), ("workload", self.workload)):
             if section is None:

@@ -4,7 +4,7 @@ A modelled run allocates millions of containers that live until their step is re
 counts. Python's default looks through the young ones after each 700 of them, finds nothing, and in the end looks
 through everything, the imported packages included: an eighth of a run's time.
 
-Source: tests/benchmarks/simulator.py, 2.9 s of processor time against 2.5 s for ten steps of e2e-7b; with no collection
+Source: tests/benchmarks/simulator.py, 2.9 s of processor time against 2.5 s for ten 7B steps; with no collection
 at all they take 2.5 s, too.
 """
 

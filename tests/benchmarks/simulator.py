@@ -1,6 +1,6 @@
 """Measures the modelled cluster: `python tests/benchmarks/simulator.py [SETUP ...]`.
 
-Runs the paper's end-to-end setups (`e2e-7b`, `e2e-14b`, `e2e-32b`, 40 steps) under verl, rlhfuse and rollpacker, each
+Runs the paper's end-to-end setups (experiment=e2e, 40 steps) under verl, rlhfuse and rollpacker, each
 in a process of its own, and prints processor time after start-up, scheduler events per second, peak memory, and the
 modelled mean step time beside the paper's where it gives one (Fig 9; `hardware=h800` is fitted to those). `scale` runs
 one step of 65,536 requests on 8,192 GPUs; `slope` runs one step of growing size on a growing cluster and prints the
@@ -21,16 +21,17 @@ import time
 from pathlib import Path
 
 PAPER_MEAN_STEP_S = {
-    ("e2e-7b", "verl"): 233,
-    ("e2e-7b", "rlhfuse"): 131,
-    ("e2e-7b", "rollpacker"): 115,
-    ("e2e-14b", "verl"): 383,
-    ("e2e-14b", "rlhfuse"): 291,
-    ("e2e-14b", "rollpacker"): 172,
+    ("qwen2.5-7b", "verl"): 233,
+    ("qwen2.5-7b", "rlhfuse"): 131,
+    ("qwen2.5-7b", "rollpacker"): 115,
+    ("qwen2.5-14b", "verl"): 383,
+    ("qwen2.5-14b", "rlhfuse"): 291,
+    ("qwen2.5-14b", "rollpacker"): 172,
 }
 """Fig 9a and 9b, over 40 steps."""
 
-E2E = ("e2e-7b", "e2e-14b", "e2e-32b")
+E2E = ("qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b")
+MODELLED = ("experiment=e2e", "backend=sim", "run.checkpoint_every_steps=0")
 SIZES = (16, 256, 1024, 4096)
 """Engines of one GPU; each has 8 requests."""
 
@@ -80,21 +81,22 @@ def run_setups(setups: list[str]) -> None:
     for setup in setups:
         means: dict[str, float] = {}
         for system in ("verl", "rlhfuse", "rollpacker"):
-            measured = measure_apart(f"experiment={setup}", f"system={system}")
+            measured = measure_apart(*MODELLED, f"model={setup}", f"system={system}")
             means[system] = measured["step_time_s"]
             paper = PAPER_MEAN_STEP_S.get((setup, system))
             print(
-                f"{setup:8} {system:11} {cost(measured)}; modelled step {means[system]:.0f} s "
+                f"{setup:11} {system:11} {cost(measured)}; modelled step {means[system]:.0f} s "
                 f"(rollout {measured['rollout_time_s']:.0f}, reward {measured['reward_time_s']:.0f}, "
                 f"train {measured['train_time_s']:.0f}){f'; paper {paper} s' if paper else ''}"
             )
-        print(f"{setup:8} modelled speedup of rollpacker {means['verl'] / means['rollpacker']:.2f} x")
+        print(f"{setup:11} modelled speedup of rollpacker {means['verl'] / means['rollpacker']:.2f} x")
 
 
 def one_step(num_engines: int, system: str) -> dict[str, float]:
     """One step of 8 requests per GPU."""
     return measure_apart(
-        "experiment=e2e-7b",
+        *MODELLED,
+        "model=qwen2.5-7b",
         f"system={system}",
         "run.num_steps=1",
         f"engine.num_engines={num_engines}",

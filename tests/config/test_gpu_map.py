@@ -88,7 +88,7 @@ def test_one_gpu_is_a_number_and_a_map_nevertheless() -> None:
         (["placement=colocated", "engine.resources.num_gpus=3"], ["placement.engine=all", "Leave out"]),
         (["placement=colocated", "trainer.resources.num_gpus=3"], ["placement.trainer=all", "Leave out"]),
         (["engine.resources.num_gpus=1.5"], ["num_gpus=1.5", "below 1"]),
-        (["placement=colocated", "backend=sim", "model=qwen2.5-7b"], ["placement.engine=all", "backend=ray"]),
+        (["placement=overlapping", "backend=sim", "model=qwen2.5-7b"], ["placement.engine=", "backend=ray"]),
     ],
     ids=" ".join,
 )

@@ -9,7 +9,7 @@ from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch import ranks
 from rollpacker.runtime.rendezvous import Rendezvous
 
-MODELLED = ["experiment=e2e-7b", "workload=mix", "hardware=h800", "run.num_steps=1"]
+MODELLED = ["experiment=e2e", "backend=sim", "run.num_steps=1"]
 
 
 @pytest.fixture

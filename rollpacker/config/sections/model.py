@@ -34,6 +34,8 @@ class ShapeSection(Section):
 class ModelSection(Section):
     """The policy."""
 
+    name: str | None = None
+    """What tables and figures call it; null: they call it by its directory."""
     path: Path | None
     """A local directory in Hugging Face format, with its tokenizer. null in a modelled run that has a shape instead."""
     dtype: Literal["float32", "bfloat16"] = "float32"
