@@ -260,6 +260,36 @@ def show_replay_help() -> None:
     )
 
 
+def show_trace_help() -> None:
+    """Print what `rollpacker trace` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Write a trace of a run, finished or not, from its tables and event logs: every request on its "
+                    "engine, migrations as arrows, trainer, rewards and driver, rounds and steps, lost engines, and "
+                    "how many requests ran and waited. Open it at ui.perfetto.dev or chrome://tracing. Forty steps on "
+                    "64 GPUs take some seconds."
+                ),
+            ),
+            ("Usage", Text("rollpacker trace RUN [steps=FIRST:END] [out=FILE]")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("RUN", Text("The run.dir of a run.")),
+                        ("steps", Text("Which steps; END does not count. One number is one step. Default: all")),
+                        ("out", Text("The file to write; compressed when it ends in .gz. Default: RUN/trace.json.gz")),
+                    ]
+                ),
+            ),
+            ("Example", _commands("rollpacker trace runs/x steps=10:20 out=x.json.gz")),
+        ],
+    )
+
+
 def show_fuzz_help() -> None:
     """Print what `rollpacker fuzz` takes."""
     _print_sections(

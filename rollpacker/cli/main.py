@@ -86,6 +86,12 @@ COMMANDS = (
         can_sweep=False,
     ),
     Command(
+        name="trace",
+        summary="Write what every actor of a run did, and when, as a trace for ui.perfetto.dev.",
+        module="rollpacker.cli.trace",
+        can_sweep=False,
+    ),
+    Command(
         name="fuzz",
         summary="Run random small worlds in which things break, and check every invariant after every event.",
         module="rollpacker.cli.fuzz",

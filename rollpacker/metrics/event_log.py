@@ -24,7 +24,7 @@ from rollpacker.metrics.codec import UnionCodec
 from rollpacker.metrics.files import storage_errors, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 EVENT_LOG_VERSION = 2
@@ -138,11 +138,7 @@ def read_event_log(path: Path) -> EventLog:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}",
-            f"The log of an attempt is a file <run.dir>/{EVENTS_FOLDER}/attempt-000.jsonl",
-            "Check the path",
-        ) from error
+        raise _unreadable(path, error) from error
     first_line, *lines, torn = data.split(b"\n") if b"\n" in data else (data, b"")
     settings, snapshot = _parse_header(path, first_line)
     records = []
@@ -152,6 +148,39 @@ def read_event_log(path: Path) -> EventLog:
         except ValueError as error:
             raise _broken_line(path, number, error) from error
     return EventLog(settings=settings, snapshot=snapshot, records=tuple(records), is_torn=bool(torn))
+
+
+def scan_event_log(path: Path, types: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Give the first line's successor and every line with an event or a command of some types, as plain JSON.
+
+    Reads line by line and parses no other line, so that a long log costs little time and no memory; a torn last line
+    is left out.
+
+    Raises:
+        DataError: As `read_event_log` does, of the lines that are parsed.
+    """
+    marks = tuple(f'"type":"{name}"'.encode() for name in types)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    with file:
+        _parse_header(path, file.readline())
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n") or (number > 2 and not any(mark in line for mark in marks)):  # noqa: PLR2004
+                continue
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise _broken_line(path, number, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{path} cannot be read: {error.strerror}",
+        f"The log of an attempt is a file <run.dir>/{EVENTS_FOLDER}/attempt-000.jsonl",
+        "Check the path",
+    )
 
 
 def _parse_header(path: Path, line: bytes) -> tuple[SchedulerSettings, dict[str, Any] | None]:

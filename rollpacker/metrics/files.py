@@ -14,7 +14,7 @@ import errno
 import os
 import secrets
 import shutil
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from rollpacker.core.errors import StorageFailed
 
@@ -72,6 +72,23 @@ def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = Fa
             raise
         if durable:
             _sync(path.parent)
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield what that becomes `path` when the block ends, or vanishes when it raises: for what is too long to hold."""
+    temporary = _temporary_name(path)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = temporary.open("xb")
+    try:
+        with storage_errors(path), file:
+            yield file
+        with storage_errors(path):
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ file stands beside its 64 sources, or after a kill right then.)
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -233,17 +234,25 @@ class _Merge:
     encoded: Future[dict[str, pa.Buffer]]
 
 
-def read_table(run_dir: Path, table: str) -> pa.Table:
+def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) -> pa.Table:
     """Read one of a run's tables, finished or not: all steps up to some moment during the call, each once, in order.
 
-    Columns that an older version did not write are null, with a warning. Raises `DataError` when there is no step yet,
-    or when a newer version wrote the files.
+    Columns that an older version did not write are null, with a warning. With `steps`, only the rows from the first to
+    the last of these steps, and no other file is opened. Raises `DataError` when there is no (such) step yet, or when a
+    newer version wrote the files.
     """
     if table not in TABLES:
         raise DataError(
             f"there is no table {table!r}", f"A run has the tables {', '.join(TABLES)}", "Ask for one of them"
         )
-    result = _read_counted(run_dir / METRICS_FOLDER, table, lambda parts: parts)
+    first, last = steps or (0, sys.maxsize)
+    result = _read_counted(
+        run_dir / METRICS_FOLDER,
+        table,
+        lambda parts: tuple(part for part in parts if part.first <= last and part.last >= first),
+    )
+    if result is not None and steps is not None:
+        result = result.filter(pc.and_(pc.greater_equal(result["step"], first), pc.less_equal(result["step"], last)))
     if result is None:
         raise DataError(
             f"{run_dir} has no metrics",
@@ -284,9 +293,9 @@ def _read_counted(folder: Path, table: str, choose: Callable[[tuple[Part, ...]],
     return None
 
 
-def read_frame(run_dir: Path, table: str) -> pd.DataFrame:
+def read_frame(run_dir: Path, table: str, steps: tuple[int, int] | None = None) -> pd.DataFrame:
     """Read one of a run's tables as `read_table` does; `attrs["units"]` maps each column to its unit."""
-    frame: pd.DataFrame = read_table(run_dir, table).to_pandas()
+    frame: pd.DataFrame = read_table(run_dir, table, steps).to_pandas()
     frame.attrs["units"] = {column.name: column.unit for column in TABLES[table].columns}
     return frame
 
@@ -381,7 +390,7 @@ def _read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Tabl
                 f"Restore the file, or move {folder} away",
             ) from error
         tables.append(_in_current_schema(path, schema, table))
-    return pa.concat_tables(tables)
+    return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def _in_current_schema(path: Path, schema: pa.Schema, table: pa.Table) -> pa.Table:

@@ -1,0 +1,438 @@
+"""Writes a run as a trace for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
+
+    process "run"        steps, rounds, the driver's stages; counters of the run
+    process "trainer"    training, streamed parts of it, checkpoints
+    process "rewards"    each response while it was scored; judges and other actors on threads of their own
+    process "engine-3"   what the engine did, and on its lanes each request that it had; counters running and waiting
+
+Invariants: on one thread slices nest, or follow each other; a flow's two ends lie in slices; times are whole
+nanoseconds since the run began, and none lies outside the steps that are written. Steps are read and written a few at
+a time: memory does not grow with the run.
+
+Source: "Trace Event Format" (Google, document 1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from rollpacker.metrics.files import replace_file
+from rollpacker.timeline.stretches import MOVES, concurrency, lanes, stretches_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+    import pandas as pd
+
+    from rollpacker.timeline.moments import Moment
+    from rollpacker.timeline.run_tables import RunTables, StepTables
+    from rollpacker.timeline.stretches import Integers
+
+POINTS_PER_STEP = 64
+"""Of one counter of one engine: finer changes are left out, so that the counters are no more than the slices."""
+
+SHORTEST_WAIT_SHARE = 0.01
+"""A request's wait for its first forward pass is a slice of its own from this share of its stretch on."""
+
+_COMPRESSION = 5
+"""Of gzip: half the time of 9 and a tenth more bytes."""
+
+_STEP_COUNTERS = (
+    ("long queue (prompts)", "long_queue_length"),
+    ("policy version", "policy_version"),
+    ("reward, mean", "reward_mean"),
+    ("KV cache in use, mean share", "kv_cache_used_share"),
+    ("decode slots idle, share", "bubble_ratio"),
+    ("tokens wasted", "tokens_wasted"),
+)
+
+_END_NAMES = {"evicted": "moves on", "lost": "lost with its engine"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSummary:
+    """What a trace holds."""
+
+    num_steps: int
+    num_tracks: int
+    num_slices: int
+    num_flows: int
+    num_instants: int
+    num_counters: int
+
+
+class Writable(Protocol):
+    """What a trace is written to."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+
+class _Place(NamedTuple):
+    process: int
+    thread: int
+
+
+@dataclass(slots=True)
+class _Process:
+    number: int
+    num_threads: int = 0
+
+
+class _Tracks:
+    """Numbers processes and threads, and tells the viewer their names when they are first used."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._processes: dict[str, _Process] = {}
+        self._places: dict[tuple[str, str], _Place] = {}
+        self.news: list[str] = []
+
+    def process(self, name: str, label: str = "", rank: int = 0) -> int:
+        process = self._processes.get(name)
+        if process is None:
+            process = self._processes[name] = _Process(len(self._processes) + 1)
+            title = f"{label or name}{self._suffix}"
+            self._tell(process.number, 0, "process_name", name=title)
+            self._tell(process.number, 0, "process_sort_index", sort_index=rank)
+        return process.number
+
+    def thread(self, process: str, name: str) -> _Place:
+        place = self._places.get((process, name))
+        if place is None:
+            owner = self._processes[process]
+            owner.num_threads += 1
+            place = self._places[process, name] = _Place(owner.number, owner.num_threads)
+            self._tell(*place, "thread_name", name=name)
+            self._tell(*place, "thread_sort_index", sort_index=owner.num_threads)
+        return place
+
+    @property
+    def num_threads(self) -> int:
+        return len(self._places)
+
+    def _tell(self, process: int, thread: int, what: str, **arguments: object) -> None:
+        self.news.append(f'{{"ph":"M","pid":{process},"tid":{thread},"name":"{what}","args":{json.dumps(arguments)}}}')
+
+
+def save_trace(run: RunTables, path: Path) -> TraceSummary:
+    """Write the steps of a run to a file, compressed when its name ends in .gz."""
+    with replace_file(path) as file:
+        if path.suffix != ".gz":
+            return write_trace(run, file)
+        with gzip.GzipFile(path.stem, "wb", compresslevel=_COMPRESSION, fileobj=file, mtime=0) as compressed:
+            return write_trace(run, compressed)
+
+
+def write_trace(run: RunTables, file: Writable) -> TraceSummary:
+    """Write the steps of a run as one JSON object."""
+    trace = _Trace(run)
+    header = {"system": run.system, "run": str(run.run_dir), "modelled": run.is_modelled, "notes": list(run.notes)}
+    file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode())
+    separator = ""
+    for lines in trace.batches():
+        if lines:
+            file.write((separator + ",\n".join(lines)).encode())
+            separator = ",\n"
+    file.write(b"\n]}\n")
+    return trace.summary()
+
+
+class _Trace:
+    def __init__(self, run: RunTables) -> None:
+        self._run = run
+        self._suffix = " (modelled)" if run.is_modelled else ""
+        self._tracks = _Tracks(self._suffix)
+        self._num: Counter[str] = Counter()
+        self._num_flows = 0
+        gpus = {moment.engine: moment.gpus for moment in run.logged.moments if moment.what == "joined"}
+        self._gpus = {engine: numbers for engine, numbers in gpus.items() if engine and numbers}
+        self._tracks.process("run", f"run, {run.system}", rank=0)
+        self._tracks.process("trainer", rank=1)
+        self._tracks.process("rewards", rank=2)
+        for name in ("steps", "rounds", "driver"):
+            self._tracks.thread("run", name)
+
+    def batches(self) -> Iterator[list[str]]:
+        """Give the events, some steps at a time."""
+        for tables in self._run.parts():
+            yield self._collect(self._step_events(tables))
+            yield self._collect(self._stage_events(tables))
+            yield self._collect(self._reward_events(tables))
+            yield self._collect(self._engine_events(tables))
+        yield self._collect(self._moment_events())
+
+    def summary(self) -> TraceSummary:
+        return TraceSummary(
+            num_steps=len(self._run.steps),
+            num_tracks=self._tracks.num_threads,
+            num_slices=self._num["X"],
+            num_flows=self._num_flows,
+            num_instants=self._num["i"],
+            num_counters=self._num["C"],
+        )
+
+    def _collect(self, events: Iterable[str]) -> list[str]:
+        lines = list(events)
+        news, self._tracks.news = self._tracks.news, []
+        return news + lines
+
+    # One event each -----------------------------------------------------------------------------------------------
+
+    def _slice(self, place: _Place, name: str, category: str, began: int, ended: int, **arguments: object) -> str:
+        self._num["X"] += 1
+        return (
+            f'{{"ph":"X","pid":{place.process},"tid":{place.thread},"ts":{_us(began)},"dur":{_us(ended - began)},'
+            f'"name":{json.dumps(name)},"cat":"{category}","args":{json.dumps(arguments)}}}'
+        )
+
+    def _instant(self, place: _Place, name: str, at: int, scope: str) -> str:
+        self._num["i"] += 1
+        return (
+            f'{{"ph":"i","pid":{place.process},"tid":{place.thread},"ts":{_us(at)},"s":"{scope}",'
+            f'"name":{json.dumps(name)},"cat":"instant"}}'
+        )
+
+    def _counter(self, process: int, name: str, at: int, **values: float) -> str:
+        self._num["C"] += 1
+        return (
+            f'{{"ph":"C","pid":{process},"tid":0,"ts":{_us(at)},"name":{json.dumps(name)},"args":{json.dumps(values)}}}'
+        )
+
+    def _flow(self, origin: _Place, left: int, target: _Place, came: int, name: str) -> Iterator[str]:
+        self._num_flows += 1
+        for phase, place, at in (("s", origin, left), ("f", target, came)):
+            yield (
+                f'{{"ph":"{phase}","bp":"e","id":{self._num_flows},"pid":{place.process},"tid":{place.thread},'
+                f'"ts":{_us(at)},"name":"{name}","cat":"migration"}}'
+            )
+
+    # Tables in ----------------------------------------------------------------------------------------------------
+
+    def _step_events(self, tables: StepTables) -> Iterator[str]:
+        steps_thread = self._tracks.thread("run", "steps")
+        rounds_thread = self._tracks.thread("run", "rounds")
+        process = self._tracks.process("run")
+        for row in tables.steps.to_dict("records"):
+            ended = _ns(row["finished_at_s"])
+            began = _ns(row["finished_at_s"] - row["step_time_s"])
+            generated = min(ended, began + _ns(row["rollout_time_s"]))
+            complete = min(ended, generated + _ns(row["reward_time_s"]))
+            yield self._slice(steps_thread, f"step {row['step']}{self._suffix}", "step", began, ended, **_facts(row))
+            kind = f"round {row['round']}, {row['round_kind']}"
+            yield self._slice(rounds_thread, kind, "round", began, complete, kind=row["round_kind"])
+            if complete > generated:
+                yield self._slice(rounds_thread, "exposed reward", "round", generated, complete)
+            for name, column in _STEP_COUNTERS:
+                if row[column] == row[column]:  # not null
+                    yield self._counter(process, name, began, value=row[column])
+
+    def _stage_events(self, tables: StepTables) -> Iterator[str]:
+        """Stages of the driver, and what trainer, judges, engines and others did, as the `intervals` table says."""
+        rows = tables.intervals[~tables.intervals["activity"].isin(MOVES)]
+        first, last = self._bounds(tables)
+        for (actor, role), part in rows.groupby(["actor", "role"], sort=True):
+            part = part.sort_values(["started_at_s", "ended_at_s"], kind="stable")  # noqa: PLW2901
+            began = np.maximum(_array_ns(part["started_at_s"]), first)
+            ended = np.minimum(np.maximum(_array_ns(part["ended_at_s"]), began), last)
+            chosen = lanes(began.tolist(), ended.tolist())
+            for lane, activity, start, end in zip(
+                chosen, part["activity"], began.tolist(), ended.tolist(), strict=True
+            ):
+                place = self._actor_thread(str(actor), str(role), lane)
+                yield self._slice(place, activity, str(role), start, end)
+                if activity in {"weight_sync", "checkpoint"}:
+                    done = "new weights are published" if activity == "weight_sync" else "checkpoint written"
+                    yield self._instant(place, done, end, "p")
+
+    def _actor_thread(self, actor: str, role: str, lane: int) -> _Place:
+        suffix = f", lane {lane + 1}" if lane else ""
+        match role:
+            case "driver":
+                return self._tracks.thread("run", f"{actor}{suffix}")
+            case "trainer":
+                return self._tracks.thread("trainer", f"{actor}{suffix}")
+            case "engine":
+                self._engine(actor)
+                return self._tracks.thread(actor, f"state{suffix}")
+            case _:
+                return self._tracks.thread("rewards", f"{actor}{suffix}")
+
+    def _reward_events(self, tables: StepTables) -> Iterator[str]:
+        responses = tables.responses
+        scored = responses[responses["scored_at_s"].notna() & (responses["reward_time_s"] > 0)]
+        if scored.empty:
+            return
+        ends = _array_ns(scored["scored_at_s"])
+        begins = np.maximum(ends - _array_ns(scored["reward_time_s"]), _array_ns(scored["launched_at_s"]))
+        order = np.lexsort((ends, begins))
+        scored = scored.iloc[order]
+        begins, ends = begins[order], ends[order]
+        chosen = lanes(begins.tolist(), ends.tolist())
+        for lane, row, began, ended in zip(chosen, scored.itertuples(), begins.tolist(), ends.tolist(), strict=True):
+            place = self._tracks.thread("rewards", f"scoring {lane + 1}")
+            name = f"{row.domain}: {row.prompt} #{row.sample}"
+            yield self._slice(place, name, "score", began, ended, reward=row.reward, reason=row.reward_reason)
+
+    def _engine_events(self, tables: StepTables) -> Iterator[str]:
+        stretches = stretches_of(tables)
+        first, last = self._bounds(tables)
+        begins = np.clip(_array_ns(stretches["began_s"]), first, last)
+        ends = np.maximum(np.clip(_array_ns(stretches["ended_s"]), first, last), begins)
+        places: list[_Place | None] = [None] * len(stretches)
+        for engine in sorted(stretches["engine"].unique(), key=_natural):
+            self._engine(engine)
+            mine = np.flatnonzero((stretches["engine"] == engine).to_numpy())
+            for lane, number in zip(lanes(begins[mine].tolist(), ends[mine].tolist()), mine.tolist(), strict=True):
+                places[number] = self._tracks.thread(engine, f"requests {lane + 1}")
+            yield from self._engine_counters(engine, stretches.iloc[mine])
+        yield from self._request_slices(tables.responses, stretches, places, begins, ends)
+        yield from self._migrations(stretches, places, begins, ends)
+
+    def _request_slices(
+        self,
+        responses: pd.DataFrame,
+        stretches: pd.DataFrame,
+        places: Sequence[_Place | None],
+        begins: Integers,
+        ends: Integers,
+    ) -> Iterator[str]:
+        about = responses[["length_tokens", "num_prompt_tokens", "reward", "accepted", "race_rank"]].to_dict("records")
+        first_pass_s = stretches["first_pass_s"].fillna(stretches["began_s"])
+        first_pass = np.clip(_array_ns(first_pass_s), begins, ends).tolist()
+        columns = zip(stretches["label"], stretches["end"], stretches["response"].tolist(), strict=True)
+        for number, (label, end, response) in enumerate(columns):
+            place, began, ended = places[number], int(begins[number]), int(ends[number])
+            assert place is not None
+            facts = {"end": _END_NAMES.get(end, end)}
+            if end not in MOVES:
+                facts |= {name: value for name, value in about[response].items() if value == value}  # noqa: PLR0124
+            yield self._slice(place, label, "request", began, ended, **facts)
+            if first_pass[number] - began > SHORTEST_WAIT_SHARE * (ended - began):
+                yield self._slice(place, "waits", "wait", began, first_pass[number])
+
+    def _migrations(
+        self, stretches: pd.DataFrame, places: Sequence[_Place | None], begins: Integers, ends: Integers
+    ) -> Iterator[str]:
+        moved = stretches[stretches["end"].isin(MOVES)]
+        if moved.empty:
+            return
+        involved = stretches[stretches["request"].isin(set(moved["request"]))].sort_values("began_s", kind="stable")
+        for _, rows in involved.groupby("request", sort=False):
+            for origin, target in zip(rows.index[:-1].tolist(), rows.index[1:].tolist(), strict=True):
+                start, end = places[origin], places[target]
+                assert start is not None
+                assert end is not None
+                left = max(int(begins[origin]), int(ends[origin]) - 1)
+                yield from self._flow(start, left, end, int(begins[target]), stretches["end"][origin])
+
+    def _engine_counters(self, engine: str, stretches: pd.DataFrame) -> Iterator[str]:
+        process = self._tracks.process(engine)
+        for _, rows in stretches.groupby("step"):
+            first_pass_s = rows["first_pass_s"].fillna(rows["began_s"]).clip(upper=rows["ended_s"])
+            for name, began_s, ended_s in (
+                ("requests running", first_pass_s, rows["ended_s"]),
+                ("requests waiting", rows["began_s"], first_pass_s),
+            ):
+                times, counts = concurrency(began_s, ended_s)
+                chosen = _thin(times, POINTS_PER_STEP)
+                for at, count in zip(times[chosen].tolist(), counts[chosen].tolist(), strict=True):
+                    yield self._counter(process, name, _ns(at), requests=count)
+
+    def _moment_events(self) -> Iterator[str]:
+        steps = self._run.steps
+        first = float((steps["finished_at_s"] - steps["step_time_s"]).iloc[0])
+        last = float(steps["finished_at_s"].iloc[-1])
+        for attempt in self._run.logged.attempts[1:]:
+            if first <= attempt.began_at_s <= last:
+                place = self._tracks.thread("run", "steps")
+                yield self._instant(place, f"attempt {attempt.number} goes on here", _ns(attempt.began_at_s), "g")
+        began_at_s = {attempt.began_at_s for attempt in self._run.logged.attempts}
+        for moment in self._run.logged.moments:
+            is_start = moment.what == "joined" and moment.at_s in began_at_s
+            if first <= moment.at_s <= last and not is_start:
+                yield self._moment(moment)
+
+    def _moment(self, moment: Moment) -> str:
+        if moment.engine is None:
+            place = self._tracks.thread("run", "rounds")
+            name = f"the next round is generated with TP {moment.tensor_parallel}"
+            return self._instant(place, name, _ns(moment.at_s), "p")
+        self._engine(moment.engine)
+        names = {"joined": "joins", "lost": "is lost", "retired": "retires", "lent": "is lent to the trainer"}
+        place = self._tracks.thread(moment.engine, "state")
+        return self._instant(place, f"{moment.engine} {names[moment.what]}", _ns(moment.at_s), "p")
+
+    def _engine(self, engine: str) -> None:
+        gpus = self._gpus.get(engine, ())
+        label = f"{engine}, GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}" if gpus else engine
+        self._tracks.process(engine, label, rank=_rank(engine))
+        self._tracks.thread(engine, "state")
+
+    def _bounds(self, tables: StepTables) -> tuple[int, int]:
+        """First and last nanosecond of some steps, with the checkpoint that came before the first."""
+        stages = tables.intervals[tables.intervals["role"].isin(("driver", "trainer"))]
+        began_s = float((tables.steps["finished_at_s"] - tables.steps["step_time_s"]).iloc[0])
+        began_s = min(began_s, float(stages["started_at_s"].min())) if len(stages) else began_s
+        return _ns(began_s), _ns(float(tables.steps["finished_at_s"].iloc[-1]))
+
+
+def _facts(row: dict[Any, Any]) -> dict[str, object]:
+    """What a viewer shows of a step."""
+    names = (
+        "round_kind",
+        "num_prompts",
+        "num_responses_launched",
+        "num_aborted",
+        "tokens_generated",
+        "tokens_trained",
+        "bubble_ratio",
+        "num_preemptions",
+        "tensor_parallel",
+        "num_engines_lent",
+        "num_engines_lost",
+        "reward_mean",
+        "loss",
+    )
+    return {name: row[name] for name in names if row[name] == row[name] and row[name] is not None}
+
+
+def _thin(times: npt.NDArray[np.float64], num_points: int) -> Integers:
+    """Choose points of a step function: all when there are few, else evenly over time; the last one always."""
+    if len(times) <= num_points:
+        return np.arange(len(times))
+    grid = np.linspace(times[0], times[-1], num_points)
+    chosen: Integers = np.unique(np.searchsorted(times, grid, side="right") - 1)
+    return chosen
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sort engine-2 before engine-10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _rank(engine: str) -> int:
+    """Where an engine's process stands in the viewer: below the others, by number, before those that replace it."""
+    numbers = [int(number) for number in re.findall(r"\d+", engine)]
+    return 10 + 1000 * (numbers[0] if numbers else 0) + (numbers[-1] if len(numbers) > 1 else 0)
+
+
+def _ns(time_s: float) -> int:
+    return round(time_s * 1e9)
+
+
+def _array_ns(times_s: pd.Series[float]) -> Integers:
+    times_ns: Integers = np.rint(times_s.to_numpy(dtype=float) * 1e9).astype(np.int64)
+    return times_ns
+
+
+def _us(time_ns: int) -> str:
+    return f"{time_ns // 1000}.{time_ns % 1000:03d}"

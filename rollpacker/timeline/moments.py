@@ -1,0 +1,101 @@
+"""What an attempt's event log knows and no table does: engines that came, went and changed places, and when.
+
+The log of a long run has millions of lines, and few of them matter here: a line is parsed only when it holds one of
+the words that are looked for. An attempt that was killed may have begun steps that the next one made again: what it
+logged after that one's beginning does not count, for the tables do not hold it either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rollpacker.metrics.event_log import attempt_paths, scan_event_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+Happening = Literal["joined", "lost", "retired", "lent", "fleet_change"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One thing that happened to an engine, or to all of them."""
+
+    at_s: float
+    what: Happening
+    engine: str | None
+    """None of a change of the fleet."""
+    gpus: tuple[int, ...] = ()
+    """Of an engine that joined, the run's GPUs that it works on; empty where they are not known."""
+    tensor_parallel: int | None = None
+    """Of the next fleet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of the run."""
+
+    number: int
+    first_step: int | None
+    """None when it began no step."""
+    began_at_s: float
+    """Seconds since the run began, which does not go on between attempts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedMoments:
+    """All attempts of a run."""
+
+    attempts: tuple[Attempt, ...]
+    moments: tuple[Moment, ...]
+    """In order."""
+
+
+_EVENTS = ("EngineJoined", "EngineLost", "EngineRetired", "StepStarted")
+_COMMANDS = ("LendEngines", "UseParallelism")
+
+
+def read_moments(run_dir: Path) -> LoggedMoments:
+    """Scan every attempt's log.
+
+    Raises:
+        DataError: One is missing, broken, or of another version.
+    """
+    attempts: list[Attempt] = []
+    moments: list[Moment] = []
+    for path in attempt_paths(run_dir):
+        number = int(path.stem.removeprefix("attempt-"))
+        began_at_s: float | None = None
+        first_step: int | None = None
+        found: list[Moment] = []
+        for line in scan_event_log(path, (*_EVENTS, *_COMMANDS)):
+            now = float(line["now"])
+            began_at_s = now if began_at_s is None else began_at_s
+            if line["event"]["type"] == "StepStarted" and first_step is None:
+                first_step = int(line["event"]["step"])
+            found += _moments_of(now, line["event"], line["commands"])
+        if began_at_s is None:
+            continue
+        moments = [moment for moment in moments if moment.at_s < began_at_s] + found
+        attempts.append(Attempt(number=number, first_step=first_step, began_at_s=began_at_s))
+    return LoggedMoments(attempts=tuple(attempts), moments=tuple(moments))
+
+
+def _moments_of(now: float, event: dict[str, Any], commands: Sequence[dict[str, Any]]) -> Iterator[Moment]:
+    match event["type"]:
+        case "EngineJoined":
+            yield Moment(at_s=now, what="joined", engine=event["engine"], gpus=tuple(event.get("gpus", ())))
+        case "EngineLost":
+            yield Moment(at_s=now, what="lost", engine=event["engine"])
+        case "EngineRetired":
+            yield Moment(at_s=now, what="retired", engine=event["engine"])
+    for command in commands:
+        match command["type"]:
+            case "LendEngines":
+                for engine in command["engines"]:
+                    yield Moment(at_s=now, what="lent", engine=engine)
+            case "UseParallelism":
+                degree = int(command["tensor_parallel"])
+                yield Moment(at_s=now, what="fleet_change", engine=None, tensor_parallel=degree)

@@ -1,0 +1,127 @@
+"""A run's tables, read a few steps at a time, finished or not.
+
+Invariant: what is handed out speaks of whole steps only, each once, and of no step beyond those that were there when
+the run was opened: a run that is still being written looks as it did at that moment.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import DataError
+from rollpacker.metrics.tables import read_frame
+from rollpacker.timeline.moments import LoggedMoments, read_moments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas as pd
+
+STEPS_AT_A_TIME = 16
+"""Bounds the memory: at the paper's scale 16 steps are 25,000 responses, some 20 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTables:
+    """All tables of consecutive steps."""
+
+    steps: pd.DataFrame
+    domains: pd.DataFrame
+    responses: pd.DataFrame
+    intervals: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTables:
+    """A run that has at least one finished step."""
+
+    run_dir: Path
+    steps: pd.DataFrame
+    """Those that were asked for, by step."""
+    logged: LoggedMoments
+    notes: tuple[str, ...]
+    """What is missing, in sentences."""
+
+    @property
+    def is_modelled(self) -> bool:
+        return bool(self.steps["modelled"].any())
+
+    @property
+    def system(self) -> str:
+        return str(self.steps["system"].iloc[-1])
+
+    def parts(self, num_steps: int = STEPS_AT_A_TIME) -> Iterator[StepTables]:
+        """Read so many steps after the other."""
+        for first in range(0, len(self.steps), num_steps):
+            steps = self.steps.iloc[first : first + num_steps]
+            span = int(steps["step"].iloc[0]), int(steps["step"].iloc[-1])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said once, when the run was opened
+                responses = read_frame(self.run_dir, "responses", span)
+                intervals = read_frame(self.run_dir, "intervals", span)
+                domains = read_frame(self.run_dir, "domains", span)
+            responses["placed_at_s"] = responses["placed_at_s"].fillna(responses["launched_at_s"])
+            yield StepTables(steps=steps, domains=domains, responses=responses, intervals=intervals)
+
+
+def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
+    """Look at a run.
+
+    Args:
+        run_dir: Its folder.
+        steps: First and last step that matter; None is all of them.
+
+    Raises:
+        DataError: There is no such folder, it is no run, no step is finished, or none of those that were asked for.
+    """
+    _refuse_other_folders(run_dir)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = read_frame(run_dir, "steps").sort_values("step", ignore_index=True)
+        read_frame(run_dir, "responses", (int(frame["step"].iloc[-1]),) * 2)
+    notes = [_first_sentence(str(warning.message)) for warning in caught]
+    if steps is not None:
+        chosen = frame[frame["step"].between(*steps)]
+        if chosen.empty:
+            raise DataError(
+                f"{run_dir} has none of the steps {steps[0]} to {steps[1]}",
+                f"It has the steps {frame['step'].iloc[0]} to {frame['step'].iloc[-1]}",
+                "Ask for some of them",
+            )
+        frame = chosen.reset_index(drop=True)
+    try:
+        logged = read_moments(run_dir)
+    except DataError as error:
+        logged = LoggedMoments(attempts=(), moments=())
+        notes.append(f"The event log is left out: {error.problem}.")
+    else:
+        if not logged.attempts:
+            notes.append("There is no event log: engines that joined and were lost are not shown.")
+    return RunTables(run_dir=run_dir, steps=frame, logged=logged, notes=tuple(dict.fromkeys(notes)))
+
+
+def _refuse_other_folders(run_dir: Path) -> None:
+    allowed = "A run is the folder run.dir of `rollpacker train`, in which metrics/ holds a table per kind"
+    if not run_dir.is_dir():
+        what = "is a file" if run_dir.exists() else "does not exist"
+        raise DataError(f"{run_dir} {what}", allowed, "Check the path; `rollpacker jobs DIR` lists the runs below DIR")
+    if (run_dir / "metrics" / "manifest.json").exists():
+        return
+    if (run_dir / "run.json").exists():
+        raise DataError(
+            f"{run_dir} is a run of which no step is finished yet",
+            "There is something to show once the first step is over",
+            "Wait for it, or read why it does not come in its logs/ and in status.json",
+        )
+    inside = sorted(path.parent.parent for path in run_dir.glob("*/metrics/manifest.json"))
+    remedy = f"Give one of the runs in it, such as {inside[0]}" if inside else "Check the path"
+    raise DataError(f"{run_dir} is not a run: it has no metrics/manifest.json", allowed, remedy)
+
+
+def _first_sentence(message: str) -> str:
+    """Shorten a warning about an old file: one is enough for all parts of a table."""
+    table, _, rest = message.partition(" was written")
+    return f"{Path(table).parent.name} was written{rest}" if rest else message

@@ -1,0 +1,107 @@
+"""Where each request was, and when: one row per stretch that it spent with one engine.
+
+A response that never moved has one stretch, its row of `responses`. One that moved has one more for each engine that
+it left before its end, an `evicted` or `lost` row of `intervals`. The last stretch ends when the engine was done: the
+driver may learn of it only after the training, so `finished_at_s` of an aborted response can be much later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.timeline.run_tables import StepTables
+
+Integers = npt.NDArray[np.int64]
+
+MOVES = ("evicted", "lost")
+"""Activities of `intervals` that are about one request: it kept its tokens, or they were lost with its engine."""
+
+COLUMNS = ("step", "engine", "request", "label", "began_s", "first_pass_s", "ended_s", "end", "response")
+
+
+def stretches_of(tables: StepTables) -> pd.DataFrame:
+    """Give the stretches of some steps, by engine and beginning.
+
+    `end` is a finish reason, or evicted or lost; `response` is the row number in `tables.responses`, of a stretch that
+    is not the last one, too, and -1 where the response has no row; `first_pass_s` is null where it is not known.
+    """
+    responses = tables.responses
+    names = request_names(responses)
+    first_pass_s = responses["placed_at_s"] + responses["queue_time_s"]
+    ended_s = np.minimum(responses["finished_at_s"], first_pass_s + responses["generation_time_s"])
+    last = pd.DataFrame(
+        {
+            "step": responses["step"],
+            "engine": responses["engine"],
+            "request": names,
+            "label": responses["prompt"] + " #" + responses["sample"].astype(str),
+            "began_s": responses["placed_at_s"],
+            "first_pass_s": np.minimum(first_pass_s, ended_s),
+            "ended_s": ended_s,
+            "end": responses["finish_reason"],
+            "response": np.arange(len(responses)),
+        },
+        columns=list(COLUMNS),
+    )
+    moves = tables.intervals[tables.intervals["activity"].isin(MOVES)]
+    if moves.empty:
+        return last.sort_values(["engine", "began_s"], ignore_index=True, kind="stable")
+    rows = pd.Series(np.arange(len(responses)), index=names)
+    numbers = moves["subject"].map(rows).fillna(-1).astype("int64").to_numpy()
+    labels = np.where(numbers >= 0, last["label"].to_numpy()[numbers], moves["subject"].to_numpy())
+    earlier = pd.DataFrame(
+        {
+            "step": moves["step"].to_numpy(),
+            "engine": moves["actor"].to_numpy(),
+            "request": moves["subject"].to_numpy(),
+            "label": labels,
+            "began_s": moves["started_at_s"].to_numpy(),
+            "first_pass_s": np.nan,
+            "ended_s": moves["ended_at_s"].to_numpy(),
+            "end": moves["activity"].to_numpy(),
+            "response": numbers,
+        },
+        columns=list(COLUMNS),
+    )
+    both = pd.concat([last, earlier], ignore_index=True)
+    return both.sort_values(["engine", "began_s"], ignore_index=True, kind="stable")
+
+
+def request_names(responses: pd.DataFrame) -> pd.Series[str]:
+    """The names of requests as `subject` of `intervals` spells them."""
+    prompt = responses["prompt"] + "@" + responses["epoch"].astype(str)
+    return "r" + responses["round"].astype(str) + ":" + prompt + "#" + responses["sample"].astype(str)
+
+
+def lanes(began: Sequence[int] | Integers, ended: Sequence[int] | Integers) -> list[int]:
+    """Put slices, given by beginning, on as few lanes as possible so that none overlaps another of its lane.
+
+    The lowest free lane is taken, so that the slices that run longest alone end up on the first ones.
+    """
+    free_from: list[int] = []
+    chosen = []
+    for start, end in zip(began, ended, strict=True):
+        lane = next((number for number, free in enumerate(free_from) if free <= start), len(free_from))
+        if lane == len(free_from):
+            free_from.append(end)
+        else:
+            free_from[lane] = end
+        chosen.append(lane)
+    return chosen
+
+
+def concurrency(began_s: Any, ended_s: Any) -> tuple[npt.NDArray[np.float64], Integers]:
+    """Count how many stretches are open at once: the times at which that changes, and the number from then on."""
+    times = np.concatenate([np.asarray(began_s, dtype=float), np.asarray(ended_s, dtype=float)])
+    changes = np.concatenate([np.ones(len(times) // 2, dtype=np.int64), -np.ones(len(times) // 2, dtype=np.int64)])
+    moments, inverse = np.unique(times, return_inverse=True)
+    totals = np.zeros(len(moments), dtype=np.int64)
+    np.add.at(totals, inverse, changes)
+    return moments, np.cumsum(totals)

@@ -1,0 +1,168 @@
+"""What holds of every trace, held against the tables of the run."""
+
+import gzip
+import json
+import shutil
+from collections import Counter, defaultdict
+
+import pytest
+
+from rollpacker.metrics.tables import read_frame
+from rollpacker.timeline.chrome_trace import save_trace
+from rollpacker.timeline.run_tables import open_run
+from tests.timeline.runs import modelled_run, run_with_lost_engines
+
+NS = 1000
+
+
+def trace_of(run_dir, out, steps=None):
+    summary = save_trace(open_run(run_dir, steps), out)
+    opened = gzip.open if out.suffix == ".gz" else open
+    with opened(out, "rb") as file:
+        return json.load(file), summary
+
+
+def slices_by_thread(trace):
+    threads = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            began = round(event["ts"] * NS)
+            threads[event["pid"], event["tid"]].append((began, began + round(event["dur"] * NS), event))
+    return threads
+
+
+def check(trace):
+    """The format's rules, and ours."""
+    threads = slices_by_thread(trace)
+    named = {(event["pid"], event["tid"]) for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert set(threads) <= named
+    for slices in threads.values():
+        assert all(began >= 0 and ended >= began for began, ended, _ in slices)
+        open_until = []
+        for began, ended, event in sorted(slices, key=lambda item: (item[0], -item[1])):
+            while open_until and open_until[-1] <= began:
+                open_until.pop()
+            assert not open_until or ended <= open_until[-1], f"{event} overlaps what it does not lie in"
+            open_until.append(ended)
+    flows = defaultdict(dict)
+    for event in trace["traceEvents"]:
+        if event["ph"] in "sf":
+            assert event["ph"] not in flows[event["id"]], "a flow has two ends of a kind"
+            flows[event["id"]][event["ph"]] = event
+            at = round(event["ts"] * NS)
+            around = threads[event["pid"], event["tid"]]
+            assert any(began <= at <= ended for began, ended, _ in around), f"{event} lies in no slice"
+    for ends in flows.values():
+        assert ends.keys() == {"s", "f"}
+        assert ends["s"]["ts"] <= ends["f"]["ts"]
+    return threads, flows
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory):
+    return modelled_run(tmp_path_factory.mktemp("streamed"), "system=rollpacker", "system.planner=false")
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    return run_with_lost_engines(tmp_path_factory.mktemp("broken"))
+
+
+def test_every_response_is_a_slice_on_its_engine_and_every_migration_an_arrow(streamed, tmp_path):
+    trace, summary = trace_of(streamed, tmp_path / "trace.json.gz")
+    threads, flows = check(trace)
+    processes = {
+        event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"
+    }
+    responses, intervals = read_frame(streamed, "responses"), read_frame(streamed, "intervals")
+    found = Counter(
+        (processes[pid].partition(",")[0].partition(" ")[0], event["name"], event["args"]["end"])
+        for (pid, _), slices in threads.items()
+        for _, _, event in slices
+        if event["cat"] == "request" and event["args"]["end"] != "moves on"
+    )
+    expected = Counter((row.engine, f"{row.prompt} #{row.sample}", row.finish_reason) for row in responses.itertuples())
+    assert found == expected
+    assert len(flows) == summary.num_flows == (intervals["activity"] == "evicted").sum() > 0
+    assert summary.num_slices == sum(map(len, threads.values()))
+
+
+def test_a_modelled_run_says_so_in_every_name(streamed, tmp_path):
+    trace, _ = trace_of(streamed, tmp_path / "trace.json")
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
+    assert all(name.endswith("(modelled)") for name in names)
+    assert trace["otherData"]["modelled"] is True
+
+
+def test_steps_rounds_stages_and_the_trainer_are_where_the_tables_say(streamed, tmp_path):
+    threads, _ = check(trace_of(streamed, tmp_path / "trace.json")[0])
+    by_category = defaultdict(list)
+    for slices in threads.values():
+        for began, ended, event in slices:
+            by_category[event["cat"]].append((began / 1e9, ended / 1e9, event["name"]))
+    steps = read_frame(streamed, "steps")
+    ends = [ended for _, ended, _ in sorted(by_category["step"])]
+    assert ends == pytest.approx(steps["finished_at_s"].tolist())
+    assert [name for _, _, name in sorted(by_category["round"]) if "round" in name] == [
+        f"round {row.round}, {row.round_kind}" for row in steps.itertuples()
+    ]
+    trained = [ended - began for began, ended, name in sorted(by_category["trainer"]) if name == "train"]
+    assert trained == pytest.approx(steps["train_time_s"].tolist())
+    assert any(name == "stream" for _, _, name in by_category["trainer"])
+
+
+def test_counters_of_running_requests_begin_and_end_with_none_and_stay_below_the_number_of_requests(streamed, tmp_path):
+    trace, summary = trace_of(streamed, tmp_path / "trace.json")
+    counters = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "C":
+            counters[event["pid"], event["name"]].append((event["ts"], *event["args"].values()))
+    assert sum(map(len, counters.values())) == summary.num_counters
+    running = [points for (_, name), points in counters.items() if name == "requests running"]
+    assert len(running) == 4
+    for points in running:
+        values = [value for _, value in sorted(points)]
+        assert values[-1] == 0
+        assert 0 < max(values) <= 16 * 4 * 2
+        assert min(values) >= 0
+
+
+def test_only_the_steps_that_were_asked_for_are_written(streamed, tmp_path):
+    trace, summary = trace_of(streamed, tmp_path / "trace.json", steps=(1, 2))
+    threads, _ = check(trace)
+    steps = read_frame(streamed, "steps").set_index("step")
+    assert summary.num_steps == 2
+    first = steps.loc[0, "finished_at_s"] * 1e9
+    last = steps.loc[2, "finished_at_s"] * 1e9
+    for slices in threads.values():
+        assert all(first - 1 <= began and ended <= last + 1 for began, ended, _ in slices)
+
+
+def test_lost_engines_their_successors_and_the_next_attempt_are_instants(broken, tmp_path):
+    trace, _ = trace_of(broken, tmp_path / "trace.json")
+    check(trace)
+    told = Counter(event["name"].split(" ", 1)[1] for event in trace["traceEvents"] if event["ph"] == "i")
+    steps = read_frame(broken, "steps")
+    assert told["is lost"] >= steps["num_engines_lost"].sum() > 0
+    assert told["joins"] > 0
+    assert any(name.endswith("goes on here") for name in told)
+    lost = (read_frame(broken, "intervals")["activity"] == "lost").sum()
+    assert sum(event["ph"] == "s" for event in trace["traceEvents"]) == lost > 0
+
+
+def test_a_copy_without_its_event_logs_still_gives_a_trace_that_says_what_is_missing(streamed, tmp_path):
+    shutil.copytree(streamed, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "events")
+    trace, _ = trace_of(tmp_path / "copy", tmp_path / "trace.json")
+    check(trace)
+    assert "no event log" in trace["otherData"]["notes"][0]
+
+
+def test_a_broken_event_log_is_left_out_with_its_line(streamed, tmp_path):
+    shutil.copytree(streamed, tmp_path / "copy")
+    log = tmp_path / "copy" / "events" / "attempt-000.jsonl"
+    lines = log.read_text().splitlines()
+    lines[1] = lines[1][:-5]
+    log.write_text("\n".join(lines) + "\n")
+    trace, _ = trace_of(tmp_path / "copy", tmp_path / "trace.json")
+    assert "line 2 is broken" in trace["otherData"]["notes"][0]
