@@ -11,8 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rollpacker.metrics.tables import read_table
-
-MARK = "ROLLPACKER_TEST_RUN"
+from tests.e2e.processes import MARK, ProcessesOfRun, pids_of_actors
 
 
 def small_run(inputs: Path, *overrides: str) -> list[str]:
@@ -37,6 +36,7 @@ class LaunchedRun:
     def __init__(self, run_dir: Path, *overrides: str, logs: Path | None = None) -> None:
         self.run_dir = run_dir
         self.mark = uuid.uuid4().hex
+        self._processes = ProcessesOfRun(self.mark)
         self.log = (logs or run_dir.parent) / f"{self.mark[:6]}.log"
         command = [sys.executable, "-m", "rollpacker.cli", "train", f"run.dir={run_dir}", "run.progress=plain"]
         with self.log.open("wb") as log:
@@ -75,25 +75,23 @@ class LaunchedRun:
 
     def processes(self) -> dict[int, str]:
         """Pid and command line of everything that the run started and that is alive."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (folder / "environ").read_bytes()
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if f"{MARK}={self.mark}".encode() in environment and command:
-                found[int(folder.name)] = command
-        return found
+        return {pid: process.command for pid, process in self._processes.alive().items()}
 
-    def pid_of_actor(self, actor_class: str) -> int:
-        """Some process of a Ray actor."""
-        return next(pid for pid, command in self.processes().items() if f"ray::{actor_class}" in command)
+    def children_of(self, parent: int) -> dict[int, str]:
+        """Likewise of what one of them has started itself."""
+        alive = self._processes.alive()
+        return {pid: process.command for pid, process in alive.items() if process.parent == parent}
+
+    def pid_of(self, actor: str) -> int:
+        """Of an actor's process; it has begun to write its log."""
+        actors = pids_of_actors(self.run_dir)
+        assert actor in actors, f"{actor} is not among {sorted(actors)}:\n{self.output()}"
+        return actors[actor]
 
     def assert_nothing_is_left(self, timeout_s: float = 20) -> None:
         deadline = time.monotonic() + timeout_s
-        while self.processes():
-            assert time.monotonic() < deadline, f"left behind: {self.processes()}"
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
 
 

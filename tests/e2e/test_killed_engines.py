@@ -15,14 +15,6 @@ NUM_KILLS = 10
 NUM_PROMPTS = 40
 
 
-def pid_of(run: LaunchedRun, engine: str) -> int:
-    """Of its process, which names itself in a log of its own."""
-    log = run.run_dir / "logs" / "attempt-000" / f"{engine}.log"
-    found = re.search(r"^Process (\d+) on ", log.read_text(errors="replace"), re.MULTILINE)
-    assert found
-    return int(found[1])
-
-
 def engines_that_joined(run: LaunchedRun) -> list[str]:
     """The first two once a rollout has begun, and then each one that took another's place."""
     output = run.output()
@@ -38,7 +30,7 @@ def test_ten_kills_of_engines_during_rollouts_lose_nothing_and_train_nothing_twi
     )
     for number in range(NUM_KILLS):
         run.wait_until(lambda number=number: len(engines_that_joined(run)) > number)
-        os.kill(pid_of(run, engines_that_joined(run)[number]), signal.SIGKILL)
+        os.kill(run.pid_of(engines_that_joined(run)[number]), signal.SIGKILL)
     assert run.wait() == 0, run.output()
     run.assert_nothing_is_left()
 

@@ -8,7 +8,8 @@ import uuid
 
 import pytest
 
-from tests.e2e.launched import MARK, LaunchedRun
+from tests.e2e.launched import LaunchedRun
+from tests.e2e.processes import MARK, ProcessesOfRun
 
 pytestmark = pytest.mark.e2e
 
@@ -18,6 +19,7 @@ class Launched(LaunchedRun):
 
     def __init__(self, folder, *words):
         self.mark = uuid.uuid4().hex
+        self._processes = ProcessesOfRun(self.mark)
         self.log = folder / f"{self.mark[:6]}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

