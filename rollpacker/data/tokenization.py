@@ -54,10 +54,9 @@ class PromptTokenizer:
             ModelError: The directory does not exist, has no usable tokenizer, or one without an end-of-sequence token.
             ConfigError: The chat template cannot be read, or does not know the arguments given to it.
         """
-        check_tokenizer_files(model_path)
         self._section = section or DataSection(path=None)
         self._model_path = model_path
-        self._tokenizer = _load_tokenizer(model_path)
+        self._tokenizer = load_tokenizer(model_path)
         eos_token_id = self._tokenizer.eos_token_id
         if eos_token_id is None:
             raise ModelError(
@@ -72,7 +71,9 @@ class PromptTokenizer:
         if self._section.chat_template is not None:
             self._tokenizer.chat_template = read_chat_template(self._section.chat_template)
         if self._tokenizer.chat_template is not None:
-            _check_arguments(self._section.template_arguments, str(self._tokenizer.chat_template))
+            check_template_arguments(
+                "data.template_arguments", self._section.template_arguments, str(self._tokenizer.chat_template)
+            )
 
     def text(self, prompt: Prompt) -> str:
         """Give the prompt as the policy sees it."""
@@ -134,21 +135,30 @@ class PromptTokenizer:
         return str(text)
 
 
-def _check_arguments(names: Iterable[str], template: str) -> None:
-    """Refuse variables that the template does not read: a misspelt one would change nothing, and nobody would know."""
+def check_template_arguments(key: str, names: Iterable[str], template: str) -> None:
+    """Refuse variables that the template does not read: a misspelt one would change nothing, and nobody would know.
+
+    Raises:
+        ConfigError: One of the names given by this key is none of the template's.
+    """
     read = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", template))
     for name in names:
         if name not in read or name in _OWN_VARIABLES:
             nearest = difflib.get_close_matches(name, [known for known in read if known not in _OWN_VARIABLES], n=1)
             raise ConfigError(
-                f"data.template_arguments.{name} is no variable of the chat template that is for the user to set.",
+                f"{key}.{name} is no variable of the chat template that is for the user to set.",
                 "A chat template has switches of its own, such as `enable_thinking` of Qwen3's.",
-                f"Write data.template_arguments.{nearest[0]}." if nearest else "Leave it out.",
+                f"Write {key}.{nearest[0]}." if nearest else "Leave it out.",
             )
 
 
-def _load_tokenizer(model_path: Path) -> Any:
-    """Load a tokenizer by its `tokenizer.json` where there is one: AutoTokenizer would import torch, for seconds."""
+def load_tokenizer(model_path: Path) -> Any:
+    """Load a tokenizer by its `tokenizer.json` where there is one: AutoTokenizer would import torch, for seconds.
+
+    Raises:
+        ModelError: The directory does not exist, or has no usable tokenizer.
+    """
+    check_tokenizer_files(model_path)
     try:
         if (model_path / "tokenizer.json").is_file():
             from transformers import PreTrainedTokenizerFast

@@ -1,13 +1,17 @@
-"""Makes the engine that a configuration names; each implementation is imported when it is chosen."""
+"""Makes the engine or judge's model that a configuration names; each implementation is imported when it is chosen."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.core.ids import EngineId
     from rollpacker.protocols.engine import Engine
+    from rollpacker.protocols.judging import JudgeModel
 
 
 def make_engine(engine: EngineId, config: RunConfig) -> Engine:
@@ -36,4 +40,21 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
                 section=config.engine,
                 max_tokens_per_seq=max_tokens_per_seq,
                 dtype=config.model.dtype,
+            )
+
+
+def open_judge(section: JudgeSection) -> JudgeModel:
+    """Load a judge's model in this process, for the running event loop; raises `UserError` when it cannot be."""
+    match section.engine:
+        case "torch":
+            from rollpacker.engines.torch.judge import TorchJudge
+
+            return TorchJudge(section)
+        case "vllm":
+            from rollpacker.engines.vllm.start import start_vllm_judge
+
+            return start_vllm_judge(section)
+        case "streamed":
+            raise ConfigError(
+                "reward.judge.engine=streamed is not there yet.", "It is torch or vllm.", "Choose one of them."
             )

@@ -51,7 +51,7 @@ class ScoringRequest:
     request: RequestId
     domain: Domain
     prompt_text: str
-    """As the model saw it, chat template applied."""
+    """As the model saw it, chat template applied; for an LLM judge the messages alone."""
     response_text: str
     """Decoded without special tokens."""
     is_truncated: bool

@@ -19,18 +19,25 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import Prompt
 
 
-def make_reward_worker(section: RewardSection) -> RewardWorker:
+def make_reward_worker(section: RewardSection, judge: RewardWorker | None = None) -> RewardWorker:
     """Make the worker of the configured rewards. It belongs to the event loop that first calls it.
+
+    Args:
+        section: Which rewards.
+        judge: The LLM judge, which this worker owns from now on; None where it works elsewhere, and nothing that it
+            judges comes here.
 
     Raises:
         ConfigError: A reward judges no texts.
     """
-    names = dict.fromkeys([section.name, *section.domains.values()])
-    workers = {name: _make(name, section) for name in names}
+    workers = {name: _make(name, section) for name in section.names if name != "judge"}
+    if judge is not None:
+        workers["judge"] = judge
+    default = workers.get(section.name) or next(iter(workers.values()))
     if len(workers) == 1:
-        return workers[section.name]
-    by_domain = {Domain(domain): workers[name] for domain, name in section.domains.items()}
-    return RoutingRewardWorker(workers[section.name], by_domain)
+        return default
+    by_domain = {Domain(domain): workers[name] for domain, name in section.domains.items() if name in workers}
+    return RoutingRewardWorker(default, by_domain)
 
 
 def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
@@ -42,7 +49,7 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
     """
     for prompt in prompts:
         name = section.name_of(prompt.domain)
-        if name in {"math", "walk"} and prompt.reference == AnswerReference(text=""):
+        if name in {"math", "walk", "judge"} and prompt.reference == AnswerReference(text=""):
             raise DataError(
                 f"{prompt.line}: the prompt {prompt.key!r} has a blank answer, which no response could give",
                 f"Allowed with {name}: {_NEEDS[name]}",
@@ -67,7 +74,7 @@ def _make(name: RewardName, section: RewardSection) -> RewardWorker:
             return KillableRewardWorker("rollpacker.rewards.math", section.num_workers, section.timeout_s)
         case "modelled" | "sandbox" | "judge":
             raise ConfigError(
-                f"reward.name={name} judges no texts.", "Texts are judged by math or walk.", "Choose reward=math."
+                f"reward.name={name} judges no texts by a rule.", "Rules are math and walk.", "Choose reward=math."
             )
 
 
@@ -103,6 +110,6 @@ def _remedy(prompt: Prompt) -> str:
         case CodeReference():
             return "There is no code sandbox yet: leave these prompts out, or model the run with backend=sim"
         case JudgeReference():
-            return "There is no LLM judge yet: leave these prompts out, or model the run with backend=sim"
+            return f"Set reward.domains.{prompt.domain}=judge and reward.judge.model.path, or leave these prompts out"
         case AnswerReference():
-            return f"Set reward.domains.{prompt.domain}=math or walk, or correct the line"
+            return f"Set reward.domains.{prompt.domain}=math, walk or judge, or correct the line"

@@ -31,8 +31,8 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)
 def test_every_option_of_every_group_composes(group: str, option: str) -> None:
-    only_modelled = ["backend=sim"] if option == "modelled" else []
-    config = compose([*INPUTS, *only_modelled, f"{group}={option}"])
+    needed = {"modelled": ["backend=sim"], "judge": ["reward.judge.model.path=judge"]}
+    config = compose([*INPUTS, *(needed.get(option, []) if group == "reward" else []), f"{group}={option}"])
     section = getattr(config, group, None)
     assert (getattr(section, "name", None) or option).lower() == option
 

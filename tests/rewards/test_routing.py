@@ -99,7 +99,7 @@ def test_answers_are_judged_by_math_and_walk():
     ("key", "words"),
     [
         ("stdin-1", ["line 4", "'stdin-1' has test cases", "`code`, math,", "no code sandbox yet", "backend=sim"]),
-        ("judge-1", ["line 12", "a rubric or a reference answer", "`judge`, math,", "no LLM judge yet"]),
+        ("judge-1", ["line 12", "a rubric or a reference answer", "`judge`, math,", "reward.domains.judge=judge"]),
     ],
 )
 def test_a_prompt_that_its_reward_would_score_0_whatever_the_response_is_refused(key, words):

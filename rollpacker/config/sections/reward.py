@@ -7,46 +7,20 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rollpacker.config.sections.base import Section
-from rollpacker.config.sections.model import ModelSection
+from rollpacker.config.sections.judge import MODELLED_KEYS, REAL_KEYS, JudgeSection
 from rollpacker.config.sections.resources import ActorResources
 
 RewardName = Literal["math", "walk", "sandbox", "judge", "modelled"]
 
 
-class JudgeSection(Section):
-    """The LLM judge of a modelled run, which reads prompt and response and says one token."""
-
-    model: ModelSection = ModelSection(path=None, dtype="bfloat16")
-    """The paper's judge is Qwen2.5-7B-Instruct."""
-    placement: Literal["auto", "dedicated", "shared", "turns"] = "auto"
-    """`dedicated` has GPUs of its own; `shared` works on the engines' GPUs beside them (CUDA MPS); `turns` has these
-    GPUs once the rollout has ended, and is loaded then: with `system.reward=batch` only. `auto` is `shared` with
-    `system.reward=scheduled`, as the paper's reward scheduler does it, and `dedicated` otherwise."""
-    num_gpus: int = Field(1, ge=1)
-    """Of a `dedicated` judge, beside those of engines and trainer. The paper does not give it. With 1, judging 1,024
-    answers of the paper's lengths takes a share of a step near Table 1's."""
-    tensor_parallel: int = Field(1, ge=1)
-    """GPUs of one replica; there are as many replicas as the GPUs hold."""
-    gpu_share: float = Field(0.2, gt=0, lt=1)
-    """Of each GPU's processors that a `shared` judge has, and that the engines are without. A guess."""
-    resident_share: float = Field(1.0, ge=0, le=1)
-    """Of the judge's layers that stay in GPU memory, where a `shared` judge takes their bytes from the engines' KV
-    cache; the others stream over PCIe in step with compute."""
-    template_tokens: int = Field(200, ge=0)
-    """That surround prompt and response in what the judge reads. A guess."""
-    start_s: float = Field(0.0, ge=0)
-    """To bring a judge that takes `turns` onto the GPUs, beyond the transfer of its weights. A guess: it sleeps in host
-    memory; a process that starts anew takes tens of seconds."""
-
-
 class RewardSection(Section):
     """Who judges."""
 
-    name: Literal["math", "walk", "modelled"] = "math"
+    name: Literal["math", "walk", "judge", "modelled"] = "math"
     """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
     domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
-    """Which check judges a domain that `name` does not, such as {arithmetic: walk}. A real `sandbox` or `judge` is not
-    there yet."""
+    """Which check judges a domain that `name` does not, such as {arithmetic: walk}. A real `sandbox` is not there
+    yet."""
     num_workers: int = Field(1, ge=1)
     """Responses that are checked at the same time."""
     timeout_s: float = Field(2.0, gt=0)
@@ -67,6 +41,21 @@ class RewardSection(Section):
         """Which check judges a domain."""
         return self.domains.get(domain, self.name)
 
+    @property
+    def names(self) -> tuple[RewardName, ...]:
+        """Every check, that of most domains first."""
+        return tuple(dict.fromkeys([self.name, *self.domains.values()]))
+
+    @property
+    def has_judge(self) -> bool:
+        """Whether some responses are read by a real LLM judge."""
+        return "judge" in self.names
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether some responses are checked by anything else."""
+        return self.names != ("judge",)
+
     @model_validator(mode="after")
     def _judges_in_reality(self) -> Self:
         for domain, name in self.domains.items():
@@ -76,18 +65,17 @@ class RewardSection(Section):
                     "A modelled run takes every verdict from the workload.\n"
                     f"Leave it out; reward.kinds.{domain} says how a domain is judged in a modelled run."
                 )
-            if name in {"sandbox", "judge"}:
-                what = "code sandbox" if name == "sandbox" else "LLM judge"
+            if name == "sandbox":
                 raise ValueError(
-                    f"reward.domains.{domain}={name}, and there is no real {what} yet.\n"
-                    "Real responses are judged by math or walk.\n"
+                    f"reward.domains.{domain}={name}, and there is no real code sandbox yet.\n"
+                    "Real responses are judged by math, walk or judge.\n"
                     f"Leave the prompts of domain {domain} out, or model the run with backend=sim."
                 )
         return self
 
     @model_validator(mode="after")
     def _models_nothing_in_reality(self) -> Self:
-        modelled = ("kinds", "num_cores", "num_rule_workers", "judge")
+        modelled = ("kinds", "num_cores", "num_rule_workers")
         if self.name != "modelled":
             for key in modelled:
                 value, default = getattr(self, key), type(self).model_fields[key].get_default(call_default_factory=True)
@@ -97,4 +85,41 @@ class RewardSection(Section):
                         f"{', '.join(f'reward.{each}' for each in modelled)} describe rewards of a modelled run.\n"
                         f"Choose reward=modelled, or leave out reward.{key}."
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _judge_is_real_or_modelled(self) -> Self:
+        if self.name == "modelled":
+            if foreign := self.judge.changed(REAL_KEYS):
+                raise ValueError(
+                    f"reward.judge.{foreign[0]} is set with reward.name=modelled.\n"
+                    "It describes a real judge, and a modelled run takes every verdict from the workload.\n"
+                    f"Leave out reward.judge.{foreign[0]}, or choose reward=judge."
+                )
+            return self
+        if not self.has_judge:
+            if set_keys := self.judge.changed(tuple(JudgeSection.model_fields)):
+                raise ValueError(
+                    f"reward.judge.{set_keys[0]} is set, and no response is read by a judge.\n"
+                    f"reward.name={self.name} and reward.domains say who judges.\n"
+                    f"Choose reward=judge or reward.domains.DOMAIN=judge, or leave out reward.judge.{set_keys[0]}."
+                )
+            return self
+        if foreign := self.judge.changed(MODELLED_KEYS):
+            key = foreign[0]
+            raise ValueError(
+                f"reward.judge.{key} is set, and the judge is a real one.\n"
+                f"{', '.join(f'reward.judge.{each}' for each in MODELLED_KEYS)} describe that of a modelled run.\n"
+                + (
+                    "Name its GPUs by placement.judge or reward.judge.resources; a real judge stays loaded."
+                    if key in {"placement", "num_gpus"}
+                    else f"Leave out reward.judge.{key}, or choose reward=modelled."
+                )
+            )
+        if self.judge.model.path is None:
+            raise ValueError(
+                "reward.judge.model.path is not set, and some responses are read by a judge.\n"
+                "A judge is a model in a local directory in Hugging Face format.\n"
+                "Add reward.judge.model.path=DIR."
+            )
         return self

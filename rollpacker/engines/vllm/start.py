@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.core.errors import UserError
 from rollpacker.engines.vllm.environment import prepare_environment
-from rollpacker.engines.vllm.installed import check_vllm
+from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
+from rollpacker.engines.vllm.judged import judge_as_engine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rollpacker.config.sections.engine import EngineSection
+    from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.core.ids import EngineId
     from rollpacker.engines.vllm.engine import VllmEngine
+    from rollpacker.engines.vllm.judge import VllmJudge
 
 
 def start_vllm(
@@ -41,3 +45,24 @@ def start_vllm(
     from rollpacker.engines.vllm.engine import VllmEngine
 
     return VllmEngine(engine, model_path, section, max_tokens_per_seq, dtype)
+
+
+def start_vllm_judge(section: JudgeSection) -> VllmJudge:
+    """Start vLLM for a judge, likewise.
+
+    Raises:
+        UserError: vLLM is not installed, or cannot serve the judge's model on this machine.
+        EngineFailed: It did not start.
+    """
+    check_vllm_installed("reward.judge.engine=vllm", "reward.judge.engine=torch")
+    prepare_environment(judge_as_engine(section))
+    from rollpacker.engines.vllm.judge import VllmJudge
+
+    try:
+        return VllmJudge(section)
+    except UserError as error:
+        raise type(error)(
+            error.problem,
+            error.allowed,
+            "Change reward.judge.tensor_parallel, dtype or memory_share, or choose reward.judge.engine=torch.",
+        ) from error

@@ -1,0 +1,151 @@
+"""The LLM judge: what reads responses, what it is told, and what its one token is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.model import ModelSection
+from rollpacker.config.sections.resources import ActorResources
+
+MODELLED_KEYS = ("placement", "num_gpus", "template_tokens", "start_s")
+"""What only the judge of a modelled run knows."""
+
+REAL_KEYS = (
+    "engine",
+    "num_replicas",
+    "resources",
+    "num_threads",
+    "reward",
+    "threshold",
+    "min_mass",
+    "yes",
+    "no",
+    "template",
+    "template_arguments",
+    "max_prompt_tokens",
+    "max_batch_tokens",
+    "max_open",
+    "memory_share",
+    "kv_cache_mb",
+    "enforce_eager",
+)
+"""What only a real judge knows; all others are of both."""
+
+
+class JudgeSection(Section):
+    """The LLM judge, which reads question and response and says one token."""
+
+    model: ModelSection = ModelSection(path=None, dtype="bfloat16")
+    """Any causal language model; a chat model understands best what it is asked. The paper's judge is
+    Qwen2.5-7B-Instruct."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one replica, all on one node. In a modelled run there are as many replicas as the GPUs hold; a real judge
+    of more than one takes `engine: vllm`."""
+    gpu_share: float = Field(0.2, gt=0, lt=1)
+    """Of the processors of each GPU that the judge shares with engines (CUDA MPS). A modelled run takes them from the
+    engines; a real one sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of the judge, and leaves engines all that it does not
+    use. A guess."""
+    resident_share: float = Field(1.0, ge=0, le=1)
+    """Of the judge's layers that stay in GPU memory, where a `shared` judge takes their bytes from the engines' KV
+    cache; the others stream over PCIe in step with compute."""
+
+    # of a real judge
+    engine: Literal["torch", "vllm", "streamed"] = "torch"
+    """Who computes: `torch` a plain forward pass, `vllm` requests of one token, `streamed` a forward pass whose layers
+    come from host memory."""
+    num_replicas: int = Field(1, ge=1)
+    """Actors that judge side by side; an answer goes to the one with the fewest."""
+    resources: ActorResources = ActorResources()
+    """Of one replica."""
+    num_threads: int = Field(1, ge=1)
+    """torch threads per replica."""
+    reward: Literal["verdict", "graded"] = "verdict"
+    """What p = P(yes) / (P(yes) + P(no)) comes to: `verdict` is 1 from the `threshold` on and 0 below it, as the
+    paper's one-token verdict; `graded` is p itself."""
+    threshold: float = Field(0.5, gt=0, le=1)
+    """The lowest p that is a yes; 0.5 is what the more likely of the two tokens says."""
+    min_mass: float = Field(0.01, ge=0, le=1)
+    """A judge that gives yes and no together a lower probability wants to say something else: the response scores 0
+    with reason `no_verdict`. 0 takes any verdict."""
+    yes: tuple[str, ...] = ("Yes", "yes")
+    """Verdicts for the response, each one token of the judge's tokenizer; their probabilities add up."""
+    no: tuple[str, ...] = ("No", "no")
+    """Verdicts against it."""
+    template: Path | None = None
+    """A Jinja file over `question`, `response`, `rubric`, `answer`, `fence` and `is_truncated` that makes the message
+    to the judge. null takes `rollpacker/rewards/judge/template.jinja`."""
+    template_arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Variables of the judge's own chat template, such as {enable_thinking: false} of Qwen3's: a verdict is the first
+    token, so that nothing may be thought before it."""
+    max_prompt_tokens: int = Field(8192, ge=32)
+    """What the judge reads at most. A longer response loses its middle: the first and the last tokens stay."""
+    max_batch_tokens: int = Field(16384, ge=1)
+    """Tokens of one forward pass; an answer that is longer has one for itself."""
+    max_open: int = Field(64, ge=1)
+    """Answers that one replica holds; further ones wait in the driver for the replica that has room first."""
+    memory_share: float = Field(0.3, gt=0, le=1)
+    """Of the memory of each of its GPUs. Where engines of vLLM work on the same GPU, their `engine.vllm.memory_share`
+    is lower by as much."""
+    kv_cache_mb: int | None = Field(None, ge=1)
+    """With `vllm`: KV cache of each GPU, in MB of 2^20 bytes. null takes what is left of the memory share; on a CPU
+    256."""
+    enforce_eager: bool | None = None
+    """With `vllm`: start sooner, without compiling the model. null is false on a GPU and true on a CPU."""
+
+    # of a modelled judge
+    placement: Literal["auto", "dedicated", "shared", "turns"] = "auto"
+    """Of a modelled run; a real one has `placement.judge`. `dedicated` has GPUs of its own; `shared` works on the
+    engines' GPUs beside them (CUDA MPS); `turns` has these GPUs once the rollout has ended, and is loaded then: with
+    `system.reward=batch` only. `auto` is `shared` with `system.reward=scheduled`, as the paper's reward scheduler does
+    it, and `dedicated` otherwise."""
+    num_gpus: int = Field(1, ge=1)
+    """Of a `dedicated` judge of a modelled run, beside those of engines and trainer. The paper does not give it. With
+    1, judging 1,024 answers of the paper's lengths takes a share of a step near Table 1's."""
+    template_tokens: int = Field(200, ge=0)
+    """That surround prompt and response in what the judge of a modelled run reads. A guess."""
+    start_s: float = Field(0.0, ge=0)
+    """To bring a judge that takes `turns` onto the GPUs of a modelled run, beyond the transfer of its weights. A guess:
+    it sleeps in host memory; a process that starts anew takes tens of seconds."""
+
+    def changed(self, keys: tuple[str, ...]) -> list[str]:
+        """Which of these keys differ from their defaults."""
+        fields = type(self).model_fields
+        return [key for key in keys if getattr(self, key) != fields[key].get_default(call_default_factory=True)]
+
+    @model_validator(mode="after")
+    def _verdicts_differ(self) -> Self:
+        for key in ("yes", "no"):
+            if not getattr(self, key):
+                raise ValueError(
+                    f"reward.judge.{key}=[] names no verdict.\nA judge can say both.\nName a word, such as ['Yes']."
+                )
+        if both := set(self.yes) & set(self.no):
+            raise ValueError(
+                f"reward.judge.yes and reward.judge.no both name {min(both)!r}.\n"
+                "A verdict is for a response or against it.\nTake it out of one of them."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_do_what_it_is_asked(self) -> Self:
+        if self.tensor_parallel > 1 and self.engine != "vllm" and self.changed(REAL_KEYS):
+            raise ValueError(
+                f"reward.judge.tensor_parallel={self.tensor_parallel} with reward.judge.engine={self.engine}.\n"
+                "One of vllm may share the model among several GPUs.\n"
+                "Set reward.judge.tensor_parallel=1, or reward.judge.engine=vllm."
+            )
+        if self.resident_share != 1 and self.engine == "vllm":
+            raise ValueError(
+                f"reward.judge.resident_share={self.resident_share:g} with reward.judge.engine=vllm.\n"
+                "vLLM holds all layers.\nLeave it out, or set reward.judge.engine=streamed."
+            )
+        if self.engine != "vllm" and (only := self.changed(("kv_cache_mb", "enforce_eager"))):
+            raise ValueError(
+                f"reward.judge.{only[0]} is set with reward.judge.engine={self.engine}.\n"
+                "It is an argument of vLLM.\nLeave it out, or set reward.judge.engine=vllm."
+            )
+        return self

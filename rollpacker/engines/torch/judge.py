@@ -1,0 +1,111 @@
+"""A judge's model with torch and transformers: plain forward passes, as `protocols.judging.JudgeModel` wants them.
+
+Prompts are sorted by length and cut into batches of at most `max_batch_tokens`, padding included. They are padded on
+the right, where a causal model does not look from the prompt's last token, so that no mask is needed and the logits are
+those of the prompt alone. Only that last token's hidden state reaches the output layer: of a vocabulary of 152,000 the
+logits of a whole batch would take gigabytes.
+
+Everything happens in one thread, so that the process answers meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from rollpacker.core.errors import ModelError
+from rollpacker.engines.judging import batches_by_length, check_candidates, check_lengths
+from rollpacker.engines.torch.model_files import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rollpacker.config.sections.judge import JudgeSection
+    from rollpacker.protocols.rollout import TokenIds
+
+T = TypeVar("T")
+
+
+class TorchJudge:
+    """Reads prompts with the whole model on one device.
+
+    Args:
+        section: Model, threads, and tokens of a batch.
+
+    Raises:
+        ModelError: The directory holds no model that transformers can load, or one without an output layer.
+    """
+
+    def __init__(self, section: JudgeSection) -> None:
+        self._max_batch_tokens = section.max_batch_tokens
+        self._thread = ThreadPoolExecutor(1, "judge", lambda: torch.set_num_threads(section.num_threads))
+        self._model = load_model(section.model.directory, section.model.dtype)
+        self._device = next(self._model.parameters()).device
+        self._num_words: int = self._model.config.get_text_config(decoder=True).vocab_size
+        self._num_positions: int | None = getattr(
+            self._model.config.get_text_config(decoder=True), "max_position_embeddings", None
+        )
+        output_layer = self._model.get_output_embeddings()
+        if output_layer is None:
+            raise ModelError(
+                f"{section.model.path} has no output layer over a vocabulary.",
+                "A judge is a causal language model.",
+                "Choose another reward.judge.model.path.",
+            )
+        self._last_B: torch.Tensor | None = None
+        output_layer.register_forward_pre_hook(self._keep_last)
+
+    async def next_token_logprobs(
+        self, prompts: Sequence[TokenIds], candidates: Sequence[int]
+    ) -> Sequence[tuple[float, ...]]:
+        check_candidates(candidates, self._num_words)
+        check_lengths(prompts, self._num_positions)
+        return await self._in_thread(lambda: self._read_all(prompts, candidates))
+
+    async def sleep(self) -> None:
+        """Move the weights to host memory."""
+        if self._device.type == "cuda":
+            await self._in_thread(self._leave_device)
+
+    async def wake(self) -> None:
+        if self._device.type == "cuda":
+            await self._in_thread(lambda: self._model.to(self._device))
+
+    async def close(self) -> None:
+        """End the thread; a batch under way ends first."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _leave_device(self) -> None:
+        self._model.to("cpu")
+        torch.cuda.empty_cache()
+
+    def _read_all(self, prompts: Sequence[TokenIds], candidates: Sequence[int]) -> list[tuple[float, ...]]:
+        answers: dict[int, tuple[float, ...]] = {}
+        for indices in batches_by_length(prompts, self._max_batch_tokens):
+            logprobs = self._read([prompts[index] for index in indices], candidates)
+            answers |= zip(indices, logprobs, strict=True)
+        return [answers[index] for index in range(len(prompts))]
+
+    @torch.inference_mode()
+    def _read(self, prompts: Sequence[TokenIds], candidates: Sequence[int]) -> list[tuple[float, ...]]:
+        lengths_B = torch.tensor([len(prompt) for prompt in prompts])
+        tokens_BT = torch.zeros((len(prompts), int(lengths_B.max())), dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            tokens_BT[row, : len(prompt)] = torch.from_numpy(prompt)
+        self._last_B = (lengths_B - 1).to(self._device)
+        logits_BV = self._model(input_ids=tokens_BT.to(self._device), use_cache=False).logits[:, 0].float()
+        chosen_BC = logits_BV.log_softmax(-1)[:, list(candidates)]
+        return [tuple(row) for row in chosen_BC.tolist()]
+
+    def _keep_last(self, _module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of the hidden states, let those of the last tokens through."""
+        hidden_BTH, *others = inputs
+        assert self._last_B is not None
+        rows_B = torch.arange(len(self._last_B), device=hidden_BTH.device)
+        return (hidden_BTH[rows_B, self._last_B].unsqueeze(1), *others)

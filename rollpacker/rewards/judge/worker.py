@@ -1,0 +1,109 @@
+"""The judge as a reward worker: answers become batches as they arrive, one batch at a time.
+
+While a batch is in the model the answers that come meanwhile are made ready and wait, first come first served; the next
+batch takes as many of them as a forward pass holds. So a batch is small when few answers come, and latency is low, and
+large when many do. How many may wait is the caller's business (`reward.judge.max_open`).
+
+Invariant: each request comes back from `collect` exactly once, unless it was forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError
+from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.protocols.rollout import Verdict
+from rollpacker.rewards.judge.verdicts import judgement_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.config.sections.judge import JudgeSection
+    from rollpacker.protocols.judging import JudgeModel
+    from rollpacker.protocols.reward import ScoringRequest
+    from rollpacker.protocols.rollout import TokenIds
+    from rollpacker.rewards.judge.reading import JudgePrompts
+
+
+class JudgeRewardWorker:
+    """Judges texts by a language model, which it owns. `ScoringRequest.prompt_text` is the bare question."""
+
+    def __init__(self, model: JudgeModel, prompts: JudgePrompts, section: JudgeSection) -> None:
+        self._model = model
+        self._prompts = prompts
+        self._section = section
+        self._waiting: deque[tuple[ScoringRequest, TokenIds]] = deque()
+        self._has_news = asyncio.Event()
+        self._verdicts: Arrivals[Verdict] = Arrivals()
+        self._failure: Exception | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def score(self, requests: Sequence[ScoringRequest]) -> None:
+        """Make the requests ready for the judge, beside the batch that it reads."""
+        if self._is_closed:
+            raise ImpossibleEvent("A closed judge was asked to score", "Allowed: before close()")
+        read = await asyncio.to_thread(lambda: [self._prompts.encode(request) for request in requests])
+        self._waiting.extend(zip(requests, read, strict=True))
+        self._has_news.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._judge_all(), name="judge")
+
+    async def forget(self) -> None:
+        """Drop what waits; the batch that the judge reads comes back."""
+        self._waiting.clear()
+
+    async def collect(self) -> Sequence[Verdict]:
+        """Wait until at least one verdict is there, and take all that are.
+
+        Raises:
+            RollpackerError: The model failed.
+        """
+        verdicts = await self._verdicts.collect()
+        if not verdicts and self._failure is not None:
+            raise self._failure
+        return verdicts
+
+    async def close(self) -> None:
+        """End the model; what was not judged gets no verdict, and a pending `collect` returns."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._model.close()
+        self._verdicts.close()
+
+    async def _judge_all(self) -> None:
+        try:
+            while True:
+                while not self._waiting:
+                    self._has_news.clear()
+                    await self._has_news.wait()
+                await self._judge(self._next_batch())
+        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it
+            is_ours = isinstance(error, RollpackerError)
+            self._failure = error if is_ours else EngineFailed(f"The judge failed: {type(error).__name__}: {error}")
+            self._verdicts.close()
+
+    def _next_batch(self) -> list[tuple[ScoringRequest, TokenIds]]:
+        """As many as a forward pass holds, and at least one."""
+        batch = [self._waiting.popleft()]
+        num_tokens = len(batch[0][1])
+        while self._waiting and num_tokens + len(self._waiting[0][1]) <= self._section.max_batch_tokens:
+            batch.append(self._waiting.popleft())
+            num_tokens += len(batch[-1][1])
+        return batch
+
+    async def _judge(self, batch: Sequence[tuple[ScoringRequest, TokenIds]]) -> None:
+        began = time.perf_counter()
+        answers = await self._model.next_token_logprobs([read for _, read in batch], self._prompts.candidates)
+        time_s = time.perf_counter() - began
+        judgements = [judgement_of(self._section, answer) for answer in answers]
+        self._verdicts.put(
+            Verdict(request=request.request, reward=judgement.reward, reason=judgement.reason, time_s=time_s)
+            for (request, _), judgement in zip(batch, judgements, strict=True)
+        )
