@@ -30,7 +30,10 @@ def make_reward_worker(section: RewardSection, judge: RewardWorker | None = None
     Raises:
         ConfigError: A reward judges no texts.
     """
-    workers = {name: _make(name, section) for name in section.names if name != "judge"}
+    workers: dict[RewardName, RewardWorker] = {}
+    for name in section.names:
+        if name != "judge":
+            workers[name] = _make(name, section)
     if judge is not None:
         workers["judge"] = judge
     default = workers.get(section.name) or next(iter(workers.values()))

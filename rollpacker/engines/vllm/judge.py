@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -100,7 +100,7 @@ class VllmJudge:
         raise EngineFailed(f"vLLM ended {key} without an answer.")
 
 
-def _first(output: RequestOutput) -> dict[int, object]:
+def _first(output: RequestOutput) -> dict[int, Any]:
     """The log-probabilities at the first token, by token."""
-    logprobs: dict[int, object] = output.outputs[0].logprobs[0]
+    logprobs: dict[int, Any] = output.outputs[0].logprobs[0]
     return logprobs
