@@ -5,34 +5,43 @@ are more, and lose less to communication. Short rounds want the former and long 
 round has a controller of its own.
 
     fact about a round of the kind                              its degree
+    its first one, where what passes take is known              the fastest by a guess (`core.first_guess`)
     more preemptions than max_growth times the reference        doubles
     no preemption in `patience` rounds of the kind in a row     halves
+    the first one on a new degree, slower than on the old one   goes back
 
-The reference is the previous round of the same kind on the same degree. Without one there is no verdict: after the
+The reference is the previous round of the same kind on the same degree. Without one the counts say nothing: after the
 first round of a kind, and after the first round since its degree changed.
 
-The degree **stays** when the change does not pay, so far as is known: when the kind's last measured rate (tokens per
-second of rollout) on the other degree was lower than the present one, and that measurement is at most
-`num_rounds_remembered` rounds of the kind old. Else a kind whose preemptions grow with its lengths would go to and fro.
+A change has to **pay**, so far as is known. What it gains follows from the kind's last measured rates (tokens per
+second of rollout) on both degrees, if they are at most `num_rounds_remembered` rounds of the kind old; what it costs is
+the time that the last change to that degree took, and where kinds alternate the time of the way back. The gain counts
+for as many rounds as the kind has in a row on average, for `num_rounds_remembered` where there is no other kind. One
+that does not pay is not made: no verdict is given for it, and at the boundary between two kinds whose degrees differ
+the engines stay as they are. What is not known is tried. So a kind whose preemptions grow with its lengths does not go
+to and fro, and a long round that would save a second does not cost two changes.
 
-A round may run on another degree than its kind's: a draw that meets the end of the data turns a short round into a long
-one. Such a round's rate is remembered; it gives no verdict.
+A round may run on another degree than its kind's: when the change did not pay, or when a draw that meets the end of the
+data turns a short round into a long one. Such a round's rate is remembered; its counts give no verdict.
 
-Invariant: a verdict moves one step within the allowed degrees, and an engine set changes only between rounds.
+Invariant: a verdict moves one step within the allowed degrees, a guess anywhere within them, and an engine set changes
+only between rounds.
 
-Source: RollPacker, section 4.2: the thresholds and the doubling. One controller per kind, the reference per kind, and
-the memory of rates are this project's. The time that a change takes is not weighed; it is recorded by the driver.
+Source: RollPacker, section 4.2: the thresholds, the doubling, and a profile beside the counts. One controller per kind,
+the reference per kind, the memory of rates and the weighing of a change's time are this project's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from rollpacker.core.commands import BeginRound, RoundKind, UseParallelism
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import RoundMeasured
+from rollpacker.core.first_guess import fastest_degree
 from rollpacker.core.settings import ParallelismSettings
 
 
@@ -42,14 +51,28 @@ class _Controller:
 
     degree: int
     """What its next round should run on."""
+    came_from: int | None = None
+    """The degree before, until the first round on the new one is measured."""
     reference: int | None = None
     """Preemptions of its last round on that degree."""
     num_calm: int = 0
     """Its last rounds in a row without a preemption, since the degree changed."""
     num_rounds: int = 0
     """Measured so far."""
+    num_rows: int = 0
+    """Begun so far, of rounds of this kind without another kind between them."""
+    num_tokens: int = 0
+    """Of its last round."""
     rates: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Per degree, tokens per second of its last round there, and which of the kind's rounds that was."""
+
+    def rate_on(self, degree: int, num_rounds_remembered: int) -> float | None:
+        """The last rate on a degree, if it is remembered."""
+        rate, measured_at = self.rates.get(degree, (0.0, -num_rounds_remembered - 1))
+        return rate if self.num_rounds - measured_at <= num_rounds_remembered else None
+
+    def move(self, degree: int, came_from: int | None) -> None:
+        self.degree, self.came_from, self.reference, self.num_calm = degree, came_from, None, 0
 
 
 class ParallelismPlanner:
@@ -59,6 +82,8 @@ class ParallelismPlanner:
         self._settings = settings
         self._controllers = {kind: _Controller(degree=settings.initial) for kind in RoundKind}
         self._in_use = settings.initial
+        self._switch_s: dict[int, float] = {}
+        """What the last change to each degree took."""
         self._round = -1
         """The open round, or the last one."""
         self._kind = RoundKind.PLAIN
@@ -66,11 +91,17 @@ class ParallelismPlanner:
         self._is_open = False
         self._is_measurable = False
         """True from the end of a round until it is measured or the next step starts."""
+        self._gain: float | None = None
 
     @property
     def in_use(self) -> int:
         """The degree that the engines have, or change to."""
         return self._in_use
+
+    @property
+    def gain(self) -> float | None:
+        """The last measured round's rate over that of the last round of its kind on another degree, if remembered."""
+        return self._gain
 
     # The round
 
@@ -80,6 +111,8 @@ class ParallelismPlanner:
 
     def begin_round(self, command: BeginRound) -> None:
         """Note which round is measured next."""
+        if self._round < 0 or command.kind is not self._kind:
+            self._controllers[command.kind].num_rows += 1
         self._round, self._kind = command.round, command.kind
         self._is_open = True
 
@@ -101,14 +134,18 @@ class ParallelismPlanner:
             raise ImpossibleEvent(
                 f"Round {event.round} was measured before its end.", f"The last round is {self._round}."
             )
-        if min(event.num_preemptions, event.num_tokens) < 0 or not 0 <= event.rollout_time_s < math.inf:
-            raise ImpossibleEvent(f"{event} cannot have been measured.", "Nothing is below 0, and the time is finite.")
+        is_timed = 0 <= event.rollout_time_s < math.inf and 0 <= event.switch_time_s < math.inf
+        if min(event.num_preemptions, event.num_tokens, *event.lengths_tokens) < 0 or not is_timed:
+            raise ImpossibleEvent(f"{event} cannot have been measured.", "Nothing is below 0, and times are finite.")
         if event.round < self._round or not self._is_measurable:
             return ()
         self._is_measurable = False
+        if event.switch_time_s:
+            self._switch_s[self._in_use] = event.switch_time_s
         self._learn(self._controllers[self._kind], event)
-        degree = self._controllers[next_kind].degree
-        if degree == self._in_use:
+        controller = self._controllers[next_kind]
+        degree = controller.degree
+        if degree == self._in_use or not self._pays(controller, self._in_use, degree):
             return ()
         self._in_use = degree
         return (UseParallelism(tensor_parallel=degree),)
@@ -117,29 +154,77 @@ class ParallelismPlanner:
 
     def _learn(self, controller: _Controller, event: RoundMeasured) -> None:
         controller.num_rounds += 1
+        controller.num_tokens = event.num_tokens
         if event.rollout_time_s:
             controller.rates[self._in_use] = (event.num_tokens / event.rollout_time_s, controller.num_rounds)
-        if self._in_use != controller.degree:
+        self._gain = self._compare(controller)
+        if controller.num_rounds == 1 and self._settings.costs and event.lengths_tokens:
+            self._guess(controller, event.lengths_tokens)
+        elif self._in_use == controller.degree:
+            self._judge(controller, event.num_preemptions)
+
+    def _guess(self, controller: _Controller, lengths_tokens: Sequence[int]) -> None:
+        degree = fastest_degree(self._settings.costs, lengths_tokens, self._settings.prompt_tokens)
+        if degree != controller.degree:
+            controller.move(degree, came_from=self._in_use if self._in_use != degree else None)
+
+    def _judge(self, controller: _Controller, num_preemptions: int) -> None:
+        before, controller.came_from = controller.came_from, None
+        is_slower = before is not None and self._is_slower_than(controller, before)
+        if before is not None and is_slower and self._pays(controller, controller.degree, before):
+            controller.move(before, came_from=None)
             return
-        reference, controller.reference = controller.reference, event.num_preemptions
-        controller.num_calm = 0 if event.num_preemptions else controller.num_calm + 1
+        reference, controller.reference = controller.reference, num_preemptions
+        controller.num_calm = 0 if num_preemptions else controller.num_calm + 1
         if reference is None:
             return
         degree = controller.degree
-        if event.num_preemptions > self._settings.max_growth * reference:
+        if num_preemptions > self._settings.max_growth * reference:
             degree *= 2
         elif controller.num_calm >= self._settings.patience:
             degree //= 2
-        if degree != controller.degree and degree in self._settings.degrees and not self._is_slower(controller, degree):
-            controller.degree, controller.reference, controller.num_calm = degree, None, 0
+        is_allowed = degree != controller.degree and degree in self._settings.degrees
+        if is_allowed and self._pays(controller, controller.degree, degree):
+            controller.move(degree, came_from=controller.degree)
 
-    def _is_slower(self, controller: _Controller, degree: int) -> bool:
-        """Tell whether the kind ran slower on another degree, so far as is remembered."""
-        if degree not in controller.rates or controller.degree not in controller.rates:
-            return False
-        rate, measured_at = controller.rates[degree]
-        is_remembered = controller.num_rounds - measured_at <= self._settings.num_rounds_remembered
-        return is_remembered and rate < controller.rates[controller.degree][0]
+    # What a change is worth
+
+    def _is_slower_than(self, controller: _Controller, other: int) -> bool:
+        """Tell whether the kind is slower on its degree than on another, so far as is remembered."""
+        memory = self._settings.num_rounds_remembered
+        here, there = controller.rate_on(controller.degree, memory), controller.rate_on(other, memory)
+        return here is not None and there is not None and here < there
+
+    def _pays(self, controller: _Controller, here: int, there: int) -> bool:
+        """Tell whether a change would bring in its time; what nobody knows is tried."""
+        memory = self._settings.num_rounds_remembered
+        rate_here, rate_there = controller.rate_on(here, memory), controller.rate_on(there, memory)
+        if rate_here is None or rate_there is None:
+            return True
+        if not (rate_here and rate_there):
+            return rate_there >= rate_here
+        gain_s = controller.num_tokens / rate_here - controller.num_tokens / rate_there
+        return gain_s >= 0 and gain_s * self._num_rounds_in_a_row(controller) >= self._cost_s(here, there)
+
+    def _num_rounds_in_a_row(self, controller: _Controller) -> float:
+        if not self._do_kinds_alternate():
+            return self._settings.num_rounds_remembered
+        return min(controller.num_rounds / max(controller.num_rows, 1), self._settings.num_rounds_remembered)
+
+    def _cost_s(self, here: int, there: int) -> float:
+        way_there = self._switch_s.get(there, 0.0)
+        return way_there + self._switch_s.get(here, way_there) if self._do_kinds_alternate() else way_there
+
+    def _do_kinds_alternate(self) -> bool:
+        return sum(controller.num_rows > 0 for controller in self._controllers.values()) > 1
+
+    def _compare(self, controller: _Controller) -> float | None:
+        others = [(measured_at, degree) for degree, (_, measured_at) in controller.rates.items()]
+        others = [(measured_at, degree) for measured_at, degree in others if degree != self._in_use]
+        if not others or self._in_use not in controller.rates:
+            return None
+        before = controller.rate_on(max(others)[1], self._settings.num_rounds_remembered)
+        return controller.rates[self._in_use][0] / before if before else None
 
     # Self-check and snapshot
 
@@ -152,10 +237,13 @@ class ParallelismPlanner:
         degrees = set(self._settings.degrees)
         for kind, controller in self._controllers.items():
             calm_without_reference = controller.reference is None and controller.num_calm
-            if not {controller.degree, self._in_use, *controller.rates} <= degrees or calm_without_reference:
+            used = {controller.degree, self._in_use, *controller.rates, *self._switch_s}
+            if not used <= degrees or calm_without_reference:
                 raise InvariantViolated(f"The planner of {kind} rounds contradicts itself: {controller}")
             if any(measured_at > controller.num_rounds for _, measured_at in controller.rates.values()):
                 raise InvariantViolated(f"The planner of {kind} rounds remembers rounds to come: {controller}")
+            if controller.came_from is not None and (controller.came_from == controller.degree or controller.num_calm):
+                raise InvariantViolated(f"The planner of {kind} rounds has not moved: {controller}")
         if self._is_open and self._is_measurable:
             raise InvariantViolated(f"Round {self._round} is open and may be measured.")
 
@@ -168,22 +256,30 @@ class ParallelismPlanner:
                 for kind, controller in self._controllers.items()
             },
             "in_use": self._in_use,
+            "switch_s": [[degree, seconds] for degree, seconds in self._switch_s.items()],
             "round": self._round,
             "kind": self._kind.value,
             "is_open": self._is_open,
             "is_measurable": self._is_measurable,
+            "gain": self._gain,
         }
 
     @classmethod
     def restore(cls, settings: ParallelismSettings, snapshot: dict[str, Any]) -> Self:
-        """Rebuild the machine that gave the snapshot."""
+        """Rebuild the machine that gave the snapshot; degrees that are no longer allowed are forgotten."""
         machine = cls(settings)
+        allowed = set(settings.degrees)
         for kind, plain in snapshot["controllers"].items():
-            rates = {degree: (rate, measured_at) for degree, rate, measured_at in plain["rates"]}
-            machine._controllers[RoundKind(kind)] = _Controller(**{**plain, "rates": rates})
-        machine._in_use = snapshot["in_use"]
+            rates = {degree: (rate, measured_at) for degree, rate, measured_at in plain["rates"] if degree in allowed}
+            controller = _Controller(**{**plain, "rates": rates})
+            if controller.degree not in allowed:
+                controller.move(settings.initial, came_from=None)
+            machine._controllers[RoundKind(kind)] = controller
+        machine._in_use = snapshot["in_use"] if snapshot["in_use"] in allowed else settings.initial
+        machine._switch_s = {degree: seconds for degree, seconds in snapshot["switch_s"] if degree in allowed}
         machine._round = snapshot["round"]
         machine._kind = RoundKind(snapshot["kind"])
         machine._is_open = snapshot["is_open"]
         machine._is_measurable = snapshot["is_measurable"]
+        machine._gain = snapshot["gain"]
         return machine

@@ -65,7 +65,7 @@ from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.stream_scaling import StreamScaling
 from rollpacker.core.tail_batching import TailBatching
 
-SNAPSHOT_FORMAT: Final = 2
+SNAPSHOT_FORMAT: Final = 3
 """Raised by one whenever a machine's snapshot changes its meaning."""
 
 _BATCHING: Final[dict[str, type[BatchingMachine]]] = {"plain": PlainBatching, "tail": TailBatching}
@@ -261,6 +261,11 @@ class Scheduler:
     def tensor_parallel(self) -> int | None:
         """The degree that the engines have, or are to change to; None without a planner."""
         return self._planner.in_use if self._planner else None
+
+    @property
+    def parallelism_gain(self) -> float | None:
+        """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
+        return self._planner.gain if self._planner else None
 
     def check(self) -> None:
         """Re-derive all invariants from scratch; costs as much as the state is large.

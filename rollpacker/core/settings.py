@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, Literal, Self
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.ids import Domain
 from rollpacker.core.quotas import apportion
 
@@ -71,8 +72,12 @@ class ParallelismSettings:
     patience: int = 4
     """So many rounds of a kind in a row without a preemption halve its degree."""
     num_rounds_remembered: int = 16
-    """So many rounds of a kind a measured rate keeps its kind from going back to a slower degree. Not in the paper;
-    16 long rounds are 80 steps of 4 + 1, in which lengths drift."""
+    """So many rounds of a kind a measured rate counts, and over so many at most the gain of a change has to bring in
+    its time. Not in the paper; 16 long rounds are 80 steps of 4 + 1, in which lengths drift."""
+    costs: tuple[DegreeCosts, ...] = ()
+    """Of each degree, where a profile or a model has them: for the guess after a kind's first round."""
+    prompt_tokens: int = 0
+    """Mean length of the prompts, for the same."""
 
     def __post_init__(self) -> None:
         """Refuse what no planner can work with.
@@ -103,6 +108,12 @@ class ParallelismSettings:
                 "It is at least 1 (below, fewer preemptions than before would double the degree).",
                 "Raise system.planner.max_growth.",
             )
+        if self.costs and tuple(sorted(costs.degree for costs in self.costs)) != self.degrees:
+            raise ConfigError(
+                f"system.planner.costs of the degrees {[costs.degree for costs in self.costs]}",
+                f"Each degree has its costs, or none has; allowed are {degrees}.",
+                "Measure a profile of all degrees.",
+            )
         for key, count in (("patience", self.patience), ("num_rounds_remembered", self.num_rounds_remembered)):
             if count < 1:
                 raise ConfigError(f"system.planner.{key}={count}", "It is at least 1.", f"Raise system.planner.{key}.")
@@ -115,12 +126,21 @@ class ParallelismSettings:
             "max_growth": str(self.max_growth),
             "patience": self.patience,
             "num_rounds_remembered": self.num_rounds_remembered,
+            "costs": [costs.to_plain() for costs in self.costs],
+            "prompt_tokens": self.prompt_tokens,
         }
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """Undo `to_plain`."""
-        return cls(**{**plain, "degrees": tuple(plain["degrees"]), "max_growth": Fraction(plain["max_growth"])})
+        return cls(
+            **{
+                **plain,
+                "degrees": tuple(plain["degrees"]),
+                "max_growth": Fraction(plain["max_growth"]),
+                "costs": tuple(map(DegreeCosts.from_plain, plain.get("costs", ()))),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import NamedTuple
 
 from rollpacker.core.commands import (
@@ -46,6 +46,7 @@ from rollpacker.core.events import (
     RunningRequest,
     StepStarted,
 )
+from rollpacker.core.first_guess import fastest_degree
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.core.quotas import apportion, interleave, scale_up, with_speculation
 from rollpacker.core.settings import ParallelismSettings, SchedulerSettings, StreamSettings
@@ -57,8 +58,17 @@ class MeasuredRound(NamedTuple):
     kind: RoundKind
     degree: int
     num_preemptions: int
-    rate: float
-    """Tokens per second."""
+    num_tokens: int
+    time_s: float
+    switch_s: float
+    lengths: tuple[int, ...]
+    kinds: tuple[RoundKind, ...]
+    """Of all rounds that had begun by then."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.num_tokens / self.time_s
 
 
 class Judge:
@@ -464,16 +474,27 @@ class Judge:
     def _judge_plan(self, event: RoundMeasured, commands: tuple[Command, ...]) -> None:
         assert self.settings.parallelism is not None
         self.is_measurable = False
-        rate = event.num_tokens / event.rollout_time_s
-        self.measured.append(MeasuredRound(self.kinds[-1], self.degree, event.num_preemptions, rate))
+        self.measured.append(
+            MeasuredRound(
+                self.kinds[-1],
+                self.degree,
+                event.num_preemptions,
+                event.num_tokens,
+                event.rollout_time_s,
+                event.switch_time_s,
+                event.lengths_tokens,
+                tuple(self.kinds),
+            )
+        )
         if not self.is_tail:
             next_kind = RoundKind.PLAIN
         elif self.ended_domains or len(self.long_queue) >= self.settings.num_prompts:
             next_kind = RoundKind.LONG
         else:
             next_kind = RoundKind.SHORT
-        degree = degree_after([each for each in self.measured if each.kind is next_kind], self.settings.parallelism)
-        expected = () if degree == self.degree else (UseParallelism(tensor_parallel=degree),)
+        degree = degree_after(self.measured, next_kind, self.settings.parallelism)
+        is_worth_it = pays(self.measured, next_kind, self.degree, degree, self.settings.parallelism)
+        expected = () if degree == self.degree or not is_worth_it else (UseParallelism(tensor_parallel=degree),)
         assert commands == expected, f"after {self.measured} another degree"
 
     # Stream scaling
@@ -561,24 +582,68 @@ class Judge:
         return [request for request, holder in self.holders.items() if holder == engine]
 
 
-def degree_after(rounds: Sequence[MeasuredRound], planner: ParallelismSettings) -> int:
-    """Work out the degree of the next round of a kind, from all its rounds so far."""
-    degree, since = planner.initial, 0
-    for number, (_, used, num_preemptions, _) in enumerate(rounds):
-        counts = [each.num_preemptions for each in rounds[since : number + 1] if each.degree == degree]
-        if used != degree or len(counts) == 1:
+def degree_after(history: Sequence[MeasuredRound], kind: RoundKind, planner: ParallelismSettings) -> int:
+    """Work out the degree that a kind of round wants, from all rounds so far."""
+    degree, before, counts = planner.initial, None, list[int]()
+    for number, each in enumerate(history):
+        if each.kind is not kind:
             continue
+        past = history[: number + 1]
         wanted = degree
-        if num_preemptions > planner.max_growth * counts[-2]:
+        if sum(other.kind is kind for other in past) == 1 and planner.costs and each.lengths:
+            wanted = fastest_degree(planner.costs, each.lengths, planner.prompt_tokens)
+            if wanted != degree:
+                degree, before, counts = wanted, each.degree if each.degree != wanted else None, []
+            continue
+        if each.degree != degree:
+            continue
+        tried, before = before, None
+        is_worse = tried is not None and is_slower(past, kind, degree, tried, planner)
+        if tried is not None and is_worse and pays(past, kind, degree, tried, planner):
+            degree, counts = tried, []
+            continue
+        counts.append(each.num_preemptions)
+        if len(counts) > 1 and each.num_preemptions > planner.max_growth * counts[-2]:
             wanted = degree * 2
-        elif len(counts) >= planner.patience and not any(counts[-planner.patience :]):
+        elif len(counts) > 1 and len(counts) >= planner.patience and not any(counts[-planner.patience :]):
             wanted = degree // 2
-        others = [index for index in range(number) if rounds[index].degree == wanted]
-        is_slower = (
-            others
-            and number - others[-1] <= planner.num_rounds_remembered
-            and rounds[others[-1]].rate < rounds[number].rate
-        )
-        if wanted != degree and wanted in planner.degrees and not is_slower:
-            degree, since = wanted, number + 1
+        if wanted != degree and wanted in planner.degrees and pays(past, kind, degree, wanted, planner):
+            degree, before, counts = wanted, degree, []
     return degree
+
+
+def is_slower(
+    history: Sequence[MeasuredRound], kind: RoundKind, here: int, there: int, planner: ParallelismSettings
+) -> bool:
+    """Work out whether a kind's last round on a degree was slower than that on another, as far as is remembered."""
+    rate_here, rate_there = rate_on(history, kind, here, planner), rate_on(history, kind, there, planner)
+    return rate_here is not None and rate_there is not None and rate_here < rate_there
+
+
+def pays(
+    history: Sequence[MeasuredRound], kind: RoundKind, here: int, there: int, planner: ParallelismSettings
+) -> bool:
+    """Work out whether a kind's rounds on another degree save at least what the change takes, or nobody knows."""
+    rate_here, rate_there = rate_on(history, kind, here, planner), rate_on(history, kind, there, planner)
+    if rate_here is None or rate_there is None:
+        return True
+    if not rate_here or not rate_there:
+        return rate_there >= rate_here
+    of_kind = [each for each in history if each.kind is kind]
+    saved_s = of_kind[-1].num_tokens / rate_here - of_kind[-1].num_tokens / rate_there
+    took = {each.degree: each.switch_s for each in history if each.switch_s}
+    cost_s, in_a_row = took.get(there, 0.0), float(planner.num_rounds_remembered)
+    kinds = history[-1].kinds
+    if len(set(kinds)) > 1:
+        num_rows = sum(name is kind for name, _ in groupby(kinds))
+        in_a_row = min(in_a_row, len(of_kind) / num_rows)
+        cost_s += took.get(here, took.get(there, 0.0))
+    return saved_s >= 0 and saved_s * in_a_row >= cost_s
+
+
+def rate_on(
+    history: Sequence[MeasuredRound], kind: RoundKind, degree: int, planner: ParallelismSettings
+) -> float | None:
+    """The last rate of a kind on a degree, unless that is long ago."""
+    lately = [each for each in history if each.kind is kind][-planner.num_rounds_remembered - 1 :]
+    return next((each.rate for each in reversed(lately) if each.degree == degree), None)

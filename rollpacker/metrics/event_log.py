@@ -1,7 +1,7 @@
 """The event log of one attempt: every event that the scheduler was told, and the commands that it gave.
 
     <run.dir>/events/attempt-000.jsonl, attempt-001.jsonl after the first resume, ...
-    {"schema_version": 2, "settings": {...}, "snapshot": null}                                    the first line
+    {"schema_version": 3, "settings": {...}, "snapshot": null}                                    the first line
     {"seq": 0, "now": 0.5, "event": {"type": "EngineJoined", ...}, "commands": [...]}             one line per event
 
 Invariant: the settings, the snapshot and the events of a log are all that is needed to make the same commands again,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-EVENT_LOG_VERSION = 2
+EVENT_LOG_VERSION = 3
 """Grows when a line's form changes, or an event or command so that old lines cannot be read."""
 
 EVENTS_FOLDER = "events"

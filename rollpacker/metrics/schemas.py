@@ -143,6 +143,16 @@ STEPS = TableSchema(
         _tokens("prefix_query_tokens", "Prompt tokens looked up in engines' prefix caches; 0 where there are none"),
         _tokens("prefix_hit_tokens", "Those of prefix_query_tokens that were found, and not computed again"),
         _count("tensor_parallel", "GPUs of each engine in the round"),
+        _number(
+            "parallelism_gain",
+            "Tokens per second of the rollout, engines' own count, over those of the last round of its kind on another "
+            "degree; null when there was none lately",
+            is_nullable=True,
+        ),
+        _seconds(
+            "switch_time_s",
+            "Part of weight_sync_time_s: engines of another degree take the place of those before, for the next step",
+        ),
         _count("num_engines_lent", "Engines whose GPUs went to the trainer before the round was over"),
         _count("num_engines_lost", "Engines that failed, from the end of the last step to the end of this one"),
         _count("num_engines_replaced", "Engines that joined in the place of lost ones in the same time"),
@@ -238,7 +248,7 @@ INTERVALS = TableSchema(
         _text(
             "activity",
             "What: stages of the step (rollout, hand_over, train, quiesce, weight_sync, checkpoint), generate, score, "
-            "stream, load_weights, asleep; evicted or lost: a request was with an engine until it had to move",
+            "stream, load_weights, switch, asleep; evicted or lost: a request was with an engine until it had to move",
         ),
         _text("subject", "Of evicted and lost, the request as round:prompt@epoch#sample", is_nullable=True),
         _STEP,

@@ -22,7 +22,7 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, assert_never
 
@@ -128,6 +128,8 @@ class Turnover:
     num_lost: int
     num_replaced: int
     """Joined in the place of lost ones."""
+    switch_time_s: float
+    """In which engines of another degree took the place of those before, without the weights' way to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ class RoundCosts:
     """What the engines did in a round."""
 
     tensor_parallel: int
+    parallelism_gain: float | None
+    """Tokens per second over those of the last round of its kind on another degree, if anyone remembers."""
     num_engines_lent: int
     """To the trainer, before the round was over."""
     before: Mapping[EngineId, EngineStats]
@@ -232,6 +236,8 @@ class Driver:
         """Engines whose GPUs are the trainer's, which sleep until new weights come."""
         self._asleep_since: dict[EngineId, float] = {}
         self._next_tensor_parallel = scheduler.tensor_parallel or self._tensor_parallel
+        self._switch_time_s = 0.0
+        """Of the change before the round that comes, or that is to be measured; 0 without one."""
         self._lost: dict[EngineId, RollpackerError] = {}
         """In the order in which they were lost."""
         self._noticed: set[EngineId] = set()
@@ -328,18 +334,27 @@ class Driver:
         assert record is not None
         stats = await self._ask_stats()
         costs = RoundCosts(
-            tensor_parallel=self._tensor_parallel, num_engines_lent=len(self._asleep), before=self._stats, after=stats
+            tensor_parallel=self._tensor_parallel,
+            parallelism_gain=None,
+            num_engines_lent=len(self._asleep),
+            before=self._stats,
+            after=stats,
         )
         self._stats = stats
+        switch_time_s, self._switch_time_s = self._switch_time_s, 0.0
         self._take(
             RoundMeasured(
                 round=record.begin.round,
                 num_preemptions=costs.growth("num_preemptions"),
-                rollout_time_s=record.ended_at_s - record.began_at_s,
+                rollout_time_s=(record.generated_at_s or record.ended_at_s) - record.began_at_s,
                 num_tokens=costs.growth("num_generated_tokens"),
+                switch_time_s=switch_time_s,
+                lengths_tokens=tuple(
+                    request.response.num_tokens for request in record.requests.values() if request.response
+                ),
             )
         )
-        return costs
+        return replace(costs, parallelism_gain=self._scheduler.parallelism_gain)
 
     async def leave_gpus(self, seats: Collection[EngineId]) -> None:
         """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
@@ -385,6 +400,7 @@ class Driver:
 
     async def _change_fleet(self, sync: WeightSync, asleep: Sequence[EngineId]) -> Published:
         """Put the engines in use to sleep, and let those of the next degree take their place."""
+        began_at_s = self._clock.now()
         await self._each(
             [engine_id for engine_id in self.engines if engine_id not in asleep], lambda engine: engine.sleep()
         )
@@ -394,6 +410,9 @@ class Driver:
             await self._replacements.fill_only(self._seats())
         self._require_engine()
         await self._each(list(self.engines), lambda engine: engine.wake())
+        if self._has_started:
+            self._switch_time_s = self._clock.now() - began_at_s
+            self._diary.add("driver", "driver", "switch", began_at_s)
         published = await self._load(sync)
         if self._has_started:  # else `start` reports them
             for engine_id in self.engines:
@@ -414,7 +433,7 @@ class Driver:
 
     def turnover(self) -> Turnover:
         """Count the engines that were lost and replaced since the last call."""
-        turnover = Turnover(num_lost=self._num_lost, num_replaced=self._num_replaced)
+        turnover = Turnover(num_lost=self._num_lost, num_replaced=self._num_replaced, switch_time_s=self._switch_time_s)
         self._num_lost = self._num_replaced = 0
         return turnover
 

@@ -119,6 +119,8 @@ class StepRecorder:
             "prefix_query_tokens": costs.growth("num_prefix_query_tokens"),
             "prefix_hit_tokens": costs.growth("num_prefix_hit_tokens"),
             "tensor_parallel": costs.tensor_parallel,
+            "parallelism_gain": costs.parallelism_gain,
+            "switch_time_s": turnover.switch_time_s,
             "num_engines_lent": costs.num_engines_lent,
             "num_engines_lost": turnover.num_lost,
             "num_engines_replaced": turnover.num_replaced,

@@ -30,6 +30,7 @@ from rollpacker.core import (
 )
 from rollpacker.core.errors import InternalError
 from rollpacker.core.scheduler import Scheduler
+from tests.core.plans import run_plans
 from tests.core.world import Scenario, World, scenarios
 
 IN_IMPORT_ORDER = (
@@ -236,26 +237,56 @@ FAULTS = (
     Fault(
         name="a verdict right after a change",
         module=parallelism,
-        right="controller.degree, controller.reference, controller.num_calm = degree, None, 0",
-        wrong="controller.degree, controller.num_calm = degree, 0",
+        right="self.degree, self.came_from, self.reference, self.num_calm = degree, came_from, None, 0",
+        wrong="self.degree, self.came_from, self.num_calm = degree, came_from, 0",
     ),
     Fault(
-        name="a change that is known not to pay",
+        name="a change to a degree that was slower",
         module=parallelism,
-        right="return is_remembered and rate <",
-        wrong="return False and rate <",
+        right="return gain_s >= 0 and",
+        wrong="return True or",
+    ),
+    Fault(
+        name="a change that takes longer than it saves",
+        module=parallelism,
+        right=">= self._cost_s(here, there)",
+        wrong=">= 0",
+    ),
+    Fault(
+        name="the way back costs nothing",
+        module=parallelism,
+        right="way_there + self._switch_s.get(here, way_there) if",
+        wrong="way_there if",
+    ),
+    Fault(
+        name="a long row of rounds is hoped for",
+        module=parallelism,
+        right="return min(controller.num_rounds / max(controller.num_rows, 1), self._settings.num_rounds_remembered)",
+        wrong="return self._settings.num_rounds_remembered",
+    ),
+    Fault(
+        name="a slower degree is kept",
+        module=parallelism,
+        right="here is not None and there is not None and here < there",
+        wrong="False",
     ),
     Fault(
         name="a rate is remembered for ever",
         module=parallelism,
-        right="is_remembered = controller.num_rounds - measured_at <= self._settings.num_rounds_remembered",
-        wrong="is_remembered = True",
+        right="return rate if self.num_rounds - measured_at <= num_rounds_remembered else None",
+        wrong="return rate if degree in self.rates else None",
     ),
     Fault(
         name="plan for the kind that was",
         module=parallelism,
-        right="degree = self._controllers[next_kind].degree",
-        wrong="degree = self._controllers[self._kind].degree",
+        right="controller = self._controllers[next_kind]",
+        wrong="controller = self._controllers[self._kind]",
+    ),
+    Fault(
+        name="no guess",
+        module=parallelism,
+        right="if controller.num_rounds == 1 and self._settings.costs and event.lengths_tokens:",
+        wrong="if False:",
     ),
     Fault(
         name="lend twice in a round",
@@ -356,10 +387,13 @@ def run_worlds(scheduler_class: type[Scheduler]) -> None:
 def test_the_properties_catch_this_fault(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = scheduler_with(fault)
     monkeypatch.setattr(faulty, "check", lambda _: None)
+    run = run_plans if fault.module is parallelism else run_worlds
     with pytest.raises((AssertionError, InternalError)):
-        run_worlds(faulty)
+        run(faulty)
 
 
 def test_without_a_fault_the_same_worlds_pass() -> None:
     right = "class Scheduler:"
-    run_worlds(scheduler_with(Fault(name="none", module=scheduler, right=right, wrong=right)))
+    faultless = scheduler_with(Fault(name="none", module=scheduler, right=right, wrong=right))
+    run_worlds(faultless)
+    run_plans(faultless)

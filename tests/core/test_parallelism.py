@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from rollpacker.core.commands import BeginRound, RoundKind, UseParallelism
+from rollpacker.core.commands import RoundKind, UseParallelism
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineJoined, EngineRetired, RoundMeasured, StepStarted
 from rollpacker.core.ids import EngineId
 from rollpacker.core.parallelism import ParallelismPlanner
+from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import ParallelismSettings
+from tests.core.plans import begin_round, degree_costs, run_plans
 from tests.core.player import Player, make_settings
 
 SHORT, LONG = RoundKind.SHORT, RoundKind.LONG
+TOKENS = 1000
 
 
 class Rounds:
@@ -22,24 +25,22 @@ class Rounds:
         self.planner = ParallelismPlanner(ParallelismSettings(degrees=(1, 2, 4), initial=initial))
         self.number = -1
 
-    def measure(self, kind: RoundKind, num_preemptions: int, next_kind: RoundKind, rate: int = 100) -> int | None:
+    def measure(
+        self, kind: RoundKind, num_preemptions: int, next_kind: RoundKind, rate: int = 100, switch_s: float = 0.0
+    ) -> int | None:
         """Give the degree that the next round has to change to, if any."""
         self.number += 1
         self.planner.start_step()
-        self.planner.begin_round(
-            BeginRound(
-                round=self.number,
-                step=self.number,
-                kind=kind,
-                num_prompts_launched=1,
-                num_prompts_needed=1,
-                num_responses_launched=1,
-                num_responses_needed=1,
-            )
-        )
+        self.planner.begin_round(begin_round(self.number, kind))
         self.planner.end_round()
         orders = self.planner.measure(
-            RoundMeasured(round=self.number, num_preemptions=num_preemptions, rollout_time_s=1.0, num_tokens=rate),
+            RoundMeasured(
+                round=self.number,
+                num_preemptions=num_preemptions,
+                rollout_time_s=TOKENS / rate,
+                num_tokens=TOKENS,
+                switch_time_s=switch_s,
+            ),
             next_kind,
         )
         self.planner.check()
@@ -73,6 +74,56 @@ def test_a_degree_that_was_slower_is_not_tried_again_until_that_is_long_ago() ->
     assert rounds.measure(SHORT, 20, SHORT, rate=90) == 2
     changes = [rounds.measure(SHORT, 0, SHORT, rate=100) for _ in range(17)]
     assert changes == [None] * 16 + [1], "16 rounds are remembered"
+
+
+def test_a_degree_that_turns_out_slower_is_left_at_once() -> None:
+    rounds = Rounds()
+    rounds.measure(SHORT, 10, SHORT, rate=100)
+    assert rounds.measure(SHORT, 20, SHORT, rate=100) == 2
+    assert rounds.measure(SHORT, 20, SHORT, rate=90) == 1
+    assert rounds.planner.gain == 0.9
+
+
+def test_a_change_that_takes_longer_than_it_saves_is_not_made_again() -> None:
+    """10 s a round at degree 1, 9 s at degree 2: one second, four rounds in a row, and 3 s there as 3 s back."""
+    changes = []
+    for switch_s in (1.0, 3.0):
+        rounds = Rounds()
+        rounds.measure(SHORT, 10, SHORT, rate=100)
+        rounds.measure(SHORT, 20, SHORT, rate=100)
+        rounds.measure(SHORT, 20, SHORT, rate=111, switch_s=switch_s)
+        rounds.measure(SHORT, 20, LONG, rate=111)
+        changes.append(rounds.measure(LONG, 10, SHORT, switch_s=switch_s))
+    assert changes == [2, None], "short rounds stay where the long one was"
+
+
+def test_the_profile_guesses_after_the_first_round_of_a_kind_and_the_measured_rate_has_the_last_word() -> None:
+    costs = (degree_costs(1), degree_costs(2))
+    planner = ParallelismPlanner(ParallelismSettings(degrees=(1, 2), initial=1, costs=costs, prompt_tokens=5))
+    orders = []
+    for number, time_s in enumerate((10.0, 11.0)):
+        planner.begin_round(begin_round(number, SHORT))
+        planner.end_round()
+        measured = RoundMeasured(
+            round=number, num_preemptions=7, rollout_time_s=time_s, num_tokens=900, lengths_tokens=(60,) * 20
+        )
+        orders += planner.measure(measured, SHORT)
+    assert [order.tensor_parallel for order in orders] == [2, 1]
+
+
+def test_every_order_is_what_all_rounds_so_far_say() -> None:
+    run_plans(Scheduler)
+
+
+def test_what_was_learned_of_a_degree_that_is_no_longer_allowed_is_forgotten() -> None:
+    rounds = Rounds()
+    rounds.measure(SHORT, 10, SHORT)
+    assert rounds.measure(SHORT, 20, SHORT) == 2
+    rounds.measure(SHORT, 10, SHORT, switch_s=1.0)
+    fewer = ParallelismSettings(degrees=(1,), initial=1)
+    planner = ParallelismPlanner.restore(fewer, rounds.planner.snapshot())
+    planner.check()
+    assert planner.in_use == 1
 
 
 def test_the_engines_change_before_the_next_step_starts() -> None:

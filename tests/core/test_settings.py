@@ -9,6 +9,7 @@ import pytest
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
+from tests.core.plans import degree_costs
 from tests.core.player import make_settings
 
 
@@ -18,7 +19,9 @@ def test_settings_survive_json_exactly() -> None:
     assert SchedulerSettings.from_plain(json.loads(json.dumps(settings.to_plain()))) == settings
     settings = make_settings(
         reward_budget=RewardBudgetSettings(factor=Fraction(5, 3)),
-        parallelism=ParallelismSettings(degrees=(1, 2), initial=2),
+        parallelism=ParallelismSettings(
+            degrees=(1, 2), initial=2, costs=(degree_costs(1), degree_costs(2)), prompt_tokens=7
+        ),
         stream=StreamSettings(replicas=((0, 1), (2,)), max_response_tokens=9, first_share=Fraction(1, 3)),
     )
     assert SchedulerSettings.from_plain(json.loads(json.dumps(settings.to_plain()))) == settings
@@ -62,6 +65,7 @@ PLANNER = {"degrees": (1, 2), "initial": 1}
         (ParallelismSettings, PLANNER | {"degrees": (1, 4)}, "system.planner.degrees=[1, 4]\nEach degree is twice"),
         (ParallelismSettings, PLANNER | {"initial": 4}, "system.planner.initial=4\nAllowed are"),
         (ParallelismSettings, PLANNER | {"max_growth": Fraction(1, 2)}, "system.planner.max_growth=1/2"),
+        (ParallelismSettings, PLANNER | {"costs": (degree_costs(1),)}, "system.planner.costs of the degrees [1]"),
         (ParallelismSettings, PLANNER | {"patience": 0}, "system.planner.patience=0"),
         (StreamSettings, STREAM | {"replicas": ((0, 1), (1,))}, "on the GPUs [[0, 1], [1]]"),
         (StreamSettings, STREAM | {"replicas": ()}, "on the GPUs []"),

@@ -187,7 +187,7 @@ def test_a_broken_line_in_the_middle_is_refused_with_its_number(
         ("", "line 1 is broken"),
         ("{}", "line 1 is broken"),
         ('{"schema_version": 99}', "is an event log of version 99"),
-        ('{"schema_version": 2, "settings": {}, "snapshot": null}', "line 1 is broken"),
+        ('{"schema_version": 3, "settings": {}, "snapshot": null}', "line 1 is broken"),
     ],
 )
 def test_a_file_that_is_no_event_log_is_refused(path: Path, writer: EventLogWriter, header: str, message: str) -> None:

@@ -179,14 +179,16 @@ async def test_a_planner_moves_a_run_to_the_other_fleet_between_two_rounds(tmp_p
     policy = settings(parallelism=ParallelismSettings(degrees=(1, 2), initial=1))
     fleets = {1: fleet_of(single), 2: fleet_of(double, 2)}
     async with driving(tmp_path, policy=policy, fleets=fleets) as driver:
-        degrees = []
-        for step in range(4):
+        degrees, switches = [], []
+        for step in range(3):
             record = await driver.run_round(step, policy_version=step)
-            degrees.append((await driver.measure_round()).tensor_parallel)
-            await driver.quiesce()
-            await driver.publish(weights(step + 1))
             assert len(batch_of(record)) == 4
-    assert sorted(degrees) == degrees
-    assert set(degrees) == {1, 2}
+            await driver.quiesce()
+            degrees.append((await driver.measure_round()).tensor_parallel)
+            if step < 2:  # the last measurement may order the way back: these engines are fast or slow by chance
+                await driver.publish(weights(step + 1))
+                switches.append(driver.turnover().switch_time_s > 0)
+    assert degrees == [1, 1, 2]
+    assert switches == [False, True]
     assert [engine.is_asleep for engine in (*single, *double)] == [True, True, False]
-    assert double[0].policy_version == 4 > single[0].policy_version
+    assert double[0].policy_version == 2 > single[0].policy_version

@@ -1,5 +1,6 @@
 """The ladder of systems: what each technique does to a whole modelled run."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_rounds_that_preempt_more_and_more_move_to_engines_of_more_gpus(tmp_path
     degrees = planned["tensor_parallel"].tolist()
     assert degrees[0] == 1
     assert max(degrees) > 1
+    changes = [one != other for one, other in itertools.pairwise(degrees)]
+    assert [seconds == pytest.approx(1.0) for seconds in planned["switch_time_s"]][:-1] == changes, "asleep and awake"
+    switches = read_frame(tmp_path / "planned", "intervals").query("activity == 'switch'")
+    assert switches["step"].tolist() == [step for step, seconds in enumerate(planned["switch_time_s"]) if seconds]
+    first = degrees.index(2)
+    rates = planned["tokens_per_second"]
+    assert planned["parallelism_gain"][first] == pytest.approx(rates[first] / rates[first - 1])
+    assert planned["parallelism_gain"][:first].isna().all()
     engines = read_frame(tmp_path / "planned", "responses").groupby("step")["engine"].nunique()
     assert [4 // degree for degree in degrees] == engines.tolist()
 

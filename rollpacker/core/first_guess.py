@@ -1,0 +1,113 @@
+"""How long a round would take on engines of each tensor-parallel degree: the planner's first guess.
+
+A round is played by a short model of one engine, the fullest one: sequences are admitted while their tokens fit, decode
+together, and the youngest loses its place when the KV cache is full; its tokens are computed again. What a pass takes
+was measured (`rollpacker profile`), or follows from a formula; how long the responses are, the last round tells.
+
+The guess is for an order among degrees, not for seconds: engines are taken to share the responses evenly, prompts to be
+equally long, and what passes between processes is left out.
+
+Source: RollPacker, section 4.2: an offline profile of prefill and decode by degree, batch and length, and memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+_WATERMARK = 100
+"""One part in so many of the KV cache stays free when a sequence is admitted, as in vLLM."""
+
+_STRIDE = 0.618
+"""Responses are played in steps of this share of their number, so that long ones lie among short ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeCosts:
+    """What engines of one degree can do."""
+
+    degree: int
+    num_engines: int
+    """On all GPUs of the run."""
+    max_num_seqs: int
+    kv_tokens: int
+    """That the KV cache of one engine holds."""
+    batch_sizes: tuple[float, ...]
+    """Ascending, at least one."""
+    pass_s: tuple[float, ...]
+    """Seconds of a pass that adds a token to each of so many sequences, without reading what is cached."""
+    kv_read_s: float
+    """Seconds of a pass for each cached token."""
+    prefill_s: float
+    """Seconds for each token that is computed before a sequence decodes, or decodes again."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Turn into JSON data."""
+        return asdict(self) | {"batch_sizes": list(self.batch_sizes), "pass_s": list(self.pass_s)}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """Undo `to_plain`."""
+        return cls(**{**plain, "batch_sizes": tuple(plain["batch_sizes"]), "pass_s": tuple(plain["pass_s"])})
+
+    def decode_s(self, num_seqs: int) -> float:
+        """A pass of any batch size: straight lines between those that are known, and the last one's slope beyond."""
+        sizes, seconds = self.batch_sizes, self.pass_s
+        if num_seqs <= sizes[0] or len(sizes) == 1:
+            return seconds[0]
+        index = min(bisect.bisect_left(sizes, num_seqs), len(sizes) - 1)
+        slope = (seconds[index] - seconds[index - 1]) / (sizes[index] - sizes[index - 1])
+        return seconds[index - 1] + slope * (num_seqs - sizes[index - 1])
+
+
+def fastest_degree(costs: Sequence[DegreeCosts], lengths_tokens: Sequence[int], prompt_tokens: int) -> int:
+    """Guess the degree on which a round of such responses ends first; of equal ones the smallest."""
+    return min(costs, key=lambda each: (round_s(each, lengths_tokens, prompt_tokens), each.degree)).degree
+
+
+def round_s(costs: DegreeCosts, lengths_tokens: Sequence[int], prompt_tokens: int) -> float:
+    """Play a round on the fullest engine of a degree, and give its seconds."""
+    fullest = sorted(lengths_tokens, reverse=True)[:: costs.num_engines]
+    waiting = deque(_Sequence(length=length) for length in _mixed(fullest))
+    running: list[_Sequence] = []
+    capacity, seconds, num_cached = max(costs.kv_tokens, 1), 0.0, 0
+    while waiting or running:
+        while waiting and len(running) < costs.max_num_seqs:
+            num_tokens = prompt_tokens + waiting[0].num_generated
+            if running and num_cached + num_tokens + len(running) + capacity // _WATERMARK >= capacity:
+                break
+            running.append(waiting.popleft())
+            num_cached += num_tokens
+            seconds += costs.prefill_s * num_tokens
+        batch = len(running)
+        num_passes = min(each.length - each.num_generated for each in running)
+        if batch > 1 and batch * num_passes > capacity - num_cached:
+            num_passes = max(capacity - num_cached, 0) // batch
+            if not num_passes:
+                preempted = running.pop()
+                num_cached -= prompt_tokens + preempted.num_generated
+                waiting.appendleft(preempted)
+                continue
+        seconds += num_passes * costs.decode_s(batch)
+        seconds += costs.kv_read_s * (num_passes * num_cached + batch * num_passes * (num_passes - 1) / 2)
+        num_cached += batch * num_passes
+        for each in running:
+            each.num_generated += num_passes
+        num_cached -= sum(prompt_tokens + each.length for each in running if each.num_generated >= each.length)
+        running = [each for each in running if each.num_generated < each.length]
+    return seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    length: int
+    num_generated: int = 0
+
+
+def _mixed(lengths: Sequence[int]) -> list[int]:
+    """Put long ones among short ones, the same way every time."""
+    order = sorted(range(len(lengths)), key=lambda index: (index * _STRIDE % 1, index))
+    return [lengths[index] for index in order]
