@@ -1,0 +1,246 @@
+"""The streamed model as a judge sees it: its queue, its sleep, its adaptation, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from rollpacker.core.errors import ConfigError, DataError, EngineFailed, ImpossibleEvent, ModelError
+from rollpacker.engines.streamed.devices import CpuDevice
+from rollpacker.engines.streamed.model import open_model
+from tests.engines.streamed.models import NUM_LAYERS, load_plain, make_prompts, plain_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from rollpacker.engines.streamed.model import StreamedModel
+    from rollpacker.protocols.judging import JudgeModel
+    from rollpacker.protocols.rollout import TokenIds
+
+CANDIDATES = (7, 3, 11)
+
+
+class SmallDevice(CpuDevice):
+    """A CPU that counts its memory as a GPU does, and takes as long for its work as it is told."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
+        self.buffers: list[Tensor] = []
+        self.compute_s = 1.0
+        self.copy_s = 0.0
+        self.num_failures = 0
+        """How many marks are made before one runs out of memory; 0 for never."""
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        buffer = super().buffer(num_bytes)
+        self.buffers.append(buffer)
+        return buffer
+
+    def hold(self, source: Tensor, after: float) -> tuple[Tensor, Any]:
+        buffer = self.buffer(source.numel())
+        return buffer, self.copy(source, buffer, after)
+
+    def mark(self) -> float:
+        if self.num_failures:
+            self.num_failures -= 1
+            if self.num_failures == 0:
+                raise torch.OutOfMemoryError("scripted")
+        return super().mark()
+
+    def seconds(self, begin: float, end: float) -> float:
+        return self.compute_s if end > begin else 0.0
+
+    def copied(self, copy: Any) -> tuple[int, float]:
+        return super().copied(copy)[0], self.copy_s
+
+    def free_bytes(self) -> int:  # type: ignore[override]
+        return self.num_bytes
+
+
+@asynccontextmanager
+async def opened(folder: Path, **options: Any) -> AsyncIterator[StreamedModel]:
+    model = open_model(folder, **{"dtype": "float32", "num_threads": 1, **options})
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+async def ask(model: StreamedModel, prompts: Sequence[TokenIds]) -> asyncio.Task[Sequence[tuple[float, ...]]]:
+    """Call a model that sleeps; the prompts wait when this returns."""
+
+    async def call() -> Sequence[tuple[float, ...]]:
+        return await model.next_token_logprobs(prompts, CANDIDATES)
+
+    num_before = len(model._waiting)
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)  # lets it come to its first wait
+    assert len(model._waiting) == num_before + len(prompts)
+    return task
+
+
+def check(folder: Path, prompts: Sequence[TokenIds], answers: Sequence[tuple[float, ...]]) -> None:
+    plain = load_plain(folder)
+    assert len(answers) == len(prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        np.testing.assert_allclose(answer, plain_logprobs(plain, prompt, CANDIDATES), atol=5e-6)
+
+
+@pytest.mark.parametrize("resident_share", [None, 0.0, 0.4, 1.0])
+async def test_it_answers_in_the_order_of_prompts_and_candidates(
+    resident_share: float | None, model_folder: Path
+) -> None:
+    prompts = make_prompts(5, 60, 1, 33, 60, 8)
+    async with opened(model_folder, resident_share=resident_share, max_tokens_per_pass=120) as model:
+        judge: JudgeModel = model
+        check(model_folder, prompts, await judge.next_token_logprobs(prompts, CANDIDATES))
+        stats = await model.stats()
+        assert await judge.next_token_logprobs([], CANDIDATES) == []
+    assert stats.num_layers == NUM_LAYERS
+    assert stats.num_resident_layers == {None: 6, 0.0: 0, 0.4: 2, 1.0: 6}[resident_share]
+    assert stats.num_prompts == 6
+    assert stats.num_tokens == 167
+    assert stats.num_passes == 3
+    assert stats.num_padded_tokens == 3 * 33 + 2 * 60 + 1
+    assert (stats.copied_bytes > 0) == (stats.num_resident_layers < 6)
+    assert stats.computing_s > 0
+
+
+async def test_calls_that_arrive_meanwhile_share_a_pass(model_folder: Path) -> None:
+    first, *rest = make_prompts(20, 9, 9, 9, 9)
+    async with opened(model_folder) as model:
+        await model.sleep()
+        calls = [await ask(model, [prompt]) for prompt in (first, *rest)]
+        await model.wake()
+        answers = [(await call)[0] for call in calls]
+        assert (await model.stats()).num_passes == 1
+    check(model_folder, [first, *rest], answers)
+
+
+async def test_prompts_wait_while_it_sleeps_and_waking_brings_everything_back(model_folder: Path) -> None:
+    prompts = make_prompts(12, 4)
+    async with opened(model_folder, resident_share=0.4) as model:
+        before = await model.next_token_logprobs(prompts, CANDIDATES)
+        await model.sleep()
+        assert (await model.stats()).num_resident_layers == 0
+        call = await ask(model, prompts)
+        await model.sleep()  # a second time changes nothing
+        assert not call.done()
+        await model.wake()
+        assert await call == before
+        assert (await model.stats()).num_resident_layers == 2
+
+
+async def test_a_call_that_was_given_up_costs_no_pass(model_folder: Path) -> None:
+    async with opened(model_folder) as model:
+        await model.sleep()
+        call = await ask(model, make_prompts(12))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await model.wake()
+        prompts = make_prompts(4)
+        check(model_folder, prompts, await model.next_token_logprobs(prompts, CANDIDATES))
+        assert (await model.stats()).num_prompts == 1
+
+
+async def test_calls_that_wait_fail_when_it_is_closed(model_folder: Path) -> None:
+    async with opened(model_folder) as model:
+        await model.sleep()
+        call = await ask(model, make_prompts(12))
+        await model.close()
+        with pytest.raises(EngineFailed, match="closed before"):
+            await call
+        with pytest.raises(ImpossibleEvent, match="after it was closed"):
+            await model.wake()
+
+
+async def test_layers_become_resident_as_free_memory_and_measured_rates_say(model_folder: Path) -> None:
+    device = SmallDevice(num_bytes=10**9)
+    async with opened(model_folder, device=device) as model:
+        prompts = make_prompts(64, 64)
+        device.copy_s = 2.0  # of a layer, that computes for one second
+
+        async def resident() -> int:
+            check(model_folder, prompts, await model.next_token_logprobs(prompts, CANDIDATES))
+            return (await model.stats()).num_resident_layers
+
+        assert await resident() == 0  # measures
+        assert await resident() == 3  # every other layer streams
+        sizes = model._decoder.sizes
+        device.num_bytes = int(1.2 * sizes.activation_bytes(2, 64)) - sizes.layer_bytes // 2
+        assert await resident() == 2  # somebody else took memory
+        device.num_bytes = 10**9
+        assert await resident() == 3
+        device.copy_s = 0.1
+        assert {await resident() for _ in range(8)} == {3}
+        assert await resident() == 0
+
+
+async def test_exposed_copies_are_counted(model_folder: Path) -> None:
+    async with opened(model_folder, resident_share=0.0) as model:
+        await model.next_token_logprobs(make_prompts(30), CANDIDATES)
+        stats = await model.stats()
+    # on a CPU no copy is hidden
+    assert stats.exposed_copy_s >= stats.copying_s > 0
+    assert stats.copied_bytes == NUM_LAYERS * model._decoder.sizes.layer_bytes
+
+
+@pytest.mark.parametrize("num_marks", range(1, 20, 3))
+async def test_a_pass_without_memory_is_run_again_with_fewest_layers_resident(
+    num_marks: int, model_folder: Path
+) -> None:
+    device = SmallDevice(num_bytes=10**9)
+    async with opened(model_folder, device=device) as model:
+        prompts = make_prompts(20, 7)
+        device.copy_s = 2.0
+        for _ in range(2):
+            await model.next_token_logprobs(prompts, CANDIDATES)
+        assert (await model.stats()).num_resident_layers == 3
+        device.num_failures = num_marks
+        check(model_folder, prompts, await model.next_token_logprobs(prompts, CANDIDATES))
+        stats = await model.stats()
+        assert stats.num_memory_retries == 1
+        assert stats.num_resident_layers == 0
+
+
+async def test_a_failure_is_raised_from_calls_that_wait_and_from_all_after(model_folder: Path) -> None:
+    device = SmallDevice(num_bytes=10**9)
+    async with opened(model_folder, device=device) as model:
+        device.num_bytes = -(10**9)
+        for _ in range(2):
+            with pytest.raises(EngineFailed, match="of the device are free"):
+                await model.next_token_logprobs(make_prompts(20), CANDIDATES)
+
+
+async def test_prompts_and_candidates_that_the_model_cannot_read_are_refused(model_folder: Path) -> None:
+    async with opened(model_folder) as model:
+        with pytest.raises(DataError, match="257 tokens"):
+            await model.next_token_logprobs(make_prompts(257), CANDIDATES)
+        with pytest.raises(ImpossibleEvent, match="empty"):
+            await model.next_token_logprobs(make_prompts(0), CANDIDATES)
+        with pytest.raises(ImpossibleEvent, match="candidates has tokens from 3 to 50"):
+            await model.next_token_logprobs(make_prompts(3), (3, 50))
+        with pytest.raises(ImpossibleEvent, match="candidates has no tokens"):
+            await model.next_token_logprobs(make_prompts(3), ())
+        with pytest.raises(ImpossibleEvent, match="prompt has tokens from 50 to 50"):
+            await model.next_token_logprobs([np.array([50], dtype=np.int32)], CANDIDATES)
+
+
+def test_a_share_that_does_not_fit_is_refused_with_what_it_takes(model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"resident_share=0\.5 takes"):
+        open_model(model_folder, dtype="float32", resident_share=0.5, device=SmallDevice(num_bytes=1000))
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        open_model(tmp_path, dtype="float32")
