@@ -125,6 +125,13 @@ class LendEngines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamGroups:
+    """Let accepted groups stream to the trainer from now on, on GPUs of its own, which are idle meanwhile."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UseParallelism:
     """Generate the next round on engines of another tensor-parallel degree.
 
@@ -150,6 +157,7 @@ Command = (
     | EndRound
     | MeasureProgress
     | LendEngines
+    | StreamGroups
     | UseParallelism
     | EndRun
 )

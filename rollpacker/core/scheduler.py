@@ -5,6 +5,7 @@
     beside them, each where the settings have it:
     RewardComputed ──> reward budget ──> the limits in ScoreResponse
     RoundMeasured ──> parallelism planner ──> UseParallelism
+    BeginRound ──> stream scaling ──> StreamGroups
     ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part judges before any part
@@ -40,6 +41,7 @@ from rollpacker.core.commands import (
     Launch,
     LendEngines,
     ScoreResponse,
+    StreamGroups,
 )
 from rollpacker.core.errors import CheckpointError, ImpossibleEvent
 from rollpacker.core.events import (
@@ -225,8 +227,10 @@ class Scheduler:
                     commands += self._router.abort(decision.requests)
                 case ScoreResponse():
                     commands.append(self._with_limits(decision))
-                case BeginRound() | EndRound():
-                    self._note_round(decision)
+                case BeginRound():
+                    commands += decision, *self._begin_round(decision)
+                case EndRound():
+                    self._end_round()
                     commands.append(decision)
                 case AcceptGroup() | DrawPrompts() | EndRun():
                     commands.append(decision)
@@ -234,12 +238,15 @@ class Scheduler:
                     assert_never(decision)
         return tuple(commands)
 
-    def _note_round(self, decision: BeginRound | EndRound) -> None:
+    def _begin_round(self, decision: BeginRound) -> tuple[StreamGroups, ...]:
         """Tell the machines that watch rounds."""
+        if self._planner:
+            self._planner.begin_round(decision)
+        return self._stream.begin_round(decision) if self._stream else ()
+
+    def _end_round(self) -> None:
         for machine in (self._planner, self._stream):
-            if machine and isinstance(decision, BeginRound):
-                machine.begin_round(decision)
-            elif machine:
+            if machine:
                 machine.end_round()
 
     def _with_limits(self, order: ScoreResponse) -> ScoreResponse:

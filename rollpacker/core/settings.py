@@ -145,10 +145,11 @@ class ParallelismSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """When half of the engines are lent to the trainer in the middle of a round (paper, section 4.4)."""
+    """When accepted groups stream to the trainer before their round is over (paper, section 4.4)."""
 
     replicas: tuple[tuple[int, ...], ...]
-    """The GPUs of each training replica, counted over all nodes; a GPU is in at most one replica."""
+    """The GPUs of each training replica, counted over all nodes; a GPU is in at most one replica. Empty: the trainer
+    shares none with engines, so nobody needs to be lent, and nothing below matters."""
     max_response_tokens: int
     """Where every response is cut off: what is expected of one that is longer than all seen lately."""
     first_share: Fraction = Fraction(1, 5)
@@ -168,11 +169,11 @@ class StreamSettings:
             ConfigError: A value out of bounds, or replicas that share GPUs.
         """
         gpus = [gpu for replica in self.replicas for gpu in replica]
-        if not self.replicas or not all(self.replicas) or min(gpus) < 0 or len(gpus) != len(set(gpus)):
+        if not all(self.replicas) or min(gpus, default=0) < 0 or len(gpus) != len(set(gpus)):
             raise ConfigError(
                 f"system.stream: the training replicas are on the GPUs {[list(replica) for replica in self.replicas]}.",
-                "There is at least one replica, each has at least one GPU, and no two share one.",
-                "Check the trainer's parallelism, or set system.stream=null.",
+                "Each has at least one GPU, and no two share one.",
+                "Check the trainer's parallelism, or set system.stream=false.",
             )
         for key, count in (
             ("rollout.max_response_tokens", self.max_response_tokens),
@@ -234,7 +235,7 @@ class SchedulerSettings:
     parallelism: ParallelismSettings | None = None
     """None: every round runs on the engines that are there."""
     stream: StreamSettings | None = None
-    """None: no engine is lent to the trainer."""
+    """None: the trainer gets a batch when its round is over."""
 
     def __post_init__(self) -> None:
         """Refuse what no run can be scheduled by.

@@ -1,20 +1,25 @@
-"""When half of the engines are lent to the trainer in the middle of a round, and which half.
+"""When a round's accepted groups begin to stream to the trainer, and which engines are lent to it for that.
 
 Theory of operation
 ===================
 
-When a part of a round's requests is finished, the engines decode small batches, and groups that are complete could be
-trained already. So once per round half of the engines may be lent: what runs on them moves to the others, which
-recompute its KV cache, and accepted groups stream to the training replicas on the lent GPUs.
+A trainer that shares no GPU with engines is idle while they generate: groups stream to it from the round's beginning.
+Where they share GPUs, engines have to make room. When a part of a round's requests is finished, the engines decode
+small batches, and groups that are complete could be trained already. So once per round half of the engines may be lent:
+what runs on them moves to the others, which recompute its KV cache, and accepted groups stream to the training replicas
+on the lent GPUs.
 
     state      event                                                      next state
-    resting    BeginRound                                                 watching
+    resting    BeginRound, and the trainer shares no GPU                  streaming, with StreamGroups
+    resting    BeginRound, and it does                                    watching
     watching   a finish, with a share of the launches finished that is    measuring, with MeasureProgress
                due: `first_share`, and from there each `every_share`,
                but never above `last_share`
     measuring  ProgressMeasured, and both tests pass                      lent, with LendEngines
                ProgressMeasured, and one of them fails                    watching, for the next share
     any        EndRound                                                   resting
+
+In streaming and lent nothing more is decided.
 
 The tests:
 
@@ -50,11 +55,19 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any, Self
 
-from rollpacker.core.commands import BeginRound, MeasureProgress
+from rollpacker.core.commands import BeginRound, MeasureProgress, StreamGroups
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import EngineProgress, ProgressMeasured, RunningRequest
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.settings import StreamSettings
+
+
+def can_lend(settings: StreamSettings, engines: Mapping[EngineId, tuple[int, ...]]) -> bool:
+    """Tell whether some of these engines, by their GPUs, could ever be lent; False also where nobody needs to be."""
+    machine = StreamScaling(settings)
+    for engine, gpus in engines.items():
+        machine.join(engine, gpus)
+    return bool(machine._choose_blocks(list(engines), {}))  # noqa: SLF001  the machine's own rule
 
 
 class StreamScaling:
@@ -94,13 +107,14 @@ class StreamScaling:
 
     # The round
 
-    def begin_round(self, command: BeginRound) -> None:
-        """Watch a new round."""
+    def begin_round(self, command: BeginRound) -> tuple[StreamGroups, ...]:
+        """Watch a new round, or let its groups stream where the trainer has nothing else to do."""
         self._round = command.round
         self._num_launched = command.num_prompts_launched * command.num_responses_launched
         self._num_finished = self._num_tests = self._next_point = 0
         self._is_measuring = self._has_lent = False
         self._count_out()
+        return () if self._settings.replicas else (StreamGroups(round=self._round),)
 
     def end_round(self) -> None:
         """Rest until the next round."""
@@ -112,6 +126,8 @@ class StreamScaling:
         """Count a response that finished, and ask for a measurement when one is due."""
         self._recent_lengths.append(num_tokens)
         self._num_finished += 1
+        if not self._settings.replicas:
+            return ()
         if not self._due_at <= self._num_finished <= self._last_at or self._is_measuring or self._has_lent:
             return ()
         while self._due_at <= self._num_finished:
@@ -180,8 +196,8 @@ class StreamScaling:
     ) -> set[EngineId]:
         """Choose whole blocks, up to half of the engines, that have the fewest tokens to move."""
         tokens_to_move = {
-            engine: sum(request.num_prompt_tokens + request.num_generated_tokens for request in requests)
-            for engine, requests in running.items()
+            engine: sum(request.num_prompt_tokens + request.num_generated_tokens for request in running.get(engine, ()))
+            for engine in fleet
         }
         by_cost = sorted(
             self._blocks(fleet),

@@ -29,6 +29,7 @@ from rollpacker.core.commands import (
     MeasureProgress,
     RoundKind,
     ScoreResponse,
+    StreamGroups,
     UseParallelism,
 )
 from rollpacker.core.events import (
@@ -176,6 +177,7 @@ class Judge:
             self._note_command(command, is_relaunch=bool(due))
         if any(isinstance(command, BeginRound) for command in commands):
             self._check_begun()
+        self._check_streaming(commands)
         self._check_score_orders(event)
         self._check_evictions(commands)
 
@@ -508,7 +510,7 @@ class Judge:
             stream.first_share + number * stream.every_share for number in range(math.ceil(1 / stream.every_share))
         ]
         is_due = share <= stream.last_share and any(self.last_tested < point <= share for point in points)
-        is_due = is_due and not self.is_measuring and not self.num_lendings[self.round.round]
+        is_due = is_due and not self.is_measuring and not self.num_lendings[self.round.round] and bool(stream.replicas)
         assert any(isinstance(command, MeasureProgress) for command in commands) == is_due, "measured too early or late"
         if is_due:
             self.last_tested = share
@@ -569,6 +571,12 @@ class Judge:
         assert self.num_lendings[self.round.round] == 1, "a round lent engines twice"
         self.lent.update(command.engines)
         self.fallen.update(command.engines)
+
+    def _check_streaming(self, commands: tuple[Command, ...]) -> None:
+        """Groups stream from the beginning of every round to a trainer that shares no GPU, and to no other."""
+        is_free = self.settings.stream is not None and not self.settings.stream.replicas
+        begun = [command.round for command in commands if isinstance(command, BeginRound) and is_free]
+        assert [command.round for command in commands if isinstance(command, StreamGroups)] == begun
 
     def _check_evictions(self, commands: tuple[Command, ...]) -> None:
         """What runs on an engine is told to leave as it is lent."""

@@ -108,6 +108,7 @@ STEPS = TableSchema(
         _seconds("rollout_time_s", "From the first launch until the batch was complete"),
         _seconds("reward_time_s", "Time in which rewards were computed and nothing was generated"),
         _seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
+        _seconds("stream_time_s", "Time that the trainer took for tokens_streamed, nearly all within the rollout"),
         _seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
         _seconds("weight_transfer_time_s", "Part of weight_sync_time_s: the transfer itself, without waking engines"),
         _count("weight_sync_bytes", "What each engine received: the model's size, tied tensors once", unit="bytes"),

@@ -57,8 +57,9 @@ class Workers:
     reward: RewardService
     weight_sync: WeightSync | None = None
     """How the trainer's policy reaches the engines; None lets them load a snapshot (`transfer.snapshots`)."""
-    replicas: tuple[tuple[int, ...], ...] = ()
-    """The GPUs of each of the trainer's data-parallel replicas, where engines share them."""
+    trainer_parts: tuple[tuple[int, ...], ...] = ()
+    """The GPUs of each part of the trainer that can work without the others, such as a replica; empty where it shares
+    no GPU with engines."""
     turn_takers: frozenset[EngineId] = frozenset()
     """Engines that sleep while the trainer works, and the other way round, since both cannot be in their GPUs' memory.
     They are asleep now, and the trainer is awake. Empty where nobody shares a GPU, and in a modelled run, whose model

@@ -103,10 +103,11 @@ class Trainer(Protocol):
         A step may be open; what was accumulated is kept.
         """
 
-    async def wake(self) -> None:
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
         """Take the accelerator back; before the next `accumulate`, `finish_step`, `export_weights` or `save`.
 
-        One that is awake stays so.
+        One that is awake stays so. With `gpus` only the replicas on these wake, whose owners lend them; then only
+        `begin_step` and `accumulate` on the same GPUs may follow, until all are awake.
         """
 
     async def save(self, folder: Path) -> None:

@@ -205,8 +205,8 @@ class TrainerActor(_Actor):
     async def sleep(self) -> None:
         await self._trainer.sleep()
 
-    async def wake(self) -> None:
-        await self._trainer.wake()
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
+        await self._trainer.wake(gpus)
 
     async def save(self, folder: Path) -> None:
         await self._trainer.save(folder)
@@ -400,8 +400,8 @@ class RemoteTrainer(_Remote):
     async def sleep(self) -> None:
         await self._call("sleep")
 
-    async def wake(self) -> None:
-        await self._call("wake")
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
+        await self._call("wake", gpus)
 
     async def save(self, folder: Path) -> None:
         await self._call("save", folder)

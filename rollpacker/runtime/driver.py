@@ -3,7 +3,7 @@
     engines ── collect ──┐                                   ┌── generate, abort ──> engines
     rewards ── collect ──┴─> inbox ─> Scheduler.handle ─> outbox ── score ─────────> rewards
     order   <─ DrawPrompts ──────────────┘        ├─> AcceptGroup, EndRound: the batch
-    trainer <─ LendEngines ───────────────────────┘
+    trainer <─ StreamGroups, LendEngines ─────────┘
 
 One pump per engine and per reward brings facts into the inbox; one loop takes them out, in order of arrival. Commands
 that one batch of facts led to are sent together, one call per engine, in the order in which they were given. The
@@ -42,6 +42,7 @@ from rollpacker.core.commands import (
     LendEngines,
     MeasureProgress,
     ScoreResponse,
+    StreamGroups,
     UseParallelism,
 )
 from rollpacker.core.errors import EngineFailed, RollpackerError
@@ -81,8 +82,9 @@ OnEvent = Callable[[Event, float, tuple[Command, ...]], None]
 OnProgress = Callable[[int, int], None]
 """Told of groups accepted and groups needed."""
 
-OnGpusLent = Callable[[RoundRecord, frozenset[int]], None]
-"""Told of the GPUs that the trainer may use from now on, and of the round whose groups it may train."""
+OnStream = Callable[[RoundRecord, frozenset[int] | None], None]
+"""Told of the round whose accepted groups the trainer may train from now on, and on which of the GPUs that it shares
+with engines; None where it shares none."""
 
 _EngineCommand = Launch | Abort | Evict
 
@@ -182,7 +184,7 @@ class Driver:
         watchdog: Watchdog,
         on_event: OnEvent,
         on_progress: OnProgress,
-        on_gpus_lent: OnGpusLent,
+        on_stream: OnStream,
         diary: Diary,
         asleep: Iterable[EngineId] = (),
         note: Callable[[str], None],
@@ -202,7 +204,7 @@ class Driver:
         self._watchdog = watchdog
         self._on_event = on_event
         self._on_progress = on_progress
-        self._on_gpus_lent = on_gpus_lent
+        self._on_stream = on_stream
         self._diary = diary
         self._note = note
 
@@ -290,6 +292,10 @@ class Driver:
         for pump in self._pumps:
             with suppress(asyncio.CancelledError):
                 await pump
+
+    def break_off(self, error: Exception) -> None:
+        """End the round that runs with an error of someone else's: its batch could not be trained."""
+        self._inbox.put([error])
 
     async def end_engines(self, seats: Collection[EngineId]) -> None:
         """End engines whatever they do: the run leaves, and its trainer needs their GPUs for a last checkpoint."""
@@ -623,6 +629,9 @@ class Driver:
                 self._end(command, now)
             case LendEngines():
                 self._to_lend = command.engines
+            case StreamGroups():
+                assert self._round is not None
+                self._on_stream(self._round, None)
             case UseParallelism():
                 self._next_tensor_parallel = command.tensor_parallel
             case EndRun():
@@ -726,7 +735,7 @@ class Driver:
         self._asleep = [engine_id for engine_id in to_lend if engine_id in self.engines]
         self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
         await self._bring_none_to([self._replacements.seat_of(engine_id) for engine_id in self._asleep])
-        self._on_gpus_lent(record, frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id)))
+        self._on_stream(record, frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id)))
 
     def _to_generate(self, engine_id: EngineId, request: RequestId) -> GenerationRequest:
         assert self._round is not None

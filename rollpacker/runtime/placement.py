@@ -23,10 +23,18 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import Surroundings
-from rollpacker.protocols.trainer import Trainer, TrainerRank
+from rollpacker.protocols.trainer import TrainerRank
 from rollpacker.runtime.actors import RemoteEngine, RemoteReward, RemoteTrainer, Seat
 from rollpacker.runtime.engine_seats import EngineSeats
-from rollpacker.runtime.planning import ClusterSize, PlacedActor, placed_actors, run_gpus, turn_takers
+from rollpacker.runtime.planning import (
+    ClusterSize,
+    PlacedActor,
+    engine_gpus,
+    placed_actors,
+    replica_gpus,
+    trainer_parts,
+    turn_takers,
+)
 from rollpacker.runtime.ray_node import pin_of
 from rollpacker.runtime.trainer_group import TrainerGroup
 
@@ -40,12 +48,12 @@ class Actors:
     """Where others take the engines' places."""
     ranks: Sequence[RemoteTrainer]
     """Of the trainer; it is used through `trainer`."""
-    trainer: Trainer
+    trainer: TrainerGroup
     reward: RemoteReward
     gpus: Mapping[EngineId, tuple[int, ...]]
     """The run's GPUs of each engine."""
-    replicas: tuple[tuple[int, ...], ...]
-    """The run's GPUs of each of the trainer's data-parallel replicas; none where it shares none with engines."""
+    trainer_parts: tuple[tuple[int, ...], ...]
+    """The run's GPUs of each part of the trainer that can work alone; none where it shares none with engines."""
     turn_takers: tuple[EngineId, ...]
     """Engines that share GPUs with the trainer; asleep."""
 
@@ -73,16 +81,17 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
     reward = RemoteReward(seats["reward"])
     for actor in (*engines.values(), *ranks, reward):
         surroundings.add_witness(actor.name, actor.stacks)
-    trainer = TrainerGroup(ranks, share=ray.put) if len(ranks) > 1 else ranks[0]
+    trainer = TrainerGroup(ranks, share=ray.put)
     takers = tuple(EngineId(name) for name in turn_takers(config, placed))
+    gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
     others = asyncio.gather(*(engine.start(config) for engine in engines.values()), reward.start(config))
     if takers:
         await surroundings.within(deadline_s, "engines and reward to start", others)
         asleep = asyncio.gather(*(engines[engine_id].sleep() for engine_id in takers))
         await surroundings.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
-        await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks))
+        await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks, gpus_of_replicas))
     else:
-        everyone = asyncio.gather(others, _start_trainer(config, ranks))
+        everyone = asyncio.gather(others, _start_trainer(config, ranks, gpus_of_replicas))
         await surroundings.within(deadline_s, "engines, trainer and reward to start", everyone)
     return Actors(
         engines=engines,
@@ -90,29 +99,24 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
         ranks=ranks,
         trainer=trainer,
         reward=reward,
-        gpus={EngineId(actor.name): run_gpus(actor, size.num_gpus) for actor in placed if actor.role == "engine"},
-        replicas=_replicas(config, placed, size) if takers else (),
+        gpus=engine_gpus(placed, size.num_gpus),
+        trainer_parts=trainer_parts(config, placed, size.num_gpus),
         turn_takers=takers,
     )
 
 
-def _replicas(config: RunConfig, placed: Sequence[PlacedActor], size: ClusterSize) -> tuple[tuple[int, ...], ...]:
-    """Group the trainer's GPUs by replica, as its ranks are counted: see `TrainerSection.replica_of`."""
-    gpus: dict[int, list[int]] = {}
-    ranks = [actor for actor in placed if actor.role == "trainer"]
-    for rank, actor in enumerate(ranks):
-        gpus.setdefault(config.trainer.replica_of(rank), []).extend(run_gpus(actor, size.num_gpus))
-    return tuple(tuple(of_replica) for of_replica in gpus.values())
-
-
-async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer]) -> None:
+async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus: tuple[tuple[int, ...], ...]) -> None:
+    """`gpus` are those of each replica."""
     if len(ranks) == 1:
         await ranks[0].start(config, None)
         return
     rendezvous = await ranks[0].meeting_place()
     await asyncio.gather(
         *(
-            rank.start(config, TrainerRank(rank=index, num_ranks=len(ranks), rendezvous=rendezvous))
+            rank.start(
+                config,
+                TrainerRank(rank=index, num_ranks=len(ranks), rendezvous=rendezvous, replica_gpus=gpus),
+            )
             for index, rank in enumerate(ranks)
         )
     )

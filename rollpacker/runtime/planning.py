@@ -14,7 +14,7 @@ Imports neither ray nor torch: the run, `rollpacker check` and a job's dry run d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -25,6 +25,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import ConfigError
+from rollpacker.core.ids import EngineId
 from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.machine import usable_cpus, visible_gpus
 
@@ -135,6 +136,33 @@ def turn_takers(config: RunConfig, placed: Sequence[PlacedActor]) -> tuple[str, 
         for actor in placed
         if actor.role == "engine" and any((actor.node, gpu) in of_trainer for gpu in actor.gpus)
     )
+
+
+def trainer_parts(config: RunConfig, placed: Sequence[PlacedActor], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:
+    """The run's GPUs of each part of the trainer that can work alone; none where it shares no GPU with engines."""
+    if not turn_takers(config, placed):
+        return ()
+    return _gpus_by(config.trainer.part_of, placed, gpus_per_node)
+
+
+def replica_gpus(config: RunConfig, placed: Sequence[PlacedActor], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:
+    """The run's GPUs of each of the trainer's data-parallel replicas."""
+    return _gpus_by(config.trainer.replica_of, placed, gpus_per_node)
+
+
+def _gpus_by(
+    number_of: Callable[[int], int], placed: Sequence[PlacedActor], gpus_per_node: int
+) -> tuple[tuple[int, ...], ...]:
+    """Group the trainer's GPUs by a number of each rank, ascending."""
+    gpus: dict[int, list[int]] = {}
+    for rank, actor in enumerate(actor for actor in placed if actor.role == "trainer"):
+        gpus.setdefault(number_of(rank), []).extend(run_gpus(actor, gpus_per_node))
+    return tuple(tuple(gpus[number]) for number in sorted(gpus))
+
+
+def engine_gpus(placed: Sequence[PlacedActor], gpus_per_node: int) -> dict[EngineId, tuple[int, ...]]:
+    """The run's GPUs of each engine."""
+    return {EngineId(actor.name): run_gpus(actor, gpus_per_node) for actor in placed if actor.role == "engine"}
 
 
 def as_ranges(names: Sequence[str]) -> list[str]:

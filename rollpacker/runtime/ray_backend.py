@@ -51,9 +51,9 @@ class RayBackend:
                 prompts=fitting.prompts,
                 fleets={config.engine.tensor_parallel: Fleet(engines=actors.engines, gpus=actors.gpus)},
                 trainer=actors.trainer,
-                weight_sync=make_offer_sync(config, actors.ranks, has_gpu=actors.ranks[0].has_gpu),
+                weight_sync=make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.ranks[0].has_gpu),
                 reward=actors.reward,
-                replicas=actors.replicas,
+                trainer_parts=actors.trainer_parts,
                 turn_takers=frozenset(actors.turn_takers),
                 replace_engine=actors.seats.replace,
             )

@@ -6,6 +6,7 @@ written once its step is over: weights published, every aborted response back.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ class StepRecorder:
         published: Published,
         num_tokens_streamed: int,
         *,
+        diary: Sequence[DiaryEntry],
         turnover: Turnover,
     ) -> Row:
         """The row of the `steps` table."""
@@ -87,6 +89,9 @@ class StepRecorder:
             "rollout_time_s": rollout_time,
             "reward_time_s": record.ended_at_s - generation_ended,
             "train_time_s": self._times.duration_s("train"),
+            "stream_time_s": math.fsum(
+                entry.ended_at_s - entry.started_at_s for entry in diary if entry.activity == "stream"
+            ),
             "weight_sync_time_s": self._times.duration_s("weight_sync"),
             "weight_transfer_time_s": published.time_s,
             "weight_sync_bytes": published.num_bytes,

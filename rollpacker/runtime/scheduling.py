@@ -7,20 +7,26 @@ from fractions import Fraction
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
-from rollpacker.core.ids import Domain
+from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.settings import (
     ParallelismSettings,
     RewardBudgetSettings,
     SchedulerSettings,
     StreamSettings,
 )
+from rollpacker.core.stream_scaling import can_lend
+
+NOTHING_TO_LEND = "no half of the engines has the GPUs of whole replicas of the trainer, so that none can be lent to it"
+"""Why `system.stream` changes nothing, where it does not."""
 
 
 def scheduler_settings(
     config: RunConfig,
     num_prompts_by_domain: Mapping[Domain, int],
     degrees: Sequence[int] = (1,),
-    replicas: Sequence[tuple[int, ...]] = (),
+    *,
+    trainer_parts: Sequence[tuple[int, ...]] = (),
+    engines: Sequence[Mapping[EngineId, tuple[int, ...]]] = (),
 ) -> SchedulerSettings:
     """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts.
 
@@ -29,7 +35,8 @@ def scheduler_settings(
         num_prompts_by_domain: In the order of the data.
         degrees: Tensor-parallel degrees of which the backend has engines, the first one awake. The planner has nothing
             to choose among fewer than two.
-        replicas: The GPUs of each training replica, where engines work on them too. Without, none can be lent.
+        trainer_parts: The GPUs of each part of the trainer that can work alone; empty if it shares none with engines.
+        engines: The GPUs of the engines, fleet by fleet.
     """
     weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
         domain: Fraction(count) for domain, count in num_prompts_by_domain.items()
@@ -48,9 +55,14 @@ def scheduler_settings(
             if config.system.planner and len(degrees) > 1
             else None
         ),
-        stream=(
-            StreamSettings(replicas=tuple(replicas), max_response_tokens=config.rollout.max_response_tokens)
-            if config.system.stream and len(replicas) > 1
-            else None
-        ),
+        stream=_stream_settings(config, trainer_parts, engines) if config.system.stream else None,
     )
+
+
+def _stream_settings(
+    config: RunConfig, parts: Sequence[tuple[int, ...]], engines: Sequence[Mapping[EngineId, tuple[int, ...]]]
+) -> StreamSettings | None:
+    """None where the trainer shares GPUs with engines, and no engine can be lent to it."""
+    settings = StreamSettings(replicas=tuple(parts), max_response_tokens=config.rollout.max_response_tokens)
+    is_useful = not parts or any(can_lend(settings, fleet) for fleet in engines)
+    return settings if is_useful else None

@@ -3,8 +3,10 @@
 The ranks wait for one another within a call (SPMD), so one that fails leaves the others waiting for ever, or failing in
 words that blame the network.
 
-Invariant: a call ends as soon as one rank's has failed, with that rank's name; the others are not waited for. Where a
-rank has died, it is the one that is named, although its neighbours may have noticed it before Ray did.
+Invariants: all ranks get their calls in the same order, one at a time, or two calls in which each rank waits for the
+others would wait for ever (Ray may start an actor's calls in another order than they were made). A call ends as soon as
+one rank's has failed, with that rank's name; the others are not waited for. Where a rank has died, it is the one that
+is named, although its neighbours may have noticed it before Ray did.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class TrainerGroup:
         """
         self._ranks = ranks
         self._share = share
+        self._one_at_a_time = asyncio.Lock()
 
     async def begin_step(self, shape: BatchShape) -> None:
         await self.everywhere(lambda rank: rank.begin_step(shape))
@@ -62,8 +65,8 @@ class TrainerGroup:
     async def sleep(self) -> None:
         await self.everywhere(lambda rank: rank.sleep())
 
-    async def wake(self) -> None:
-        await self.everywhere(lambda rank: rank.wake())
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
+        await self.everywhere(lambda rank: rank.wake(gpus))
 
     async def save(self, folder: Path) -> None:
         await self.everywhere(lambda rank: rank.save(folder))
@@ -81,6 +84,10 @@ class TrainerGroup:
         Raises:
             RollpackerError: Of the rank that failed; of several, one that died, then the first.
         """
+        async with self._one_at_a_time:
+            return await self._everywhere(call)
+
+    async def _everywhere(self, call: Callable[[Any], Awaitable[Answer]]) -> Answer:
         calls: list[asyncio.Future[Answer]] = [asyncio.ensure_future(call(rank)) for rank in self._ranks]
         try:
             done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)

@@ -29,7 +29,7 @@ from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_paths
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.metrics.tables import MetricsWriter
-from rollpacker.protocols.backend import Backend, Surroundings
+from rollpacker.protocols.backend import Backend, Surroundings, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.protocols.trainer import Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Published, WeightSync
@@ -50,7 +50,7 @@ from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
 from rollpacker.runtime.resolved_config import write_config
 from rollpacker.runtime.round_record import RoundRecord
-from rollpacker.runtime.scheduling import scheduler_settings
+from rollpacker.runtime.scheduling import NOTHING_TO_LEND, scheduler_settings
 from rollpacker.runtime.startup import StartupTimes, process_began_at
 from rollpacker.runtime.status import StatusBoard, shown_status
 from rollpacker.runtime.stay import Stay
@@ -165,6 +165,7 @@ class TrainingRun:
         """Let the trainer have the GPUs that it shares with engines: they sleep until new weights come."""
         await self.quiesce()
         await self._driver.leave_gpus(self._turn_takers)
+        await self._learner.end_streaming()
         await self._wake_trainer()
 
     async def _wake_trainer(self) -> None:
@@ -203,12 +204,14 @@ class TrainingRun:
         """Write the step's metrics, and show them."""
         assert self._costs is not None
         assert self._published is not None
+        diary = self._diary.take()
         step_row = recorder.step_row(
             batch,
             update,
             self._costs,
             self._published,
             self._learner.num_tokens_streamed,
+            diary=diary,
             turnover=self._driver.turnover(),
         )
         domain_rows = recorder.domain_rows(batch)
@@ -218,7 +221,7 @@ class TrainingRun:
                 "steps": [step_row],
                 "domains": domain_rows,
                 "responses": recorder.response_rows(batch),
-                "intervals": recorder.interval_rows(batch, self._diary.take()),
+                "intervals": recorder.interval_rows(batch, diary),
             },
         )
         self._event_log.flush()
@@ -418,21 +421,21 @@ async def _start(
     )
     stay.listen()  # once more: Ray took SIGTERM while it connected
     order = _prompt_order(config, workers.prompts)
-    num_prompts_by_domain = Counter(prompt.prompt.domain for prompt in workers.prompts.values())
-    settings = scheduler_settings(
-        config,
-        num_prompts_by_domain,
-        list(workers.fleets),
-        # real trainers do not wake on some of their GPUs alone, so that none is lent before the rollout is over
-        workers.replicas if backend.is_modelled else (),
-    )
+    settings = _settings(config, workers, progress)
     scheduler = Scheduler(settings)
     if checkpoint:
         order.restore(checkpoint.order)
         scheduler = Scheduler.restore(settings, checkpoint.scheduler)
     event_log = EventLogWriter(attempt_path(run_dir, attempt), settings, checkpoint.scheduler if checkpoint else None)
     stack.callback(event_log.close)
-    learner = Learner(workers.trainer, config.rollout.max_response_tokens, watchdog.within, deadlines.train_s, diary)
+    learner = Learner(
+        workers.trainer,
+        config.rollout.max_response_tokens,
+        watchdog.within,
+        deadlines.train_s,
+        diary=diary,
+        on_failure=lambda error: driver.break_off(error),  # noqa: PLW0108  the driver comes later
+    )
     stack.push_async_callback(learner.close)
 
     def on_progress(num_accepted: int, num_needed: int) -> None:
@@ -455,7 +458,7 @@ async def _start(
         watchdog=watchdog,
         on_event=_told_to(event_log, watch(scheduler, settings, first_step) if watch else None),
         on_progress=on_progress,
-        on_gpus_lent=learner.stream,
+        on_stream=learner.stream,
         diary=diary,
         asleep=workers.turn_takers,
         note=progress.note,
@@ -510,6 +513,19 @@ def _next_attempt(run_dir: Path) -> int:
     names = [path.stem for path in attempt_paths(run_dir)]
     names += [folder.name for folder in (run_dir / "logs").glob("attempt-*")]
     return max((int(name.removeprefix("attempt-")) for name in names), default=-1) + 1
+
+
+def _settings(config: RunConfig, workers: Workers, progress: Progress) -> SchedulerSettings:
+    settings = scheduler_settings(
+        config,
+        Counter(prompt.prompt.domain for prompt in workers.prompts.values()),
+        list(workers.fleets),
+        trainer_parts=workers.trainer_parts,
+        engines=[fleet.gpus for fleet in workers.fleets.values()],
+    )
+    if config.system.stream and settings.stream is None:
+        progress.note(f"Nothing streams to the trainer: {NOTHING_TO_LEND}.")
+    return settings
 
 
 def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:

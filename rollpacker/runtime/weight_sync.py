@@ -44,10 +44,12 @@ class SendingRank(Rank, Protocol):
     async def close_offer(self) -> None: ...
 
 
-def make_offer_sync(config: RunConfig, ranks: Sequence[SendingRank], *, has_gpu: bool) -> OfferSync | None:
+def make_offer_sync(
+    config: RunConfig, ranks: Sequence[SendingRank], group: TrainerGroup, *, has_gpu: bool
+) -> OfferSync | None:
     """Make what the configuration asks for; None where engines load a snapshot out of Ray's object store instead.
 
-    `has_gpu` says whether the trainer has one.
+    `group` is all ranks, through which everybody calls them; `has_gpu` says whether they have one.
     """
     section = config.weight_sync
     transport = section.transport
@@ -59,7 +61,7 @@ def make_offer_sync(config: RunConfig, ranks: Sequence[SendingRank], *, has_gpu:
         timeout_s=section.timeout_s,
         deadline_s=config.backend.deadlines.weight_sync_s,
     )
-    return OfferSync(ranks, options)
+    return OfferSync(ranks[0], group, options)
 
 
 class OfferSync:
@@ -69,9 +71,9 @@ class OfferSync:
     are awake then, since only ranks that take turns with engines ever sleep.
     """
 
-    def __init__(self, ranks: Sequence[SendingRank], options: SendingOptions) -> None:
-        self._first = ranks[0]
-        self._all = TrainerGroup(ranks, share=lambda groups: groups)
+    def __init__(self, first: SendingRank, group: TrainerGroup, options: SendingOptions) -> None:
+        self._first = first
+        self._all = group
         self._options = options
 
     async def prepare(self) -> None:

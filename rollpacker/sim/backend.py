@@ -71,7 +71,7 @@ class ModelledBackend:
             fleets=fleets,
             trainer=ModelledTrainer(plan.trainer),
             reward=reward,
-            replicas=plan.replicas,
+            trainer_parts=plan.replicas,
             replace_engine=replace_engine,
         )
         for engine in engines.values():

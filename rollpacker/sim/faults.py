@@ -538,9 +538,9 @@ class FaultyTrainer:
         await self._answer()
         await self._trainer.sleep()
 
-    async def wake(self) -> None:
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
         await self._answer()
-        await self._trainer.wake()
+        await self._trainer.wake(gpus)
 
     async def save(self, folder: Path) -> None:
         await self._answer()

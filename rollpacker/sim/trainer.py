@@ -80,7 +80,7 @@ class ModelledTrainer:
     async def sleep(self) -> None:
         """Take no time: what a switch costs is charged to the engines (`hardware.engine_switch_s`)."""
 
-    async def wake(self) -> None:
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
         """Likewise."""
 
     async def save(self, folder: Path) -> None:

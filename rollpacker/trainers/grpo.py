@@ -135,6 +135,9 @@ class GrpoTrainer:
         self._replica_gpus = replica_gpus
         self._policy_version = 0
         self._step: _Step | None = None
+        self._is_asleep = False
+        self._has_stale_gradients = False
+        """What a step left, which began while this rank slept: they are cleared when it wakes."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
 
     @property
@@ -177,10 +180,11 @@ class GrpoTrainer:
         return await self._run(lambda: self._with_weights(use))
 
     async def sleep(self) -> None:
-        await self._run(self._policy.sleep)
+        await self._run(self._sleep)
 
-    async def wake(self) -> None:
-        await self._run(self._policy.wake)
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
+        """Wake, if this rank's replica lies on `gpus`; raises `ImpossibleEvent` as `accumulate` does."""
+        await self._run(lambda: self._wake(gpus))
 
     async def save(self, folder: Path) -> None:
         """Write what `load` restores, with a complete Hugging Face directory in `model/`, into an existing folder.
@@ -218,7 +222,10 @@ class GrpoTrainer:
                 "Send its weights to the engines before the rollout",
             )
         admission = Admission(shape)
-        self._policy.clear_gradients()
+        if self._is_asleep:
+            self._has_stale_gradients = True
+        else:
+            self._policy.clear_gradients()
         num_replicas = self._policy.num_replicas
         self._step = _Step(
             admission=admission,
@@ -226,6 +233,19 @@ class GrpoTrainer:
             trained=[Balance(num_replicas) for _ in range(self._num_minibatches(shape))],
             observed=Balance(num_replicas),
         )
+
+    def _sleep(self) -> None:
+        self._policy.sleep()
+        self._is_asleep = True
+
+    def _wake(self, gpus: Collection[int] | None) -> None:
+        if self._policy.replica not in self._replicas_on(gpus):
+            return
+        self._policy.wake()
+        self._is_asleep = False
+        if self._has_stale_gradients:
+            self._policy.clear_gradients()
+            self._has_stale_gradients = False
 
     def _accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None) -> None:
         step = self._open_step()

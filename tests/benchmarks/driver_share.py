@@ -77,7 +77,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         watchdog=Watchdog(Path("stall.txt"), 600),
         on_event=lambda *_: None,
         on_progress=lambda *_: None,
-        on_gpus_lent=lambda *_: None,
+        on_stream=lambda *_: None,
         note=lambda _: None,
     )
     await driver.start()

@@ -289,6 +289,12 @@ FAULTS = (
         wrong="if False:",
     ),
     Fault(
+        name="stream to GPUs that engines use",
+        module=stream_scaling,
+        right="return () if self._settings.replicas else (",
+        wrong="return (",
+    ),
+    Fault(
         name="lend twice in a round",
         module=stream_scaling,
         right="self._has_lent = True",

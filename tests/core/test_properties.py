@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.ids import Domain
-from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.settings import SchedulerSettings, StreamSettings
 from tests.core.world import Scenario, World, scenarios
 
 
@@ -28,6 +28,13 @@ def test_tail_batching_trains_every_prompt_once_on_policy_whatever_happens(scena
 @given(scenarios(batching="plain"))
 def test_plain_batching_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
     World(scenario).run()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenarios())
+def test_a_trainer_that_shares_no_gpu_is_streamed_to_in_every_round_whatever_happens(scenario: Scenario) -> None:
+    alone = StreamSettings(replicas=(), max_response_tokens=100)
+    World(replace(scenario, settings=replace(scenario.settings, stream=alone))).run()
 
 
 def steady(eta_prompts: Fraction, *, num_steps: int) -> Scenario:

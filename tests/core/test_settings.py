@@ -68,7 +68,7 @@ PLANNER = {"degrees": (1, 2), "initial": 1}
         (ParallelismSettings, PLANNER | {"costs": (degree_costs(1),)}, "system.planner.costs of the degrees [1]"),
         (ParallelismSettings, PLANNER | {"patience": 0}, "system.planner.patience=0"),
         (StreamSettings, STREAM | {"replicas": ((0, 1), (1,))}, "on the GPUs [[0, 1], [1]]"),
-        (StreamSettings, STREAM | {"replicas": ()}, "on the GPUs []"),
+        (StreamSettings, STREAM | {"replicas": ((0,), ())}, "on the GPUs [[0], []]"),
         (StreamSettings, STREAM | {"max_response_tokens": 0}, "rollout.max_response_tokens=0"),
         (StreamSettings, STREAM | {"first_share": Fraction(3, 4)}, "system.stream.first_share=3/4 with"),
         (StreamSettings, STREAM | {"every_share": Fraction(0)}, "system.stream.every_share=0"),

@@ -5,7 +5,19 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from rollpacker.core.commands import Abort, AcceptGroup, Command, Evict, Launch, LendEngines, MeasureProgress
+import pytest
+
+from rollpacker.core.commands import (
+    Abort,
+    AcceptGroup,
+    Command,
+    Evict,
+    Launch,
+    LendEngines,
+    MeasureProgress,
+    ScoreResponse,
+    StreamGroups,
+)
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -17,7 +29,8 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.settings import StreamSettings
-from tests.core.player import Player, make_settings, prompt
+from rollpacker.core.stream_scaling import can_lend
+from tests.core.player import Player, begun, make_settings, prompt
 
 ENGINES = E0, E1, E2, E3 = tuple(EngineId(f"engine-{number}") for number in range(4))
 
@@ -31,7 +44,7 @@ class StreamPlayer(Player):
         super().__init__(make_settings(**{"stream": stream, **shape, **changes}), num_engines=0)
         for number, engine in enumerate(ENGINES):
             self.tell(EngineJoined(engine=engine, gpus=(number,)))
-        self.start(0)
+        self.beginning = self.start(0)
 
     def running(self, engine: EngineId) -> list[RequestId]:
         return [request for request, holder in self.scheduler._router.holders.items() if holder == engine]
@@ -108,6 +121,36 @@ def test_no_replica_is_split_and_no_engine_without_gpus_is_lent() -> None:
     assert StreamPlayer(stream=whole).lend() == ()
     elsewhere = StreamSettings(replicas=((4, 5),), max_response_tokens=100)
     assert StreamPlayer(stream=elsewhere).lend() == ()
+
+
+def test_a_trainer_that_shares_no_gpu_streams_from_the_beginning_of_every_round_and_nobody_is_lent() -> None:
+    player = StreamPlayer(stream=StreamSettings(replicas=(), max_response_tokens=100))
+    assert player.beginning.index(StreamGroups(round=0)) == 1 + player.beginning.index(begun(player.beginning))
+    orders = [player.finish(RequestId(0, prompt(f"math-{number}"), 0)) for number in range(10)]
+    assert not any(isinstance(command, MeasureProgress | LendEngines) for given in orders for command in given)
+    last = RequestId(0, prompt("math-0"), 1)
+    assert player.finish(last) == (ScoreResponse(request=last),)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "engines", "is_possible"),
+    [
+        ((), [(0,), (1,)], False),
+        (((0,), (1,)), [(0,), (1,)], True),
+        (((0, 1),), [(0,), (1,)], False),
+        (((2, 3),), [(0,), (1,), (2,), (3,)], True),
+        (((0,),), [(0,), (1,)], True),
+        (((0,), (1,)), [(0, 1)], False),
+        (((0,), (1,)), [(), ()], False),
+    ],
+)
+def test_it_is_known_beforehand_whether_any_engine_can_ever_be_lent(
+    replicas: tuple[tuple[int, ...], ...], engines: list[tuple[int, ...]], is_possible: bool
+) -> None:
+    settings = StreamSettings(replicas=replicas, max_response_tokens=100)
+    assert (
+        can_lend(settings, {EngineId(f"engine-{number}"): gpus for number, gpus in enumerate(engines)}) == is_possible
+    )
 
 
 def test_what_is_aborted_while_it_leaves_is_not_launched_again() -> None:

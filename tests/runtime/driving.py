@@ -92,7 +92,7 @@ async def driving(
         on_event=lambda *_: None,
         on_progress=lambda *_: None,
         note=notes.append,
-        on_gpus_lent=lambda record, gpus: lent.append((record.begin.round, gpus)),
+        on_stream=lambda record, gpus: lent.append((record.begin.round, gpus)),
     )
     driver.notes, driver.lent = notes, lent
     try:

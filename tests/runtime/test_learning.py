@@ -21,12 +21,17 @@ class ScriptedTrainer:
     def __init__(self):
         self.calls = []
         self.error = None
+        self.is_accumulating = asyncio.Event()
 
     async def begin_step(self, shape):
         self.calls.append(("begin", shape.step, shape.num_groups, shape.num_responses))
 
+    async def wake(self, gpus=None):
+        self.calls.append(("wake", gpus))
+
     async def accumulate(self, groups, gpus=None):
         self.calls.append(("accumulate", [group.prompt for group in groups], gpus))
+        self.is_accumulating.set()
         for _ in range(3):
             await asyncio.sleep(0)
         if self.error:
@@ -57,7 +62,9 @@ class Batch:
 async def learning(tmp_path):
     trainer = ScriptedTrainer()
     within = Watchdog(tmp_path / "stall.txt", 60).within
-    return trainer, Learner(trainer, 100, within, deadline_s=5, diary=Diary(RunClock()))
+    trainer.told = []
+    diary = Diary(RunClock())
+    return trainer, Learner(trainer, 100, within, deadline_s=5, diary=diary, on_failure=trainer.told.append)
 
 
 async def learn(learner, batch):
@@ -91,7 +98,7 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
     batch.order = tuple(PROMPTS)
     assert await learn(learner, batch) == "updated"
     kinds = [call[0] for call in trainer.calls]
-    assert kinds == ["begin", "accumulate", "accumulate", "accumulate", "accumulate", "finish"]
+    assert kinds == ["wake", "begin", "accumulate", "accumulate", "accumulate", "accumulate", "finish"]
     *streamed, rest = [call[1:] for call in trainer.calls if call[0] == "accumulate"]
     assert [gpus for _, gpus in streamed] == [frozenset({0, 1})] * 3
     assert [prompts for prompts, _ in streamed] == [[PROMPTS[4]], PROMPTS[:2], PROMPTS[2:3]]
@@ -102,6 +109,35 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
     assert trainer.calls[1] == ("accumulate", PROMPTS, None)
 
 
+async def test_a_trainer_with_gpus_of_its_own_takes_all_that_is_there_at_once_and_is_not_woken(learning):
+    trainer, learner = learning
+    batch = Batch()
+    learner.stream(batch, None)
+    await turns()
+    batch.accepted |= dict.fromkeys(PROMPTS[1:5], (0, 1))
+    learner.group_accepted()
+    await turns()
+    batch.order = tuple(PROMPTS)
+    assert await learn(learner, batch) == "updated"
+    assert trainer.calls[1:3] == [("accumulate", PROMPTS[1:5], None), ("accumulate", [PROMPTS[0], PROMPTS[5]], None)]
+    assert [call[0] for call in trainer.calls] == ["begin", "accumulate", "accumulate", "finish"]
+    assert learner.num_tokens_streamed == 4 * 20
+
+
+async def test_a_stream_that_is_to_end_finishes_its_call_and_begins_no_other(learning):
+    trainer, learner = learning
+    batch = Batch()
+    batch.accepted |= dict.fromkeys(PROMPTS[:4], (0, 1))
+    learner.stream(batch, frozenset({0}))
+    await trainer.is_accumulating.wait()
+    await learner.end_streaming()
+    await turns()
+    assert [call[0] for call in trainer.calls] == ["wake", "begin", "accumulate"]
+    batch.order = tuple(PROMPTS)
+    await learn(learner, batch)
+    assert trainer.calls[3] == ("accumulate", PROMPTS[1:], None)
+
+
 async def test_what_the_trainer_refuses_while_it_streams_ends_the_step(learning):
     trainer, learner = learning
     trainer.error = ForeignVersion("tokens of another version")
@@ -109,6 +145,7 @@ async def test_what_the_trainer_refuses_while_it_streams_ends_the_step(learning)
     batch.accepted[PROMPTS[0]] = (0, 1)
     learner.stream(batch, frozenset({0}))
     await turns()
+    assert trainer.told == [trainer.error]  # at once, while the rollout still runs
     batch.order = tuple(PROMPTS)
     with pytest.raises(ForeignVersion):
         await learn(learner, batch)

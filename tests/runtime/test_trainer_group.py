@@ -150,3 +150,29 @@ def test_a_caller_who_gives_up_leaves_no_call_behind():
 
     left, _, _ = in_a_group(None, (FOREVER_S, "never"), use=use)
     assert left == []
+
+
+def test_two_calls_at_once_reach_every_rank_in_one_order_one_after_the_other():
+    async def use(group, ranks):
+        await asyncio.gather(group.begin_step(SHAPE), group.accumulate("groups"), group.export_weights())
+        return [[call[0] for call in rank.calls] for rank in ranks]
+
+    calls, _, _ = in_a_group(None, None, use=use)
+    assert calls == [["begin_step", "accumulate", "export_weights"]] * 2
+
+
+def test_a_call_waits_until_the_one_before_has_ended_on_all_ranks():
+    began = []
+
+    class SlowRank(ScriptedRank):
+        async def begin_step(self, _):
+            began.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(self._index + 1)
+
+    async def told():
+        ranks = [SlowRank(index, asyncio.Barrier(2), None) for index in range(2)]
+        group = TrainerGroup(ranks, share=lambda groups: groups)
+        await asyncio.gather(group.begin_step(SHAPE), group.begin_step(SHAPE))
+
+    run_in_virtual_time(told())
+    assert began == [0.0, 0.0, 2.0, 2.0]

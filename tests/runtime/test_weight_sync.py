@@ -12,6 +12,7 @@ from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, named_tensors
+from rollpacker.runtime.trainer_group import TrainerGroup
 from rollpacker.runtime.weight_sync import OfferSync
 from rollpacker.transfer.offers import SendingOptions
 from tests.engines.tiny import make_model
@@ -50,7 +51,7 @@ def ranks(model):
 
 def sync_of(ranks, transport, timeout_s=ANSWER_S):
     options = SendingOptions(transport=transport, bucket_bytes=PIECE_BYTES, timeout_s=timeout_s, deadline_s=ANSWER_S)
-    return OfferSync(ranks, options)
+    return OfferSync(ranks[0], TrainerGroup(ranks, share=lambda groups: groups), options)
 
 
 class Engines(AsyncExitStack):

@@ -77,3 +77,10 @@ class TrainerSection(Section):
         parallel ones, then replicas, then pipeline stages.
         """
         return rank // (self.tensor_parallel * self.context_parallel) % (self.data_parallel or 1)
+
+    def part_of(self, rank: int) -> int:
+        """The part of a real trainer that a rank belongs to: ranks of one part can work without those of the others.
+
+        A replica, or with FSDP2 all of them: every pass gathers the parameters from all ranks.
+        """
+        return 0 if self.name == "fsdp" else self.replica_of(rank)

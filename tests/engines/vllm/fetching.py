@@ -12,6 +12,7 @@ from rollpacker.core.errors import WeightSyncFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, named_tensors
+from rollpacker.runtime.trainer_group import TrainerGroup
 from rollpacker.runtime.weight_sync import OfferSync
 from rollpacker.transfer.offers import SendingOptions
 from tests.engines.exercises import PATIENCE_S, change, collect
@@ -58,7 +59,7 @@ def _sync_of(tensors: dict[str, torch.Tensor], transport: Any, version: int) -> 
     options = SendingOptions(
         transport=transport, bucket_bytes=PIECE_BYTES, timeout_s=PATIENCE_S, deadline_s=2 * PATIENCE_S
     )
-    return OfferSync(ranks, options)
+    return OfferSync(ranks[0], TrainerGroup(ranks, share=lambda groups: groups), options)
 
 
 async def _check_parity(engine: Any, model: Any, version: int) -> None:
