@@ -14,7 +14,8 @@ from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
 from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.runtime.machine import usable_cpus, visible_gpus
-from rollpacker.runtime.planning import placed_actors, planned_actors
+from rollpacker.runtime.planning import engine_gpus, placed_actors, planned_actors, trainer_parts
+from rollpacker.runtime.scheduling import NOTHING_TO_LEND, stream_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def _describe(config: RunConfig, outlook: Outlook, *, is_job: bool = False) -> d
         "lengths": _lengths(config, outlook.model),
         "batch": _batch(config, outlook.settings),
         "rollout": _rollout(config, outlook.settings),
-        "techniques": _techniques(config),
+        "techniques": _techniques(config, outlook.cluster),
         "steps": _steps(config, outlook),
         "actors": _actors(config, outlook.cluster, is_job=is_job),
         **({"job": _job(config)} if is_job else {}),
@@ -158,20 +159,35 @@ def _rollout(config: RunConfig, settings: SchedulerSettings) -> str:
     )
 
 
-def _techniques(config: RunConfig) -> str:
+def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     """What the system has beside its batching, and what of it can act in this run."""
     system, is_modelled = config.system, config.backend.name == "sim"
     techniques = (
         (system.reward == "scheduled", "programs stop that take much longer than correct ones"),
         (system.planner, "rounds that preempt move to engines of more GPUs"),
-        (system.stream, "half of the engines train before the rollout ends"),
     )
     lines = [
         technique if is_modelled else f"only in modelled runs so far: {technique}"
         for is_on, technique in techniques
         if is_on
     ]
+    if system.stream:
+        lines.append(_stream(config, cluster))
     return "\n".join(lines) or "none"
+
+
+def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
+    """What the stream trainer can do in this run."""
+    lending = "up to half of the engines are lent to the trainer before the rollout ends: groups train on their GPUs"
+    if isinstance(cluster, ModelledCluster):
+        return lending
+    placed = placed_actors(config, cluster)
+    settings = stream_settings(
+        config, trainer_parts(config, placed, cluster.num_gpus), [engine_gpus(placed, cluster.num_gpus)]
+    )
+    if settings is None:
+        return f"nothing streams to the trainer: {NOTHING_TO_LEND}"
+    return lending if settings.replicas else "groups train as they are accepted: the trainer shares no GPU"
 
 
 def _lengths(config: RunConfig, model: ModelFacts) -> str:

@@ -598,7 +598,7 @@ def _uncertainty(
         yield (
             "parts",
             (
-                f"Planner and stream trainer of {' and '.join(ahead)} act in modelled runs only so far; "
+                f"The planner of {' and '.join(ahead)} acts in modelled runs only so far; "
                 "systems=verl,tail,tail-reward compares what real runs can do today."
             ),
         )
@@ -608,7 +608,7 @@ def _uncertainty(
 
 def _is_ahead(config: RunConfig) -> bool:
     """True when a system has parts that no real run has yet."""
-    return config.system.planner or config.system.stream
+    return config.system.planner
 
 
 def _cost_model(base: RunConfig) -> str:

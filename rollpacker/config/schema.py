@@ -62,6 +62,24 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _streamed_step_equals_the_unstreamed_one(self) -> Self:
+        if not self.system.stream:
+            return self
+        needs_whole_batch = {
+            "num_minibatches": (self.trainer.num_minibatches > 1, "1"),
+            "loss_normalisation": (self.trainer.loss_normalisation == "token_mean", "token_bound"),
+        }
+        for key, (is_needed, other) in needs_whole_batch.items():
+            if is_needed:
+                raise ValueError(
+                    f"system.stream=true with trainer.{key}={getattr(self.trainer, key)}.\n"
+                    "A group that streams is trained before the last one is there, so its loss may depend on nothing "
+                    "but the group itself and what is known beforehand.\n"
+                    f"Set system.stream=false, or trainer.{key}={other}."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _real_run_has_what_it_needs(self) -> Self:
         if self.backend.name == "sim":
             return self

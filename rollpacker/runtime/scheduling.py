@@ -16,7 +16,9 @@ from rollpacker.core.settings import (
 )
 from rollpacker.core.stream_scaling import can_lend
 
-NOTHING_TO_LEND = "no half of the engines has the GPUs of whole replicas of the trainer, so that none can be lent to it"
+NOTHING_TO_LEND = (
+    "it shares GPUs with engines, and no half of them has the GPUs of whole replicas, which could work alone"
+)
 """Why `system.stream` changes nothing, where it does not."""
 
 
@@ -55,14 +57,17 @@ def scheduler_settings(
             if config.system.planner and len(degrees) > 1
             else None
         ),
-        stream=_stream_settings(config, trainer_parts, engines) if config.system.stream else None,
+        stream=stream_settings(config, trainer_parts, engines) if config.system.stream else None,
     )
 
 
-def _stream_settings(
+def stream_settings(
     config: RunConfig, parts: Sequence[tuple[int, ...]], engines: Sequence[Mapping[EngineId, tuple[int, ...]]]
 ) -> StreamSettings | None:
-    """None where the trainer shares GPUs with engines, and no engine can be lent to it."""
+    """What the stream trainer is told; None where it shares GPUs with engines, and no engine can be lent to it.
+
+    The arguments are those of `scheduler_settings`.
+    """
     settings = StreamSettings(replicas=tuple(parts), max_response_tokens=config.rollout.max_response_tokens)
     is_useful = not parts or any(can_lend(settings, fleet) for fleet in engines)
     return settings if is_useful else None

@@ -37,6 +37,14 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "rollout.num_prompts=32", "trainer.num_minibatches=5"],
         ["rollout.num_prompts=32", "trainer.num_minibatches=5", "1, 2, 4, 8, 16, 32"],
     ),
+    "a stream of groups into several minibatches": (
+        [*RUN, "system=rollpacker", "trainer.num_minibatches=2"],
+        ["system.stream=true with trainer.num_minibatches=2", "before the last one is there", "system.stream=false"],
+    ),
+    "a stream of groups into a mean over the batch": (
+        [*RUN, "system=rlhfuse", "trainer.loss_normalisation=token_mean"],
+        ["trainer.loss_normalisation=token_mean", "the group itself", "trainer.loss_normalisation=token_bound"],
+    ),
     "a way to score that is none": ([*RUN, "system.reward=asynch"], ["one of batch, async, scheduled", "reward=async"]),
     "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),
     "no prompts": (["model.path=model"], ["`data.path` is not set", "Add data.path="]),

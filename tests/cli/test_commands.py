@@ -144,6 +144,33 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
     assert "A rank of trainer=megatron needs 45.7 GB of its GPU by an estimate" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "groups train as they are accepted: the trainer shares no GPU"),
+        (
+            ["placement=colocated", "trainer=megatron", "trainer.data_parallel=2"],
+            "up to half of the engines are lent to the trainer before the rollout ends",
+        ),
+        (
+            ["placement=colocated", "trainer=fsdp", "trainer.data_parallel=2"],
+            "nothing streams to the trainer: it shares GPUs with engines, and no half of them",
+        ),
+        (
+            ["placement.engine=0-1", "placement.trainer=1", "trainer=fsdp"],
+            "up to half of the engines are lent to the trainer before the rollout ends",
+        ),
+    ],
+    ids=["apart", "megatron", "fsdp", "one of two"],
+)
+def test_check_says_what_the_stream_trainer_can_do(
+    workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    two = ["engine.num_engines=2", "backend.num_gpus=2", "backend.num_cpus=8"]
+    text = " ".join(_run(["check", *RUN, "system=rlhfuse", *two, *words], capsys).split())
+    assert expected in text
+
+
 def test_check_reads_several_files_and_says_who_judges_each_domain(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

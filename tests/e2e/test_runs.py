@@ -75,6 +75,14 @@ def test_tail_batching_trains_every_prompt_once_per_epoch_in_short_and_long_roun
     assert {row["round_kind"] for row in rows(tail_run.run_dir, "steps")} == {"short", "long"}
 
 
+def test_groups_stream_to_the_trainer_while_the_rollout_runs(tail_run):
+    steps = rows(tail_run.run_dir, "steps")
+    assert any(step["tokens_streamed"] > 0 for step in steps)
+    assert all(step["tokens_streamed"] <= step["tokens_trained"] for step in steps)
+    assert all((step["stream_time_s"] > 0) == (step["tokens_streamed"] > 0) for step in steps)
+    assert {step["num_engines_lent"] for step in steps} == {0}
+
+
 def test_the_rows_of_a_step_add_up(tail_run):
     responses = rows(tail_run.run_dir, "responses")
     for step in rows(tail_run.run_dir, "steps"):

@@ -43,5 +43,6 @@ class SystemSection(Section):
     """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
     all (paper, section 4.2). Needs engines that can work at several degrees: today the modelled ones."""
     stream: bool = False
-    """Lends half of the engines to the trainer before the rollout ends, and streams accepted groups to it (paper,
-    section 4.4). Needs engines and trainer that share GPUs: today the modelled ones."""
+    """Streams accepted groups to the trainer before the rollout ends (paper, section 4.4): from its beginning to a
+    trainer that shares no GPU with engines; where they share GPUs, when half of the engines can be lent to it. Not with
+    trainer.num_minibatches above 1 or trainer.loss_normalisation=token_mean, which need the whole batch first."""
