@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 def compose(overrides: Sequence[str]) -> RunConfig:
     """Compose and judge the configuration of one training run."""
+    overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
         if is_chosen(parse_overrides(session, TRAIN, overrides)):
             raise single_run_mistake()
@@ -46,7 +47,13 @@ def compose(overrides: Sequence[str]) -> RunConfig:
 def compose_score(overrides: Sequence[str]) -> ScoreConfig:
     """Compose and judge what `rollpacker score` takes."""
     with hydra_session() as session:
-        return compose_in(session, SCORE, overrides)
+        return compose_in(session, SCORE, without_plus(SCORE, overrides))
+
+
+def without_plus(root: Root[BaseModel], overrides: Sequence[str]) -> list[str]:
+    """Take `+experiment=x` for `experiment=x`, as people are used to write where a group has no default."""
+    plus = tuple(f"+{group}=" for group in groups(root))
+    return [text.removeprefix("+") if text.startswith(plus) else text for text in overrides]
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from rollpacker.config.compose import (
     judge,
     parse_overrides,
     translated_errors,
+    without_plus,
 )
 from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, judge_launcher, launcher_mistakes
 from rollpacker.config.mistakes import raise_mistakes
@@ -59,7 +60,7 @@ class Sweep:
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """List the overrides of every point that a multirun would run, in Hydra's order; does not judge their values."""
     with hydra_session() as session:
-        return _expand(session, _base(session, overrides))
+        return _expand(session, _base(session, without_plus(TRAIN, overrides)))
 
 
 def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -72,6 +73,7 @@ def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 def compose_sweep(overrides: Sequence[str]) -> Sweep:
     """Expand a multirun and judge every point of it; two points that would share a `run.dir` are refused."""
+    overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
         base = _base(session, overrides)
         launcher = _launcher(base)
