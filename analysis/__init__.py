@@ -1,4 +1,10 @@
-"""Tables and figures from the Parquet files of runs; one module per exhibit, started as `python -m analysis.NAME`.
+"""Tables and figures from the Parquet files of runs: `python -m analysis list`.
 
-Reads what runs wrote, through `rollpacker.metrics`, and imports nothing else of the package.
+    exhibits/    one file per table or figure: which runs it needs, its numbers, its picture
+    sweeps       models the runs that are missing         runs         finds runs and reads them
+    numbers      ours beside the paper's, and claims      verdicts     which claims hold, and held before
+    plots, style what figures look like                   writing      files and page
+
+It reads what runs wrote and starts them by their command; of the package it imports how tables are read, and errors.
+`demo` and `plan` draw for the commands of those names.
 """

@@ -1,18 +1,22 @@
-"""Finds runs and reads their step tables; says what is missing and goes on with the rest."""
+"""Finds runs and reads their tables; says what is missing and goes on with the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import yaml
 
+from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import read_frame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One run that has at least one step."""
 
@@ -24,6 +28,71 @@ class Run:
     @property
     def is_modelled(self) -> bool:
         return bool(self.steps["modelled"].any())
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The run's configuration; empty where the run kept none."""
+        try:
+            return dict(yaml.safe_load((self.folder / CONFIG_FILE).read_text(encoding="utf-8")) or {})
+        except (OSError, yaml.YAMLError, ValueError):
+            return {}
+
+    @property
+    def model(self) -> str:
+        """What the model is called; empty where nobody knows."""
+        section = self.config.get("model", {})
+        return str(section.get("name") or Path(section.get("path") or "").name)
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("run", {}).get("seed", 0))
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Of the engines that the run began with."""
+        return int(self.steps["tensor_parallel"].iloc[0])
+
+    @cached_property
+    def task(self) -> str:
+        """The one domain of the run's prompts, or `mix`."""
+        try:
+            domains = read_frame(self.folder, "domains")["domain"].unique()
+        except DataError:
+            return ""
+        return str(domains[0]) if len(domains) == 1 else "mix"
+
+    @property
+    def is_finished(self) -> bool:
+        """True when every step is there that the configuration asks for."""
+        return len(self.steps) >= int(self.config.get("run", {}).get("num_steps", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The runs that an exhibit may draw from, and what it missed among them."""
+
+    runs: Sequence[Run]
+    missing: list[str] = field(default_factory=list)
+    """A sentence for each thing that was looked for and is not there."""
+
+    def of(self, **wanted: object) -> list[Run]:
+        """Every run that has these values, a run per seed; notes it when there is none.
+
+        Args:
+            **wanted: Properties of `Run` with the value that each should have.
+        """
+        found = [run for run in self.runs if all(getattr(run, name) == value for name, value in wanted.items())]
+        described = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        if not found:
+            self._miss(f"no run with {described}")
+        for run in found:
+            if not run.is_finished:
+                self._miss(f"{run.folder} has only {len(run.steps)} steps so far")
+        return sorted(found, key=lambda run: run.seed)
+
+    def _miss(self, what: str) -> None:
+        if what not in self.missing:
+            self.missing.append(what)
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -40,3 +109,10 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             continue
         runs.append(Run(folder=folder, system=str(steps["system"].iloc[0]), steps=steps))
     return runs, problems
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Every run's folder below one, by name."""
+    for mark in sorted(folder.rglob("run.json")):
+        if "checkpoints" not in mark.parts:
+            yield mark.parent

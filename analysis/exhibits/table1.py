@@ -1,0 +1,55 @@
+"""Table 1: where the time of a plain synchronous step goes, one task at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.exhibit import Exhibit
+from analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from analysis.plots import compare_bars
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from analysis.runs import Run, Runs
+
+TASKS = {"Math": "math", "Code": "code", "LLM-as-a-Judge": "judge"}
+STAGES = {
+    "Rollout": ("rollout_time_s",),
+    "Reward": ("reward_time_s",),
+    "Training": ("train_time_s", "weight_sync_time_s"),
+}
+"""The paper's stages add up to the step, so the weight sync is counted with training."""
+
+
+def gather(runs: Runs) -> Numbers:
+    """Shares of the step, ratios of sums over the steps."""
+    points: list[Point | None] = []
+    claims: list[Claim] = []
+    for row in paper_rows("table01"):
+        task, stage = TASKS[row.series], row.x
+        place = Place(panel=task, x=stage.lower(), unit="%")
+        plain = runs.of(model="Qwen2.5-14B", system="verl", task=task)
+        ours = place.ours(Value(run, _share(run, stage)) for run in plain)
+        points += [place.paper(row.y), ours]
+        text = f"{task}: share of a plain step that {stage.lower()} takes"
+        claims.append(Claim(text=text, paper=row.y, ours=ours, unit="%"))
+    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def _share(run: Run, stage: str) -> float:
+    return float(100 * sum(run.steps[column].sum() for column in STAGES[stage]) / run.steps["step_time_s"].sum())
+
+
+def draw(numbers: Numbers) -> Figure:
+    """One panel per task, the paper's bars beside ours."""
+    return compare_bars(numbers, ylabel="share of the step (%)", number="{:.0f}")
+
+
+EXHIBIT = Exhibit(
+    name="table1",
+    title="Where the time of a plain synchronous step goes, Qwen2.5-14B (Table 1)",
+    experiments=("table1",),
+    gather=gather,
+    draw=draw,
+)

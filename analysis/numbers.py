@@ -1,0 +1,169 @@
+"""What an exhibit shows: numbers of runs beside those of the paper, and how far they agree.
+
+Invariant: a point knows where it comes from (`paper`, `modelled` or `measured`), and so does everything made of it.
+Over several seeds a point is the mean, with the smallest and the largest beside it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.runs import Run
+
+PAPER = Path(__file__).parent / "paper"
+
+GOOD_WITHIN = 0.10
+"""Relative error up to which a number counts as reproduced."""
+
+PAPER_SYSTEMS = {"veRL": "verl", "RLHFuse": "rlhfuse", "Flexes": "rollpacker"}
+"""Flexes is the name of RollPacker's submission."""
+
+
+class Source(StrEnum):
+    """Where a number comes from."""
+
+    PAPER = "paper"
+    MODELLED = "modelled"
+    MEASURED = "measured"
+
+
+class Value(NamedTuple):
+    """What one run says."""
+
+    run: Run
+    y: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One number of an exhibit."""
+
+    panel: str
+    series: str
+    x: str | float
+    y: float
+    unit: str
+    source: Source
+    y_low: float | None = None
+    """The smallest over the seeds."""
+    y_high: float | None = None
+    num_seeds: int | None = None
+    """None of the paper, which does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in an exhibit a number stands, ours beside the paper's."""
+
+    panel: str
+    x: str | float
+    unit: str
+    series: str | None = None
+    """None: the paper's numbers are one series and ours another."""
+
+    def paper(self, y: float) -> Point:
+        """The paper's number."""
+        return self._point(self.series or "paper", y, Source.PAPER)
+
+    def ours(self, values: Iterable[Value]) -> Point | None:
+        """The mean over runs that differ in their seed; None without any."""
+        values = list(values)
+        if not values:
+            return None
+        numbers = [value.y for value in values]
+        source = Source.MODELLED if any(value.run.is_modelled for value in values) else Source.MEASURED
+        spread = {"y_low": min(numbers), "y_high": max(numbers), "num_seeds": len(numbers)}
+        return self._point(self.series or "ours", sum(numbers) / len(numbers), source, **spread)
+
+    def _point(self, series: str, y: float, source: Source, **spread: float) -> Point:
+        return Point(panel=self.panel, series=series, x=self.x, y=y, unit=self.unit, source=source, **spread)  # type: ignore[arg-type]
+
+
+class Standing(StrEnum):
+    """How far runs bear out what the paper says."""
+
+    REPRODUCED = "reproduced"
+    DIRECTION = "direction only"
+    NOT = "not reproduced"
+    UNKNOWN = "no runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One sentence of the paper with its number, and ours."""
+
+    text: str
+    paper: float
+    ours: Point | None
+    unit: str
+    neutral: float | None = None
+    """What says nothing: 1 for a speedup. A number on the paper's side of it has the paper's direction; None: there is
+    no direction, as in a time or a share."""
+
+    @property
+    def standing(self) -> Standing:
+        if self.ours is None:
+            return Standing.UNKNOWN
+        if abs(self.ours.y - self.paper) <= GOOD_WITHIN * abs(self.paper):
+            return Standing.REPRODUCED
+        if self.neutral is not None and (self.ours.y - self.neutral) * (self.paper - self.neutral) > 0:
+            return Standing.DIRECTION
+        return Standing.NOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """All that an exhibit shows."""
+
+    points: Sequence[Point]
+    claims: Sequence[Claim] = ()
+    missing: Sequence[str] = field(default_factory=list)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per point."""
+        columns = list(Point.__dataclass_fields__)
+        return pd.DataFrame([asdict(point) | {"source": str(point.source)} for point in self.points], columns=columns)
+
+
+def comparing(points: Iterable[Point | None]) -> list[Point]:
+    """Leave out the points that no run gave."""
+    return [point for point in points if point is not None]
+
+
+class PaperRow(NamedTuple):
+    """One number of the paper, as the CSV files have them."""
+
+    series: str
+    x: str
+    y: float
+
+
+def paper_rows(name: str) -> list[PaperRow]:
+    """The paper's numbers of one exhibit, in their order; none where there is no file."""
+    file = PAPER / f"{name}.csv"
+    if not file.exists():
+        return []
+    with file.open(newline="", encoding="utf-8") as lines:
+        return [PaperRow(row["series"], row["x"], float(row["y"])) for row in csv.DictReader(lines)]
+
+
+def speedups(baselines: Iterable[Run], runs: Iterable[Run]) -> list[Value]:
+    """Each run's speedup over the baseline of its seed.
+
+    A ratio of sums of step times over the steps that both have, as the paper's published speedups are.
+    """
+    by_seed = {run.seed: run for run in baselines}
+    values = []
+    for run in runs:
+        if run.seed in by_seed:
+            base, own = by_seed[run.seed].steps["step_time_s"], run.steps["step_time_s"]
+            num_steps = min(len(base), len(own))
+            values.append(Value(run, float(base.head(num_steps).sum() / own.head(num_steps).sum())))
+    return values

@@ -1,0 +1,152 @@
+"""The two kinds of figure that most exhibits are: bars beside the paper's, and lines over the paper's points.
+
+Invariant: what a model computed is drawn hatched or dashed and named `modelled`; the paper's numbers are grey.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.numbers import Source
+from analysis.style import FIGURE_WIDTH_INCHES, color_of, label_of, use_style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from analysis.numbers import Numbers
+
+PAPER_COLOR = "#B4B4B4"
+OUR_COLOR = "#0072B2"
+_BAR_WIDTH = 0.38
+_PANEL_HEIGHT_INCHES = 2.6
+
+
+def compare_bars(numbers: Numbers, *, ylabel: str, number: str, num_columns: int | None = None) -> Figure:
+    """Draw a panel for each `panel`, the paper's bar beside ours at each `x`, each with its number."""
+    use_style()
+    frame = numbers.frame()
+    figure, panels = _panels(frame, num_columns)
+    for panel, axes in panels:
+        rows = frame[frame["panel"] == panel]
+        places = {x: place for place, x in enumerate(dict.fromkeys(rows["x"]))}
+        for offset, series in ((-_BAR_WIDTH / 2, "paper"), (_BAR_WIDTH / 2, "ours")):
+            _draw_bars(axes, rows[rows["series"] == series], places, offset, number)
+        axes.set_xticks(list(places.values()), list(places))
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(visible=False, axis="x")
+        axes.set_title(panel)
+        axes.margins(y=0.16)
+        axes.set_ylim(bottom=0)
+    if ylabel:
+        figure.supylabel(ylabel, fontsize=9)
+    figure.legend(handles=_bar_legend(frame), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _draw_bars(axes: Axes, rows: pd.DataFrame, places: dict[str, int], offset: float, number: str) -> None:
+    if rows.empty:
+        return
+    is_paper = rows["source"].iloc[0] == Source.PAPER
+    is_modelled = rows["source"].iloc[0] == Source.MODELLED
+    bars = axes.bar(
+        [places[x] + offset for x in rows["x"]],
+        rows["y"],
+        width=_BAR_WIDTH,
+        color=PAPER_COLOR if is_paper else OUR_COLOR,
+        edgecolor="white",
+        hatch="////" if is_modelled else None,
+        linewidth=0.5,
+    )
+    if rows["y_low"].notna().all():
+        spread = [rows["y"] - rows["y_low"], rows["y_high"] - rows["y"]]
+        positions = [bar.get_x() + bar.get_width() / 2 for bar in bars]
+        axes.errorbar(positions, rows["y"], yerr=spread, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)
+    tops = rows["y_high"].fillna(rows["y"])
+    for bar, value, top in zip(bars, rows["y"], tops, strict=True):
+        axes.annotate(
+            number.format(value),
+            (bar.get_x() + bar.get_width() / 2, top),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=6.5,
+        )
+
+
+def _bar_legend(frame: pd.DataFrame) -> list[Patch]:
+    handles = [Patch(color=PAPER_COLOR, label="paper")] if (frame["source"] == Source.PAPER).any() else []
+    for source in (Source.MODELLED, Source.MEASURED):
+        if (frame["source"] == source).any():
+            hatch = "////" if source is Source.MODELLED else None
+            handles.append(Patch(facecolor=OUR_COLOR, edgecolor="white", hatch=hatch, label=_seeds(frame, source)))
+    return handles
+
+
+def compare_lines(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
+    """Draw a panel for each `panel` and a colour for each `series`: ours as a line, the paper's as points."""
+    use_style()
+    frame = numbers.frame()
+    figure, panels = _panels(frame, None)
+    for panel, axes in panels:
+        rows = frame[frame["panel"] == panel]
+        for position, (system, of_system) in enumerate(rows.groupby("series", sort=False)):
+            _draw_line(axes, of_system, color_of(str(system), position))
+        axes.set_title(panel)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(xlabel)
+    figure.supylabel(ylabel, fontsize=9)
+    figure.legend(handles=_line_legend(frame), loc="outside lower center", ncols=5, columnspacing=1.2)
+    return figure
+
+
+def _draw_line(axes: Axes, rows: pd.DataFrame, color: str) -> None:
+    paper = rows[rows["source"] == Source.PAPER]
+    own = rows[rows["source"] != Source.PAPER].sort_values("x")
+    axes.scatter(paper["x"], paper["y"], s=9, color=color, alpha=0.55, linewidth=0)
+    if own.empty:
+        return
+    is_modelled = (own["source"] == Source.MODELLED).any()
+    x = own["x"].astype(float)
+    axes.fill_between(x, own["y_low"].astype(float), own["y_high"].astype(float), color=color, alpha=0.15, linewidth=0)
+    axes.plot(x, own["y"], color=color, linewidth=1.3, linestyle="--" if is_modelled else "-")
+
+
+def _line_legend(frame: pd.DataFrame) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=color_of(str(system), position), label=label_of(str(system)))
+        for position, system in enumerate(dict.fromkeys(frame["series"]))
+    ]
+    if (frame["source"] == Source.PAPER).any():
+        handles.append(Line2D([], [], color="#555555", marker="o", markersize=3, linestyle="none", label="paper"))
+    for source in (Source.MODELLED, Source.MEASURED):
+        if (frame["source"] == source).any():
+            style = "--" if source is Source.MODELLED else "-"
+            handles.append(Line2D([], [], color="#555555", linestyle=style, label=_seeds(frame, source)))
+    return handles
+
+
+def _seeds(frame: pd.DataFrame, source: Source) -> str:
+    """Name our numbers, with the number of seeds behind them."""
+    num_seeds = int(frame.loc[frame["source"] == source, "num_seeds"].max())
+    return f"{source}, mean of {num_seeds} seeds and their range" if num_seeds > 1 else f"{source}, one seed"
+
+
+def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Sequence[tuple[str, Axes]]]:
+    names = list(dict.fromkeys(frame["panel"]))
+    columns = min(num_columns or 3, len(names))
+    num_rows = math.ceil(len(names) / columns)
+    size = (FIGURE_WIDTH_INCHES, _PANEL_HEIGHT_INCHES * num_rows + 0.4)
+    figure, axes = plt.subplots(num_rows, columns, figsize=size, squeeze=False)
+    for unused in axes.flat[len(names) :]:
+        unused.set_visible(False)
+    return figure, list(zip(names, axes.flat, strict=False))

@@ -1,0 +1,129 @@
+"""What is written of an exhibit: figure (PNG, PDF), numbers (CSV) and a summary (text); of all of them, a page.
+
+Invariant: every file is complete or absent, and every summary says where its numbers come from.
+"""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+
+from analysis.numbers import GOOD_WITHIN, Source, Standing
+from analysis.style import save_figure
+from rollpacker.metrics.files import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from analysis.exhibit import Exhibit
+    from analysis.numbers import Claim, Numbers
+
+STATISTICS = (
+    "Speedups are ratios of sums of step times over the steps that both runs have, per seed; shares and stages are "
+    "means over rounds. Over several seeds: the mean, and the smallest and the largest."
+)
+
+
+def write_exhibit(exhibit: Exhibit, numbers: Numbers, out: Path) -> list[Path]:
+    """Write all files of an exhibit; without any number there is no figure."""
+    out.mkdir(parents=True, exist_ok=True)
+    table, text = out / f"{exhibit.name}.csv", out / f"{exhibit.name}.txt"
+    write_atomically(table, numbers.frame().to_csv(index=False).encode())
+    write_atomically(text, summary(exhibit, numbers).encode())
+    if not numbers.points:
+        return [table, text]
+    figure = exhibit.draw(numbers)
+    figures = save_figure(figure, out / exhibit.name)
+    plt.close(figure)
+    return [*figures, table, text]
+
+
+def summary(exhibit: Exhibit, numbers: Numbers) -> str:
+    """Say in a page of text what an exhibit shows and what it lacks."""
+    return "\n".join([exhibit.title, "", *_origin(numbers), *map(claim_line, numbers.claims), *_missing(numbers), ""])
+
+
+def claim_line(claim: Claim) -> str:
+    """Say one claim with both numbers and what to think of it."""
+    if claim.ours is None:
+        return f"{claim.text}: paper {claim.paper:.3g} {claim.unit}; {Standing.UNKNOWN}"
+    error = claim.ours.y / claim.paper - 1 if claim.paper else float("nan")
+    return (
+        f"{claim.text}: paper {claim.paper:.3g} {claim.unit}, {claim.ours.source} {claim.ours.y:.3g} ({error:+.0%}); "
+        f"{claim.standing}"
+    )
+
+
+def _origin(numbers: Numbers) -> Iterator[str]:
+    sources = {point.source for point in numbers.points} - {Source.PAPER}
+    if Source.MODELLED in sources:
+        yield "MODELLED: times are computed by a model of the cluster, not measured."
+    if Source.MEASURED in sources:
+        yield "Measured on real engines."
+    yield STATISTICS
+    yield f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper; `direction only` is on its side of no effect."
+    yield ""
+
+
+def _missing(numbers: Numbers) -> Iterator[str]:
+    if numbers.missing:
+        yield ""
+        yield "Missing:"
+        yield from (f"  {missing}" for missing in numbers.missing)
+
+
+def write_page(shown: Mapping[Exhibit, Numbers], out: Path) -> Path:
+    """Write `index.html`, which shows every exhibit that is in `out`."""
+    sections = [_section(exhibit, numbers) for exhibit, numbers in shown.items()]
+    page = out / "index.html"
+    write_atomically(page, _PAGE.format(sections="\n".join(sections)).encode())
+    return page
+
+
+def _section(exhibit: Exhibit, numbers: Numbers) -> str:
+    name = exhibit.name
+    image = f'<a href="{name}.pdf"><img src="{name}.png" alt="{html.escape(exhibit.title)}"></a>'
+    return (
+        f'<section id="{name}"><h2>{html.escape(exhibit.title)}</h2>\n{image if numbers.points else ""}\n'
+        f"{_claims_table(numbers.claims)}\n{_origin_note(numbers)}\n"
+        f'<p class="files"><a href="{name}.csv">numbers</a> <a href="{name}.txt">summary</a></p></section>'
+    )
+
+
+def _origin_note(numbers: Numbers) -> str:
+    lines = [*_origin(numbers), *(f"Missing: {missing}." for missing in numbers.missing)]
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines if line)
+
+
+def _claims_table(claims: Sequence[Claim]) -> str:
+    if not claims:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(claim.text)}</td><td>{claim.paper:.3g} {claim.unit}</td>"
+        f"<td>{'' if claim.ours is None else f'{claim.ours.y:.3g} {claim.unit} ({claim.ours.source})'}</td>"
+        f'<td class="{claim.standing.name.lower()}">{claim.standing}</td></tr>'
+        for claim in claims
+    )
+    return f"<table><tr><th>claim</th><th>paper</th><th>ours</th><th></th></tr>{rows}</table>"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>RollPacker: tables and figures</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
+img {{ width: 100%; max-width: 46rem; background: white; }}
+section {{ border-top: 1px solid #8886; padding: 1rem 0; }}
+table {{ border-collapse: collapse; font-size: 13px; }}
+td, th {{ padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top; }}
+p {{ font-size: 13px; margin: .3rem 0; }}
+.reproduced {{ color: #2a8a4a; }} .direction {{ color: #b07a00; }} .not {{ color: #c0392b; }}
+.unknown {{ color: #888; }}
+</style></head><body>
+<h1>RollPacker: tables and figures</h1>
+{sections}
+</body></html>
+"""

@@ -1,0 +1,140 @@
+"""The exhibits' numbers, their files, and what is said when runs are missing, unfinished or broken."""
+
+import csv
+
+import pytest
+
+from analysis import verdicts
+from analysis.__main__ import main
+from analysis.exhibits import EXHIBITS, fig09, fig10c, table1, table2
+from analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
+from analysis.runs import Runs, find_runs, read_runs
+from analysis.sweeps import words_of
+from rollpacker.config.multirun import compose_sweep
+from tests.analysis.written_runs import write_run
+
+
+def runs_below(folder):
+    runs, problems = read_runs(list(find_runs(folder)))
+    assert not problems
+    return Runs(runs=runs)
+
+
+def own(numbers, **wanted):
+    return [
+        point
+        for point in numbers.points
+        if point.source is not Source.PAPER and all(getattr(point, name) == value for name, value in wanted.items())
+    ]
+
+
+def test_table2_has_the_ratio_of_sums_per_seed_with_its_spread_and_names_what_is_missing(tmp_path):
+    for seed, tail in ((0, [5.0, 5.0]), (1, [2.0, 3.0])):
+        write_run(tmp_path / f"verl-{seed}", "verl", [12.0, 8.0], seed=seed)
+        write_run(tmp_path / f"tail-{seed}", "tail", tail, seed=seed, modelled=True)
+    write_run(tmp_path / "tail-2", "tail", [1.0, 1.0], seed=2)  # without a baseline of its seed
+    numbers = table2.gather(runs_below(tmp_path))
+    [point] = own(numbers, x="+ tail")
+    assert (point.y, point.y_low, point.y_high, point.num_seeds) == (3.0, 2.0, 4.0, 2)
+    assert point.source is Source.MODELLED
+    assert "no run with model Qwen2.5-7B, system tail-reward, task mix" in numbers.missing
+    standings = {claim.text: claim.standing for claim in numbers.claims}
+    assert standings["Qwen2.5-7B: veRL + tail, over veRL"] is Standing.DIRECTION
+    assert standings["Qwen2.5-14B: veRL + tail, over veRL"] is Standing.UNKNOWN
+
+
+def test_an_unfinished_run_is_compared_over_the_steps_that_both_have_and_named(tmp_path):
+    write_run(tmp_path / "verl", "verl", [10.0, 10.0, 1000.0])
+    write_run(tmp_path / "tail", "tail", [5.0, 5.0], num_steps=3)
+    numbers = table2.gather(runs_below(tmp_path))
+    [point] = own(numbers, x="+ tail")
+    assert point.y == 2.0
+    assert [missing for missing in numbers.missing if "only 2 steps" in missing]
+
+
+def test_table1_takes_runs_of_one_task_and_counts_the_weight_sync_as_training(tmp_path):
+    write_run(tmp_path / "math", "verl", [4.0, 6.0], model="Qwen2.5-14B", task="math", weight_sync_time_s=1.0)
+    write_run(tmp_path / "mix", "verl", [100.0], model="Qwen2.5-14B")
+    numbers = table1.gather(runs_below(tmp_path))
+    assert {point.x: point.y for point in own(numbers, panel="math")} == {"rollout": 80, "reward": 0, "training": 40}
+    assert not own(numbers, panel="code")
+
+
+def test_stages_are_means_over_the_rounds_of_a_kind(tmp_path):
+    times = [3.0, 5.0, 3.0, 5.0, 21.0]
+    write_run(tmp_path / "run", "tail-reward-planner", times, model="Qwen2.5-14B")
+    numbers = fig10c.gather(runs_below(tmp_path))
+    of_kind = {point.panel: point.y for point in own(numbers, x="rollout")}
+    assert of_kind == {"Qwen2.5-14B, short rounds": 3.0, "Qwen2.5-14B, long rounds": 20.0}
+
+
+def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
+    write_run(tmp_path / "run", "rollpacker", [3.0, 4.0])
+    numbers = fig09.gather(runs_below(tmp_path))
+    assert [(point.x, point.y) for point in own(numbers)] == [(1.0, 3.0), (2.0, 4.0)]
+    of_paper = [point for point in numbers.points if point.panel == "Qwen2.5-7B" and point.source is Source.PAPER]
+    assert len(of_paper) == 3 * 40
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "neutral", "standing"),
+    [
+        (2.0, 2.19, 1.0, Standing.REPRODUCED),
+        (2.0, 1.2, 1.0, Standing.DIRECTION),
+        (2.0, 0.9, 1.0, Standing.NOT),
+        (0.5, 0.9, 1.0, Standing.DIRECTION),
+        (30.0, 20.0, None, Standing.NOT),
+        (2.0, None, 1.0, Standing.UNKNOWN),
+    ],
+)
+def test_a_claim_is_reproduced_within_a_tenth_and_else_has_its_direction_or_not(paper, ours, neutral, standing):
+    point = None if ours is None else Place(panel="", x="", unit="x").paper(ours)
+    assert Claim(text="", paper=paper, ours=point, unit="x", neutral=neutral).standing is standing
+
+
+def test_a_claim_that_used_to_hold_and_no_longer_does_is_lost(tmp_path):
+    write_run(tmp_path / "run", "tail", [1.0], modelled=True)
+    [run] = runs_below(tmp_path).runs
+
+    def numbers(speedup):
+        ours = Place(panel="", x="", unit="x").ours([Value(run, speedup)])
+        return {"table2": Numbers(points=[], claims=[Claim(text="tail", paper=2.0, ours=ours, unit="x", neutral=1.0)])}
+
+    record = tmp_path / "verdicts.csv"
+    assert verdicts.lost_claims(numbers(2.0), record) == []
+    verdicts.accept(numbers(2.0), record)
+    assert verdicts.lost_claims(numbers(2.1), record) == []
+    assert verdicts.lost_claims(numbers(1.5), record) == ["table2, tail: was reproduced, is direction only"]
+
+
+def test_everything_is_written_with_a_page_and_a_run_that_cannot_be_read_is_left_out(tmp_path, capsys):
+    for system, times in (("verl", [9.0, 9.0]), ("tail", [6.0, 6.0])):
+        write_run(tmp_path / "runs" / system, system, times, modelled=True)
+    broken = tmp_path / "runs" / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{}")
+    assert main(["all", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert "broken" in capsys.readouterr().err
+    for name in EXHIBITS:
+        assert (tmp_path / "out" / f"{name}.csv").exists()
+        assert (tmp_path / "out" / f"{name}.png").exists()
+    with (tmp_path / "out" / "table2.csv").open() as lines:
+        sources = {row["series"]: row["source"] for row in csv.DictReader(lines)}
+    assert sources == {"paper": "paper", "ours": "modelled"}
+    assert "MODELLED" in (tmp_path / "out" / "table2.txt").read_text()
+    assert "(modelled)" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_misspelt_exhibit_and_a_folder_without_runs_are_answered_with_what_to_do(tmp_path, capsys):
+    assert main(["tabel2"]) == 2
+    assert "Did you mean table2?" in capsys.readouterr().err
+    assert main(["table2", "--out", str(tmp_path)]) == 2
+    assert "--backend sim" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("experiment", sorted({name for exhibit in EXHIBITS.values() for name in exhibit.experiments}))
+def test_the_multirun_behind_an_exhibit_can_be_composed_and_no_two_points_share_a_folder(experiment, tmp_path):
+    sweep = compose_sweep(words_of(experiment, tmp_path, num_seeds=2, num_jobs=1)[1:])
+    folders = [config.run.dir for config in sweep.configs]
+    assert len(set(folders)) == len(folders) == 2 * len({folder.parent for folder in folders})
+    assert all(config.backend.name == "sim" and config.model.name for config in sweep.configs)

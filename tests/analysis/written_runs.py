@@ -1,0 +1,35 @@
+"""Writes runs that never were: what a run's folder holds, with numbers of the test's choosing."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+
+from rollpacker.metrics.schemas import DOMAINS, STEPS
+from rollpacker.metrics.tables import MetricsWriter
+
+ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
+
+
+def row_of(table, **values):
+    """A row of zeros but for some columns."""
+    row = {column.name: None if column.is_nullable else ZEROS[column.type] for column in table.columns}
+    return row | values
+
+
+def write_run(folder, system, step_times, *, model="Qwen2.5-7B", task="mix", seed=0, num_steps=None, **values):
+    """A run with these step times, which has a second of training in each step; `num_steps` it was to have."""
+    writer = MetricsWriter(folder / "metrics")
+    domains = ["math", "code"] if task == "mix" else [task]
+    for step, step_time in enumerate(step_times):
+        kind = "plain" if system in {"verl", "rlhfuse"} else "long" if step % 5 == 4 else "short"
+        times = {"step_time_s": step_time, "rollout_time_s": step_time - 1, "train_time_s": 1.0}
+        row = row_of(STEPS, step=step, round=step, system=system, round_kind=kind, **times, **values)
+        of_domains = [row_of(DOMAINS, step=step, domain=domain) for domain in domains]
+        writer.write_step(step, {"steps": [row], "domains": of_domains, "responses": [], "intervals": []})
+    writer.close()
+    config = {"model": {"name": model}, "run": {"seed": seed, "num_steps": num_steps or len(step_times)}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "run.json").write_text(json.dumps({}))
+    return folder
