@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ConfigError
-
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.judge import JudgeSection
@@ -55,6 +53,6 @@ def open_judge(section: JudgeSection) -> JudgeModel:
 
             return start_vllm_judge(section)
         case "streamed":
-            raise ConfigError(
-                "reward.judge.engine=streamed is not there yet.", "It is torch or vllm.", "Choose one of them."
-            )
+            from rollpacker.engines.streamed.model import open_model
+
+            return open_model(section)

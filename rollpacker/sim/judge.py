@@ -126,7 +126,7 @@ def plan_judge(config: RunConfig) -> JudgePlan:
             hardware=_with_processors(hardware, judge.gpu_share) if is_shared else hardware,
             tensor_parallel=judge.tensor_parallel,
         ),
-        resident_share=judge.resident_share,
+        resident_share=1.0 if judge.resident_share is None else judge.resident_share,
         is_loaded_per_batch=placement == "turns",
         start_s=judge.start_s,
     )

@@ -49,9 +49,10 @@ class JudgeSection(Section):
     """Of the processors of each GPU that the judge shares with engines (CUDA MPS). A modelled run takes them from the
     engines; a real one sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of the judge, and leaves engines all that it does not
     use. A guess."""
-    resident_share: float = Field(1.0, ge=0, le=1)
-    """Of the judge's layers that stay in GPU memory, where a `shared` judge takes their bytes from the engines' KV
-    cache; the others stream over PCIe in step with compute."""
+    resident_share: float | None = Field(None, ge=0, le=1)
+    """Of a `streamed` judge's layers that stay in GPU memory; the others stream over PCIe in step with compute. null
+    decides batch by batch: as many as keep copies hidden behind compute, if `memory_share` holds them. In a modelled
+    run a `shared` judge takes their bytes from the engines' KV cache, and null keeps all."""
 
     # of a real judge
     engine: Literal["torch", "vllm", "streamed"] = "torch"
@@ -137,11 +138,6 @@ class JudgeSection(Section):
                 f"reward.judge.tensor_parallel={self.tensor_parallel} with reward.judge.engine={self.engine}.\n"
                 "One of vllm may share the model among several GPUs.\n"
                 "Set reward.judge.tensor_parallel=1, or reward.judge.engine=vllm."
-            )
-        if self.resident_share != 1 and self.engine == "vllm":
-            raise ValueError(
-                f"reward.judge.resident_share={self.resident_share:g} with reward.judge.engine=vllm.\n"
-                "vLLM holds all layers.\nLeave it out, or set reward.judge.engine=streamed."
             )
         if self.engine != "vllm" and (only := self.changed(("kv_cache_mb", "enforce_eager"))):
             raise ValueError(

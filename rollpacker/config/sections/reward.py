@@ -116,6 +116,13 @@ class RewardSection(Section):
                     else f"Leave out reward.judge.{key}, or choose reward=modelled."
                 )
             )
+        if self.judge.resident_share is not None and self.judge.engine != "streamed":
+            raise ValueError(
+                f"reward.judge.resident_share={self.judge.resident_share:g} with "
+                f"reward.judge.engine={self.judge.engine}.\n"
+                "Only a streamed judge keeps fewer than all of its layers on the device.\n"
+                "Leave it out, or set reward.judge.engine=streamed."
+            )
         if self.judge.model.path is None:
             raise ValueError(
                 "reward.judge.model.path is not set, and some responses are read by a judge.\n"

@@ -8,10 +8,13 @@ two streams, and nothing here waits on the host but `synchronize`.
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from rollpacker.core.errors import EngineFailed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,9 +65,9 @@ class Device(Protocol):
         """Device memory that buffers can still take; None where they take none, for host memory is device memory."""
 
 
-def choose_device() -> Device:
-    """The GPU that this process sees, else the CPU."""
-    return CudaDevice() if torch.cuda.is_available() else CpuDevice()
+def choose_device(memory_share: float) -> Device:
+    """The GPU that this process sees, of whose memory it may take a share, else the CPU, of which it takes any."""
+    return CudaDevice(memory_share) if torch.cuda.is_available() else CpuDevice()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -120,6 +123,10 @@ class CpuDevice:
         return None
 
 
+_PORTABLE = 1
+"""cudaHostRegisterPortable: page-locked for every context."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CudaCopy:
     num_bytes: int
@@ -128,14 +135,32 @@ class _CudaCopy:
 
 
 class CudaDevice:
-    """The first GPU that this process sees."""
+    """The first GPU that this process sees.
 
-    def __init__(self) -> None:
+    Args:
+        memory_share: Of its memory, that torch in this process may take at most; the rest is others'.
+    """
+
+    def __init__(self, memory_share: float) -> None:
         self.place = torch.device("cuda", 0)
+        torch.cuda.set_per_process_memory_fraction(memory_share, self.place)
+        self._max_bytes = int(memory_share * torch.cuda.get_device_properties(self.place).total_memory)
         self._copies = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]  # torch's own omission
 
     def host_buffer(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        # torch's own pinned memory comes in powers of two, up to twice as large as a layer
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's own omission
+        code = int(cuda.cudaHostRegister(buffer.data_ptr(), num_bytes, _PORTABLE))
+        if code != 0:
+            raise EngineFailed(
+                f"{num_bytes / 1e9:.2f} GB of host memory could not be page-locked: CUDA error {code}.",
+                "A streamed judge lies in page-locked host memory, all of it.",
+                "Give the job more memory, or choose a smaller judge or another reward.judge.engine.",
+            )
+        # not at exit, where CUDA may have ended before
+        weakref.finalize(buffer, cuda.cudaHostUnregister, buffer.data_ptr()).atexit = False
+        return buffer
 
     def buffer(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.place)
@@ -175,8 +200,9 @@ class CudaDevice:
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.place)
-        cached = torch.cuda.memory_reserved(self.place) - torch.cuda.memory_allocated(self.place)
-        return int(free + cached)
+        taken = torch.cuda.memory_allocated(self.place)
+        cached = torch.cuda.memory_reserved(self.place) - taken
+        return int(min(free + cached, self._max_bytes - taken))
 
 
 def _event() -> torch.cuda.Event:

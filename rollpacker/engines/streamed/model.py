@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rollpacker.core.errors import ConfigError, DataError, EngineFailed, ImpossibleEvent, RollpackerError
+from rollpacker.core.errors import ConfigError, EngineFailed, ImpossibleEvent, RollpackerError
+from rollpacker.engines.judging import check_candidates, check_lengths
 from rollpacker.engines.streamed.batches import next_pass
 from rollpacker.engines.streamed.decoder import PassTimes, StreamedDecoder
 from rollpacker.engines.streamed.devices import choose_device
@@ -33,51 +34,29 @@ from rollpacker.engines.streamed.residency import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
+    from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.engines.streamed.devices import Device
     from rollpacker.protocols.rollout import TokenIds
 
 T = TypeVar("T")
 
-MAX_TOKENS_PER_PASS = 16_384
-"""Padded tokens of a pass. On 7B parameters in bf16 it computes for about 0.4 s on an H100 at 60 % of its peak, longer
-than 13 GB take over PCIe 5.0, and its activations take 2 GB."""
 
-
-def open_model(
-    model_path: Path,
-    *,
-    dtype: str,
-    resident_share: float | None = None,
-    num_threads: int | None = None,
-    max_tokens_per_pass: int = MAX_TOKENS_PER_PASS,
-    device: Device | None = None,
-) -> StreamedModel:
-    """Load a model into host memory and take its place on the device; blocks for as long as reading takes.
+def open_model(section: JudgeSection, device: Device | None = None) -> StreamedModel:
+    """Load a judge's model into host memory and take its place on the device; blocks for as long as reading takes.
 
     Args:
-        model_path: A local Hugging Face directory.
-        dtype: Of weights and activations, by torch's name.
-        resident_share: Of the decoder layers that stay on the device, from 0 to 1; None lets free memory and the
-            batches' lengths decide. On a CPU nothing is gained by streaming, and None keeps all.
-        num_threads: That torch computes with, on a CPU; None leaves it as it is.
-        max_tokens_per_pass: Padded tokens of a forward pass; a longer prompt has one of its own.
+        section: The judge. Its `resident_share` of the decoder layers stays on the device; None lets free memory and
+            the batches' lengths decide. On a CPU nothing is gained by streaming, and None keeps all.
         device: Where it computes; None takes the GPU that this process sees, else the CPU.
 
     Raises:
         ModelError: The directory holds no model, or one whose layers cannot be streamed.
         ConfigError: The layers that are to stay do not fit on the device.
     """
-    place = device or choose_device()
-    decoder = StreamedDecoder(load_on_host(model_path, dtype), place, NUM_SLOTS)
-    return StreamedModel(
-        decoder,
-        place,
-        resident_share=resident_share,
-        num_threads=num_threads,
-        max_tokens_per_pass=max_tokens_per_pass,
-    )
+    place = device or choose_device(section.memory_share)
+    model = load_on_host(section.model.directory, section.model.dtype)
+    return StreamedModel(StreamedDecoder(model, place, NUM_SLOTS), place, section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,25 +85,16 @@ class StreamingStats:
 
 
 class StreamedModel:
-    """Implements `protocols.judging.JudgeModel`; made by `open_model`, whose arguments these are."""
+    """Implements `protocols.judging.JudgeModel`; made by `open_model`."""
 
-    def __init__(
-        self,
-        decoder: StreamedDecoder,
-        device: Device,
-        *,
-        resident_share: float | None,
-        num_threads: int | None,
-        max_tokens_per_pass: int,
-    ) -> None:
+    def __init__(self, decoder: StreamedDecoder, device: Device, section: JudgeSection) -> None:
         self._decoder = decoder
         self._device = device
-        self._num_threads = num_threads
-        self._max_tokens_per_pass = max_tokens_per_pass
+        self._section = section
         self._fixed: int | None = None
-        if resident_share is not None:
-            self._fixed = decoder.sizes.allowed(round(resident_share * decoder.sizes.num_layers))
-            self._check_fixed(self._fixed, resident_share)
+        if section.resident_share is not None:
+            self._fixed = decoder.sizes.allowed(round(section.resident_share * decoder.sizes.num_layers))
+            self._check_fixed(self._fixed)
         # the thread's alone
         self._rates = MeasuredRates()
         self._fewest = self._fewest_resident()
@@ -144,9 +114,8 @@ class StreamedModel:
     async def next_token_logprobs(
         self, prompts: Sequence[TokenIds], candidates: Sequence[int]
     ) -> Sequence[tuple[float, ...]]:
-        for prompt in prompts:
-            self._check_prompt(prompt)
-        self._check_candidates(candidates)
+        check_candidates(candidates, self._decoder.sizes.vocab_size)
+        check_lengths(prompts, self._decoder.num_positions)
         waiting = [_Waiting(prompt=prompt, candidates=tuple(candidates)) for prompt in prompts]
         with self._changed:
             self._check_open()
@@ -196,45 +165,20 @@ class StreamedModel:
         if self._is_closing:
             raise ImpossibleEvent("The streamed model was called after it was closed.")
 
-    def _check_prompt(self, prompt: TokenIds) -> None:
-        num_positions = self._decoder.num_positions
-        if len(prompt) == 0:
-            raise ImpossibleEvent("A judge's prompt is empty.", "It has at least one token.")
-        if num_positions is not None and len(prompt) > num_positions:
-            raise DataError(
-                f"A judge's prompt has {len(prompt)} tokens.",
-                f"Its model is made for {num_positions} (max_position_embeddings).",
-                "Choose a judge with a longer context, or lower rollout.max_response_tokens.",
-            )
-        if prompt.min() < 0 or prompt.max() >= self._decoder.sizes.vocab_size:
-            raise self._unknown_token("prompt", prompt)
-
-    def _check_candidates(self, candidates: Sequence[int]) -> None:
-        if not candidates or min(candidates) < 0 or max(candidates) >= self._decoder.sizes.vocab_size:
-            raise self._unknown_token("list of candidates", candidates)
-
-    def _unknown_token(self, where: str, tokens: Sequence[int] | TokenIds) -> ImpossibleEvent:
-        last = self._decoder.sizes.vocab_size - 1
-        return ImpossibleEvent(
-            f"A judge's {where} has {f'tokens from {min(tokens)} to {max(tokens)}' if len(tokens) else 'no tokens'}.",
-            f"Its model knows those from 0 to {last}.",
-        )
-
-    def _check_fixed(self, num_resident: int, resident_share: float) -> None:
-        free = self._device.free_bytes()
+    def _check_fixed(self, num_resident: int) -> None:
+        section, free = self._section, self._device.free_bytes()
         taken = self._decoder.rest_bytes + self._decoder.sizes.weight_bytes(num_resident)
         if free is not None and taken > free:
             raise ConfigError(
-                f"reward.judge.resident_share={resident_share} takes {taken / 1e9:.2f} GB of device memory.",
-                f"{free / 1e9:.2f} GB are free.",
+                f"reward.judge.resident_share={section.resident_share:g} takes {taken / 1e9:.2f} GB of device memory.",
+                f"{free / 1e9:.2f} GB are free, of reward.judge.memory_share={section.memory_share:g} at most.",
                 "Lower it, or set it to null: then free memory and the batches' lengths decide.",
             )
 
     # -- the thread --
 
     def _run(self) -> None:
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)  # holds per thread
+        torch.set_num_threads(self._section.num_threads)  # holds per thread
         if self._device.place.type == "cuda":
             torch.cuda.set_device(self._device.place)  # likewise
         try:
@@ -300,7 +244,7 @@ class StreamedModel:
             if not waiting:
                 self._waiting = []
                 return []
-            places = next_pass([len(each.prompt) for each in waiting], self._max_tokens_per_pass)
+            places = next_pass([len(each.prompt) for each in waiting], self._section.max_batch_tokens)
             taken = set(places)
             self._waiting = [each for place, each in enumerate(waiting) if place not in taken]
         return [waiting[place] for place in places]
@@ -309,8 +253,7 @@ class StreamedModel:
         prompts, candidates = [each.prompt for each in batch], [each.candidates for each in batch]
         try:
             num_resident = self._resident_for(len(batch), len(prompts[0]))
-            if num_resident != self._decoder.layers.num_resident:
-                self._decoder.place(num_resident)
+            self._place(num_resident)
             return self._decoder.run(prompts, candidates)
         except torch.OutOfMemoryError:
             self._totals.num_memory_retries += 1
@@ -319,6 +262,13 @@ class StreamedModel:
         self._decoder.sleep()
         self._decoder.wake(self._fewest)
         return self._decoder.run(prompts, candidates)
+
+    def _place(self, num_resident: int) -> None:
+        before = self._decoder.layers.num_resident
+        if num_resident != before:
+            self._decoder.place(num_resident)
+        if num_resident < before:
+            self._device.release_cache()  # for whoever it was that needed the memory
 
     def _resident_for(self, num_rows: int, longest: int) -> int:
         """How many layers are to be resident in a pass."""

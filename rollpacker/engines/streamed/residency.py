@@ -207,7 +207,7 @@ def num_that_fit(sizes: LayerSizes, *, num_rows: int, longest: int, free_bytes: 
             f"{sizes.num_slots} slots for layers {sizes.num_slots * sizes.layer_bytes / 1e9:.2f} GB, and "
             f"{free_bytes / 1e9:.2f} GB of the device are free.",
             "Both must fit: with no layer resident, nothing else is needed.",
-            "Leave the judge more memory: lower engine.vllm.gpu_memory_share, or give it a GPU of its own.",
+            "Raise reward.judge.memory_share, lower reward.judge.max_batch_tokens, or give the judge a GPU of its own.",
         )
     return fit
 

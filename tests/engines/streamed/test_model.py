@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from rollpacker.core.errors import ConfigError, DataError, EngineFailed, ImpossibleEvent, ModelError
+from rollpacker.config.sections.judge import JudgeSection
+from rollpacker.config.sections.model import ModelSection
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.core.errors import ConfigError, EngineFailed, ImpossibleEvent, ModelError
+from rollpacker.engines.factory import open_judge
 from rollpacker.engines.streamed.devices import CpuDevice
-from rollpacker.engines.streamed.model import open_model
+from rollpacker.engines.streamed.model import StreamedModel, open_model
 from tests.engines.streamed.models import NUM_LAYERS, load_plain, make_prompts, plain_logprobs
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rollpacker.engines.streamed.model import StreamedModel
+    from rollpacker.engines.streamed.devices import Device
     from rollpacker.protocols.judging import JudgeModel
     from rollpacker.protocols.rollout import TokenIds
 
@@ -66,9 +70,13 @@ class SmallDevice(CpuDevice):
         return self.num_bytes
 
 
+def section_of(folder: Path, **keys: Any) -> JudgeSection:
+    return JudgeSection(model=ModelSection(path=folder, dtype="float32"), engine="streamed", **keys)
+
+
 @asynccontextmanager
-async def opened(folder: Path, **options: Any) -> AsyncIterator[StreamedModel]:
-    model = open_model(folder, **{"dtype": "float32", "num_threads": 1, **options})
+async def opened(folder: Path, device: Device | None = None, **keys: Any) -> AsyncIterator[StreamedModel]:
+    model = open_model(section_of(folder, **keys), device)
     try:
         yield model
     finally:
@@ -100,7 +108,7 @@ async def test_it_answers_in_the_order_of_prompts_and_candidates(
     resident_share: float | None, model_folder: Path
 ) -> None:
     prompts = make_prompts(5, 60, 1, 33, 60, 8)
-    async with opened(model_folder, resident_share=resident_share, max_tokens_per_pass=120) as model:
+    async with opened(model_folder, resident_share=resident_share, max_batch_tokens=120) as model:
         judge: JudgeModel = model
         check(model_folder, prompts, await judge.next_token_logprobs(prompts, CANDIDATES))
         stats = await model.stats()
@@ -224,23 +232,33 @@ async def test_a_failure_is_raised_from_calls_that_wait_and_from_all_after(model
 
 async def test_prompts_and_candidates_that_the_model_cannot_read_are_refused(model_folder: Path) -> None:
     async with opened(model_folder) as model:
-        with pytest.raises(DataError, match="257 tokens"):
+        with pytest.raises(ImpossibleEvent, match="257 tokens"):
             await model.next_token_logprobs(make_prompts(257), CANDIDATES)
-        with pytest.raises(ImpossibleEvent, match="empty"):
-            await model.next_token_logprobs(make_prompts(0), CANDIDATES)
-        with pytest.raises(ImpossibleEvent, match="candidates has tokens from 3 to 50"):
+        with pytest.raises(ConfigError, match="tokenizer of another model"):
             await model.next_token_logprobs(make_prompts(3), (3, 50))
-        with pytest.raises(ImpossibleEvent, match="candidates has no tokens"):
-            await model.next_token_logprobs(make_prompts(3), ())
-        with pytest.raises(ImpossibleEvent, match="prompt has tokens from 50 to 50"):
-            await model.next_token_logprobs([np.array([50], dtype=np.int32)], CANDIDATES)
 
 
 def test_a_share_that_does_not_fit_is_refused_with_what_it_takes(model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"resident_share=0\.5 takes"):
-        open_model(model_folder, dtype="float32", resident_share=0.5, device=SmallDevice(num_bytes=1000))
+        open_model(section_of(model_folder, resident_share=0.5), SmallDevice(num_bytes=1000))
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded"):
-        open_model(tmp_path, dtype="float32")
+        open_model(section_of(tmp_path))
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_a_share_of_resident_layers_is_refused_of_a_judge_that_holds_them_all(engine: Any, model_folder: Path) -> None:
+    judge = JudgeSection(model=ModelSection(path=model_folder), engine=engine, resident_share=0.5)
+    with pytest.raises(ValueError, match=rf"resident_share=0\.5 with reward\.judge\.engine={engine}"):
+        RewardSection(name="judge", judge=judge)
+
+
+async def test_the_configured_engine_is_the_streamed_model(model_folder: Path) -> None:
+    model = open_judge(section_of(model_folder, resident_share=0.4))
+    prompts = make_prompts(14, 5)
+    check(model_folder, prompts, await model.next_token_logprobs(prompts, CANDIDATES))
+    assert isinstance(model, StreamedModel)
+    assert (await model.stats()).copied_bytes > 0
+    await model.close()
