@@ -13,6 +13,7 @@ from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
 from rollpacker.protocols.backend import ModelledCluster
+from rollpacker.runtime.fleets import degrees_of
 from rollpacker.runtime.machine import usable_cpus, visible_gpus
 from rollpacker.runtime.planning import engine_gpus, placed_actors, planned_actors, trainer_parts
 from rollpacker.runtime.scheduling import NOTHING_TO_LEND, stream_settings
@@ -162,18 +163,32 @@ def _rollout(config: RunConfig, settings: SchedulerSettings) -> str:
 def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     """What the system has beside its batching, and what of it can act in this run."""
     system, is_modelled = config.system, config.backend.name == "sim"
-    techniques = (
-        (system.reward == "scheduled", "programs stop that take much longer than correct ones"),
-        (system.planner, "rounds that preempt move to engines of more GPUs"),
-    )
-    lines = [
-        technique if is_modelled else f"only in modelled runs so far: {technique}"
-        for is_on, technique in techniques
-        if is_on
-    ]
+    lines = []
+    if system.reward == "scheduled":
+        technique = "programs stop that take much longer than correct ones"
+        lines.append(technique if is_modelled else f"only in modelled runs so far: {technique}")
+    if system.planner:
+        lines.append(_planner(config, cluster))
     if system.stream:
         lines.append(_stream(config, cluster))
     return "\n".join(lines) or "none"
+
+
+def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
+    """Among which degrees the planner chooses, and what a change does to the engines."""
+    configured = config.engine.tensor_parallel
+    degrees = cluster.degrees if isinstance(cluster, ModelledCluster) else degrees_of(config)
+    others = sorted(set(degrees) - {configured})
+    if not others:
+        why = "no other degree fits" if isinstance(cluster, ModelledCluster) else "engine.degrees names no other"
+        return f"no planning: engines keep tensor parallelism {configured}, since {why}"
+    how = {"resident": "asleep until then", "rebuilt": "started anew at every change"}[config.engine.sets]
+    named = " and ".join(map(str, others))
+    text = f"rounds that preempt move to engines of more GPUs: from tensor parallelism {configured} to {named}, {how}"
+    if isinstance(cluster, ModelledCluster):
+        return f"{text}; the model's costs guess first"
+    profile = config.engine.profile
+    return f"{text}; " + (f"{profile} guesses first" if profile else "no profile guesses first (engine.profile)")
 
 
 def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
@@ -182,9 +197,8 @@ def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     if isinstance(cluster, ModelledCluster):
         return lending
     placed = placed_actors(config, cluster)
-    settings = stream_settings(
-        config, trainer_parts(config, placed, cluster.num_gpus), [engine_gpus(placed, cluster.num_gpus)]
-    )
+    sets = [engine_gpus(placed, cluster.num_gpus, degree) for degree in degrees_of(config)]
+    settings = stream_settings(config, trainer_parts(config, placed, cluster.num_gpus), sets)
     if settings is None:
         return f"nothing streams to the trainer: {NOTHING_TO_LEND}"
     return lending if settings.replicas else "groups train as they are accepted: the trainer shares no GPU"

@@ -7,9 +7,9 @@ is reached, or how long the run goes on:
   `model.name`: what is written, where, and what it is called;
 * `cluster`: which machines it runs on;
 * `backend` but for its name, `placement`, `weight_sync`, the degrees of engines and trainer, `resources`,
-  `num_threads`, `engine.num_engines`, `engine.max_num_seqs`, `engine.vllm` but for its `arguments`,
-  `reward.num_workers`: who works on it, and in how much memory; a sample draws from its own generator, so its tokens
-  do not depend on them beyond floating-point ties;
+  `num_threads`, `engine.degrees`, `engine.sets`, `engine.profile`, `engine.num_engines`, `engine.max_num_seqs`,
+  `engine.vllm` but for its `arguments`, `reward.num_workers`: who works on it, and in how much memory; a sample draws
+  from its own generator, so its tokens do not depend on them beyond floating-point ties;
 * `trainer.max_tokens_per_microbatch`: the loss is a sum, so its parts change only the rounding;
 * `run.num_steps` under a constant learning rate: a finished run may be continued. A decaying schedule spans the steps,
   so there it counts.
@@ -38,6 +38,9 @@ NOT_DEFINING = (
     "backend.deadlines",
     "engine.resources",
     "engine.tensor_parallel",
+    "engine.degrees",
+    "engine.sets",
+    "engine.profile",
     "engine.num_threads",
     "engine.num_engines",
     "engine.max_num_seqs",

@@ -7,6 +7,7 @@ allowed, what to do.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Self
 
@@ -120,6 +121,30 @@ class RunConfig(Section):
                     "model's state.\n"
                     f"Set {key}=1, or choose {' or '.join(f'trainer={name}' for name in able)} or backend=sim."
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _planner_has_degrees_to_choose_among(self) -> Self:
+        engine, degrees = self.engine, self.engine.degrees
+        if not degrees:
+            return self
+        text = f"engine.degrees={list(degrees)}"
+        if any(larger != 2 * degree for degree, larger in itertools.pairwise(degrees)):
+            raise ValueError(
+                f"{text}.\nEach degree is twice the one before: the planner doubles and halves.\n"
+                f"Set it to {[engine.tensor_parallel, 2 * engine.tensor_parallel]}, say."
+            )
+        if engine.tensor_parallel not in degrees:
+            raise ValueError(
+                f"{text} without engine.tensor_parallel={engine.tensor_parallel}.\n"
+                "The run begins at engine.tensor_parallel.\nAdd it to engine.degrees, or change it."
+            )
+        if self.backend.name == "ray" and engine.name != "vllm" and degrees[-1] > 1:
+            raise ValueError(
+                f"{text} with engine.name={engine.name}.\n"
+                f"An engine of {engine.name} works on one device; one of vllm may share the model among several.\n"
+                "Leave out engine.degrees, or choose engine=vllm or backend=sim."
+            )
         return self
 
     @model_validator(mode="after")

@@ -88,18 +88,18 @@ class ParallelismSettings:
         degrees = ", ".join(map(str, self.degrees))
         if not self.degrees or self.degrees[0] < 1:
             raise ConfigError(
-                f"system.planner.degrees=[{degrees}]", "At least one degree, from 1 up.", "Set it to [1, 2], say."
+                f"engine.degrees=[{degrees}]", "At least one degree, from 1 up.", "Set it to [1, 2], say."
             )
         if any(larger != 2 * degree for degree, larger in zip(self.degrees, self.degrees[1:], strict=False)):
             raise ConfigError(
-                f"system.planner.degrees=[{degrees}]",
+                f"engine.degrees=[{degrees}]",
                 "Each degree is twice the one before: the planner doubles and halves.",
                 "Set it to [1, 2, 4], say.",
             )
         if self.initial not in self.degrees:
             raise ConfigError(
-                f"system.planner.initial={self.initial}",
-                f"Allowed are the degrees of system.planner.degrees: {degrees}.",
+                f"engine.tensor_parallel={self.initial}",
+                f"Allowed are engine.degrees: {degrees}.",
                 "Choose one of them.",
             )
         if self.max_growth < 1:
@@ -110,7 +110,7 @@ class ParallelismSettings:
             )
         if self.costs and tuple(sorted(costs.degree for costs in self.costs)) != self.degrees:
             raise ConfigError(
-                f"system.planner.costs of the degrees {[costs.degree for costs in self.costs]}",
+                f"engine.profile has costs of the degrees {[costs.degree for costs in self.costs]}",
                 f"Each degree has its costs, or none has; allowed are {degrees}.",
                 "Measure a profile of all degrees.",
             )

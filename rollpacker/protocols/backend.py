@@ -45,6 +45,24 @@ class ReplaceEngine(Protocol):
         """
 
 
+class Rebuild(Protocol):
+    """Ends engines that leave for those of another degree, and starts them anew when they come back."""
+
+    def end(self, seat: EngineId, /) -> Awaitable[None]:
+        """End the process of who has a seat; asleep or awake, nothing is in flight there. `collect` waits from then on.
+
+        Raises:
+            RollpackerError: It was lost before.
+        """
+
+    def rebuild(self, seat: EngineId, /) -> Awaitable[None]:
+        """Start it: awake, without a policy, under the name that it had.
+
+        Raises:
+            RollpackerError: It did not start; nothing is left of it.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
     """What a backend brings, started; the engines hold no policy yet."""
@@ -66,6 +84,8 @@ class Workers:
     has the price of a turn in its other times."""
     replace_engine: ReplaceEngine | None = None
     """Brings an engine in the place of a lost one; None where that cannot be done."""
+    rebuild: Rebuild | None = None
+    """How engines of the degree in use make place for others; None where all are resident, and sleep meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +111,8 @@ class ModelledCluster:
     """What an engine's KV cache holds."""
     num_replicas: int
     """Data-parallel replicas of the trainer."""
+    degrees: tuple[int, ...] = ()
+    """Of tensor parallelism that engines can have; the configured one first."""
 
 
 ClusterT_co = TypeVar("ClusterT_co", covariant=True)

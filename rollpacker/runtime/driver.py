@@ -64,7 +64,7 @@ from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.arrivals import Arrivals
-from rollpacker.protocols.backend import Fleet, ReplaceEngine
+from rollpacker.protocols.backend import Fleet, Rebuild, ReplaceEngine
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt, Verdict
@@ -72,7 +72,7 @@ from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.patience import Patience
-from rollpacker.runtime.replacements import Replacements, RestartLimits
+from rollpacker.runtime.replacements import Replacements, RestartLimits, within_or_failed
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.watchdog import Watchdog
 
@@ -174,6 +174,7 @@ class Driver:
         prompts: Mapping[str, TokenizedPrompt],
         fleets: Mapping[int, Fleet],
         replace_engine: ReplaceEngine | None,
+        rebuild: Rebuild | None = None,
         reward: RewardService,
         rollout: RolloutSection,
         engine: EngineSection,
@@ -193,6 +194,7 @@ class Driver:
         self._order = order
         self._prompts = prompts
         self._fleets = fleets
+        self._rebuild = rebuild
         self._tensor_parallel = next(iter(fleets))
         self._present = {degree: dict(fleet.engines) for degree, fleet in fleets.items()}
         """Of every fleet, the engines that are alive."""
@@ -405,17 +407,22 @@ class Driver:
             return published
 
     async def _change_fleet(self, sync: WeightSync, asleep: Sequence[EngineId]) -> Published:
-        """Put the engines in use to sleep, and let those of the next degree take their place."""
+        """Put the engines in use to sleep, or end them, and let those of the next degree take their place."""
         began_at_s = self._clock.now()
-        await self._each(
-            [engine_id for engine_id in self.engines if engine_id not in asleep], lambda engine: engine.sleep()
-        )
+        if self._rebuild:
+            await self._move(self._rebuild.end, 2 * self._deadlines.stop_s)
+        else:
+            awake = [engine_id for engine_id in self.engines if engine_id not in asleep]
+            await self._each(awake, lambda engine: engine.sleep())
         retired = [engine_id for engine_id in self.engines if engine_id in self._scheduler.engines]
         self._tensor_parallel = self._next_tensor_parallel
         if self._has_started:
             await self._replacements.fill_only(self._seats())
         self._require_engine()
-        await self._each(list(self.engines), lambda engine: engine.wake())
+        if self._rebuild:
+            await self._move(self._rebuild.rebuild, self._deadlines.start_s)
+        else:
+            await self._each(list(self.engines), lambda engine: engine.wake())
         if self._has_started:
             self._switch_time_s = self._clock.now() - began_at_s
             self._diary.add("driver", "driver", "switch", began_at_s)
@@ -427,6 +434,21 @@ class Driver:
                 self._take(EngineRetired(engine=engine_id))
             self._stats = await self._ask_stats()
         return published
+
+    async def _move(self, move: Callable[[EngineId], Awaitable[None]], deadline_s: float) -> None:
+        """End or start every engine of the degree in use; one for which that fails is lost."""
+
+        def moving(engine_id: EngineId) -> Callable[[], Awaitable[None]]:
+            seat = self._replacements.seat_of(engine_id)
+            return lambda: within_or_failed(deadline_s, f"{engine_id} to make place, or to take it", move(seat))
+
+        await asyncio.gather(*(self._guarded(engine_id, moving(engine_id)) for engine_id in list(self.engines)))
+
+    @property
+    def longest_switch_s(self) -> float:
+        """How long the change of the degree may take that `publish` makes; 0 without one, or if nobody starts anew."""
+        is_rebuilding = self._rebuild is not None and self._next_tensor_parallel != self._tensor_parallel
+        return 2 * self._deadlines.stop_s + self._deadlines.start_s if is_rebuilding else 0.0
 
     async def _load(self, sync: WeightSync) -> Published:
         began = self._clock.now()

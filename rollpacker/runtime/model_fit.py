@@ -11,13 +11,14 @@ kernels do not keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.shapes import Transformer, transformer_of
+from rollpacker.runtime.fleets import config_of, degrees_of
 from rollpacker.runtime.machine import gpu_memory_by_name
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ def judge_fit(config: RunConfig) -> ModelFit | None:
         model = transformer_of(config.model.model_copy(update={"shape": None}))
     except ModelError:
         return None
-    raise_mistakes(list(_degree_mistakes(config, model.shape)))
+    configs = [config_of(config, degree) for degree in degrees_of(config)]
+    for each in configs:
+        key = "engine.tensor_parallel" if each is config else "engine.degrees"
+        raise_mistakes(list(_engine_degree_mistakes(each, model.shape, key)))
+    raise_mistakes(list(_trainer_degree_mistakes(config, model.shape)))
     gpu_bytes = _gpu_bytes(config)
     fit = ModelFit(
         engine=_engine_memory(config, model, gpu_bytes), rank=_rank_memory(config, model), gpu_bytes=gpu_bytes
@@ -90,7 +95,8 @@ def judge_fit(config: RunConfig) -> ModelFit | None:
         is_placed = config.placement.maps is not None
         if is_placed or config.engine.resources.num_gpus:
             share = 1.0 if is_placed else min(config.engine.resources.num_gpus, 1.0)
-            _check_engine(config, fit.engine, gpu_bytes * share)
+            for each in configs:
+                _check_engine(each, _engine_memory(each, model, gpu_bytes), gpu_bytes * share)
         if is_placed or config.trainer.resources.num_gpus:
             share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
             _check_rank(config, fit.rank, gpu_bytes * share)
@@ -103,16 +109,34 @@ def _gpu_bytes(config: RunConfig) -> float | None:
     return None if config.cluster.gpu_memory_gb is None else config.cluster.gpu_memory_gb * _GB
 
 
-def _degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigError]:
-    engine, trainer = config.engine, config.trainer
-    for key, degree, what, number in (
-        ("engine.tensor_parallel", engine.tensor_parallel, "attention heads", shape.num_heads),
-        ("engine.tensor_parallel", engine.tensor_parallel, "columns of an MLP", shape.intermediate_size),
-        ("trainer.tensor_parallel", trainer.tensor_parallel, "attention heads", shape.num_heads),
-        ("trainer.tensor_parallel", trainer.tensor_parallel, "key-value heads", shape.num_kv_heads),
-        ("trainer.tensor_parallel", trainer.tensor_parallel, "columns of an MLP", shape.intermediate_size),
-        ("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers),
-    ):
+def _engine_degree_mistakes(config: RunConfig, shape: ShapeSection, key: str) -> Iterator[ConfigError]:
+    degree, heads = config.engine.tensor_parallel, shape.num_kv_heads
+    divided = ("attention heads", shape.num_heads), ("columns of an MLP", shape.intermediate_size)
+    if mistakes := list(_division_mistakes((key, degree, what, number) for what, number in divided)):
+        yield mistakes[0]
+    if heads % degree and degree % heads:
+        yield ConfigError(
+            f"{key}={degree} neither divides the model's {heads} key-value heads nor is a multiple.",
+            "Each GPU of an engine has whole key-value heads, or shares one with others.",
+            f"Set {key}={heads}, or take another model.",
+        )
+
+
+def _trainer_degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigError]:
+    trainer = config.trainer
+    yield from _division_mistakes(
+        (
+            ("trainer.tensor_parallel", trainer.tensor_parallel, "attention heads", shape.num_heads),
+            ("trainer.tensor_parallel", trainer.tensor_parallel, "key-value heads", shape.num_kv_heads),
+            ("trainer.tensor_parallel", trainer.tensor_parallel, "columns of an MLP", shape.intermediate_size),
+            ("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers),
+        )
+    )
+
+
+def _division_mistakes(divisions: Iterable[tuple[str, int, str, int]]) -> Iterator[ConfigError]:
+    """Name the first degree that does not divide what it should; one of them says enough."""
+    for key, degree, what, number in divisions:
         if number % degree:
             legal = [divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= 2 * degree]
             yield ConfigError(
@@ -120,14 +144,7 @@ def _degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigE
                 f"Of the degrees up to {2 * degree}, {', '.join(map(str, legal))} do.",
                 f"Set {key}={max(divisor for divisor in legal if divisor < degree)}, or take another model.",
             )
-            return  # one of them says enough
-    heads, degree = shape.num_kv_heads, engine.tensor_parallel
-    if heads % degree and degree % heads:
-        yield ConfigError(
-            f"engine.tensor_parallel={degree} neither divides the model's {heads} key-value heads nor is a multiple.",
-            "Each GPU of an engine has whole key-value heads, or shares one with others.",
-            f"Set engine.tensor_parallel={heads}, or take another model.",
-        )
+            return
 
 
 def _engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None) -> EngineMemory:

@@ -24,7 +24,7 @@ from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import Surroundings
 from rollpacker.protocols.trainer import TrainerRank
-from rollpacker.runtime.actors import RemoteEngine, RemoteReward, RemoteTrainer, Seat
+from rollpacker.runtime.actors import RemoteReward, RemoteTrainer, Seat
 from rollpacker.runtime.engine_seats import EngineSeats
 from rollpacker.runtime.planning import (
     ClusterSize,
@@ -43,9 +43,8 @@ from rollpacker.runtime.trainer_group import TrainerGroup
 class Actors:
     """The run's actors, started."""
 
-    engines: Mapping[EngineId, RemoteEngine]
     seats: EngineSeats
-    """Where others take the engines' places."""
+    """Of the engines, of every degree."""
     ranks: Sequence[RemoteTrainer]
     """Of the trainer; it is used through `trainer`."""
     trainer: TrainerGroup
@@ -59,43 +58,45 @@ class Actors:
 
     async def close(self, deadline_s: float) -> None:
         """Let every actor end in order; one that does not is ended with Ray's session."""
-        closings = [actor.close() for actor in (*self.seats.holders(), *self.ranks, self.reward)]
+        engines = [engine.close() for engine in self.seats.holders()]
+        closings = [*engines, *(rank.close() for rank in self.ranks), self.reward.close()]
         with suppress(TimeoutError, RollpackerError):
             async with asyncio.timeout(deadline_s):
                 await asyncio.gather(*closings, return_exceptions=True)
 
 
 async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surroundings) -> Actors:
-    """Start every actor, side by side where nobody shares a GPU; when this returns, models are loaded."""
+    """Start every actor, side by side where nobody shares a GPU; when this returns, models are loaded.
+
+    Engines of other degrees than the configured one start before it, and sleep.
+    """
     placed = placed_actors(config, size)
     group = placement_group([*map(_bundle, placed), *_gpu_bundles(placed)], strategy="PACK")
     deadline_s = config.backend.deadlines.start_s
     await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
     seats = _seats(group, placed, surroundings)
-    engines = {
-        EngineId(actor.name): RemoteEngine(EngineId(actor.name), seats[actor.name])
-        for actor in placed
-        if actor.role == "engine"
-    }
+    degrees = {EngineId(actor.name): actor.degree for actor in placed if actor.role == "engine"}
+    engines = EngineSeats(config, {name: seats[name] for name in degrees}, degrees, surroundings)
     ranks = [RemoteTrainer(actor.name, seats[actor.name]) for actor in placed if actor.role == "trainer"]
     reward = RemoteReward(seats["reward"])
-    for actor in (*engines.values(), *ranks, reward):
+    for actor in (*ranks, reward):
         surroundings.add_witness(actor.name, actor.stacks)
     trainer = TrainerGroup(ranks, share=ray.put)
     takers = tuple(EngineId(name) for name in turn_takers(config, placed))
     gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
-    others = asyncio.gather(*(engine.start(config) for engine in engines.values()), reward.start(config))
+    others = asyncio.gather(engines.open(), reward.start(config))
+    engines_s = deadline_s * engines.num_sets_started
     if takers:
-        await surroundings.within(deadline_s, "engines and reward to start", others)
-        asleep = asyncio.gather(*(engines[engine_id].sleep() for engine_id in takers))
+        await surroundings.within(engines_s, "engines and reward to start", others)
+        awake = engines.engines(config.engine.tensor_parallel)
+        asleep = asyncio.gather(*(engine.sleep() for name, engine in awake.items() if name in takers))
         await surroundings.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
         await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks, gpus_of_replicas))
     else:
         everyone = asyncio.gather(others, _start_trainer(config, ranks, gpus_of_replicas))
-        await surroundings.within(deadline_s, "engines, trainer and reward to start", everyone)
+        await surroundings.within(engines_s, "engines, trainer and reward to start", everyone)
     return Actors(
-        engines=engines,
-        seats=EngineSeats(config, engines, seats, surroundings),
+        seats=engines,
         ranks=ranks,
         trainer=trainer,
         reward=reward,

@@ -13,6 +13,7 @@ Imports neither ray nor torch: the run, `rollpacker check` and a job's dry run d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import EngineId
 from rollpacker.runtime.allocation import Allocation
+from rollpacker.runtime.fleets import check_degrees, degrees_of
 from rollpacker.runtime.machine import usable_cpus, visible_gpus
 
 _MEBIBYTE = 1 << 20
@@ -54,6 +56,8 @@ class PlacedActor:
     """Index of its node; 0 is the one that the driver runs on."""
     gpus: tuple[int, ...]
     """Of its node, counted from 0, ascending. One that reserves a share of a GPU has this GPU with others."""
+    degree: int = 1
+    """Of tensor parallelism, of an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +121,17 @@ def _check_store(config: RunConfig, allocation: Allocation) -> None:
 
 
 def placed_actors(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
-    """Give every actor its node and its GPUs there, in the order of `planned_actors`.
+    """Give every actor its node and its GPUs there, in the order of `planned_actors`; then engines of other degrees.
 
     Raises:
         ConfigError: One finds no room, or the maps fit neither the nodes nor the actors.
     """
+    check_degrees(config)
     maps = config.placement.maps
-    return _spread(config, size) if maps is None else _mapped(config, size, *maps)
+    placed = _spread(config, size) if maps is None else _mapped(config, size, *maps)
+    engines = [actor for actor in placed if actor.role == "engine"]
+    others = [actor for degree in degrees_of(config)[1:] for actor in _engines_in_place_of(config, engines, degree)]
+    return placed + others
 
 
 def turn_takers(config: RunConfig, placed: Sequence[PlacedActor]) -> tuple[str, ...]:
@@ -160,9 +168,15 @@ def _gpus_by(
     return tuple(tuple(gpus[number]) for number in sorted(gpus))
 
 
-def engine_gpus(placed: Sequence[PlacedActor], gpus_per_node: int) -> dict[EngineId, tuple[int, ...]]:
-    """The run's GPUs of each engine."""
-    return {EngineId(actor.name): run_gpus(actor, gpus_per_node) for actor in placed if actor.role == "engine"}
+def engine_gpus(
+    placed: Sequence[PlacedActor], gpus_per_node: int, degree: int | None = None
+) -> dict[EngineId, tuple[int, ...]]:
+    """The run's GPUs of each engine, or of each one of a degree."""
+    return {
+        EngineId(actor.name): run_gpus(actor, gpus_per_node)
+        for actor in placed
+        if actor.role == "engine" and degree in {None, actor.degree}
+    }
 
 
 def as_ranges(names: Sequence[str]) -> list[str]:
@@ -183,6 +197,38 @@ def as_ranges(names: Sequence[str]) -> list[str]:
 def run_gpus(actor: PlacedActor, gpus_per_node: int) -> tuple[int, ...]:
     """Number an actor's GPUs as those of the run: node after node."""
     return tuple(actor.node * gpus_per_node + gpu for gpu in actor.gpus)
+
+
+def _engines_in_place_of(config: RunConfig, engines: Sequence[PlacedActor], degree: int) -> Iterator[PlacedActor]:
+    """Give engines of another degree the GPUs of those of the configured one, several of one node or a part of one.
+
+    They reserve no cores: they work while the others sleep, or are not there.
+    """
+    configured = config.engine.tensor_parallel
+    number = itertools.count()
+    for _, on_node in groupby(engines, key=lambda engine: engine.node):
+        here = list(on_node)
+        num_together = max(degree // configured, 1)
+        if len(here) % num_together:
+            raise ConfigError(
+                f"engine.degrees={list(config.engine.degrees)}: node {here[0].node} has {_number(len(here), 'engine')} "
+                f"of engine.tensor_parallel={configured}, which do not make whole engines of degree {degree}.",
+                "An engine stays within one node.",
+                f"Leave {degree} out of engine.degrees, or give each node a multiple of {num_together} engines.",
+            )
+        for begin in range(0, len(here), num_together):
+            gpus = [gpu for engine in here[begin : begin + num_together] for gpu in engine.gpus]
+            num_parts = max(configured // degree, 1)
+            for part in range(num_parts):
+                size = len(gpus) // num_parts
+                yield PlacedActor(
+                    name=f"engine-tp{degree}-{next(number)}",
+                    role="engine",
+                    resources=ActorResources(num_cpus=0, num_gpus=0),
+                    node=here[0].node,
+                    gpus=tuple(sorted(gpus[part * size : (part + 1) * size])),
+                    degree=degree,
+                )
 
 
 # By resources ------------------------------------------------------------------------------------------------------
@@ -222,7 +268,7 @@ def _spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
         )
         engine_seats.append((chosen, nodes[chosen].take(engine.resources)))
     seats |= {engine.name: seat for engine, seat in zip(engines, sorted(engine_seats), strict=True)}
-    return [_placed(actor, *seats[actor.name]) for actor in actors]
+    return [_placed(config, actor, *seats[actor.name]) for actor in actors]
 
 
 def _groups(ranks: Sequence[PlannedActor], tensor_parallel: int) -> Iterator[Sequence[PlannedActor]]:
@@ -278,8 +324,9 @@ def _occupy(free: list[Fraction], gpus: Iterable[int], resources: ActorResources
         free[gpu] -= min(exact(resources.num_gpus), Fraction(1))
 
 
-def _placed(actor: PlannedActor, node: int, gpus: tuple[int, ...]) -> PlacedActor:
-    return PlacedActor(name=actor.name, role=actor.role, resources=actor.resources, node=node, gpus=gpus)
+def _placed(config: RunConfig, actor: PlannedActor, node: int, gpus: tuple[int, ...]) -> PlacedActor:
+    degree = config.engine.tensor_parallel if actor.role == "engine" else 1
+    return PlacedActor(name=actor.name, role=actor.role, resources=actor.resources, node=node, gpus=gpus, degree=degree)
 
 
 def _no_room(config: RunConfig, actor: PlannedActor, size: ClusterSize) -> ConfigError:
@@ -326,7 +373,7 @@ def _mapped(config: RunConfig, size: ClusterSize, engine_map: GpuMap, trainer_ma
             "placement.trainer",
         )
     places = [*zip(engines, engine_blocks, strict=True), *zip(ranks, rank_blocks, strict=True), (actors[-1], (0, ()))]
-    placed = [_placed(actor, node, gpus) for actor, (node, gpus) in places]
+    placed = [_placed(config, actor, node, gpus) for actor, (node, gpus) in places]
     _check_cpus(config, size, placed)
     return placed
 

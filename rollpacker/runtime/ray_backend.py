@@ -17,6 +17,7 @@ from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.backend import Fleet, Surroundings, Workers
 from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.blocking import in_daemon_thread
+from rollpacker.runtime.fleets import degrees_of
 from rollpacker.runtime.placement import start_actors
 from rollpacker.runtime.planning import cluster_size
 from rollpacker.runtime.preflight import check_supply
@@ -49,13 +50,20 @@ class RayBackend:
             actors = await start_actors(config, cluster_size(config, self._allocation), surroundings)
             yield Workers(
                 prompts=fitting.prompts,
-                fleets={config.engine.tensor_parallel: Fleet(engines=actors.engines, gpus=actors.gpus)},
+                fleets={
+                    degree: Fleet(
+                        engines=(engines := actors.seats.engines(degree)),
+                        gpus={name: actors.gpus[name] for name in engines},
+                    )
+                    for degree in degrees_of(config)
+                },
                 trainer=actors.trainer,
                 weight_sync=make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.ranks[0].has_gpu),
                 reward=actors.reward,
                 trainer_parts=actors.trainer_parts,
                 turn_takers=frozenset(actors.turn_takers),
                 replace_engine=actors.seats.replace,
+                rebuild=actors.seats.rebuilding,
             )
             await actors.close(deadlines.stop_s)
 

@@ -240,7 +240,7 @@ class Replacements:
     async def _bring(self, seat: _Seat, name: EngineId) -> None:
         """Start an engine and give it the policy that was published last."""
         assert self._replace is not None
-        engine = await _within(self._limits.start_s, f"{name} to start", self._replace(seat.name, name))
+        engine = await within_or_failed(self._limits.start_s, f"{name} to start", self._replace(seat.name, name))
         async with self._syncing:
             # weights that are due are published to whoever is ready when this lock is free
             policy_version = None if self._are_weights_due else await self._serve(name, engine)
@@ -264,7 +264,7 @@ class Replacements:
             await asyncio.gather(serving, return_exceptions=True)
 
 
-async def _within(deadline_s: float, what: str, answer: Awaitable[Answer]) -> Answer:
+async def within_or_failed(deadline_s: float, what: str, answer: Awaitable[Answer]) -> Answer:
     """Await an answer for at most so long; raises `EngineFailed`, because one slow engine is no reason to end a run."""
     try:
         async with asyncio.timeout(deadline_s) as scope:

@@ -194,7 +194,7 @@ class TrainingRun:
             self._is_trainer_asleep = True
             await self._watchdog.within(self._deadlines.train_s, "the trainer to leave its GPUs", self._trainer.sleep())
         self._published = await self._watchdog.within(
-            self._deadlines.weight_sync_s,
+            self._deadlines.weight_sync_s + self._driver.longest_switch_s,
             "the engines to load the trainer's weights",
             self._driver.publish(self._weight_sync),
         )
@@ -448,6 +448,7 @@ async def _start(
         prompts=workers.prompts,
         fleets=workers.fleets,
         replace_engine=workers.replace_engine,
+        rebuild=workers.rebuild,
         reward=workers.reward,
         rollout=config.rollout,
         engine=config.engine,

@@ -6,7 +6,7 @@ Invariant: it starts no process, no thread and no timer of its own, so a modelle
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,21 @@ from rollpacker.sim.workload import Workload
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+
+
+class ModelledRebuild:
+    """Ends engines, and starts them in the time that a start takes; implements `protocols.backend.Rebuild`."""
+
+    def __init__(self, engines: Mapping[EngineId, Engine], start_s: float) -> None:
+        self._engines = engines
+        self._start_s = start_s
+
+    async def end(self, seat: EngineId) -> None:
+        await self._engines[seat].sleep()
+
+    async def rebuild(self, seat: EngineId) -> None:
+        del seat
+        await asyncio.sleep(self._start_s)
 
 
 class ModelledBackend:
@@ -61,6 +76,7 @@ class ModelledBackend:
             engines[seat] = self._engine(plan, degree, workload, name)
             return engines[seat]
 
+        is_rebuilt = config.engine.sets == "rebuilt" and len(fleets) > 1
         reward: RewardService = ModelledReward(
             config.reward, num_cores=plan.num_reward_cores, judge=plan.judge, judgement_of=workload.judgement_of
         )
@@ -73,6 +89,7 @@ class ModelledBackend:
             reward=reward,
             trainer_parts=plan.replicas,
             replace_engine=replace_engine,
+            rebuild=ModelledRebuild(engines, plan.hardware.engine_restart_s) if is_rebuilt else None,
         )
         for engine in engines.values():
             await engine.close()

@@ -132,7 +132,8 @@ def _other_degrees(config: RunConfig) -> list[int]:
         lambda degree: degree > 0 and configured % degree == 0,
         (configured >> shift for shift in itertools.count(1)),
     )
-    return [*larger, *smaller]
+    wanted = config.engine.degrees
+    return [degree for degree in (*larger, *smaller) if not wanted or degree in wanted]
 
 
 def _needed_kv_tokens(config: RunConfig) -> int:

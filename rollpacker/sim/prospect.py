@@ -42,4 +42,5 @@ class ModelledProspect:
             num_engines=self._config.engine.num_engines,
             kv_tokens_per_engine=plan.engine.num_kv_tokens,
             num_replicas=plan.trainer.num_replicas,
+            degrees=tuple(plan.engines),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,7 +17,8 @@ class VllmSection(Section):
     memory_share: float = Field(0.9, gt=0, le=1)
     """Of each GPU's memory, for weights, activations and KV cache together."""
     kv_cache_mb: int | None = Field(None, ge=1)
-    """KV cache of each GPU, in MB of 2^20 bytes. null takes what is left of the memory share; on a CPU 256."""
+    """KV cache of each GPU, in MB of 2^20 bytes. null takes what is left of the memory share; on a CPU 256. Engines of
+    other `degrees` have the same memory: what their weights take less is added."""
     prefix_caching: bool = True
     """Keys and values of common beginnings are computed once per policy version; new weights forget them."""
     enforce_eager: bool | None = None
@@ -40,6 +42,18 @@ class EngineSection(Section):
     """Decode slots per engine; further requests wait."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one engine, all on one node."""
+    degrees: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Degrees of tensor parallelism that `system.planner` may choose among, tensor_parallel being one of them and each
+    twice the one before: [1, 2, 4]. There is a set of engines for each, on the same GPUs. Empty leaves a real run at
+    tensor_parallel, and gives a modelled one every degree that fits."""
+    sets: Literal["resident", "rebuilt"] = "resident"
+    """Where the engines of the other degrees are. `resident`: they run asleep, and a change takes about as long as
+    sleeping and waking; each keeps a process and a CUDA context of 1 to 2 GB on every GPU, which `vllm.memory_share`
+    has to leave free. `rebuilt`: their processes end, and start anew at every change, which takes as long as a
+    start."""
+    profile: Path | None = None
+    """A Parquet file that `rollpacker profile` wrote, with all `degrees`: the planner's first guess. null: it goes by
+    preemptions and measured rates alone. A modelled run takes what its hardware says."""
     num_threads: int = Field(1, ge=1)
     """torch threads per engine process."""
     vllm: VllmSection = VllmSection()

@@ -41,7 +41,7 @@ class SystemSection(Section):
     moreover stops programs that take much longer than correct ones did (paper, section 4.3)."""
     planner: bool = False
     """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
-    all (paper, section 4.2). Needs engines that can work at several degrees: today the modelled ones."""
+    all (paper, section 4.2). A real run has engines of the degrees that `engine.degrees` names."""
     stream: bool = False
     """Streams accepted groups to the trainer before the rollout ends (paper, section 4.4): from its beginning to a
     trainer that shares no GPU with engines; where they share GPUs, when half of the engines can be lent to it. Not with
