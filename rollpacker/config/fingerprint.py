@@ -8,8 +8,9 @@ is reached, or how long the run goes on:
 * `cluster`: which machines it runs on;
 * `backend` but for its name, `placement`, `weight_sync`, the degrees of engines and trainer, `resources`,
   `num_threads`, `engine.degrees`, `engine.sets`, `engine.profile`, `engine.num_engines`, `engine.max_num_seqs`,
-  `engine.vllm` but for its `arguments`, `reward.num_workers`: who works on it, and in how much memory; a sample draws
-  from its own generator, so its tokens do not depend on them beyond floating-point ties;
+  `engine.vllm` but for its `arguments`, `reward.num_workers`, the judge's replicas and what each of them takes: who
+  works on it, and in how much memory; a sample draws from its own generator, so its tokens do not depend on them beyond
+  floating-point ties;
 * `trainer.max_tokens_per_microbatch`: the loss is a sum, so its parts change only the rounding;
 * `run.num_steps` under a constant learning rate: a finished run may be continued. A decaying schedule spans the steps,
   so there it counts.
@@ -64,6 +65,17 @@ NOT_DEFINING = (
     "weight_sync",
     "reward.resources",
     "reward.num_workers",
+    "reward.judge.num_replicas",
+    "reward.judge.resources",
+    "reward.judge.num_threads",
+    "reward.judge.tensor_parallel",
+    "reward.judge.gpu_share",
+    "reward.judge.resident_share",
+    "reward.judge.max_batch_tokens",
+    "reward.judge.max_open",
+    "reward.judge.memory_share",
+    "reward.judge.kv_cache_mb",
+    "reward.judge.enforce_eager",
 )
 
 

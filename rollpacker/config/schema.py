@@ -164,6 +164,28 @@ class RunConfig(Section):
                     else f"Set engine.resources.num_gpus={engine.tensor_parallel}."
                 )
             )
+        judge = self.reward.judge
+        given = judge.resources.num_gpus
+        if self.reward.has_judge and (is_placed or judge.tensor_parallel > 1):
+            legal = {0, judge.tensor_parallel} if not is_placed or self.placement.judge is not None else {0}
+            if given not in legal:
+                raise ValueError(
+                    f"reward.judge.resources.num_gpus={given:g} with reward.judge.tensor_parallel="
+                    f"{judge.tensor_parallel}"
+                    + (f" and placement.judge={self.placement.judge or 'null'}.\n" if is_placed else ".\n")
+                    + "A judge has as many GPUs as its degree says, or none and works on cores.\n"
+                    + (
+                        "Leave it out, and name the judge's GPUs by placement.judge."
+                        if is_placed
+                        else f"Set reward.judge.resources.num_gpus={judge.tensor_parallel}."
+                    )
+                )
+        if self.placement.judge is not None and not self.reward.has_judge:
+            raise ValueError(
+                f"placement.judge={self.placement.judge}, and no response is read by a judge.\n"
+                f"reward.name={self.reward.name} and reward.domains say who judges.\n"
+                "Leave it out, or choose reward=judge or reward.domains.DOMAIN=judge."
+            )
         given = trainer.resources.num_gpus
         if (is_placed or trainer.name != "torch") and given not in {0, 1}:
             raise ValueError(

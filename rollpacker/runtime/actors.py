@@ -33,10 +33,10 @@ from rollpacker.core.events import EngineProgress
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
-from rollpacker.protocols.rollout import GenerationRequest, Response, RolloutGroup, Verdict
+from rollpacker.protocols.rollout import GenerationRequest, Prompt, Response, RolloutGroup, Verdict
 from rollpacker.protocols.trainer import BatchShape, TensorTrainer, TrainerRank, UpdateMetrics
 from rollpacker.protocols.weights import Weights
-from rollpacker.runtime.machine import VISIBLE_GPUS, names_of_gpus
+from rollpacker.runtime.machine import MPS_SHARE, VISIBLE_GPUS, names_of_gpus
 from rollpacker.runtime.node_address import free_port
 from rollpacker.transfer.offers import Delivery, SendingOptions
 
@@ -237,11 +237,14 @@ class RewardActor(_Actor):
         return ScoringRequest(
             request=response.request,
             domain=response.prompt.domain,
-            prompt_text=self._tokenizer.text(response.prompt),
+            prompt_text=self._question(response.prompt),
             response_text=self._tokenizer.decode(response.token_ids),
             is_truncated=response.is_truncated,
             reference=response.prompt.reference,
         )
+
+    def _question(self, prompt: Prompt) -> str:
+        return self._tokenizer.text(prompt)
 
     async def forget(self) -> None:
         await self._worker.forget()
@@ -256,6 +259,30 @@ class RewardActor(_Actor):
         await self._worker.close()
 
 
+class JudgeActor(RewardActor):
+    """A replica of the LLM judge, with the policy's tokenizer beside its own."""
+
+    async def start(self, config: RunConfig) -> None:
+        judge = config.reward.judge
+        if os.environ[VISIBLE_GPUS] and config.placement.judge is not None:
+            # read when CUDA loads; without an MPS daemon it changes nothing
+            os.environ.setdefault(MPS_SHARE, f"{100 * judge.gpu_share:g}")
+        self._take_torch_threads(judge.num_threads)
+        from rollpacker.data.tokenization import PromptTokenizer
+        from rollpacker.engines.factory import open_judge
+        from rollpacker.rewards.judge.reading import JudgePrompts
+        from rollpacker.rewards.judge.worker import JudgeRewardWorker
+
+        self._tokenizer = PromptTokenizer(config.model.directory, config.data)
+        prompts = JudgePrompts(judge)
+        self._worker = JudgeRewardWorker(open_judge(judge), prompts, judge)
+
+    def _question(self, prompt: Prompt) -> str:
+        from rollpacker.rewards.judge.reading import dialogue
+
+        return dialogue(prompt)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
     """The reserved place of one actor."""
@@ -265,6 +292,8 @@ class Seat:
     resources: ActorResources
     gpus: tuple[int, ...]
     """Of its node, which it sees. They are reserved for the whole run, not by the actor: some have two of them."""
+    memory_taken: float = 0.0
+    """Share of these GPUs' memory that belongs to judges."""
     log: Path
 
 
@@ -319,8 +348,13 @@ class RemoteEngine(_Remote):
     def __init__(self, engine: EngineId, seat: Seat) -> None:
         super().__init__(EngineActor, engine, seat)
         self._engine = engine
+        self._memory_taken = seat.memory_taken
 
     async def start(self, config: RunConfig) -> None:
+        if self._memory_taken:
+            share = config.engine.vllm.memory_share - self._memory_taken
+            vllm = config.engine.vllm.model_copy(update={"memory_share": share})
+            config = config.model_copy(update={"engine": config.engine.model_copy(update={"vllm": vllm})})
         await self._call("start", self._engine, config)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
@@ -411,10 +445,10 @@ class RemoteTrainer(_Remote):
 
 
 class RemoteReward(_Remote):
-    """A reward service in another process."""
+    """A reward service in another process: the rules', or a judge."""
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(RewardActor, "reward", seat)
+    def __init__(self, name: str, seat: Seat) -> None:
+        super().__init__(RewardActor if name == "reward" else JudgeActor, name, seat)
 
     async def start(self, config: RunConfig) -> None:
         await self._call("start", config)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""Of a GPU's processors, what a client of CUDA's Multi-Process Service uses at most."""
+
 
 def usable_cpus() -> int:
     """Cores that this process may use, which on a shared node is less than the machine has."""

@@ -5,13 +5,14 @@ leaving the last actor waiting for resources that never come. Each one is pinned
 Cores are reserved for each actor, GPUs for the run on each node: which actor sees which of them is the plan's (`Seat`),
 since Ray could not let an engine of several GPUs share some of them with the trainer.
 
-Where engines and trainer share GPUs, the engines start first and fall asleep before the trainer starts.
+Where engines and trainer share GPUs, the engines start first and fall asleep before the trainer starts. Judges that
+share GPUs start between the two.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,15 +24,18 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import Surroundings
+from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.trainer import TrainerRank
 from rollpacker.runtime.actors import RemoteReward, RemoteTrainer, Seat
 from rollpacker.runtime.engine_seats import EngineSeats
+from rollpacker.runtime.judges import RoutedReward
 from rollpacker.runtime.planning import (
     ClusterSize,
     PlacedActor,
     engine_gpus,
     placed_actors,
     replica_gpus,
+    shared_by_judges,
     trainer_parts,
     turn_takers,
 )
@@ -48,7 +52,7 @@ class Actors:
     ranks: Sequence[RemoteTrainer]
     """Of the trainer; it is used through `trainer`."""
     trainer: TrainerGroup
-    reward: RemoteReward
+    reward: RewardService
     gpus: Mapping[EngineId, tuple[int, ...]]
     """The run's GPUs of each engine."""
     trainer_parts: tuple[tuple[int, ...], ...]
@@ -74,23 +78,31 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
     group = placement_group([*map(_bundle, placed), *_gpu_bundles(placed)], strategy="PACK")
     deadline_s = config.backend.deadlines.start_s
     await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
-    seats = _seats(group, placed, surroundings)
+    seats = _seats(config, group, placed, surroundings)
     degrees = {EngineId(actor.name): actor.degree for actor in placed if actor.role == "engine"}
     engines = EngineSeats(config, {name: seats[name] for name in degrees}, degrees, surroundings)
     ranks = [RemoteTrainer(actor.name, seats[actor.name]) for actor in placed if actor.role == "trainer"]
-    reward = RemoteReward(seats["reward"])
-    for actor in (*ranks, reward):
+    rewards = {actor.name: RemoteReward(actor.name, seats[actor.name]) for actor in placed if actor.role == "reward"}
+    judges = {actor.name: RemoteReward(actor.name, seats[actor.name]) for actor in placed if actor.role == "judge"}
+    for actor in (*ranks, *rewards.values(), *judges.values()):
         surroundings.add_witness(actor.name, actor.stacks)
     trainer = TrainerGroup(ranks, share=ray.put)
     takers = tuple(EngineId(name) for name in turn_takers(config, placed))
     gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
-    others = asyncio.gather(engines.open(), reward.start(config))
+    waiting_judges = [*judges.values()] if shared_by_judges(placed) else []
+    others = asyncio.gather(
+        engines.open(),
+        *(reward.start(config) for reward in rewards.values()),
+        *(judge.start(config) for judge in judges.values() if judge not in waiting_judges),
+    )
     engines_s = deadline_s * engines.num_sets_started
-    if takers:
+    if takers or waiting_judges:
         await surroundings.within(engines_s, "engines and reward to start", others)
         awake = engines.engines(config.engine.tensor_parallel)
         asleep = asyncio.gather(*(engine.sleep() for name, engine in awake.items() if name in takers))
         await surroundings.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
+        # one after the other: an engine measures how much memory is free while it starts
+        await surroundings.within(deadline_s, "judges to start", _start_judges(config, waiting_judges))
         await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks, gpus_of_replicas))
     else:
         everyone = asyncio.gather(others, _start_trainer(config, ranks, gpus_of_replicas))
@@ -99,11 +111,26 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
         seats=engines,
         ranks=ranks,
         trainer=trainer,
-        reward=reward,
+        reward=_reward(config, rewards, judges, surroundings),
         gpus=engine_gpus(placed, size.num_gpus),
         trainer_parts=trainer_parts(config, placed, size.num_gpus),
         turn_takers=takers,
     )
+
+
+def _reward(
+    config: RunConfig,
+    rewards: Mapping[str, RemoteReward],
+    judges: Mapping[str, RemoteReward],
+    surroundings: Surroundings,
+) -> RewardService:
+    if judges:
+        return RoutedReward(config.reward, rewards.get("reward"), judges, surroundings.note)
+    return rewards["reward"]
+
+
+async def _start_judges(config: RunConfig, judges: Iterable[RemoteReward]) -> None:
+    await asyncio.gather(*(judge.start(config) for judge in judges))
 
 
 async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus: tuple[tuple[int, ...], ...]) -> None:
@@ -123,11 +150,19 @@ async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus
     )
 
 
-def _seats(group: PlacementGroup, placed: Sequence[PlacedActor], surroundings: Surroundings) -> dict[str, Seat]:
+def _seats(
+    config: RunConfig, group: PlacementGroup, placed: Sequence[PlacedActor], surroundings: Surroundings
+) -> dict[str, Seat]:
     logs = surroundings.logs.absolute()
+    beside_judges = shared_by_judges(placed)
     return {
         actor.name: Seat(
-            group=group, index=index, resources=actor.resources, gpus=actor.gpus, log=logs / f"{actor.name}.log"
+            group=group,
+            index=index,
+            resources=actor.resources,
+            gpus=actor.gpus,
+            memory_taken=config.reward.judge.memory_share if actor.name in beside_judges else 0.0,
+            log=logs / f"{actor.name}.log",
         )
         for index, actor in enumerate(placed)
     }

@@ -1,9 +1,10 @@
 """Who works where: the actors of a run, the node of each one and its GPUs there, derived before anything starts.
 
     placement=null     every actor has the GPUs that its `resources` ask for, and nobody shares any. Trainer and reward
-                       work beside the driver, on node 0, further ranks of the trainer where there is room; engines
-                       spread over the nodes.
-    placement given    the maps say which GPUs engines and ranks have, and on those of both they take turns.
+                       work beside the driver, on node 0, further ranks of the trainer and judges where there is room;
+                       engines spread over the nodes.
+    placement given    the maps say which GPUs engines, ranks and judges have. On those of engines and ranks they take
+                       turns; a judge works beside the others.
 
 Either way an engine stays within one node, as do the ranks of one tensor-parallel group of the trainer, and every actor
 knows its GPUs by number: the run tells Ray where each one works, not the other way round.
@@ -33,7 +34,7 @@ from rollpacker.runtime.machine import usable_cpus, visible_gpus
 
 _MEBIBYTE = 1 << 20
 
-Role = Literal["engine", "trainer", "reward"]
+Role = Literal["engine", "trainer", "judge", "reward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +71,14 @@ class ClusterSize:
 
 
 def planned_actors(config: RunConfig) -> list[PlannedActor]:
-    """Every actor of the run, in the order in which they start: engines, the trainer's ranks, the reward."""
-    engine, trainer = config.engine.resources, config.trainer.resources
+    """Every actor of the run: engines, the trainer's ranks, judges, the reward."""
+    engine, trainer, judge = config.engine.resources, config.trainer.resources, config.reward.judge
+    judges = judge.resources
     if config.placement.maps is not None:
         engine = engine.model_copy(update={"num_gpus": config.engine.tensor_parallel})
         trainer = trainer.model_copy(update={"num_gpus": 1})
+    if config.placement.judge is not None:
+        judges = judges.model_copy(update={"num_gpus": judge.tensor_parallel})
     num_ranks = config.trainer.num_ranks
     ranks = ["trainer"] if num_ranks == 1 else [f"trainer-{rank}" for rank in range(num_ranks)]
     return [
@@ -83,7 +87,11 @@ def planned_actors(config: RunConfig) -> list[PlannedActor]:
             for index in range(config.engine.num_engines)
         ),
         *(PlannedActor(name=name, role="trainer", resources=trainer) for name in ranks),
-        PlannedActor(name="reward", role="reward", resources=config.reward.resources),
+        *(
+            PlannedActor(name=f"judge-{index}", role="judge", resources=judges)
+            for index in range(judge.num_replicas if config.reward.has_judge else 0)
+        ),
+        *([PlannedActor(name="reward", role="reward", resources=config.reward.resources)] * config.reward.has_rules),
     ]
 
 
@@ -179,6 +187,21 @@ def engine_gpus(
     }
 
 
+def shared_by_judges(placed: Sequence[PlacedActor]) -> frozenset[str]:
+    """Who shares a GPU with a judge by the maps: judges, and everyone with one of their GPUs."""
+    judges = [actor for actor in placed if actor.role == "judge"]
+    of_judges = {(judge.node, gpu) for judge in judges for gpu in judge.gpus}
+    others = [actor for actor in placed if actor.role != "judge"]
+    sharing = {actor.name: {(actor.node, gpu) for gpu in actor.gpus} & of_judges for actor in others}
+    shared = set().union(*sharing.values())
+    return frozenset(
+        [
+            *(name for name, gpus in sharing.items() if gpus),
+            *(judge.name for judge in judges if any((judge.node, gpu) in shared for gpu in judge.gpus)),
+        ]
+    )
+
+
 def as_ranges(names: Sequence[str]) -> list[str]:
     """Shorten a list of actors: those whose numbers follow each other become one range."""
 
@@ -235,7 +258,7 @@ def _engines_in_place_of(config: RunConfig, engines: Sequence[PlacedActor], degr
 
 
 def _spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
-    """Trainer and reward first, then one engine after the other.
+    """Trainer and reward first, then judges where most is free, then one engine after the other.
 
     Each engine goes to the node with the fewest engines among those with room, then to the one with the most free GPUs,
     then CPUs; neighbours in number are neighbours in place.
@@ -243,19 +266,25 @@ def _spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
     actors = planned_actors(config)
     engines = [actor for actor in actors if actor.role == "engine"]
     ranks = [actor for actor in actors if actor.role == "trainer"]
-    reward = actors[-1]
+    judges = [actor for actor in actors if actor.role == "judge"]
     nodes = [_Room(size) for _ in range(size.num_nodes)]
     seats: dict[str, tuple[int, tuple[int, ...]]] = {}
     first_group, *other_groups = _groups(ranks, config.trainer.tensor_parallel)
     for group, candidates in (
         (first_group, nodes[:1]),
-        ([reward], nodes[:1]),
+        *(([actor], nodes[:1]) for actor in actors if actor.role == "reward"),
         *((group, nodes) for group in other_groups),
     ):
         index = next((index for index, node in enumerate(candidates) if node.has_room(group)), None)
         if index is None:
             raise _no_room(config, group[0], size)
         seats |= {actor.name: (index, nodes[index].take(actor.resources)) for actor in group}
+    for judge in judges:
+        with_room = [index for index, node in enumerate(nodes) if node.has_room([judge])]
+        if not with_room:
+            raise _no_room(config, judge, size)
+        index = max(with_room, key=lambda index: (nodes[index].free_gpus, nodes[index].free_cpus))
+        seats[judge.name] = (index, nodes[index].take(judge.resources))
     engine_seats: list[tuple[int, tuple[int, ...]]] = []
     for engine in engines:
         candidate_indices = [index for index, node in enumerate(nodes) if node.has_room([engine])]
@@ -340,8 +369,9 @@ def _no_room(config: RunConfig, actor: PlannedActor, size: ClusterSize) -> Confi
         f"The backend offers {offer}."
         if size.num_nodes == 1
         else f"There are {size.num_nodes} nodes of {offer}; trainer and reward share the first one.",
-        "Lower engine.num_engines or the resources of engine, trainer or reward; or raise backend.num_cpus, so that "
-        "actors share cores; or ask Slurm for more: cluster.num_nodes, cluster.cpus_per_node, cluster.gpus_per_node.",
+        "Lower engine.num_engines or the resources of engine, trainer, reward or judge; or raise backend.num_cpus, so "
+        "that actors share cores; or ask Slurm for more: cluster.num_nodes, cluster.cpus_per_node, "
+        "cluster.gpus_per_node.",
     )
 
 
@@ -349,7 +379,7 @@ def _no_room(config: RunConfig, actor: PlannedActor, size: ClusterSize) -> Confi
 
 
 def _mapped(config: RunConfig, size: ClusterSize, engine_map: GpuMap, trainer_map: GpuMap) -> list[PlacedActor]:
-    """Give engines and ranks the GPUs of their maps in order; the reward works on node 0."""
+    """Give engines, ranks and judges the GPUs of their maps in order; who has none works on node 0."""
     actors = planned_actors(config)
     engines = [actor for actor in actors if actor.role == "engine"]
     ranks = [actor for actor in actors if actor.role == "trainer"]
@@ -372,19 +402,49 @@ def _mapped(config: RunConfig, size: ClusterSize, engine_map: GpuMap, trainer_ma
             f"Set trainer.data_parallel={len(rank_blocks) // per_replica}" if can_fill else "",
             "placement.trainer",
         )
-    places = [*zip(engines, engine_blocks, strict=True), *zip(ranks, rank_blocks, strict=True), (actors[-1], (0, ()))]
+    judges = [actor for actor in actors if actor.role == "judge"]
+    judge_blocks = _judge_blocks(config, size, judges)
+    places = [
+        *zip(engines, engine_blocks, strict=True),
+        *zip(ranks, rank_blocks, strict=True),
+        *zip(judges, judge_blocks, strict=True),
+        *((actor, (0, ())) for actor in actors if actor.role == "reward"),
+    ]
     placed = [_placed(config, actor, node, gpus) for actor, (node, gpus) in places]
     _check_cpus(config, size, placed)
     return placed
 
 
-def _blocks(
-    config: RunConfig, size: ClusterSize, role: Literal["engine", "trainer"], gpu_map: GpuMap
+def _judge_blocks(
+    config: RunConfig, size: ClusterSize, judges: Sequence[PlannedActor]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """The node and the GPUs of each engine, or of each tensor-parallel group of the trainer."""
+    """The node and the GPUs of each judge."""
+    if config.placement.judge is None:
+        return [(0, ())] * len(judges)
+    blocks = _blocks(config, size, "judge", config.placement.judge_map)
+    if len(blocks) != len(judges):
+        raise _wrong_number(
+            f"placement.judge={config.placement.judge} holds {_number(len(blocks), 'judge')} of "
+            f"reward.judge.tensor_parallel={config.reward.judge.tensor_parallel} on {_nodes(size)}, and there "
+            f"{'is' if len(judges) == 1 else 'are'} {len(judges)}.",
+            f"Set reward.judge.num_replicas={len(blocks)}" if blocks and judges else "",
+            "placement.judge",
+        )
+    return blocks
+
+
+def _blocks(
+    config: RunConfig, size: ClusterSize, role: Literal["engine", "trainer", "judge"], gpu_map: GpuMap
+) -> list[tuple[int, tuple[int, ...]]]:
+    """The node and the GPUs of each engine or judge, or of each tensor-parallel group of the trainer."""
     text = f"placement.{role}={getattr(config.placement, role)}"
-    section = config.engine if role == "engine" else config.trainer
-    degree, blocks = section.tensor_parallel, []
+    key = "reward.judge" if role == "judge" else role
+    degrees = {
+        "engine": config.engine.tensor_parallel,
+        "trainer": config.trainer.tensor_parallel,
+        "judge": config.reward.judge.tensor_parallel,
+    }
+    degree, blocks = degrees[role], []
     if (unknown := max(gpu_map.nodes, default=-1)) >= size.num_nodes:
         raise ConfigError(
             f"{text} names node {unknown}.",
@@ -403,10 +463,10 @@ def _blocks(
             )
         if len(gpus) % degree:
             raise ConfigError(
-                f"{text} gives {_number(len(gpus), 'GPU')} of node {node}, which {role}.tensor_parallel={degree} does "
+                f"{text} gives {_number(len(gpus), 'GPU')} of node {node}, which {key}.tensor_parallel={degree} does "
                 "not divide.",
-                "An engine stays within one node, and so do the ranks of a tensor-parallel group of the trainer.",
-                f"Name a multiple of {degree} GPUs on each node, or change {role}.tensor_parallel.",
+                "An engine or judge stays within one node, as do the ranks of a tensor-parallel group of the trainer.",
+                f"Name a multiple of {degree} GPUs on each node, or change {key}.tensor_parallel.",
             )
         blocks += [(node, gpus[begin : begin + degree]) for begin in range(0, len(gpus), degree)]
     return blocks

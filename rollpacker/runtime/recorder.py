@@ -235,14 +235,15 @@ class StepRecorder:
             self._interval_row(record, engine, "engine", "generate", span=span)
             for engine, span in sorted(spans.items())
         ]
-        scored = [
-            (request.scored_at_s - request.verdict.time_s, request.scored_at_s)
-            for request in record.requests.values()
-            if request.verdict is not None and request.scored_at_s is not None
-        ]
-        if scored:
-            whole = min(began for began, _ in scored), max(ended for _, ended in scored)
-            rows.append(self._interval_row(record, "reward", "reward", "score", span=whole))
+        scoring: dict[str, tuple[float, float]] = {}
+        for request in record.requests.values():
+            verdict, scored_at_s = request.verdict, request.scored_at_s
+            if verdict is not None and scored_at_s is not None:
+                began, ended = scoring.get(verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
+                scoring[verdict.scorer] = (min(began, scored_at_s - verdict.time_s), max(ended, scored_at_s))
+        for scorer, span in sorted(scoring.items()):
+            role, _, _ = scorer.rpartition("-")
+            rows.append(self._interval_row(record, scorer, role or scorer, "score", span=span))
         rows += [
             self._interval_row(
                 record,

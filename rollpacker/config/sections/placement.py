@@ -1,4 +1,4 @@
-"""Which GPUs engines and trainer work on."""
+"""Which GPUs engines, trainer and judge work on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GpuMapText = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class PlacementSection(Section):
-    """Which GPUs engines and trainer work on. Where both name a GPU they take turns on it."""
+    """Which GPUs engines, trainer and judge work on. Where engines and trainer name the same one they take turns."""
 
     engine: GpuMapText | None = None
     """GPUs of the engines, such as 0-7 (of every node), or 'all 4-7@0' (4 to 7 of node 0, all of the other nodes).
@@ -23,17 +23,22 @@ class PlacementSection(Section):
     trainer: GpuMapText | None = None
     """GPUs of the trainer's ranks, one each, written likewise. On a GPU that both roles name, the engine sleeps while
     the trainer works, and the other way round."""
+    judge: GpuMapText | None = None
+    """GPUs of the LLM judge's replicas, reward.judge.tensor_parallel each, written likewise; they may be those of
+    others, beside whom the judge works and stays loaded. Best under CUDA MPS: see reward.judge.gpu_share. null: it
+    works on cores, or without maps on the GPUs of reward.judge.resources."""
 
     @model_validator(mode="after")
     def _maps_can_be_read(self) -> Self:
-        for role, text in self._texts().items():
+        texts = {"engine": self.engine, "trainer": self.trainer, "judge": self.judge}
+        for role, text in texts.items():
             if text is None:
-                other = "trainer" if role == "engine" else "engine"
-                if self._texts()[other] is not None:
+                given = next((name for name, other in texts.items() if other is not None), None)
+                if given is not None and role != "judge":
                     raise ValueError(
-                        f"placement.{role}=null with placement.{other}={self._texts()[other]}.\n"
+                        f"placement.{role}=null with placement.{given}={texts[given]}.\n"
                         "A map says where engines and trainer work, both of them; without one, `resources` does.\n"
-                        f"Set placement.{role} too, such as placement.{role}=0-7, or leave out both."
+                        f"Set placement.{role} too, such as placement.{role}=0-7, or leave out all maps."
                     )
                 continue
             try:
@@ -47,12 +52,14 @@ class PlacementSection(Section):
                 ) from None
         return self
 
-    def _texts(self) -> dict[str, str | None]:
-        return {"engine": self.engine, "trainer": self.trainer}
-
     @property
     def maps(self) -> tuple[GpuMap, GpuMap] | None:
         """Of engines and trainer; None where `resources` say who has which GPUs."""
         if self.engine is None or self.trainer is None:
             return None
         return GpuMap.parse(self.engine), GpuMap.parse(self.trainer)
+
+    @property
+    def judge_map(self) -> GpuMap:
+        """Of the judge; no GPU where nothing is said."""
+        return GpuMap.parse(self.judge or "none")

@@ -36,6 +36,7 @@ class JudgeRewardWorker:
         self._model = model
         self._prompts = prompts
         self._section = section
+        self._is_reading = asyncio.Lock()  # a tokenizer is one thread's at a time
         self._waiting: deque[tuple[ScoringRequest, TokenIds]] = deque()
         self._has_news = asyncio.Event()
         self._verdicts: Arrivals[Verdict] = Arrivals()
@@ -47,7 +48,8 @@ class JudgeRewardWorker:
         """Make the requests ready for the judge, beside the batch that it reads."""
         if self._is_closed:
             raise ImpossibleEvent("A closed judge was asked to score", "Allowed: before close()")
-        read = await asyncio.to_thread(lambda: [self._prompts.encode(request) for request in requests])
+        async with self._is_reading:
+            read = await asyncio.to_thread(lambda: [self._prompts.encode(request) for request in requests])
         self._waiting.extend(zip(requests, read, strict=True))
         self._has_news.set()
         if self._task is None:

@@ -1,0 +1,157 @@
+"""Who gets which answer, and what becomes of the answers of a judge that dies."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from rollpacker.config.sections.judge import JudgeSection
+from rollpacker.config.sections.model import ModelSection
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.protocols.references import AnswerReference
+from rollpacker.protocols.reward import ResponseToScore
+from rollpacker.protocols.rollout import Prompt, Verdict
+from rollpacker.runtime.judges import RoutedReward
+
+
+def section(max_open=2):
+    judge = JudgeSection(model=ModelSection(path="judge"), max_open=max_open)
+    return RewardSection(name="walk", domains={"qa": "judge"}, judge=judge)
+
+
+def answers(num, domain="qa", first=0):
+    prompt = Prompt(key="p", domain=Domain(domain), messages=(), text="?", reference=AnswerReference(text="!"))
+    return [
+        ResponseToScore(
+            request=RequestId(0, PromptId(0, domain), sample),
+            prompt=prompt,
+            token_ids=np.zeros(1, np.int32),
+            is_truncated=False,
+        )
+        for sample in range(first, first + num)
+    ]
+
+
+class ScriptedJudge:
+    """Judges what it is told to, and dies when it is told to."""
+
+    def __init__(self):
+        self.handed: asyncio.Queue[RequestId] = asyncio.Queue()
+        self.verdicts: asyncio.Queue[list[Verdict] | EngineFailed] = asyncio.Queue()
+        self.num_forgotten = 0
+        self.is_closed = self.is_dead = False
+
+    async def score(self, responses):
+        if self.is_dead:
+            raise EngineFailed("The process of the judge died.")
+        for response in responses:
+            self.handed.put_nowait(response.request)
+
+    async def samples(self, num):
+        return [(await self.handed.get()).sample for _ in range(num)]
+
+    def judge(self, *requests, time_s=0.0):
+        self.verdicts.put_nowait(
+            [Verdict(request=request, reward=1.0, reason="judged_right", time_s=time_s) for request in requests]
+        )
+
+    def die(self):
+        self.is_dead = True
+        self.verdicts.put_nowait(EngineFailed("The process of the judge died."))
+
+    async def forget(self):
+        self.num_forgotten += 1
+
+    async def collect(self):
+        verdicts = await self.verdicts.get()
+        if isinstance(verdicts, EngineFailed):
+            raise verdicts
+        return verdicts
+
+    async def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def judges():
+    return {f"judge-{index}": ScriptedJudge() for index in range(2)}
+
+
+async def test_rules_get_theirs_at_once_and_judges_what_they_have_room_for(judges):
+    rules = ScriptedJudge()
+    reward = RoutedReward(section(), rules, judges, note=lambda _: None)
+    first, second = judges.values()
+    await reward.score([*answers(6), *answers(3, "walk")])
+    assert await rules.samples(3) == [0, 1, 2]
+    assert await first.samples(2) == [0, 2]
+    assert await second.samples(2) == [1, 3]
+    second.judge(answers(6)[3].request)
+    assert [(verdict.request.sample, verdict.scorer) for verdict in await reward.collect()] == [(3, "judge-1")]
+    assert await second.samples(1) == [4]  # the one that has room
+    assert first.handed.empty()
+    rules.judge(answers(1, "walk")[0].request)
+    assert [verdict.scorer for verdict in await reward.collect()] == ["reward"]
+    await reward.close()
+    assert all(service.is_closed for service in (rules, first, second))
+
+
+async def test_answers_of_a_judge_that_dies_are_read_by_another_before_those_that_wait(judges):
+    notes = []
+    reward = RoutedReward(section(), None, judges, note=notes.append)
+    first, second = judges.values()
+    await reward.score(answers(6))
+    assert await first.samples(2) == [0, 2]
+    assert await second.samples(2) == [1, 3]
+    first.judge(answers(1)[0].request)
+    assert len(await reward.collect()) == 1
+    assert await first.samples(1) == [4]
+    first.die()
+    second.judge(*(request.request for request in answers(4)[1::2]))
+    assert [verdict.request.sample for verdict in await reward.collect()] == [1, 3]
+    assert await second.samples(2) == [2, 4]  # of the dead one, in their order; 5 waits
+    assert notes == ["The process of the judge died. The answers that it read go to the other judges."]
+    second.judge(*(request.request for request in answers(6)[2::2]))
+    assert [verdict.request.sample for verdict in await reward.collect()] == [2, 4]
+    assert await second.samples(1) == [5]
+    second.die()
+    with pytest.raises(EngineFailed, match=r"No judge is left.*\n.*judge-1\.log"):
+        await reward.collect()
+    await reward.close()
+
+
+async def test_a_judge_that_dies_while_it_is_handed_answers_loses_none(judges):
+    reward = RoutedReward(section(), None, judges, note=lambda _: None)
+    first, second = judges.values()
+    first.is_dead = True
+    await reward.score(answers(2))
+    assert sorted(await second.samples(2)) == [0, 1]
+    await reward.close()
+
+
+async def test_what_is_forgotten_is_handed_to_nobody(judges):
+    reward = RoutedReward(section(), None, judges, note=lambda _: None)
+    first, second = judges.values()
+    await reward.score(answers(6))
+    assert await first.samples(2) + await second.samples(2) == [0, 2, 1, 3]
+    await reward.forget()
+    assert (first.num_forgotten, second.num_forgotten) == (1, 1)
+    await reward.score(answers(2, first=10))
+    assert await first.samples(1) + await second.samples(1) == [10, 11]
+    first.judge(answers(1)[0].request)  # under way when it was forgotten
+    assert [verdict.request.sample for verdict in await reward.collect()] == [0]
+    await reward.close()
+
+
+async def test_a_mistake_of_the_users_ends_the_run_at_once(judges):
+    reward = RoutedReward(section(), None, judges, note=lambda _: None)
+    (first, _) = judges.values()
+
+    async def collect():
+        raise ValueError("broken")
+
+    first.collect = collect
+    with pytest.raises(ValueError, match="broken"):
+        await reward.collect()
+    await reward.close()
