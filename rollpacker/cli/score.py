@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollpacker.cli.arguments import Arguments
+    from rollpacker.config.sections.judge import JudgeSection
+    from rollpacker.protocols.reward import RewardWorker
 
 
 def run(arguments: Arguments) -> None:
@@ -19,7 +21,7 @@ def run(arguments: Arguments) -> None:
 
     config = compose_score(arguments.words)
     check_creatable("out", config.out)
-    summary = score_file(config.reward, config.data.path, config.responses, config.out)
+    summary = score_file(config.reward, config.data.path, config.responses, config.out, open_judge=_open_judge)
     reasons = [
         (reason, Text(f"{number:,} ({number / summary.num_responses:.1%})"))
         for reason, number in summary.num_by_reason.items()
@@ -36,6 +38,16 @@ def run(arguments: Arguments) -> None:
         ),
         sep="\n",
     )
+
+
+def _open_judge(section: JudgeSection) -> RewardWorker:
+    """Load the LLM judge in this process."""
+    from rollpacker.engines.factory import open_judge
+    from rollpacker.rewards.judge.reading import JudgePrompts
+    from rollpacker.rewards.judge.worker import JudgeRewardWorker
+
+    prompts = JudgePrompts(section)
+    return JudgeRewardWorker(open_judge(section), prompts, section)
 
 
 def show_help() -> None:

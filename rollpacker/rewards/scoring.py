@@ -20,13 +20,16 @@ from rollpacker.data.prompts import load_prompts
 from rollpacker.metrics.files import write_atomically
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import check_references, make_reward_worker
+from rollpacker.rewards.judge.reading import dialogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from rollpacker.config.sections.data import PromptFile
+    from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.config.sections.reward import RewardSection
+    from rollpacker.protocols.reward import RewardWorker
     from rollpacker.protocols.rollout import Prompt, Verdict
 
 
@@ -46,6 +49,8 @@ def score_file(
     responses_path: Path,
     out_path: Path,
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    open_judge: Callable[[JudgeSection], RewardWorker] | None = None,
 ) -> ScoreSummary:
     """Score lines of `id, response` into lines of `id, reward, reason`.
 
@@ -55,6 +60,7 @@ def score_file(
         responses_path: JSON lines; `id` names a prompt, and several lines may name the same.
         out_path: Created or replaced at the end.
         on_progress: Told the number of scored responses, and of all, whenever some are done.
+        open_judge: Loads the LLM judge, where the reward has one.
 
     Raises:
         DataError: A line of either file is wrong, or a prompt is none for the reward; nothing has been scored then.
@@ -63,8 +69,8 @@ def score_file(
     _check_output(out_path, *(file.path for file in files), responses_path)
     prompts = {prompt.key: prompt for prompt in load_prompts(files)}
     check_references(reward, prompts.values())
-    requests = _read_responses(responses_path, prompts, ", ".join(str(file.path) for file in files))
-    verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress))
+    requests = _read_responses(reward, responses_path, prompts, ", ".join(str(file.path) for file in files))
+    verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
     lines = [
         json.dumps({"id": verdict.request.prompt.key, "reward": verdict.reward, "reason": verdict.reason})
         for verdict in verdicts
@@ -78,10 +84,17 @@ def score_file(
 
 
 async def _score(
-    reward: RewardSection, requests: Sequence[ScoringRequest], on_progress: Callable[[int, int], None]
+    reward: RewardSection,
+    requests: Sequence[ScoringRequest],
+    on_progress: Callable[[int, int], None],
+    open_judge: Callable[[JudgeSection], RewardWorker] | None,
 ) -> list[Verdict]:
     """Give the verdicts in the order of the requests."""
-    worker = make_reward_worker(reward)
+    judge = None
+    if reward.has_judge:
+        assert open_judge is not None
+        judge = open_judge(reward.judge)
+    worker = make_reward_worker(reward, judge)
     verdicts: dict[RequestId, Verdict] = {}
     try:
         await worker.score(requests)
@@ -93,7 +106,9 @@ async def _score(
     return [verdicts[request.request] for request in requests]
 
 
-def _read_responses(path: Path, prompts: Mapping[str, Prompt], data_names: str) -> list[ScoringRequest]:
+def _read_responses(
+    reward: RewardSection, path: Path, prompts: Mapping[str, Prompt], data_names: str
+) -> list[ScoringRequest]:
     requests: list[ScoringRequest] = []
     for line in read_json_lines(path, kind="response file"):
         key = line.identifier()
@@ -114,13 +129,20 @@ def _read_responses(path: Path, prompts: Mapping[str, Prompt], data_names: str) 
             ScoringRequest(
                 request=RequestId(round=0, prompt=PromptId(epoch=0, key=key), sample=len(requests)),
                 domain=prompt.domain,
-                prompt_text="\n".join(message["content"] for message in prompt.messages),
+                prompt_text=_prompt_text(reward, prompt),
                 response_text=response,
                 is_truncated=False,
                 reference=prompt.reference,
             )
         )
     return requests
+
+
+def _prompt_text(reward: RewardSection, prompt: Prompt) -> str:
+    """What the reward of the prompt's domain is told of it."""
+    if reward.name_of(prompt.domain) == "judge":
+        return dialogue(prompt)
+    return "\n".join(message["content"] for message in prompt.messages)
 
 
 def _check_output(out_path: Path, *inputs: Path) -> None:

@@ -5,24 +5,28 @@ Invariant: every weight comes from the directory, and none of them touches the a
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
 
 from rollpacker.core.errors import ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 def load_on_host(model_path: Path, dtype: str) -> Any:
     """Load for inference on the CPU; raises `ModelError` when the directory is no complete causal model."""
     try:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
-        )
+        with _no_progress_bar():
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                model_path, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+            )
     # what transformers and safetensors raise for missing, unknown, broken and misshapen files
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
@@ -57,6 +61,18 @@ def decoder_layers(model: Any) -> list[torch.nn.Module]:
     if any(len(sharing) > 1 for sharing in owners.values()):
         raise _not_streamable(config, "its layers share weights")
     return layers
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep transformers' bar off the terminal, where others report."""
+    has_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if has_bar:
+            transformers_logging.enable_progress_bar()
 
 
 def _unusable(model_path: Path, reason: str) -> ModelError:
