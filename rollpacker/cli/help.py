@@ -260,6 +260,37 @@ def show_replay_help() -> None:
     )
 
 
+def show_report_help() -> None:
+    """Print what `rollpacker report` takes."""
+    _print_sections(
+        output(),
+        [
+            (
+                "",
+                Text(
+                    "Write one self-contained HTML page about a run, finished or not: what ran, where the time of each "
+                    "step went, what each engine did, one step actor by actor, the ten worst waits in words, response "
+                    "lengths, rewards, the long-prompt queue and wasted tokens. With a second run, both side by side "
+                    "with ratios. Numbers of modelled runs are marked."
+                ),
+            ),
+            ("Usage", Text("rollpacker report RUN [AGAINST] [step=N] [out=FILE]")),
+            (
+                "Arguments",
+                facts(
+                    [
+                        ("RUN", Text("The run.dir of a run.")),
+                        ("AGAINST", Text("The run.dir of the run that it is held against.")),
+                        ("step", Text("Which step is drawn actor by actor. Default: the one of median duration")),
+                        ("out", Text("The file to write. Default: RUN/report.html")),
+                    ]
+                ),
+            ),
+            ("Example", _commands("rollpacker report runs/rollpacker runs/verl")),
+        ],
+    )
+
+
 def show_trace_help() -> None:
     """Print what `rollpacker trace` takes."""
     _print_sections(

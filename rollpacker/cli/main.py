@@ -86,6 +86,12 @@ COMMANDS = (
         can_sweep=False,
     ),
     Command(
+        name="report",
+        summary="Write one HTML page about a run: where the time went, and who waited for whom.",
+        module="rollpacker.cli.report",
+        can_sweep=False,
+    ),
+    Command(
         name="trace",
         summary="Write what every actor of a run did, and when, as a trace for ui.perfetto.dev.",
         module="rollpacker.cli.trace",

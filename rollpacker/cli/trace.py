@@ -22,6 +22,7 @@ def run(arguments: Arguments) -> None:
     out = Path(words.settings.get("out", run_dir / TRACE_FILE))
 
     from rollpacker.cli.screen import output
+    from rollpacker.report.words import plural
     from rollpacker.timeline.chrome_trace import save_trace
     from rollpacker.timeline.run_tables import open_run
 
@@ -32,9 +33,9 @@ def run(arguments: Arguments) -> None:
         console.print(note, soft_wrap=True, style="dim")
     kind = "modelled" if tables.is_modelled else "measured"
     console.print(
-        f"{out}: {summary.num_steps} steps ({kind}), {summary.num_tracks:,} tracks, {summary.num_slices:,} slices, "
-        f"{summary.num_flows:,} migrations, {out.stat().st_size / 1e6:.1f} MB. Open it at https://ui.perfetto.dev "
-        "(nothing is uploaded) or chrome://tracing.",
+        f"{out}: {plural(summary.num_steps, 'step')} ({kind}), {summary.num_tracks:,} tracks, "
+        f"{summary.num_slices:,} slices, {summary.num_flows:,} migrations, {out.stat().st_size / 1e6:.1f} MB. "
+        "Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing.",
         soft_wrap=True,
     )
 

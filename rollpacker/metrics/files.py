@@ -76,7 +76,7 @@ def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = Fa
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield what that becomes `path` when the block ends, or vanishes when it raises: for what is too long to hold."""
+    """Yield a file for what is too long to hold; it becomes `path` when the block ends, or vanishes when it raises."""
     temporary = _temporary_name(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

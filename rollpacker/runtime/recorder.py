@@ -225,7 +225,7 @@ class StepRecorder:
         spans: dict[EngineId, tuple[float, float]] = {}
         for request in record.requests.values():
             if request.finished_at_s is not None:
-                placed_at_s, left_at_s = request.placed_at_s, request.left_at_s
+                placed_at_s, left_at_s = request.placed_at_s, record.left_at_s(request)
                 began, ended = spans.get(request.engine, (placed_at_s, left_at_s))
                 spans[request.engine] = (min(began, placed_at_s), max(ended, left_at_s))
         for stretch in record.stretches:

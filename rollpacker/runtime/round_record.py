@@ -30,13 +30,6 @@ class RequestRecord:
     """1 for the first of its prompt to have its reward."""
     is_accepted: bool = False
 
-    @property
-    def left_at_s(self) -> float:
-        """When its engine was done with it, as far as known; a driver that waits for the trainer learns of it later."""
-        assert self.response is not None
-        assert self.finished_at_s is not None
-        return min(self.finished_at_s, self.placed_at_s + self.response.queue_time_s + self.response.generation_time_s)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
@@ -84,7 +77,7 @@ class RoundRecord:
                     request=request,
                     engine=earlier.engine,
                     began_at_s=earlier.placed_at_s,
-                    ended_at_s=earlier.left_at_s if begun else now,
+                    ended_at_s=earlier.finished_at_s if earlier.finished_at_s is not None else now,
                     is_lost=begun is None,
                 )
             )
@@ -101,6 +94,17 @@ class RoundRecord:
         record.finished_at_s = now
         if self.order is None and response.finish_reason is not FinishReason.ABORTED:
             self.generated_at_s = now
+
+    def left_at_s(self, record: RequestRecord) -> float:
+        """When the engine was done with a request that came back, as far as known.
+
+        Of those that the round did not wait for, the driver may learn as late as after the training: they were aborted
+        when the round ended, unless the engine had finished them just then.
+        """
+        assert record.response is not None
+        assert record.finished_at_s is not None
+        in_engine_s = record.response.queue_time_s + record.response.generation_time_s
+        return min(record.finished_at_s, max(record.placed_at_s + in_engine_s, self.ended_at_s))
 
     def scored(self, verdict: Verdict, now: float) -> None:
         record = self.requests[verdict.request]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from rollpacker.metrics.files import replace_file
-from rollpacker.timeline.stretches import MOVES, concurrency, lanes, stretches_of
+from rollpacker.timeline.stretches import MOVES, concurrency, lanes, natural_order, stretches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -288,7 +288,7 @@ class _Trace:
         begins = np.clip(_array_ns(stretches["began_s"]), first, last)
         ends = np.maximum(np.clip(_array_ns(stretches["ended_s"]), first, last), begins)
         places: list[_Place | None] = [None] * len(stretches)
-        for engine in sorted(stretches["engine"].unique(), key=_natural):
+        for engine in sorted(stretches["engine"].unique(), key=natural_order):
             self._engine(engine)
             mine = np.flatnonzero((stretches["engine"] == engine).to_numpy())
             for lane, number in zip(lanes(begins[mine].tolist(), ends[mine].tolist()), mine.tolist(), strict=True):
@@ -412,11 +412,6 @@ def _thin(times: npt.NDArray[np.float64], num_points: int) -> Integers:
     grid = np.linspace(times[0], times[-1], num_points)
     chosen: Integers = np.unique(np.searchsorted(times, grid, side="right") - 1)
     return chosen
-
-
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Sort engine-2 before engine-10."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _rank(engine: str) -> int:

@@ -1,12 +1,14 @@
 """Where each request was, and when: one row per stretch that it spent with one engine.
 
 A response that never moved has one stretch, its row of `responses`. One that moved has one more for each engine that
-it left before its end, an `evicted` or `lost` row of `intervals`. The last stretch ends when the engine was done: the
-driver may learn of it only after the training, so `finished_at_s` of an aborted response can be much later.
+it left before its end, an `evicted` or `lost` row of `intervals`. The last stretch ends when the engine was done. Of a
+response that the round did not wait for, the driver may learn only after the training, so that its `finished_at_s` is
+much later: it was aborted when the round ended, unless the engine had finished it just then.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +37,12 @@ def stretches_of(tables: StepTables) -> pd.DataFrame:
     responses = tables.responses
     names = request_names(responses)
     first_pass_s = responses["placed_at_s"] + responses["queue_time_s"]
-    ended_s = np.minimum(responses["finished_at_s"], first_pass_s + responses["generation_time_s"])
+    steps = tables.steps.set_index("step")
+    complete_s = steps["finished_at_s"] - steps["step_time_s"] + steps["rollout_time_s"] + steps["reward_time_s"]
+    in_engine_s = first_pass_s + responses["generation_time_s"]
+    ended_s = np.minimum(
+        responses["finished_at_s"], np.maximum(in_engine_s, complete_s.reindex(responses["step"]).to_numpy())
+    )
     last = pd.DataFrame(
         {
             "step": responses["step"],
@@ -105,3 +112,8 @@ def concurrency(began_s: Any, ended_s: Any) -> tuple[npt.NDArray[np.float64], In
     totals = np.zeros(len(moments), dtype=np.int64)
     np.add.at(totals, inverse, changes)
     return moments, np.cumsum(totals)
+
+
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
+    """Sort engine-2 before engine-10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]

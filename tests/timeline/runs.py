@@ -19,5 +19,5 @@ def run_with_lost_engines(folder: Path) -> Path:
     """Two engines, of which three die on the way and one attempt ends; what takes their place joins."""
     kills = [Fault(kind=FaultKind.ENGINE_CRASH, at_s=0.2 + 0.7 * number) for number in range(3)]
     killed = Fault(kind=FaultKind.DRIVER_KILL, at_event=150)
-    outcome_of(folder, *kills, killed, world=replace(CALM, num_keys=(15, 14), max_restarts=10, restart_s=0.0))
+    outcome_of(folder, *kills, killed, world=replace(CALM, num_keys=(15, 14), max_restarts=10, restart_s=0.3))
     return folder / "run"

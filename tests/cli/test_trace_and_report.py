@@ -25,7 +25,7 @@ def said(capsys, argv, code=0) -> str:
 def test_a_trace_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsys):
     assert "2 steps (modelled)" in said(capsys, ["trace", str(run_dir)])
     assert json.loads(gzip.decompress((run_dir / "trace.json.gz").read_bytes()))["traceEvents"]
-    assert "1 steps" in said(capsys, ["trace", str(run_dir), "steps=1", f"out={tmp_path / 'x.json'}"])
+    assert "1 step (modelled)" in said(capsys, ["trace", str(run_dir), "steps=1", f"out={tmp_path / 'x.json'}"])
     assert json.loads((tmp_path / "x.json").read_text())["traceEvents"]
 
 
@@ -65,3 +65,24 @@ def test_a_run_of_a_newer_version_is_refused(run_dir, tmp_path, capsys):
     plain = json.loads((run_dir / "metrics" / "manifest.json").read_text())
     manifest.write_text(json.dumps(plain | {"schema_version": 99}))
     assert "schema version 99" in said(capsys, ["trace", str(tmp_path)], code=2)
+
+
+def test_a_report_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsys):
+    assert "2 steps (modelled)" in said(capsys, ["report", str(run_dir)])
+    assert (run_dir / "report.html").read_text().startswith("<!doctype html>")
+    said(capsys, ["report", str(run_dir), str(run_dir), "step=1", f"out={tmp_path / 'x.html'}"])
+    assert "step 1, a " in (tmp_path / "x.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "b", "c"], "It takes the run.dir of one run, or of two to compare"),
+        (["RUN", "step=x"], "step=x. It is the number of one step, from 0."),
+        (["RUN", "step=7"], "has none of the steps 7 to 7 It has the steps 0 to 1"),
+        (["RUN", "missing"], "missing does not exist"),
+        (["RUN", "stpe=1"], "Write step=..."),
+    ],
+)
+def test_a_report_of_what_is_not_there_is_refused_in_three_parts(run_dir, capsys, words, message):
+    assert message in said(capsys, ["report", *(str(run_dir) if word == "RUN" else word for word in words)], code=2)

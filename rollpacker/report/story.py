@@ -1,0 +1,298 @@
+"""What a page says of a run, as numbers: read once, some steps at a time, without a word about how it looks.
+
+Seconds of a step belong to one stage each, so that they add up to the step; what is left over is the driver's. Tokens
+of a round are trained, or wasted by an abort, or wasted although they were finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from rollpacker.report.waits import Wait, Waits
+from rollpacker.runtime.resolved_config import read_config
+from rollpacker.runtime.status import RunStatus, read_status
+from rollpacker.timeline.run_tables import open_run
+from rollpacker.timeline.stretches import MOVES, concurrency, natural_order, stretches_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from rollpacker.timeline.run_tables import RunTables, StepTables
+
+STAGES = ("rollout", "reward", "hand_over", "train", "weight_sync", "checkpoint", "other")
+"""What a second of a step was spent on, in the order of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """What an engine did in a round that is drawn."""
+
+    engine: str
+    times_s: npt.NDArray[np.float64]
+    num_requests: npt.NDArray[np.int64]
+    """From each of the times on."""
+    others: tuple[tuple[str, float, float], ...]
+    """Asleep, or loading weights: what, from when, until when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPicture:
+    """One step, actor by actor."""
+
+    step: int
+    round: int
+    round_kind: str
+    began_s: float
+    ended_s: float
+    engines: tuple[EngineRow, ...]
+    actors: tuple[tuple[str, str, float, float], ...]
+    """Stages of driver and trainer, rewards, judges: actor, activity, from when, until when."""
+    num_moves: int
+
+
+@dataclass(slots=True)
+class EngineUse:
+    """How an engine spent its time, summed over the steps in which it was there."""
+
+    num_steps: int = 0
+    present_s: float = 0.0
+    generating_s: float = 0.0
+    """Had at least one request."""
+    asleep_s: float = 0.0
+    loading_s: float = 0.0
+    idle_in_rollout_s: float = 0.0
+    """While others generated or rewards were awaited."""
+
+    @property
+    def idle_later_s(self) -> float:
+        """While the trainer learned, or the driver worked."""
+        known = self.generating_s + self.asleep_s + self.loading_s + self.idle_in_rollout_s
+        return max(0.0, self.present_s - known)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunStory:
+    """A run, as far as it is."""
+
+    name: str
+    tables: RunTables
+    config: Mapping[str, Any] | None
+    status: RunStatus | None
+    steps: pd.DataFrame
+    stages: pd.DataFrame
+    """Seconds per step and stage; the index is the step."""
+    domains: pd.DataFrame
+    picture: RoundPicture
+    waits: tuple[Wait, ...]
+    engines: dict[str, EngineUse] = field(default_factory=dict)
+    lengths: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    """Of each domain's trained responses, ascending."""
+    num_cut: dict[str, int] = field(default_factory=dict)
+    """Of them, those that ended at the length limit."""
+    waste: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Tokens per step: trained, aborted, finished but not needed."""
+    num_evicted: int = 0
+    num_restarted: int = 0
+    """Requests that began again because their engine was lost."""
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.tables.is_modelled
+
+    @property
+    def total_s(self) -> float:
+        """The sum of the step times."""
+        return float(self.steps["step_time_s"].sum())
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Idle share of all decode slots, over all rounds."""
+        idle, busy = self.steps["decode_slot_steps_idle"].sum(), self.steps["decode_slot_steps_busy"].sum()
+        return float(idle / (idle + busy)) if idle + busy else 0.0
+
+    @property
+    def wasted_share(self) -> float:
+        generated = self.steps["tokens_generated"].sum()
+        return float(self.steps["tokens_wasted"].sum() / generated) if generated else 0.0
+
+
+def tell(run_dir: Path, step: int | None = None) -> RunStory:
+    """Read a run.
+
+    Args:
+        run_dir: Its folder.
+        step: Whose round is drawn; None is the step of median duration.
+
+    Raises:
+        DataError: It is no run, has no finished step, or not this one.
+    """
+    tables = open_run(run_dir)
+    chosen = _typical_step(tables.steps) if step is None else step
+    if step is not None and step not in set(tables.steps["step"]):
+        tables = open_run(run_dir, (step, step))  # raises, and says which steps there are
+    waits, gathered = Waits(), _Gathered()
+    for part in tables.parts():
+        stretches = stretches_of(part)
+        gathered.take(part, stretches, chosen)
+        waits.look_at(part, stretches)
+    waits.look_at_moments(tables)
+    assert gathered.picture is not None
+    return RunStory(
+        name=run_dir.resolve().name,
+        tables=tables,
+        config=read_config(run_dir),
+        status=read_status(run_dir),
+        steps=tables.steps,
+        stages=pd.concat(gathered.stages),
+        domains=pd.concat(gathered.domains, ignore_index=True),
+        picture=gathered.picture,
+        waits=waits.worst(float(tables.steps["step_time_s"].mean())),
+        engines=gathered.engines,
+        lengths={domain: np.sort(np.concatenate(parts)) for domain, parts in sorted(gathered.lengths.items())},
+        num_cut=gathered.num_cut,
+        waste=pd.concat(gathered.waste),
+        num_evicted=gathered.num_evicted,
+        num_restarted=gathered.num_restarted,
+    )
+
+
+class _Gathered:
+    def __init__(self) -> None:
+        self.stages: list[pd.DataFrame] = []
+        self.domains: list[pd.DataFrame] = []
+        self.waste: list[pd.DataFrame] = []
+        self.engines: dict[str, EngineUse] = {}
+        self.lengths: dict[str, list[npt.NDArray[np.int64]]] = {}
+        self.num_cut: dict[str, int] = {}
+        self.picture: RoundPicture | None = None
+        self.num_evicted = self.num_restarted = 0
+
+    def take(self, part: StepTables, stretches: pd.DataFrame, chosen: int) -> None:
+        self.stages.append(stage_seconds(part))
+        self.domains.append(part.domains)
+        self.waste.append(_token_uses(part))
+        self._use_engines(part, stretches)
+        trained = part.responses[part.responses["accepted"]]
+        for domain, rows in trained.groupby("domain"):
+            self.lengths.setdefault(str(domain), []).append(rows["length_tokens"].to_numpy(dtype=np.int64))
+            num_cut = int((rows["finish_reason"] == "length").sum())
+            self.num_cut[str(domain)] = self.num_cut.get(str(domain), 0) + num_cut
+        self.num_evicted += int((part.intervals["activity"] == "evicted").sum())
+        self.num_restarted += int((part.intervals["activity"] == "lost").sum())
+        if chosen in set(part.steps["step"]):
+            self.picture = _picture(part, stretches, chosen)
+
+    def _use_engines(self, part: StepTables, stretches: pd.DataFrame) -> None:
+        for row in part.steps.to_dict("records"):
+            ended_s = float(row["finished_at_s"])
+            began_s = ended_s - float(row["step_time_s"])
+            complete_s = began_s + float(row["rollout_time_s"] + row["reward_time_s"])
+            mine = stretches[stretches["step"] == row["step"]]
+            others = part.intervals[(part.intervals["step"] == row["step"]) & (part.intervals["role"] == "engine")]
+            seen = set(mine["engine"]) | set(others["actor"])
+            requests = {engine: rows for engine, rows in mine.groupby("engine")}  # noqa: C416  (a frame per engine)
+            resting = others[others["activity"] == "asleep"].groupby("actor")
+            asleep = {engine: rows for engine, rows in resting}  # noqa: C416
+            loading_s = (others["ended_at_s"] - others["started_at_s"])[others["activity"] == "load_weights"]
+            loading_by_engine = loading_s.groupby(others["actor"]).sum()
+            for engine in seen:
+                use = self.engines.setdefault(engine, EngineUse())
+                use.num_steps += 1
+                use.present_s += ended_s - began_s
+                generating_s = covered(requests.get(engine), "began_s", "ended_s", began_s, ended_s)
+                sleeping_s = covered(asleep.get(engine), "started_at_s", "ended_at_s", began_s, ended_s)
+                early_sleep_s = covered(asleep.get(engine), "started_at_s", "ended_at_s", began_s, complete_s)
+                busy_early_s = covered(requests.get(engine), "began_s", "ended_s", began_s, complete_s)
+                use.generating_s += generating_s
+                use.asleep_s += sleeping_s
+                use.loading_s += float(loading_by_engine.get(engine, 0.0))
+                use.idle_in_rollout_s += max(0.0, complete_s - began_s - busy_early_s - early_sleep_s)
+
+
+def covered(rows: pd.DataFrame | None, began: str, ended: str, first_s: float, last_s: float) -> float:
+    """Seconds between two moments in which at least one of some spans was open."""
+    if rows is None or rows.empty:
+        return 0.0
+    begins = np.clip(rows[began].to_numpy(dtype=float), first_s, last_s)
+    ends = np.clip(rows[ended].to_numpy(dtype=float), first_s, last_s)
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], ends[order]
+    reached = np.maximum.accumulate(ends)
+    starts = np.maximum(begins, np.concatenate([[first_s], reached[:-1]]))
+    return float(np.maximum(0.0, ends - starts).sum())
+
+
+def stage_seconds(part: StepTables) -> pd.DataFrame:
+    """Seconds of each step by stage. They add up to the step's time and its checkpoint's."""
+    steps = part.steps.set_index("step")
+    stages = part.intervals[part.intervals["role"].isin(("driver", "trainer"))]
+    seconds = (stages["ended_at_s"] - stages["started_at_s"]).groupby([stages["step"], stages["activity"]]).sum()
+    by_activity = seconds.unstack(fill_value=0).reindex(steps.index, fill_value=0.0)
+
+    def of(activity: str) -> pd.Series[float]:
+        return by_activity[activity] if activity in by_activity else pd.Series(0.0, index=steps.index)
+
+    frame = pd.DataFrame(
+        {
+            "rollout": steps["rollout_time_s"],
+            "reward": steps["reward_time_s"],
+            "hand_over": of("hand_over"),
+            "train": steps["train_time_s"],
+            "weight_sync": steps["weight_sync_time_s"],
+            "checkpoint": steps["checkpoint_time_s"],
+        }
+    )
+    inside = frame.drop(columns="checkpoint").sum(axis=1)
+    frame["other"] = (steps["step_time_s"] - inside).clip(lower=0.0)
+    return frame[list(STAGES)]
+
+
+def _token_uses(part: StepTables) -> pd.DataFrame:
+    responses = part.responses
+    aborted = responses["finish_reason"] == "aborted"
+    kind = np.where(responses["accepted"], "trained", np.where(aborted, "aborted", "finished"))
+    tokens = responses["length_tokens"].groupby([responses["step"], kind]).sum().unstack(fill_value=0)
+    return tokens.reindex(columns=["trained", "aborted", "finished"], fill_value=0).reindex(
+        part.steps["step"], fill_value=0
+    )
+
+
+def _typical_step(steps: pd.DataFrame) -> int:
+    """Choose the step of median duration."""
+    order = steps["step_time_s"].argsort(kind="stable")
+    return int(steps["step"].iloc[order.iloc[len(order) // 2]])
+
+
+def _picture(part: StepTables, stretches: pd.DataFrame, step: int) -> RoundPicture:
+    row = part.steps[part.steps["step"] == step].iloc[0]
+    ended_s = float(row["finished_at_s"])
+    began_s = ended_s - float(row["step_time_s"])
+    mine = stretches[stretches["step"] == step]
+    intervals = part.intervals[(part.intervals["step"] == step) & ~part.intervals["activity"].isin(MOVES)]
+    of_engines = intervals[intervals["role"] == "engine"]
+    rows = []
+    for engine in sorted(set(mine["engine"]) | set(of_engines["actor"]), key=natural_order):
+        requests = mine[mine["engine"] == engine]
+        times_s, counts = concurrency(requests["began_s"], requests["ended_s"])
+        others = of_engines[(of_engines["actor"] == engine) & of_engines["activity"].isin(("asleep", "load_weights"))]
+        spans = zip(others["activity"], others["started_at_s"], others["ended_at_s"], strict=True)
+        rows.append(EngineRow(engine=engine, times_s=times_s, num_requests=counts, others=tuple(spans)))
+    actors = intervals[(intervals["role"] != "engine") & (intervals["activity"] != "checkpoint")]
+    stages = zip(actors["actor"], actors["activity"], actors["started_at_s"], actors["ended_at_s"], strict=True)
+    return RoundPicture(
+        step=step,
+        round=int(row["round"]),
+        round_kind=str(row["round_kind"]),
+        began_s=began_s,
+        ended_s=ended_s,
+        engines=tuple(rows),
+        actors=tuple(stages),
+        num_moves=int(mine["end"].isin(MOVES).sum()),
+    )

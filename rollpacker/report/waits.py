@@ -1,0 +1,269 @@
+"""The worst waits of a run: who waited for whom, how long, and why, in words.
+
+A wait is time in which engines or the trainer had nothing to do because something else was not there yet: the last
+responses of a batch, a verdict, weights, a checkpoint, the first forward pass of a request, a lost engine's successor.
+Training is no wait, although engines stand still meanwhile: it is what a synchronous step is for.
+
+Each step gives at most one wait per kind, the longest. Waits for weights, checkpoints and the like are nearly the same
+in every step, and one row stands for all of them; the other kinds share the rest, at most four rows each as long as
+there are others, so that ten stragglers do not hide everything else. Each row says how much its kind was in sum.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from rollpacker.report.words import plural, seconds, size, tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    import pandas as pd
+
+    from rollpacker.timeline.run_tables import RunTables, StepTables
+
+    Row = dict[Any, Any]
+    """A row of `steps`."""
+
+Kind = Literal["tail", "reward", "start", "queue", "weight_sync", "hand_over", "checkpoint", "lost_engine", "move"]
+
+KIND_NAMES = {
+    "tail": "last responses",
+    "reward": "rewards",
+    "start": "first forward pass",
+    "queue": "place at an engine",
+    "weight_sync": "weights",
+    "hand_over": "hand-over of GPUs",
+    "checkpoint": "checkpoint",
+    "lost_engine": "lost engine",
+    "move": "migration",
+}
+
+NUM_WAITS = 10
+MOST_OF_A_KIND = 4
+
+MOST_OF_THE_BATCH = 0.95
+"""From when on the rest of a batch is waited for."""
+
+SAME_EVERY_STEP: frozenset[Kind] = frozenset({"start", "weight_sync", "hand_over", "checkpoint"})
+
+SHORTEST_SHARE = 1e-3
+"""Of the mean step; shorter ones are nobody's trouble."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One wait."""
+
+    kind: Kind
+    step: int
+    duration_s: float
+    who: str
+    """Waited."""
+    why: str
+    """A sentence or two, with the response's name where there is one."""
+    num_alike: int = 1
+    """Steps with a wait of this kind."""
+    sum_alike_s: float = 0.0
+
+
+class Waits:
+    """Collects waits step by step."""
+
+    def __init__(self) -> None:
+        self._found: dict[Kind, list[Wait]] = defaultdict(list)
+
+    def look_at(self, part: StepTables, stretches: pd.DataFrame) -> None:
+        """Take down the waits of some steps."""
+        numbers = stretches["step"].to_numpy()
+        for step in part.steps.to_dict("records"):
+            responses = part.responses[part.responses["step"] == step["step"]]
+            mine = stretches[numbers == step["step"]]
+            stages = part.intervals[part.intervals["step"] == step["step"]]
+            for wait in (
+                *_tail(step, responses, mine, stages),
+                *_rewards(step, responses),
+                *_first_pass(step, responses),
+                *_move(step, responses, mine),
+                *_stages(step, stages),
+            ):
+                if wait.duration_s > 0:
+                    self._found[wait.kind].append(wait)
+
+    def look_at_moments(self, tables: RunTables) -> None:
+        """Take down how long lost engines' places stood empty."""
+        steps = tables.steps
+        ends, numbers = steps["finished_at_s"].to_numpy(), steps["step"].to_numpy()
+        for moment in tables.logged.moments:
+            if moment.what != "lost" or moment.engine is None or not len(ends) or moment.at_s > ends[-1]:
+                continue
+            seat = moment.engine.partition("-r")[0]
+            successors = [
+                other
+                for other in tables.logged.moments
+                if other.what == "joined" and other.at_s >= moment.at_s and str(other.engine).partition("-r")[0] == seat
+            ]
+            until_s = successors[0].at_s if successors else float(ends[-1])
+            came = f"{successors[0].engine} took its place" if successors else "nothing took its place"
+            self._found["lost_engine"].append(
+                Wait(
+                    kind="lost_engine",
+                    step=int(numbers[np.searchsorted(ends, moment.at_s)]),
+                    duration_s=until_s - moment.at_s,
+                    who="its requests and the other engines",
+                    why=f"{moment.engine} was lost; {came} after {seconds(until_s - moment.at_s)}.",
+                )
+            )
+
+    def worst(self, mean_step_s: float) -> tuple[Wait, ...]:
+        """The worst ones of all kinds, the worst first."""
+        first: list[Wait] = []
+        more: list[Wait] = []
+        for kind, waits in self._found.items():
+            sum_s = sum(wait.duration_s for wait in waits)
+            ordered = sorted(waits, key=_worst_first)
+            told = [
+                replace(wait, num_alike=len(waits), sum_alike_s=sum_s)
+                for wait in (ordered[:1] if kind in SAME_EVERY_STEP else ordered[:NUM_WAITS])
+                if wait.duration_s >= SHORTEST_SHARE * mean_step_s
+            ]
+            first += told[:MOST_OF_A_KIND]
+            more += told[MOST_OF_A_KIND:]
+        chosen = sorted(first, key=_worst_first)[:NUM_WAITS]
+        chosen += sorted(more, key=_worst_first)[: NUM_WAITS - len(chosen)]
+        return tuple(sorted(chosen, key=_worst_first))
+
+
+def _worst_first(wait: Wait) -> tuple[float, int, str]:
+    return -wait.duration_s, wait.step, wait.kind
+
+
+def _tail(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
+    final = stretches[~stretches["end"].isin(("evicted", "lost"))].set_index("response")
+    accepted = responses[responses["accepted"]]
+    if accepted.empty:
+        return
+    ended_s = final.loc[accepted.index, "ended_s"]
+    most_s = float(np.quantile(ended_s.to_numpy(), MOST_OF_THE_BATCH, method="higher"))
+    last: Any = ended_s.idxmax()
+    last_s = float(ended_s[last])
+    row: Any = accepted.loc[last]
+    began_s = float(step["finished_at_s"]) - float(step["step_time_s"])
+    median = float(accepted["length_tokens"].median())
+    ratio = f", {row['length_tokens'] / median:.0f} times the median" if row["length_tokens"] > 1.5 * median else ""
+    cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
+    asleep = intervals[(intervals["activity"] == "asleep") & (intervals["started_at_s"] < last_s)]
+    num_lent = asleep["actor"].nunique()
+    num_engines = stretches["engine"].nunique() - num_lent
+    idle = num_engines - _busy_engines(stretches[~stretches["engine"].isin(asleep["actor"])], most_s, last_s)
+    standing = (
+        f" {idle:.0f} of {plural(num_engines, 'engine')} had nothing to do then (mean)." if num_engines > 1 else ""
+    )
+    if num_lent:
+        standing += f" {num_lent} more had been lent to the trainer."
+    yield Wait(
+        kind="tail",
+        step=int(step["step"]),
+        duration_s=last_s - most_s,
+        who="trainer and idle engines" if num_engines > 1 else "trainer",
+        why=f"95 % of the batch was there {seconds(most_s - began_s)} into the step. The last was {row['prompt']} "
+        f"#{row['sample']} on {row['engine']}: {tokens(int(row['length_tokens']))}{ratio}{cut}.{standing}",
+    )
+
+
+def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> float:
+    """How many engines had a request between two moments, on average."""
+    if last_s <= first_s:
+        return float(stretches["engine"].nunique())
+    late = stretches[(stretches["ended_s"] > first_s) & (stretches["began_s"] < last_s)]
+    until_s = late.groupby("engine")["ended_s"].max().clip(upper=last_s)
+    from_s = late.groupby("engine")["began_s"].min().clip(lower=first_s)
+    return float((until_s - from_s).sum() / (last_s - first_s))
+
+
+def _rewards(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
+    scored = responses[responses["accepted"] & responses["scored_at_s"].notna()]
+    if scored.empty:
+        return
+    longest: Any = scored["scored_at_s"].idxmax()
+    row: Any = scored.loc[longest]
+    yield Wait(
+        kind="reward",
+        step=int(step["step"]),
+        duration_s=float(step["reward_time_s"]),
+        who="trainer and all engines",
+        why=f"Everything was generated, and rewards were not there. The last verdict was {row['prompt']} "
+        f"#{row['sample']} ({row['domain']}, {row['reward_reason']}): {seconds(row['reward_time_s'])} of scoring, "
+        f"known {seconds(max(0.0, row['scored_at_s'] - row['finished_at_s']))} after its last token.",
+    )
+
+
+def _first_pass(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
+    """The longest wait of a trained response at its engine, or of all of them where they waited alike."""
+    accepted = responses[responses["accepted"]]
+    if accepted.empty:
+        return
+    queued_s = accepted["queue_time_s"]
+    longest: Any = queued_s.idxmax()
+    row: Any = accepted.loc[longest]
+    median_s, longest_s = float(queued_s.median()), float(queued_s.max())
+    number = int(step["step"])
+    if median_s > longest_s / 2:
+        why = f"Engines took {seconds(median_s)} (median) from a request to their first forward pass for it."
+        yield Wait(kind="start", step=number, duration_s=median_s, who="all requests", why=why)
+        return
+    why = (
+        f"{row['prompt']} #{row['sample']} waited at {row['engine']} for a place; the median of its batch is "
+        f"{seconds(median_s)}."
+    )
+    yield Wait(kind="queue", step=number, duration_s=longest_s, who="one response", why=why)
+
+
+def _move(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame) -> Iterator[Wait]:
+    moved = stretches[stretches["end"].isin(("evicted", "lost")) & stretches["response"].isin(responses.index)]
+    if moved.empty:
+        return
+    left_s = moved.groupby("response")["ended_s"].max()
+    rows = responses.loc[left_s.index]
+    gap_s = rows["placed_at_s"] - left_s
+    longest: Any = gap_s.idxmax()
+    row: Any = rows.loc[longest]
+    why = f"{row['prompt']} #{row['sample']} had left its engine and was on its way to {row['engine']}."
+    number = int(step["step"])
+    yield Wait(kind="move", step=number, duration_s=float(gap_s.max()), who="one response", why=why)
+
+
+def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
+    number = int(step["step"])
+    per_engine = size(float(step["weight_sync_bytes"]))
+    rate = float(step["weight_sync_gb_per_second"])
+    speed = f" at {size(1e9 * rate)}/s" if rate else ""
+    transfer_s = float(step["weight_transfer_time_s"])
+    yield Wait(
+        kind="weight_sync",
+        step=number,
+        duration_s=float(step["weight_sync_time_s"]),
+        who="all engines",
+        why=f"New weights came, {per_engine} for each engine{speed}; the transfer took {seconds(transfer_s)}.",
+    )
+    yield Wait(
+        kind="checkpoint",
+        step=number,
+        duration_s=float(step["checkpoint_time_s"]),
+        who="all engines",
+        why="A checkpoint was written before the step began.",
+    )
+    handed = intervals[intervals["activity"] == "hand_over"]
+    if len(handed):
+        yield Wait(
+            kind="hand_over",
+            step=number,
+            duration_s=float((handed["ended_at_s"] - handed["started_at_s"]).sum()),
+            who="trainer",
+            why="Engines fell asleep and the trainer took the GPUs that they share.",
+        )

@@ -1,0 +1,105 @@
+"""What a page says, as numbers, held against the tables that it was made from."""
+
+import pandas as pd
+import pytest
+
+from rollpacker.metrics.tables import read_frame
+from rollpacker.report.story import STAGES, covered, tell
+from tests.timeline.runs import modelled_run, run_with_lost_engines
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return modelled_run(tmp_path_factory.mktemp("run"), "system=rollpacker", "system.planner=false")
+
+
+@pytest.fixture(scope="module")
+def story(run_dir):
+    return tell(run_dir)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    return tell(run_with_lost_engines(tmp_path_factory.mktemp("broken")))
+
+
+def test_the_stages_of_a_step_add_up_to_its_time_and_its_checkpoint(story):
+    whole = story.steps["step_time_s"] + story.steps["checkpoint_time_s"]
+    assert list(story.stages.columns) == list(STAGES)
+    assert story.stages.sum(axis=1).tolist() == pytest.approx(whole.tolist())
+    assert (story.stages >= 0).all().all()
+
+
+def test_what_an_engine_did_adds_up_to_the_time_that_it_was_there(story):
+    assert sorted(story.engines) == [f"engine-{number}" for number in range(4)]
+    for use in story.engines.values():
+        parts = use.generating_s + use.asleep_s + use.loading_s + use.idle_in_rollout_s + use.idle_later_s
+        assert use.present_s == pytest.approx(story.total_s)
+        assert parts == pytest.approx(use.present_s, rel=0.02)  # aborts take some milliseconds after the round
+    assert sum(use.asleep_s > 0 for use in story.engines.values()) >= 2
+
+
+def test_tokens_are_trained_or_wasted_in_one_of_two_ways(story):
+    assert story.waste["trained"].tolist() == story.steps["tokens_trained"].tolist()
+    wasted = story.waste["aborted"] + story.waste["finished"]
+    assert wasted.tolist() == story.steps["tokens_wasted"].tolist()
+
+
+def test_lengths_are_those_of_the_trained_responses_by_domain(story, run_dir):
+    responses = read_frame(run_dir, "responses")
+    trained = responses[responses["accepted"]]
+    for domain, lengths in story.lengths.items():
+        mine = trained[trained["domain"] == domain]
+        assert lengths.tolist() == sorted(mine["length_tokens"])
+        assert story.num_cut[domain] == (mine["finish_reason"] == "length").sum()
+    assert sum(map(len, story.lengths.values())) == len(trained)
+
+
+def test_the_longest_wait_for_the_last_responses_names_the_last_one(story, run_dir):
+    tail = next(wait for wait in story.waits if wait.kind == "tail")
+    responses = read_frame(run_dir, "responses")
+    rows = responses[responses["accepted"] & (responses["step"] == tail.step)]
+    last = rows.loc[rows["finished_at_s"].idxmax()]
+    assert f"{last['prompt']} #{last['sample']} on {last['engine']}" in tail.why
+    at_most_s = rows["finished_at_s"].max() - rows["finished_at_s"].median()
+    assert 0 < tail.duration_s <= at_most_s
+
+
+def test_waits_come_worst_first_and_what_is_alike_in_every_step_once(story):
+    durations = [wait.duration_s for wait in story.waits]
+    assert durations == sorted(durations, reverse=True)
+    assert len(story.waits) <= 10
+    syncs = [wait for wait in story.waits if wait.kind == "weight_sync"]
+    assert len(syncs) == 1
+    assert syncs[0].num_alike == len(story.steps)
+    assert syncs[0].sum_alike_s == pytest.approx(story.steps["weight_sync_time_s"].sum())
+
+
+def test_the_step_that_is_drawn_is_the_one_of_median_duration_or_the_one_that_was_asked_for(story, run_dir):
+    durations = story.steps.set_index("step")["step_time_s"]
+    assert durations[story.picture.step] == durations.sort_values().iloc[len(durations) // 2]
+    assert tell(run_dir, step=1).picture.step == 1
+    picture = story.picture
+    for row in picture.engines:
+        assert row.num_requests.min() >= 0
+        assert row.num_requests[-1] == 0
+        assert picture.began_s <= row.times_s[0] <= row.times_s[-1] <= picture.ended_s
+    assert picture.num_moves > 0
+
+
+def test_lost_engines_and_attempts_are_told(broken):
+    assert broken.steps["num_engines_lost"].sum() > 0
+    assert broken.num_restarted == (read_frame(broken.tables.run_dir, "intervals")["activity"] == "lost").sum() > 0
+    assert len(broken.tables.logged.attempts) > 1
+    lost = [wait for wait in broken.waits if wait.kind == "lost_engine"]
+    assert lost
+    assert all("was lost; " in wait.why for wait in lost)
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [([], 0), ([(1, 3), (2, 5)], 4), ([(1, 2), (4, 5)], 2), ([(1, 9), (2, 3), (8, 8)], 8), ([(-5, 1), (9, 30)], 2)],
+)
+def test_overlapping_spans_count_once_and_only_between_two_moments(spans, expected):
+    rows = pd.DataFrame(spans, columns=["began", "ended"], dtype=float)
+    assert covered(rows, "began", "ended", 0.0, 10.0) == expected
