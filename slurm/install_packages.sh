@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a Slurm cluster on one machine needs, on Debian or Ubuntu: Slurm's daemons, munge, MariaDB for accounting,
-# Apptainer, and shellcheck, which reads the scripts. Where all is there it ends at once.
+# Apptainer; bubblewrap for the code sandbox; and shellcheck, which reads the scripts. Where all is there it ends at once.
 # Needs root or sudo. Exits with 3 where it cannot install at all, having said what is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -9,7 +9,7 @@ readonly CANNOT_INSTALL=3
 readonly PACKAGES=(
     slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
     slurmdbd slurm-wlm-mysql-plugin mariadb-server-core mariadb-client-core
-    iproute2 util-linux shellcheck
+    iproute2 util-linux shellcheck bubblewrap
 )
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }

@@ -76,6 +76,7 @@ NOT_DEFINING = (
     "reward.judge.memory_share",
     "reward.judge.kv_cache_mb",
     "reward.judge.enforce_eager",
+    "reward.sandbox.num_workers",
 )
 
 

@@ -92,8 +92,9 @@ class RunConfig(Section):
                 raise ValueError(f"{key}=null with backend.name=ray.\n{needed}\nSet {key}, or choose backend=sim.")
         if self.reward.name == "modelled":
             raise ValueError(
-                "reward.name=modelled with backend.name=ray.\nReal responses are judged by math, walk or judge.\n"
-                "Choose reward=math, reward=walk or reward=judge, or backend=sim."
+                "reward.name=modelled with backend.name=ray.\n"
+                "Real responses are judged by math, walk, sandbox or judge.\n"
+                "Choose reward=math, reward=walk, reward=sandbox or reward=judge, or backend=sim."
             )
         return self
 

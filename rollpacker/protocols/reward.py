@@ -57,6 +57,8 @@ class ScoringRequest:
     is_truncated: bool
     """True when the response ended at the length limit."""
     reference: Reference
+    case_limits_s: tuple[float, ...] = ()
+    """As a `ResponseToScore` has them."""
 
 
 class RewardWorker(Protocol):

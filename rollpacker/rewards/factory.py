@@ -75,9 +75,15 @@ def _make(name: RewardName, section: RewardSection) -> RewardWorker:
             return InPlaceRewardWorker(walk)
         case "math":
             return KillableRewardWorker("rollpacker.rewards.math", section.num_workers, section.timeout_s)
-        case "modelled" | "sandbox" | "judge":
+        case "sandbox":
+            from rollpacker.rewards.sandbox.worker import SandboxRewardWorker
+
+            return SandboxRewardWorker(section.sandbox)
+        case "modelled" | "judge":
             raise ConfigError(
-                f"reward.name={name} judges no texts by a rule.", "Rules are math and walk.", "Choose reward=math."
+                f"reward.name={name} judges no texts by itself.",
+                "Texts are judged by math, walk or sandbox.",
+                "Choose reward=math.",
             )
 
 
@@ -111,7 +117,7 @@ def _in_words(reference: Reference) -> str:
 def _remedy(prompt: Prompt) -> str:
     match prompt.reference:
         case CodeReference():
-            return "There is no code sandbox yet: leave these prompts out, or model the run with backend=sim"
+            return f"Set reward.domains.{prompt.domain}=sandbox, or leave these prompts out"
         case JudgeReference():
             return f"Set reward.domains.{prompt.domain}=judge and reward.judge.model.path, or leave these prompts out"
         case AnswerReference():

@@ -22,7 +22,6 @@ Run as `python -m rollpacker.rewards.judging_process MODULE TIMEOUT_S PARENT_PID
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -36,14 +35,10 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from rollpacker.rewards.judgement import CHECKER_CRASHED, TIMEOUT, Judgement
+from rollpacker.rewards.processes import exit_when_parent_dies, limit_resource, set_parent_death_signal
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from rollpacker.rewards.judgement import RewardModule
-
-_PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>."""
 
 _JUDGE_MEMORY_BYTES = 4 << 30
 """Address space of a judge. A check with sympy needs 0.2 GB; one that wants 4 GB should fail alone, not take the
@@ -61,7 +56,7 @@ def main(arguments: list[str]) -> int:
     requests = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    _exit_when_parent_dies(int(parent_pid))
+    exit_when_parent_dies(int(parent_pid))
     try:
         module = cast("RewardModule", importlib.import_module(module_name))
         module.prepare()
@@ -155,40 +150,16 @@ class _Keeper:
 
 
 def _judge_until_killed(requests: socket.socket, module: RewardModule, keeper_pid: int) -> None:
-    _set_parent_death_signal(signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != keeper_pid:
         return  # it died before the kernel knew what to do then
-    _limit(resource.RLIMIT_AS, _JUDGE_MEMORY_BYTES)
-    _limit(resource.RLIMIT_CORE, 0)
+    limit_resource(resource.RLIMIT_AS, _JUDGE_MEMORY_BYTES)
+    limit_resource(resource.RLIMIT_CORE, 0)
     os.dup2(0, 2)  # a crash is a verdict, and its traceback nobody's reading
     with requests.makefile("rb") as lines:
         for line in lines:
             judgement = module.judge(**json.loads(line))
             _send(requests, judgement)
-
-
-def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (lowest, lowest))
-
-
-def _exit_when_parent_dies(parent_pid: int) -> None:
-    """Let the kernel send a signal, and look: it also comes when only the *thread* ends that started this process."""
-
-    def look(_signal: int, _frame: FrameType | None) -> None:
-        if os.getppid() != parent_pid:
-            os._exit(1)
-
-    signal.signal(signal.SIGUSR1, look)
-    _set_parent_death_signal(signal.SIGUSR1)
-    look(0, None)
-
-
-def _set_parent_death_signal(number: signal.Signals) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(number)) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 def _send(receiver: socket.socket, message: object) -> None:

@@ -21,6 +21,7 @@ from rollpacker.metrics.files import write_atomically
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import check_references, make_reward_worker
 from rollpacker.rewards.judge.reading import dialogue
+from rollpacker.rewards.sandbox.installed import check_sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,12 +64,15 @@ def score_file(
         open_judge: Loads the LLM judge, where the reward has one.
 
     Raises:
-        DataError: A line of either file is wrong, or a prompt is none for the reward; nothing has been scored then.
+        UserError: A line of either file is wrong, a prompt is none for the reward, or programs cannot be run here;
+            nothing has been scored then.
         StorageFailed: The output cannot be written.
     """
     _check_output(out_path, *(file.path for file in files), responses_path)
     prompts = {prompt.key: prompt for prompt in load_prompts(files)}
     check_references(reward, prompts.values())
+    if "sandbox" in reward.names:
+        check_sandbox(reward.sandbox)
     requests = _read_responses(reward, responses_path, prompts, ", ".join(str(file.path) for file in files))
     verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
     lines = [

@@ -10,9 +10,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Verdict
+from rollpacker.rewards.outbox import Outbox
 from rollpacker.rewards.process_pool import JudgingProcess, TimedJudgement
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class InPlaceRewardWorker:
 
     def __init__(self, module: RewardModule) -> None:
         self._module = module
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
         self._outbox.refuse_when_closed()
@@ -36,7 +36,7 @@ class InPlaceRewardWorker:
             judgement = self._module.judge(
                 request.prompt_text, request.response_text, request.is_truncated, _answer(request)
             )
-            self._outbox.put(request, TimedJudgement(judgement, time.perf_counter() - started_s))
+            self._outbox.put(_verdict(request, TimedJudgement(judgement, time.perf_counter() - started_s)))
 
     async def forget(self) -> None:
         """Do nothing: what was to be scored was scored at once."""
@@ -55,7 +55,7 @@ class KillableRewardWorker:
         """Start the processes at once; they import while the caller goes on."""
         self._processes = [JudgingProcess(module_name, timeout_s) for _ in range(num_workers)]
         self._queue: asyncio.Queue[ScoringRequest] = asyncio.Queue()
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -104,7 +104,7 @@ class KillableRewardWorker:
                         "ground_truth": _answer(request),
                     }
                 )
-                self._outbox.put(request, judgement)
+                self._outbox.put(_verdict(request, judgement))
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or nobody would ever know
             self._outbox.fail(error)
 
@@ -115,39 +115,6 @@ def _answer(request: ScoringRequest) -> str:
     return request.reference.text
 
 
-class _Outbox:
-    """Verdicts that wait to be collected."""
-
-    def __init__(self) -> None:
-        self._verdicts: list[Verdict] = []
-        self._failure: Exception | None = None
-        self._is_closed = False
-        self._changed = asyncio.Event()
-
-    def put(self, request: ScoringRequest, judged: TimedJudgement) -> None:
-        reward, reason = judged.judgement
-        self._verdicts.append(Verdict(request=request.request, reward=reward, reason=reason, time_s=judged.time_s))
-        self._changed.set()
-
-    def fail(self, error: Exception) -> None:
-        self._failure = error
-        self._changed.set()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._changed.set()
-
-    def refuse_when_closed(self) -> None:
-        if self._is_closed:
-            raise ImpossibleEvent(
-                "A closed reward worker was asked to score", "Allowed: before close()", "Please report this"
-            )
-
-    async def collect(self) -> Sequence[Verdict]:
-        await self._changed.wait()
-        if self._failure is not None:
-            raise self._failure
-        verdicts, self._verdicts = self._verdicts, []
-        if not self._is_closed:
-            self._changed.clear()
-        return verdicts
+def _verdict(request: ScoringRequest, judged: TimedJudgement) -> Verdict:
+    reward, reason = judged.judgement
+    return Verdict(request=request.request, reward=reward, reason=reason, time_s=judged.time_s)

@@ -241,6 +241,7 @@ class RewardActor(_Actor):
             response_text=self._tokenizer.decode(response.token_ids),
             is_truncated=response.is_truncated,
             reference=response.prompt.reference,
+            case_limits_s=response.case_limits_s,
         )
 
     def _question(self, prompt: Prompt) -> str:

@@ -29,6 +29,7 @@ from rollpacker.data.prompts import load_prompts
 from rollpacker.engines.vllm.installed import check_vllm
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, Prospect
 from rollpacker.rewards.factory import check_references
+from rollpacker.rewards.sandbox.installed import check_sandbox
 from rollpacker.runtime.allocation import current_allocation
 from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
 from rollpacker.runtime.fleets import degrees_of
@@ -104,6 +105,7 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
     finished_steps = look(lambda: _finished_steps(config))
     look(lambda: _check_engine(config))
     look(lambda: _check_trainer(config))
+    look(lambda: _check_reward(config))
     look(lambda: _check_run_dir(config.run.dir))
     look(lambda: check_trackers(config.tracker))
     raise_mistakes(mistakes)
@@ -257,6 +259,11 @@ def _check_engine(config: RunConfig) -> None:
 def _check_trainer(config: RunConfig) -> None:
     if _runs_in_this_environment(config) and config.trainer.name == "megatron":
         check_megatron()
+
+
+def _check_reward(config: RunConfig) -> None:
+    if _runs_in_this_environment(config) and config.backend.name == "ray" and "sandbox" in config.reward.names:
+        check_sandbox(config.reward.sandbox)
 
 
 def _runs_in_this_environment(config: RunConfig) -> bool:

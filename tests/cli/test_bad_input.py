@@ -66,8 +66,8 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "unknown domain": ([*RUN, "data.domain_weights.mth=1"], ["`mth`", "data.domain_weights.math"]),
     "unknown domain of a reward": ([*RUN, "reward.domains.mth=walk"], ["`mth`", "reward.domains.math"]),
     "a reward that is not there yet": (
-        [*RUN, "reward.domains.code=sandbox"],
-        ["no real code sandbox yet", "backend=sim"],
+        [*RUN, "reward.domains.code=sandbox", "reward.sandbox.packages=nowhere"],
+        ["reward.sandbox.packages=nowhere is no folder", "pip install --target"],
     ),
     "no file in the list": (["model.path=model", "data.path=[]"], ["data.path=[] names no file"]),
     "a file with another key": (
@@ -185,7 +185,7 @@ BAD_FILES = {
     _broken_line: ["prompts.jsonl, line 7"],
     _duplicate_id: ["prompts.jsonl, line 41", "line 4 already"],
     _missing_field: ["prompts.jsonl, line 9", "ground_truth"],
-    _code_without_a_sandbox: ["prompts.jsonl, line 41", "'c' has test cases", "math, cannot", "no code sandbox yet"],
+    _code_without_a_sandbox: ["prompts.jsonl, line 41", "'c' has test cases", "Set reward.domains.code=sandbox"],
     _run_dir_is_a_file: ["run.dir=run is a file"],
     _finished_run: ["already holds this run", "after step 10", "run.resume=auto"],
     _another_run: ["holds another run", "choose another run.dir"],

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from rollpacker.config.sections.base import Section
 from rollpacker.config.sections.judge import MODELLED_KEYS, REAL_KEYS, JudgeSection
 from rollpacker.config.sections.resources import ActorResources
+from rollpacker.config.sections.sandbox import SandboxSection
 
 RewardName = Literal["math", "walk", "sandbox", "judge", "modelled"]
 
@@ -16,13 +17,12 @@ RewardName = Literal["math", "walk", "sandbox", "judge", "modelled"]
 class RewardSection(Section):
     """Who judges."""
 
-    name: Literal["math", "walk", "judge", "modelled"] = "math"
+    name: Literal["math", "walk", "sandbox", "judge", "modelled"] = "math"
     """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
     domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
-    """Which check judges a domain that `name` does not, such as {arithmetic: walk}. A real `sandbox` is not there
-    yet."""
+    """Which check judges a domain that `name` does not, such as {code: sandbox}."""
     num_workers: int = Field(1, ge=1)
-    """Responses that are checked at the same time."""
+    """Responses that are checked at the same time; programs: sandbox.num_workers."""
     timeout_s: float = Field(2.0, gt=0)
     """A response whose check takes longer scores 0 with reason `timeout`."""
     resources: ActorResources = ActorResources(num_cpus=0.5)
@@ -36,6 +36,12 @@ class RewardSection(Section):
     """Answers that rules check at the same time in a modelled run, on cores of their own; null: among the
     `num_workers`. veRL checks one after the other."""
     judge: JudgeSection = JudgeSection()
+    sandbox: SandboxSection = SandboxSection()
+
+    @property
+    def names(self) -> frozenset[RewardName]:
+        """Every check that is used."""
+        return frozenset((self.name, *self.domains.values()))
 
     def name_of(self, domain: str) -> RewardName:
         """Which check judges a domain."""
@@ -64,12 +70,6 @@ class RewardSection(Section):
                     f"reward.domains.{domain}={name} with reward.name=modelled.\n"
                     "A modelled run takes every verdict from the workload.\n"
                     f"Leave it out; reward.kinds.{domain} says how a domain is judged in a modelled run."
-                )
-            if name == "sandbox":
-                raise ValueError(
-                    f"reward.domains.{domain}={name}, and there is no real code sandbox yet.\n"
-                    "Real responses are judged by math, walk or judge.\n"
-                    f"Leave the prompts of domain {domain} out, or model the run with backend=sim."
                 )
         return self
 

@@ -1,0 +1,54 @@
+"""How programs of responses are run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rollpacker.config.sections.base import Section
+
+
+class SandboxSection(Section):
+    """The code sandbox: Python programs of responses against test cases, each in a process tree of its own."""
+
+    isolation: Literal["bubblewrap", "rlimits"] = "bubblewrap"
+    """`bubblewrap`: namespaces of its own, no network, nothing of this machine but Python to read. `rlimits`: limits of
+    resources alone, where user namespaces are missing; a program then may read what the run's user may, write where it
+    may, use the network, and end the user's processes, the run's too."""
+    num_workers: int | None = Field(None, ge=1)
+    """Programs at the same time; null: as many as the cores that the reward's process may use."""
+    max_case_s: float = Field(30.0, gt=0)
+    """Limit of a test case where the scheduler gives none, that is with system.reward=async or batch. It counts the
+    program's own time: on cores, or asleep; not what it waits for a core that others have."""
+    memory_mb: int = Field(1024, ge=64)
+    """Of all processes of a program together."""
+    processes: int = Field(32, ge=1)
+    """Processes and threads of a program at a time."""
+    files_mb: int = Field(64, ge=1)
+    """That a program may write to its /tmp, in memory; also of any one file."""
+    open_files: int = Field(64, ge=16)
+    """Of each process."""
+    output_mb: int = Field(16, ge=1)
+    """That a program may write or return per test case."""
+    packages: Path | None = None
+    """A folder of installed packages that programs may import beside the standard library, such as one made by `pip
+    install --target`; it is mounted read-only."""
+
+    @model_validator(mode="after")
+    def _packages_are_there(self) -> Self:
+        if self.packages is not None and not self.packages.is_dir():
+            raise ValueError(
+                f"reward.sandbox.packages={self.packages} is no folder.\n"
+                "It is a folder of packages that programs may import.\n"
+                "Make it by `pip install --target FOLDER PACKAGE`, or leave it out."
+            )
+        return self
+
+    def bounds_json(self) -> str:
+        """What a sandbox may take, for the process that makes it."""
+        names = {"isolation", "memory_mb", "processes", "files_mb", "open_files", "output_mb"}
+        packages = None if self.packages is None else str(self.packages.resolve())
+        return json.dumps(self.model_dump(include=names) | {"packages": packages})

@@ -1,0 +1,51 @@
+"""What processes need that must not outlive those who started them, nor take more than their share."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""From <linux/prctl.h>."""
+
+
+def exit_when_parent_dies(parent_pid: int) -> None:
+    """Let the kernel send a signal, and look: it also comes when only the *thread* ends that started this process."""
+
+    def look(_signal: int, _frame: FrameType | None) -> None:
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+    signal.signal(signal.SIGUSR1, look)
+    set_parent_death_signal(signal.SIGUSR1)
+    look(0, None)
+
+
+def set_parent_death_signal(number: signal.Signals) -> None:
+    """Ask the kernel for a signal when the thread ends that forked this process; forgotten by a change of user."""
+    _control(_PR_SET_PDEATHSIG, int(number))
+
+
+def become_reaper() -> None:
+    """Become the parent of descendants whose own parent ends."""
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def limit_resource(kind: int, value: int) -> None:
+    """Lower a limit of this process and its children for good."""
+    _, hard = resource.getrlimit(kind)
+    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (lowest, lowest))
+
+
+def _control(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")

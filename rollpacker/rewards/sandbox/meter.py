@@ -1,0 +1,125 @@
+"""What a tree of processes has used, read from /proc outside the sandbox.
+
+The clock of a test case is the program's own time: the time of its processes on cores, or the wall time less what they
+waited for a core, whichever is longer.
+
+    own = max(CPU time of the tree, wall time - time its threads were ready to run, and did not)
+
+CPU time alone would let a program sleep for ever, and wall time alone would fail correct programs on a busy machine.
+Own time grows for both loops and sleepers, and stands still for a program that only waits for a core that others
+have. Where the kernel does not tell the waiting (`schedstat`), own time is wall time, which is the longer one.
+
+The tree is followed through `children`, so a process that double-forks or starts a session stays in it: orphans go to
+the sandbox's first process. Memory is what belongs to processes (anonymous, and shared memory they map); files in the
+sandbox's own file systems are bounded by their sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_NANOSECOND_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """At one moment."""
+
+    own_s: float
+    """Since `restart`."""
+    wall_s: float
+    """Since `restart`."""
+    memory_bytes: int
+    num_tasks: int
+    """Processes and threads."""
+
+
+class Meter:
+    """Watches the trees under some processes."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = tuple(pids)
+        self._waited_ns: dict[str, int] = {}
+        """By thread, also of those that have ended."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a case."""
+        self._began_s = time.monotonic()
+        self._cpu_before_s, _, _ = self._look()
+        self._waited_before_s = self._waited_s()
+
+    def read(self) -> Usage:
+        cpu_s, memory_bytes, num_tasks = self._look()
+        wall_s = time.monotonic() - self._began_s
+        own_s = max(cpu_s - self._cpu_before_s, wall_s - (self._waited_s() - self._waited_before_s), 0.0)
+        return Usage(own_s=own_s, wall_s=wall_s, memory_bytes=memory_bytes, num_tasks=num_tasks)
+
+    def _waited_s(self) -> float:
+        return sum(self._waited_ns.values()) * _NANOSECOND_S
+
+    def _look(self) -> tuple[float, int, int]:
+        """Give CPU time, memory and number of tasks; processes that end meanwhile are left out."""
+        cpu_s, memory_bytes, num_tasks = 0.0, 0, 0
+        for pid in self._pids:
+            for each in tree_of(pid):
+                try:
+                    one_cpu_s, one_bytes, one_tasks = self._look_at(each)
+                except (OSError, IndexError, ValueError):
+                    continue
+                cpu_s += one_cpu_s
+                memory_bytes += one_bytes
+                num_tasks += one_tasks
+        return cpu_s, memory_bytes, num_tasks
+
+    def _look_at(self, pid: int) -> tuple[float, int, int]:
+        # The name in brackets may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        utime, stime, children_utime, children_stime = (int(field) for field in fields[11:15])
+        on_cores_s = self._on_cores_s(pid)
+        memory_bytes = 0
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith((b"RssAnon:", b"RssShmem:")):
+                memory_bytes += int(line.split()[1]) << 10
+        cpu_s = max((utime + stime) * _TICK_S, on_cores_s) + (children_utime + children_stime) * _TICK_S
+        return cpu_s, memory_bytes, int(fields[17])
+
+    def _on_cores_s(self, pid: int) -> float:
+        """Of the threads that are there; notes what they waited."""
+        total_ns = 0
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 only names, and looked at often
+            try:
+                on_core, waited, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_bytes().split()
+            except (OSError, ValueError):
+                continue
+            total_ns += int(on_core)
+            self._waited_ns[thread] = int(waited)
+        return total_ns * _NANOSECOND_S
+
+
+def tree_of(pid: int) -> Iterator[int]:
+    """Give a process and its descendants."""
+    ahead = [pid]
+    while ahead:
+        each = ahead.pop()
+        yield each
+        ahead += children_of(each)
+
+
+def children_of(pid: int) -> list[int]:
+    """Of all its threads; none when it has ended."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 only names, and looked at often
+            found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split()]
+    except OSError:
+        pass
+    return found

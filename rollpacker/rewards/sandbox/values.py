@@ -1,0 +1,148 @@
+"""Values that cross the sandbox's wall as plain data: JSON, with tags for what Python has beyond it.
+
+Invariant: decoding makes nothing but builtin values, of types that are exactly these (and `Fraction`, `Decimal`). So
+what was an object with an `__eq__` of its own inside is plain outside, or an `Opaque` that equals nothing.
+
+Used on both sides: inside it runs in the program's own interpreter, where it may be patched; what it then says is still
+only data. It imports little, because every program pays for it.
+"""
+
+from __future__ import annotations
+
+import math
+from _json import encode_basestring_ascii
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MAX_DEPTH = 200
+"""Of containers in each other; what is deeper does not cross."""
+
+_SAFE_INT = 1 << 63
+"""Larger ones cross in hexadecimal: Python refuses to write and read thousands of decimal digits."""
+
+
+class Opaque:
+    """What is no plain data; equals nothing."""
+
+    def __init__(self, type_name: str) -> None:
+        self.type_name = type_name
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<an object of type {self.type_name}>"
+
+
+def encode(value: object, export: Callable[[object], str] | None = None, depth: int = 0) -> str:  # noqa: C901, PLR0911, PLR0912 one case per type
+    """Write a value as JSON text; `export` writes what is no plain data."""
+    if value is None:
+        return "null"
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, str):
+        return encode_basestring_ascii(str.__str__(value))
+    if isinstance(value, int):
+        number = int.__index__(value)
+        return int.__repr__(number) if -_SAFE_INT < number < _SAFE_INT else f'{{"i":"{number:x}"}}'
+    if isinstance(value, float):
+        return float.__repr__(value) if math.isfinite(value) else f'{{"f":"{float.__repr__(value)}"}}'
+    if depth > MAX_DEPTH:
+        return f'{{"x":{encode_basestring_ascii(type(value).__name__)}}}'
+    if isinstance(value, list):
+        return f"[{_items(list.__iter__(value), export, depth)}]"
+    if isinstance(value, tuple):
+        return f'{{"t":[{_items(tuple.__iter__(value), export, depth)}]}}'
+    if isinstance(value, dict):
+        pairs = ",".join([f"[{_items(item, export, depth)}]" for item in dict.items(value)])
+        return f'{{"d":[{pairs}]}}'
+    if isinstance(value, set):
+        return f'{{"s":[{_items(set.__iter__(value), export, depth)}]}}'
+    if isinstance(value, frozenset):
+        return f'{{"z":[{_items(frozenset.__iter__(value), export, depth)}]}}'
+    if isinstance(value, bytes):
+        return f'{{"b":"{bytes.hex(value)}"}}'
+    if isinstance(value, bytearray):
+        return f'{{"a":"{bytearray.hex(value)}"}}'
+    if isinstance(value, complex):
+        return f'{{"c":["{value.real}","{value.imag}"]}}'
+    if isinstance(value, range):
+        return f'{{"r":[{value.start},{value.stop},{value.step}]}}'
+    kind = type(value)
+    if kind.__module__ == "collections" and kind.__name__ == "deque":
+        return f'{{"l":[{_items(iter(value), export, depth)}]}}'  # type: ignore[call-overload]
+    if kind.__module__ in {"fractions", "decimal"} and kind.__name__ in {"Fraction", "Decimal"}:
+        return f'{{"n":["{kind.__name__}",{encode_basestring_ascii(str(value))}]}}'
+    if export is not None:
+        return export(value)
+    return f'{{"x":{encode_basestring_ascii(kind.__name__)}}}'
+
+
+def decode(tree: object, restore: Callable[[dict[str, object]], object] | None = None) -> object:
+    """Make the value of parsed JSON; `restore` makes what the other side exported.
+
+    Raises:
+        ValueError: It is none that `encode` writes. (Also TypeError and what else malformed data provokes.)
+    """
+    if isinstance(tree, list):
+        return [decode(item, restore) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) != 1:
+        if restore is not None:
+            return restore(tree)
+        raise ValueError(f"no value: {list(tree)[:3]}")
+    ((tag, body),) = tree.items()
+    if tag in _TAGS:
+        return _TAGS[tag](body, restore)
+    if tag == "x":
+        return Opaque(str(body)[:80])
+    if restore is not None:
+        return restore(tree)
+    raise ValueError(f"no value: {tag!r}")
+
+
+def _items(values: object, export: Callable[[object], str] | None, depth: int) -> str:
+    return ",".join([encode(item, export, depth + 1) for item in values])  # type: ignore[attr-defined]
+
+
+def _deque(items: list[object]) -> object:
+    from collections import deque
+
+    return deque(items)
+
+
+def _number(parts: list[str]) -> object:
+    name, text = parts
+    if len(text) > 10_000:  # noqa: PLR2004 more would take long to parse
+        raise ValueError("too many digits")
+    if name == "Fraction":
+        from fractions import Fraction
+
+        return Fraction(text)
+    from decimal import Decimal
+
+    return Decimal(text)
+
+
+_TAGS: dict[str, Callable[[Any, Any], object]] = {
+    "i": lambda body, _restore: int(body, 16),
+    "f": lambda body, _restore: float(body),
+    "t": lambda body, restore: tuple(decode(item, restore) for item in body),
+    "d": lambda body, restore: {decode(key, restore): decode(item, restore) for key, item in body},
+    "s": lambda body, restore: {decode(item, restore) for item in body},
+    "z": lambda body, restore: frozenset(decode(item, restore) for item in body),
+    "b": lambda body, _restore: bytes.fromhex(body),
+    "a": lambda body, _restore: bytearray.fromhex(body),
+    "c": lambda body, _restore: complex(float(body[0]), float(body[1])),
+    "r": lambda body, _restore: range(*body),
+    "l": lambda body, restore: _deque([decode(item, restore) for item in body]),
+    "n": lambda body, _restore: _number(body),
+}

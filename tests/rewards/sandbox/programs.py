@@ -1,0 +1,58 @@
+"""Programs in a real pool of sandboxes, for tests and benchmarks: prompts are written to files, as a run has them."""
+
+import json
+from collections import Counter
+
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.sandbox import SandboxSection
+from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.data.prompts import load_prompts
+from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.rewards.sandbox.worker import SandboxRewardWorker
+
+
+def fenced(source):
+    return f"Here it is.\n\n```python\n{source}\n```\n"
+
+
+def write_prompts(folder, lines):
+    """Give references by id."""
+    path = folder / f"prompts-{len(list(folder.iterdir()))}.jsonl"
+    filled = [{"domain": "code", "prompt": "Write it.", **line} for line in lines]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in filled))
+    return {prompt.key: prompt.reference for prompt in load_prompts([PromptFile(path=path)])}
+
+
+def request_of(sample, reference, response, *, key="p", limits_s=(), is_truncated=False):
+    return ScoringRequest(
+        request=RequestId(round=0, prompt=PromptId(epoch=0, key=key), sample=sample),
+        domain="code",
+        prompt_text="",
+        response_text=response,
+        is_truncated=is_truncated,
+        reference=reference,
+        case_limits_s=limits_s,
+    )
+
+
+class Pool:
+    """A worker that is closed at the end."""
+
+    def __init__(self, **values):
+        self.worker = SandboxRewardWorker(SandboxSection(**values))
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_error):
+        await self.worker.close()
+
+    async def judge(self, *requests):
+        """Give the verdicts in the order of the requests."""
+        await self.worker.score(requests)
+        verdicts = []
+        while len(verdicts) < len(requests):
+            verdicts += await self.worker.collect()
+        assert Counter(verdict.request for verdict in verdicts) == Counter(request.request for request in requests)
+        by_request = {verdict.request: verdict for verdict in verdicts}
+        return [by_request[request.request] for request in requests]
