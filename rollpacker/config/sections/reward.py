@@ -38,11 +38,6 @@ class RewardSection(Section):
     judge: JudgeSection = JudgeSection()
     sandbox: SandboxSection = SandboxSection()
 
-    @property
-    def names(self) -> frozenset[RewardName]:
-        """Every check that is used."""
-        return frozenset((self.name, *self.domains.values()))
-
     def name_of(self, domain: str) -> RewardName:
         """Which check judges a domain."""
         return self.domains.get(domain, self.name)
