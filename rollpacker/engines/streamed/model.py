@@ -4,8 +4,9 @@ Prompts wait in one queue, whoever asked. When a pass has ended, the thread take
 chooses the next pass from all that has arrived meanwhile, decides how many layers are resident for it, and runs it; the
 caller's event loop is never blocked. While the model sleeps, prompts wait.
 
-A pass that runs out of device memory, because another process took it in the meantime, is run once more with no layer
-resident. Any other exception ends the thread: it is raised from every call that waits and from everything after.
+Where device memory has no room for a pass, the pass has fewer prompts. One that runs out of memory all the same,
+because another process took it meanwhile, is run once more with the fewest layers resident. Any other exception ends
+the thread: it is raised from every call that waits and from everything after.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rollpacker.engines.streamed.residency import (
     Residency,
     num_resident_layers,
     num_that_fit,
+    pass_bytes,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class StreamingStats:
     computing_s: float
     """In decoder layers, by the device's clock."""
     num_memory_retries: int
-    """Passes that ran out of device memory and were run again with no layer resident."""
+    """Passes that ran out of device memory and were run again with the fewest layers resident."""
 
 
 class StreamedModel:
@@ -244,10 +246,28 @@ class StreamedModel:
             if not waiting:
                 self._waiting = []
                 return []
-            places = next_pass([len(each.prompt) for each in waiting], self._section.max_batch_tokens)
+            places = self._choose([len(each.prompt) for each in waiting])
             taken = set(places)
             self._waiting = [each for place, each in enumerate(waiting) if place not in taken]
         return [waiting[place] for place in places]
+
+    def _choose(self, lengths: Sequence[int]) -> list[int]:
+        """Choose a pass, of fewer prompts where device memory has no room for as many as it may have."""
+        max_tokens = self._section.max_batch_tokens
+        while True:
+            places = next_pass(lengths, max_tokens)
+            if len(places) == 1 or self._has_room(len(places), lengths[places[0]]):
+                return places
+            max_tokens //= 2
+
+    def _has_room(self, num_rows: int, longest: int) -> bool:
+        free = self._device.free_bytes()
+        if free is None:
+            return True
+        sizes, layers = self._decoder.sizes, self._decoder.layers
+        # of the layers that it holds, a pass needs the fixed ones, or only the slots
+        needed = sizes.weight_bytes(self._fewest) + pass_bytes(sizes, num_rows, longest)
+        return needed <= free + layers.num_bytes
 
     def _compute(self, batch: Sequence[_Waiting]) -> tuple[list[tuple[float, ...]], PassTimes]:
         prompts, candidates = [each.prompt for each in batch], [each.candidates for each in batch]

@@ -193,13 +193,18 @@ def num_resident_layers(
     return fit
 
 
+def pass_bytes(sizes: LayerSizes, num_rows: int, longest: int) -> float:
+    """Device memory that a pass takes beside the layers: its activations, and what is left free beside them."""
+    return sizes.activation_bytes(num_rows, longest) * (1 + _SPARE_SHARE)
+
+
 def num_that_fit(sizes: LayerSizes, *, num_rows: int, longest: int, free_bytes: float) -> int:
     """The most layers that can stay beside a batch's activations.
 
     Raises:
         EngineFailed: Not even the slots fit.
     """
-    activations = sizes.activation_bytes(num_rows, longest) * (1 + _SPARE_SHARE)
+    activations = pass_bytes(sizes, num_rows, longest)
     fit = sizes.num_that_fit(free_bytes - activations)
     if fit is None:
         raise EngineFailed(

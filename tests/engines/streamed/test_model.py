@@ -17,6 +17,7 @@ from rollpacker.core.errors import ConfigError, EngineFailed, ImpossibleEvent, M
 from rollpacker.engines.factory import open_judge
 from rollpacker.engines.streamed.devices import CpuDevice
 from rollpacker.engines.streamed.model import StreamedModel, open_model
+from rollpacker.engines.streamed.residency import pass_bytes
 from tests.engines.streamed.models import NUM_LAYERS, load_plain, make_prompts, plain_logprobs
 
 if TYPE_CHECKING:
@@ -192,6 +193,20 @@ async def test_layers_become_resident_as_free_memory_and_measured_rates_say(mode
         device.copy_s = 0.1
         assert {await resident() for _ in range(8)} == {3}
         assert await resident() == 0
+
+
+@pytest.mark.parametrize("resident_share", [None, 0.4])
+async def test_a_pass_has_fewer_prompts_where_memory_has_no_room_for_more(
+    resident_share: float | None, model_folder: Path
+) -> None:
+    device = SmallDevice(num_bytes=10**9)
+    prompts = make_prompts(60, 64, 62)
+    async with opened(model_folder, device, resident_share=resident_share) as model:
+        check(model_folder, prompts, await model.next_token_logprobs(prompts, CANDIDATES))
+        assert (await model.stats()).num_passes == 1
+        device.num_bytes = int(1.5 * pass_bytes(model._decoder.sizes, num_rows=1, longest=64))
+        check(model_folder, prompts, await model.next_token_logprobs(prompts, CANDIDATES))
+        assert (await model.stats()).num_passes == 4
 
 
 async def test_exposed_copies_are_counted(model_folder: Path) -> None:
