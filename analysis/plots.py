@@ -109,6 +109,28 @@ def compare_lines(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
     return figure
 
 
+def compare_curves(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
+    """Draw shares (`x`, %) over quantities (`y`) on a logarithmic axis: ours as a line, the paper's as points."""
+    use_style()
+    frame = numbers.frame()
+    figure, panels = _panels(frame, None)
+    for panel, axes in panels:
+        rows = frame[frame["panel"] == panel]
+        paper, own = rows[rows["source"] == Source.PAPER], rows[rows["source"] != Source.PAPER].sort_values("x")
+        axes.scatter(paper["y"], paper["x"], s=9, color=PAPER_COLOR, linewidth=0)
+        if not own.empty:
+            style = "--" if (own["source"] == Source.MODELLED).any() else "-"
+            axes.plot(own["y"], own["x"].astype(float), color=OUR_COLOR, linewidth=1.4, linestyle=style)
+        axes.set_xscale("log")
+        axes.set_title(panel)
+        axes.set_xlabel(xlabel)
+        axes.set_ylim(0, 101)
+    figure.supylabel(ylabel, fontsize=9)
+    handles = [handle for handle in _line_legend(frame) if handle.get_label() not in set(frame["series"])]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
 def _draw_line(axes: Axes, rows: pd.DataFrame, color: str) -> None:
     paper = rows[rows["source"] == Source.PAPER]
     own = rows[rows["source"] != Source.PAPER].sort_values("x")

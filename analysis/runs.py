@@ -61,6 +61,18 @@ class Run:
             return ""
         return str(domains[0]) if len(domains) == 1 else "mix"
 
+    @cached_property
+    def responses(self) -> pd.DataFrame:
+        """The `responses` table; without a row where there is none."""
+        try:
+            return read_frame(self.folder, "responses")
+        except DataError:
+            return pd.DataFrame(columns=["length_tokens", "reward_time_s"], dtype=float)
+
+    def quantile(self, column: str, level: float) -> float:
+        """Of a column of the `responses` table; NaN without responses."""
+        return float(self.responses[column].quantile(level))
+
     @property
     def is_finished(self) -> bool:
         """True when every step is there that the configuration asks for."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from analysis.exhibit import Exhibit
-from analysis.exhibits import fig06, fig09, fig10c, table1, table2
+from analysis.exhibits import bubbles, fig02a, fig06, fig07a, fig09, fig10c, fig11, table1, table2
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
     {
-        exhibit.name: exhibit
-        for exhibit in (table1.EXHIBIT, table2.EXHIBIT, fig06.EXHIBIT, fig09.EXHIBIT, fig10c.EXHIBIT)
+        module.EXHIBIT.name: module.EXHIBIT
+        for module in (table1, table2, fig02a, fig06, fig07a, fig09, fig10c, fig11, bubbles)
     }
 )
+"""In the paper's order, then ours."""

@@ -1,0 +1,51 @@
+"""Ours: how long engines stand idle and how many tokens are generated for nothing, per system and model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.exhibit import Exhibit
+from analysis.numbers import Numbers, Place, Value, comparing
+from analysis.plots import compare_bars
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from analysis.runs import Run, Runs
+
+MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
+SYSTEMS = ("verl", "rlhfuse", "rollpacker")
+
+
+def gather(runs: Runs) -> Numbers:
+    """Shares over all steps: idle decode slots of all slots, and tokens wasted of those generated."""
+    points = [
+        Place(panel=f"{model}, {title}", x=system, unit="%").ours(
+            Value(run, _share(run, part, whole)) for run in runs.of(model=model, system=system, task="mix")
+        )
+        for title, part, whole in (
+            ("idle decode slots", "decode_slot_steps_idle", ("decode_slot_steps_idle", "decode_slot_steps_busy")),
+            ("tokens wasted", "tokens_wasted", ("tokens_generated",)),
+        )
+        for model in MODELS
+        for system in SYSTEMS
+    ]
+    return Numbers(points=comparing(points), missing=runs.missing)
+
+
+def _share(run: Run, part: str, whole: tuple[str, ...]) -> float:
+    return float(100 * run.steps[part].sum() / max(1, sum(run.steps[column].sum() for column in whole)))
+
+
+def draw(numbers: Numbers) -> Figure:
+    """A panel per model; idle slots above, waste below."""
+    return compare_bars(numbers, ylabel="share (%)", number="{:.0f}")
+
+
+EXHIBIT = Exhibit(
+    name="bubbles",
+    title="Idle decode slots and wasted tokens of each system (ours)",
+    experiments=("e2e_performance",),
+    gather=gather,
+    draw=draw,
+)
