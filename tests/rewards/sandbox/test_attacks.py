@@ -1,0 +1,106 @@
+"""None escapes, none passes, no process is left, and the pool goes on."""
+
+import os
+import secrets
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from rollpacker.rewards.sandbox.meter import children_of, tree_of
+from tests.rewards.sandbox import attacks
+from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+
+BOUNDS = {"num_workers": 2, "memory_mb": 192, "processes": 16, "files_mb": 8, "output_mb": 1}
+"""Two programs at a time keep a small machine busy, also while one of them sleeps."""
+LIMIT_S = 0.3
+
+
+@contextmanager
+def server_that_tells(secret):
+    """Give the port of a server that tells everybody."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(secret.encode())
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A secret, in reach of who is outside."""
+    secret = secrets.token_hex(8)
+    monkeypatch.setenv("ROLLPACKER_SECRET", secret)
+    file = tmp_path / "secret"
+    file.write_text(secret)
+    tmp_path.chmod(0o755)
+    cases = {
+        "function": {
+            "entry_point": "f",
+            "test_cases": [{"args": [1], "expected": secret}, {"args": [2], "expected": 1.0}],
+        },
+        "stdin": {"test_cases": [{"input": "1\n", "output": secret}]},
+        "asserted": {
+            "test": f"def test_it():\n    got = f(1)\n    assert got == {secret!r} or 3.14 < got < 3.15 or "
+            f"abs(got - 2.5) < 1e-9 or {secret!r} in got or got.word == {secret!r}"
+        },
+    }
+    references = write_prompts(tmp_path, [{"id": key, **fields} for key, fields in cases.items()])
+    with server_that_tells(secret) as port:
+        yield secret, references, {"file": str(file), "outside": str(tmp_path / "written"), "port": port}
+
+
+def filled(source, places):
+    for name, value in places.items():
+        source = source.replace(f"<{name}>", str(value))
+    return source
+
+
+async def test_no_attack_passes_escapes_or_leaves_anything(world, tmp_path):
+    secret, references, places = world
+    programs = [("function", name, source) for name, source in attacks.FUNCTION.items()]
+    programs += [("stdin", name, filled(source, places)) for name, source in attacks.STDIN.items()]
+    programs += [("asserted", name, source) for name, source in attacks.ASSERTED.items()]
+    assert len(programs) >= 80
+    async with Pool(**BOUNDS) as pool:
+        verdicts = await pool.judge(
+            *(
+                request_of(index, references[style], source, limits_s=(LIMIT_S,))
+                for index, (style, _, source) in enumerate(programs)
+            )
+        )
+        found = {(style, name): verdict for (style, name, _), verdict in zip(programs, verdicts, strict=True)}
+        assert [
+            (key, verdict.reason) for key, verdict in found.items() if verdict.reward or verdict.reason == "correct"
+        ] == []
+        assert [key for key, verdict in found.items() if verdict.reason == "checker_crashed"] == []
+        assert not (tmp_path / "written").exists()
+        keepers = pool.worker.pids
+        assert [list(tree_of(pid)) for pid in keepers] == [[pid] for pid in keepers], "a process is left"
+        reasons = {key[1]: verdict.reason for key, verdict in found.items()}
+        assert {name: reasons[name] for name in ("output", "memory", "memory of a tree", "loop", "sleep", "stop")} == {
+            "output": "output",
+            "memory": "memory",
+            "memory of a tree": "memory",
+            "loop": "timeout",
+            "sleep": "timeout",
+            "stop": "timeout",
+        }
+        again = await pool.judge(
+            *(request_of(index, references["stdin"], f"print({secret!r})") for index in range(4)),
+            request_of(4, references["function"], f"def f(x): return {secret!r} if x == 1 else 1"),
+            request_of(5, references["asserted"], f"def f(x): return {secret!r}"),
+        )
+        assert {verdict.reason for verdict in again} == {"correct"}, "the secret itself is right"
+        assert pool.worker.pids == keepers, "a keeper was lost"
+    assert [pid for pid in keepers if children_of(os.getpid()).count(pid)] == []
