@@ -1,7 +1,8 @@
-"""`python -m rollpacker.demo [KEY=VALUE...]`: three commands in a row, each shown before it runs.
+"""`python -m rollpacker.demo [mixed] [KEY=VALUE...]`: three commands in a row, each shown before it runs.
 
 It makes a model and prompts, as a user's own would be; trains them once under every system by the command that a user
-would type; and draws table and figure from what the runs wrote. Overrides are added to the second command.
+would type; and draws table and figure from what the runs wrote. Overrides are added to the second command. With `mixed`
+the prompts are walks, which a rule judges, programs, which a sandbox runs, and climbs, which a small model judges.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rollpacker.core.errors import EXIT_INTERRUPTED
+from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
+from rollpacker.demo.language import WALKS, Language
 
 FOLDER = Path("runs/demo")
 
@@ -35,12 +39,13 @@ def main(overrides: list[str]) -> int:
         console.print(__doc__)
         return 0
     started = time.monotonic()
-    inputs = Inputs(folder=FOLDER / "input")
-    runs = FOLDER / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    is_mixed = overrides[:1] == ["mixed"]
+    folder = FOLDER / "mixed" if is_mixed else FOLDER
+    inputs = Inputs(folder=folder / "input", is_mixed=is_mixed)
+    runs = folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     train = [
-        *("train", "-m", "experiment=demo", f"system={','.join(SYSTEMS)}"),
-        *(f"model.path={inputs.model}", f"data.path={inputs.prompts}", f"run.dir={runs}/${{system.name}}"),
-        *overrides,
+        *("train", "-m", *words_of(inputs), f"system={','.join(SYSTEMS)}", f"run.dir={runs}/${{system.name}}"),
+        *overrides[is_mixed:],
     ]
     draw = ["--runs", *(str(runs / system) for system in SYSTEMS), "--out", str(runs)]
     try:
@@ -58,6 +63,15 @@ def main(overrides: list[str]) -> int:
     return code
 
 
+def words_of(inputs: Inputs) -> list[str]:
+    """The experiment, and where its inputs are."""
+    words = [f"model.path={inputs.model}", f"data.path={inputs.prompts}"]
+    if not inputs.is_mixed:
+        return ["experiment=demo", *words]
+    judge = [f"reward.judge.model.path={inputs.judge}", f"reward.judge.template={inputs.template}"]
+    return ["experiment=mixed", *words, *judge]
+
+
 def _announce(console: Console, number: str, title: str) -> None:
     console.print()
     console.print(Rule(Text.assemble((f"{number} ", "dim"), (title, "bold")), align="left", style="dim"))
@@ -71,6 +85,10 @@ def _prepare(console: Console, inputs: Inputs) -> None:
     console.print(
         Text.assemble(("  prompt    ", "dim"), "3 20 :\n", ("  response  ", "dim"), "+4 7 +1 8 +4 12 +4 16 +4 20")
     )
+    if inputs.is_mixed:
+        console.print(
+            "Beside it CODE, programs that add two numbers to what they read, and CLIMB, from number to number."
+        )
     if are_made(inputs):
         console.print(f"Model and prompts are in {inputs.folder} already.")
         return
@@ -92,13 +110,19 @@ def _prepare(console: Console, inputs: Inputs) -> None:
         from rollpacker.demo.warm_start import NUM_ITERATIONS, make_model
 
         torch.set_num_threads(1)
-        bar = progress.add_task("imitating", total=NUM_ITERATIONS, loss=float("nan"))
-        make_inputs(
-            inputs,
-            lambda folder: make_model(
-                folder, on_iteration=lambda finished, loss: progress.update(bar, completed=finished, loss=loss)
-            ),
-        )
+
+        def learn(what: str, language: Language) -> Callable[[Path], None]:
+            bar = progress.add_task(what, total=NUM_ITERATIONS, loss=float("nan"))
+            return lambda model: make_model(
+                model,
+                language=language,
+                on_iteration=lambda finished, loss: progress.update(bar, completed=finished, loss=loss),
+            )
+
+        if inputs.is_mixed:
+            make_inputs(inputs, learn("imitating", mixed.POLICY), learn("judging", mixed.JUDGE))
+        else:
+            make_inputs(inputs, learn("imitating", WALKS))
     console.print(f"Model and tokenizer: {inputs.model}   prompts: {inputs.prompts}")
 
 

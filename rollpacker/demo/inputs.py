@@ -9,16 +9,13 @@ import hashlib
 import json
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rollpacker.demo import task
+from rollpacker.demo import mixed, task
 from rollpacker.metrics.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_PROMPTS = 4096
 """More than a run of the demo draws, so that no prompt is seen twice."""
@@ -27,11 +24,17 @@ PROMPT_SEED = 2
 """Other walks than those of the warm-up, but for chance: there are 19,900 different ones, and short ones are common."""
 
 
+_Write = Callable[[Path], None]
+"""Makes a model in a folder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """Where the input of the main job lies."""
 
     folder: Path
+    is_mixed: bool = False
+    """Whether programs and climbs are among the prompts, and a judge beside the model (see `mixed`)."""
 
     @property
     def model(self) -> Path:
@@ -40,6 +43,15 @@ class Inputs:
     @property
     def prompts(self) -> Path:
         return self.folder / "prompts.jsonl"
+
+    @property
+    def judge(self) -> Path:
+        return self.folder / "judge"
+
+    @property
+    def template(self) -> Path:
+        """What the judge reads."""
+        return self.folder / "judge.jinja"
 
     @property
     def recipe(self) -> Path:
@@ -51,19 +63,24 @@ def are_made(inputs: Inputs) -> bool:
     return inputs.recipe.is_file() and inputs.recipe.read_bytes() == _recipe()
 
 
-def make_inputs(inputs: Inputs, make_model: Callable[[Path], None]) -> None:
-    """Replace the folder by a fresh prompt file and what `make_model` writes."""
+def make_inputs(inputs: Inputs, make_model: _Write, make_judge: _Write | None = None) -> None:
+    """Replace the folder by a fresh prompt file and what `make_model` writes, and `make_judge` for a mixed one."""
     if inputs.folder.exists():
         shutil.rmtree(inputs.folder)
-    write_atomically(inputs.prompts, task.prompt_file(NUM_PROMPTS, random.Random(PROMPT_SEED)).encode())
+    prompt_file = mixed.prompt_file if inputs.is_mixed else task.prompt_file
+    write_atomically(inputs.prompts, prompt_file(NUM_PROMPTS, random.Random(PROMPT_SEED)).encode())
     make_model(inputs.model)
+    if inputs.is_mixed:
+        assert make_judge is not None, "responses of the domain judge need one"
+        make_judge(inputs.judge)
+        write_atomically(inputs.template, mixed.TEMPLATE.encode())
     write_atomically(inputs.recipe, _recipe())
 
 
 def _recipe() -> bytes:
     """Hash the code that makes the files, and name the libraries whose arithmetic enters them."""
     sources = hashlib.sha256()
-    for name in ("inputs.py", "task.py", "warm_start.py"):
+    for name in ("inputs.py", "language.py", "mixed.py", "task.py", "warm_start.py"):
         sources.update((Path(__file__).parent / name).read_bytes())
     recipe = {"sources": sources.hexdigest(), **{name: version(name) for name in ("torch", "transformers")}}
     return (json.dumps(recipe, indent=1) + "\n").encode()

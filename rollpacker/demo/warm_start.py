@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from rollpacker.demo import task
+from rollpacker.demo.language import WALKS, Language
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ def make_model(
     *,
     num_iterations: int = NUM_ITERATIONS,
     seed: int = SEED,
+    language: Language = WALKS,
     on_iteration: Callable[[int, float], None] = lambda _iteration, _loss: None,
 ) -> None:
     """Write a warmed-up model and its tokenizer into a folder, as ordinary Hugging Face files.
@@ -69,20 +71,21 @@ def make_model(
         folder: Created when missing.
         num_iterations: Batches to imitate.
         seed: Of the initial weights and the examples.
+        language: What it learns.
         on_iteration: Told the number of finished iterations and the loss, nats per token.
     """
-    model = _initial_model(seed)
-    _imitate(model, num_iterations, random.Random(seed), on_iteration)
+    model = _initial_model(seed, language)
+    _imitate(model, num_iterations, _batches(language, random.Random(seed)), on_iteration)
     model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    make_tokenizer(language).save_pretrained(folder)
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(language: Language = WALKS) -> Any:
     """Build the tokenizer: one token per word between white space."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: token for token, word in enumerate(task.WORDS)}
+    vocabulary = {word: token for token, word in enumerate(language.words)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=task.PAD))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -90,11 +93,11 @@ def make_tokenizer() -> Any:
     )
 
 
-def _initial_model(seed: int) -> Any:
+def _initial_model(seed: int, language: Language) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=len(task.WORDS),
+        vocab_size=len(language.words),
         hidden_size=HIDDEN_SIZE,
         intermediate_size=INTERMEDIATE_SIZE,
         num_hidden_layers=2,
@@ -111,7 +114,7 @@ def _initial_model(seed: int) -> Any:
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     with torch.no_grad():
-        places_PH = model.model.embed_tokens.weight[task.FIRST_PLACE :]
+        places_PH = model.model.embed_tokens.weight[task.FIRST_PLACE :][: task.NUM_PLACES]
         places_PH.zero_()
         places_PH[:, : 2 * NUM_CIRCLES] = _points_on_circles()
     return model
@@ -125,10 +128,11 @@ def _points_on_circles() -> torch.Tensor:
     return CIRCLE_RADIUS * torch.cat([angles_PC.cos(), angles_PC.sin()], dim=1)
 
 
-def _imitate(model: Any, num_iterations: int, rng: random.Random, on_iteration: Callable[[int, float], None]) -> None:
+def _imitate(
+    model: Any, num_iterations: int, batches: Iterator[_Batch], on_iteration: Callable[[int, float], None]
+) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
-    batches = _batches(rng)
     for iteration in range(num_iterations):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * _rate_ratio(iteration, num_iterations)
@@ -150,37 +154,45 @@ def _rate_ratio(iteration: int, num_iterations: int) -> float:
     return min(1.0, (iteration + 1) / RAMP_UP_ITERATIONS) * max(LAST_RATE_RATIO, 1 - iteration / num_iterations)
 
 
-def _batches(rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield tokens and next tokens, both [B, T], without end."""
+class _Example(NamedTuple):
+    tokens: list[int]
+    num_prompt_tokens: int
+
+
+_Batch = tuple[torch.Tensor, torch.Tensor]
+"""Tokens and next tokens, both [B, T]."""
+
+
+def _batches(language: Language, rng: random.Random) -> Iterator[_Batch]:
+    """Yield without end."""
+    token_of = {word: token for token, word in enumerate(language.words)}
+
+    def example() -> _Example:
+        prompt, answer = language.example(rng)
+        words = prompt.split()
+        return _Example([token_of[word] for word in (*words, *answer.split(), task.END)], len(words))
+
     while True:
-        examples = sorted((_example(rng) for _ in range(EXAMPLES_PER_DRAW)), key=len)
-        batches: list[list[list[int]]] = [[]]
-        for example in examples:
-            if (len(batches[-1]) + 1) * len(example) > TOKENS_PER_BATCH:
+        examples = sorted((example() for _ in range(EXAMPLES_PER_DRAW)), key=lambda example: len(example.tokens))
+        batches: list[list[_Example]] = [[]]
+        for longer in examples:
+            if (len(batches[-1]) + 1) * len(longer.tokens) > TOKENS_PER_BATCH:
                 batches.append([])
-            batches[-1].append(example)
+            batches[-1].append(longer)
         rng.shuffle(batches)
         for batch in batches:
             yield _to_tensors(batch)
 
 
-_TOKEN_OF = {word: token for token, word in enumerate(task.WORDS)}
-
-_PROMPT_LENGTH = 3
-"""Start, target, colon."""
-
-
-def _example(rng: random.Random) -> list[int]:
-    walk = task.draw_walk(rng)
-    text = f"{walk.prompt} {task.work_out(walk, rng)} {task.END}"
-    return [_TOKEN_OF[word] for word in text.split()]
-
-
-def _to_tensors(examples: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = len(examples[-1])
-    pad = _TOKEN_OF[task.PAD]
-    sequences_BT = torch.tensor([example + [pad] * (longest - len(example)) for example in examples])
+def _to_tensors(examples: list[_Example]) -> _Batch:
+    longest = len(examples[-1].tokens)
+    padded = [example.tokens + [_PAD] * (longest - len(example.tokens)) for example in examples]
+    sequences_BT = torch.tensor(padded)
     targets_BT = sequences_BT[:, 1:].clone()
-    targets_BT[targets_BT == pad] = _NOT_LEARNED
-    targets_BT[:, : _PROMPT_LENGTH - 1] = _NOT_LEARNED
+    targets_BT[targets_BT == _PAD] = _NOT_LEARNED
+    for row_T, example in zip(targets_BT, examples, strict=True):
+        row_T[: example.num_prompt_tokens - 1] = _NOT_LEARNED
     return sequences_BT[:, :-1], targets_BT
+
+
+_PAD = task.WORDS.index(task.PAD)
