@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rollpacker.metrics.tables import read_table
-from tests.e2e.processes import MARK, ProcessesOfRun, pids_of_actors
+from tests.e2e.processes import MARK, ProcessesOfRun, named_in_logs
 
 
 def small_run(inputs: Path, *overrides: str) -> list[str]:
@@ -28,6 +28,10 @@ def small_run(inputs: Path, *overrides: str) -> list[str]:
         "run.num_epochs=1",
         *overrides,
     ]
+
+
+PATIENCE_S = 240
+"""With anything that takes seconds where nothing else runs: a test tells a run that hangs, not one that is slow."""
 
 
 class LaunchedRun:
@@ -51,18 +55,18 @@ class LaunchedRun:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, timeout_s: float = 240) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"the run did not end:\n{self.output()}") from None
 
-    def wait_for_steps(self, num_steps: int, timeout_s: float = 240) -> None:
+    def wait_for_steps(self, num_steps: int, timeout_s: float = PATIENCE_S) -> None:
         """Until this many steps are in the tables."""
         self.wait_until(lambda: num_recorded_steps(self.run_dir) >= num_steps, timeout_s)
 
-    def wait_until(self, condition, timeout_s: float = 240) -> None:
+    def wait_until(self, condition, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, f"the run ended too early:\n{self.output()}"
@@ -84,11 +88,11 @@ class LaunchedRun:
 
     def pid_of(self, actor: str) -> int:
         """Of an actor's process; it has begun to write its log."""
-        actors = pids_of_actors(self.run_dir)
+        actors = named_in_logs(self.run_dir)
         assert actor in actors, f"{actor} is not among {sorted(actors)}:\n{self.output()}"
-        return actors[actor]
+        return actors[actor].own_pid
 
-    def assert_nothing_is_left(self, timeout_s: float = 20) -> None:
+    def assert_nothing_is_left(self, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while left := self.processes():
             assert time.monotonic() < deadline, f"left behind: {left}"

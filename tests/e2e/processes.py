@@ -9,6 +9,7 @@ and an actor is the process that its own log names.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +20,18 @@ MARK = "ROLLPACKER_TEST_RUN"
 class Process(NamedTuple):
     """As /proc shows it."""
 
+    own_pid: int
+    """By which it knows itself; on a node of the mini cluster another one than that by which all others know it."""
     parent: int
     birth: str
     """In clock ticks since the system's start: with the pid, what no other process has."""
     command: str
     environment: bytes
+
+    def variable(self, name: str) -> str:
+        """Of its environment as it was started with; empty where it has none."""
+        words = self.environment.decode(errors="replace").split("\0")
+        return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
 
 
 def all_processes() -> dict[int, Process]:
@@ -35,10 +43,12 @@ def all_processes() -> dict[int, Process]:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             # after the parenthesised name: the state, the parent, and seventeen fields later the birth
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            pids = re.search(r"^NSpid:(.*)$", (folder / "status").read_text(errors="replace"), re.MULTILINE)
         except OSError:  # it has just ended
             continue
-        if fields[0] not in "ZX":
-            found[int(folder.name)] = Process(int(fields[1]), fields[19], command, environment)
+        if fields[0] not in "ZX" and pids:
+            own_pid = int(pids[1].split()[-1])
+            found[int(folder.name)] = Process(own_pid, int(fields[1]), fields[19], command, environment)
     return found
 
 
@@ -51,6 +61,7 @@ class ProcessesOfRun:
         """Of all that were seen so far."""
 
     def alive(self) -> dict[int, Process]:
+        """By pid, those that are."""
         everything = all_processes()
         own = {
             pid
@@ -63,11 +74,28 @@ class ProcessesOfRun:
         return {pid: everything[pid] for pid in sorted(own)}
 
 
-def pids_of_actors(run_dir: Path) -> dict[str, int]:
-    """Of the last attempt, every actor that has begun to write its log, by its name."""
+class NamedProcess(NamedTuple):
+    """As an actor names its own."""
+
+    node: str
+    own_pid: int
+
+
+def named_in_logs(run_dir: Path) -> dict[str, NamedProcess]:
+    """Of the last attempt, every actor that has begun to write its log, by the actor's name."""
     attempts = sorted((run_dir / "logs").glob("attempt-*"))
     named = {
-        log.stem: re.search(r"^Process (\d+) on ", log.read_text(errors="replace"), re.MULTILINE)
+        log.stem: re.search(r"^Process (\d+) on ([^\s,]+)", log.read_text(errors="replace"), re.MULTILINE)
         for log in (attempts[-1].glob("*.log") if attempts else ())
     }
-    return {name: int(found[1]) for name, found in named.items() if found}
+    return {name: NamedProcess(found[2], int(found[1])) for name, found in named.items() if found}
+
+
+def engines_of(run_dir: Path, processes: Mapping[int, Process]) -> dict[int, Process]:
+    """Those of a Slurm job's processes that are engines by the logs of its run."""
+    engines = {process for name, process in named_in_logs(run_dir).items() if name.startswith("engine-")}
+    return {
+        pid: process
+        for pid, process in processes.items()
+        if NamedProcess(process.variable("SLURMD_NODENAME"), process.own_pid) in engines
+    }
