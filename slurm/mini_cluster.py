@@ -122,7 +122,7 @@ class MiniCluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout.splitlines()[0].split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_for_state(self, job_id: str, states: Collection[str], *, timeout_s: float = 60) -> str:
+    def wait_for_state(self, job_id: str, states: Collection[str], *, timeout_s: float = 120) -> str:
         """Wait until a job is in one of `states`, such as RUNNING or COMPLETED, and return which."""
         last = ""
 

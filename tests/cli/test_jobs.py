@@ -101,7 +101,7 @@ def test_watch_ends_by_itself_when_nothing_is_at_work(workdir: Path) -> None:
     ours, theirs = pty.openpty()
 
     done = subprocess.run(
-        [sys.executable, "-m", "rollpacker.cli", "jobs", "watch"], stdout=theirs, check=False, timeout=60
+        [sys.executable, "-m", "rollpacker.cli", "jobs", "watch"], stdout=theirs, check=False, timeout=120
     )
 
     os.close(theirs)

@@ -28,7 +28,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, capsys):
     lengths = workdir / "lengths.csv"
     lengths.write_text("length_tokens\n" + "\n".join(["300"] * 90 + ["900"] * 8 + ["3000"] * 2))
@@ -122,7 +122,7 @@ def test_an_interrupted_plan_leaves_no_file_and_no_process(workdir, number):
     workers = _wait_for_workers(process.pid)
     assert len(list(scratch.glob("rollpacker-plan-*"))) == 1
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert errors.endswith("interrupted\n")
     assert "Traceback" not in errors

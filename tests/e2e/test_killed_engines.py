@@ -9,7 +9,7 @@ import pytest
 from rollpacker.runtime.replay import replay
 from tests.e2e.launched import LaunchedRun, rows, small_run, trained_prompts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NUM_KILLS = 10
 NUM_PROMPTS = 40

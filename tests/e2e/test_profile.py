@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.launched import LaunchedRun
 from tests.e2e.processes import MARK, ProcessesOfRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 class Launched(LaunchedRun):
@@ -51,7 +51,7 @@ def test_an_interrupted_profile_leaves_no_file_and_no_process(inputs, tmp_path):
     profiling = Launched(tmp_path, "profile", *words(inputs, "reward=walk", f"out={out}"))
     profiling.wait_until(lambda: "of" in profiling.output() and "points" in profiling.output())
     profiling.process.send_signal(signal.SIGINT)
-    assert profiling.wait(30) == 130
+    assert profiling.wait() == 130
     assert "Traceback" not in profiling.output()
     profiling.assert_nothing_is_left()
     assert not out.parent.exists()

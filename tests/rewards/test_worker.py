@@ -100,7 +100,7 @@ async def test_a_judgement_depends_on_the_four_arguments_and_takes_its_time():
 
 
 async def test_a_check_that_hangs_in_c_is_killed_and_the_next_is_judged():
-    async with hostile_worker(timeout_s=0.5) as worker:
+    async with hostile_worker(timeout_s=2.0) as worker:
         assert await score(worker, "hang_in_c", "ok", "hang_in_c", "ok") == ["timeout", "judged", "timeout", "judged"]
 
 
@@ -116,8 +116,8 @@ async def test_what_a_check_prints_is_not_taken_for_its_verdict():
 
 
 async def test_the_time_limit_counts_from_the_start_of_the_check_not_of_the_queueing():
-    async with hostile_worker(timeout_s=2.0) as worker:
-        assert await score(worker, *["sleep 0.8"] * 4) == ["judged"] * 4
+    async with hostile_worker(timeout_s=4.0) as worker:
+        assert await score(worker, *["sleep 1.1"] * 4) == ["judged"] * 4
 
 
 async def test_a_waiting_check_does_not_hold_up_the_other_workers(fifo):
@@ -276,7 +276,7 @@ def test_no_process_outlives_a_parent_that_is_killed(fifo, situation):
 
 
 async def test_math_answers_that_sympy_never_finishes_are_killed_and_the_next_is_judged():
-    worker = make_reward_worker(RewardSection(name="math", timeout_s=1.0))
+    worker = make_reward_worker(RewardSection(name="math", timeout_s=2.0))
     try:
         responses = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{7}", r"\boxed{(10^8)!}", r"\boxed{8}", "no idea"]
         await worker.score([request_of(sample, "7", response) for sample, response in enumerate(responses)])

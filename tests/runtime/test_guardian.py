@@ -21,7 +21,7 @@ time.sleep(300)
 """
 
 
-def wait_until(condition, timeout_s=20):
+def wait_until(condition, timeout_s=60):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -46,7 +46,7 @@ def test_a_closed_pipe_ends_every_process_of_the_session_and_removes_its_folder(
     session = started_session(tmp_path)
     wait_until(lambda: len(guardian.processes_of_session(session)) == 4)
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert guardian.processes_of_session(session) == []
     assert not temp_dir.exists()
 
@@ -76,13 +76,13 @@ def test_a_signal_does_not_end_the_guardian_before_its_run(tmp_path, number):
     time.sleep(0.1)
     assert process.poll() is None
     process.stdin.close()
-    process.wait(20)
+    process.wait(60)
     assert guardian.processes_of_session(session) == []
 
 
 def test_a_command_that_fails_by_itself_gives_its_exit_status(tmp_path):
     process, temp_dir = start_guardian(tmp_path, [sys.executable, "-c", "raise SystemExit(3)"])
-    assert process.wait(20) == 3
+    assert process.wait(60) == 3
     assert not temp_dir.exists()
 
 
@@ -90,7 +90,7 @@ def test_the_children_of_the_guardian_keep_the_default_signal_handling(tmp_path)
     file = tmp_path / "handling"
     look = f"import signal; open({str(file)!r}, 'w').write(str(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL))"
     process, _ = start_guardian(tmp_path, [sys.executable, "-c", look])
-    process.wait(20)
+    process.wait(60)
     assert file.read_text() == "True"
 
 
@@ -105,7 +105,7 @@ def test_what_slurm_sends_to_every_process_of_a_job_ends_none_of_the_session(tmp
     time.sleep(0.1)
     assert guardian.processes_of_session(session) == family
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert guardian.processes_of_session(session) == []
 
 

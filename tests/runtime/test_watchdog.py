@@ -73,7 +73,7 @@ def test_a_blocked_event_loop_ends_the_process_with_stacks(tmp_path):
             threading.Event().wait(60)
         asyncio.run(main())
     """)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == DeadlineExceeded.exit_code
     assert "stuck" in result.stderr
     assert "blocking_call" in (tmp_path / "stall.txt").read_text()

@@ -7,8 +7,8 @@ from slurm.mini_daemons import wait_until
 
 def require_nothing_left(folder: Path) -> None:
     """Wait until neither a cluster's folder nor a process that knows it is there, which the end of its owner brings."""
-    wait_until(lambda: not folder.exists(), what="the folder's removal", timeout_s=20)
-    wait_until(lambda: not processes_that_mention(folder), what="the end of every process", timeout_s=20)
+    wait_until(lambda: not folder.exists(), what="the folder's removal", timeout_s=120)
+    wait_until(lambda: not processes_that_mention(folder), what="the end of every process", timeout_s=120)
 
 
 def processes_that_mention(folder: Path) -> list[int]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm.mini_cluster import MiniCluster
-from tests.e2e.launched import MARK, num_recorded_steps
+from tests.e2e.launched import num_recorded_steps
+from tests.e2e.processes import MARK, Process, ProcessesOfRun, engines_of
 
 ROOT = Path(__file__).parents[2]
 RANK = r"^\S*python\S* -m rollpacker"
-ENGINE = r"^ray::EngineActor"
 RAYLET = r"^\S*/raylet "
-"""How the command lines of a run's processes look."""
+"""How the command lines of a run's processes look; those of actors are titles, which nobody should rely on."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
 
@@ -37,6 +37,7 @@ class StepRun:
         """Submit it; `of_rank_1` is the command that the second rank runs instead."""
         self.run_dir = run_dir
         self.mark = uuid.uuid4().hex
+        self._processes = ProcessesOfRun(self.mark)
         self._cluster = cluster
         self._log = run_dir.with_suffix(".log")
         run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -72,27 +73,23 @@ class StepRun:
 
     def wait_for_engines_on(self, nodes: set[str], timeout_s: float = 300) -> None:
         """Until an engine's process is on each of these nodes, and on no other."""
-        self._wait(lambda: {node for node, _ in self.processes(ENGINE)} == nodes, timeout_s)
+        self._wait(lambda: {node for node, _ in self.engines()} == nodes, timeout_s)
 
     def processes(self, pattern: str) -> list[tuple[str, int]]:
         """Node and pid of this run's processes whose command line looks like this."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if f"{MARK}={self.mark}" in environment and re.search(pattern, command):
-                node = next((word.partition("=")[2] for word in environment if word.startswith("SLURMD_NODENAME=")), "")
-                found.append((node, int(folder.name)))
-        return sorted(found)
+        alive = self._processes.alive().items()
+        return sorted((_node(process), pid) for pid, process in alive if re.search(pattern, process.command))
 
-    def kill_9(self, node: str, pattern: str) -> None:
-        """Kill the first process on a node that looks like this."""
-        os.kill(next(pid for where, pid in self.processes(pattern) if where == node), 9)
+    def engines(self) -> list[tuple[str, int]]:
+        """Likewise of its engines."""
+        engines = engines_of(self.run_dir, self._processes.alive())
+        return sorted((_node(process), pid) for pid, process in engines.items())
 
-    def assert_nothing_is_left(self, timeout_s: float = 30) -> None:
+    def kill_9(self, node: str, processes: Sequence[tuple[str, int]]) -> None:
+        """Kill the first of these processes that is on a node."""
+        os.kill(next(pid for where, pid in processes if where == node), 9)
+
+    def assert_nothing_is_left(self, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while left := self.processes(""):
             assert time.monotonic() < deadline, f"left behind: {left}"
@@ -103,3 +100,7 @@ class StepRun:
         while not condition():
             assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
             time.sleep(0.1)
+
+
+def _node(process: Process) -> str:
+    return process.variable("SLURMD_NODENAME")

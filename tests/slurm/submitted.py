@@ -14,6 +14,7 @@ from rollpacker.launch.submissions import read_submission
 from rollpacker.runtime.status import RunStatus, read_status
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import num_recorded_steps
+from tests.e2e.processes import all_processes, engines_of
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
 
@@ -49,7 +50,7 @@ class SubmittedRun:
     def num_restarts(self) -> int:
         return int(self.cluster.job(self.job_id)["Restarts"])
 
-    def wait(self, timeout_s: float = 300) -> str:
+    def wait(self, timeout_s: float = 600) -> str:
         """Until Slurm says that the job has ended for good, and how."""
         self.wait_until(lambda: self.state() in ENDED, timeout_s)
         return self.state()
@@ -63,7 +64,7 @@ class SubmittedRun:
 
         self.wait_until(has_come)
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 300) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, (
@@ -73,13 +74,8 @@ class SubmittedRun:
 
     def freeze_engines(self) -> FrozenEngines:
         """Let the run's engines stop in the middle of what they do, so that its rollout never ends."""
-        mark = f"SLURM_JOB_ID={self.job_id}\0".encode()
-        return FrozenEngines(
-            process.pid
-            for node in self.cluster.shape.node_names
-            for process in self.cluster.processes_on(node)
-            if "ray::EngineActor" in process.command and mark in Path(f"/proc/{process.pid}/environ").read_bytes()
-        )
+        own = {pid: each for pid, each in all_processes().items() if each.variable("SLURM_JOB_ID") == self.job_id}
+        return FrozenEngines(engines_of(self.run_dir, own))
 
 
 class FrozenEngines:

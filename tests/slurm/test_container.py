@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.status import read_status
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
-from tests.e2e.launched import MARK
+from tests.e2e.processes import MARK, all_processes, engines_of
 from tests.slurm.images import BUILD, EXEC_OPTIONS, EXTRAS, ROOT, Image, built_image
 from tests.slurm.requirement import cannot_run
 from tests.slurm.submitted import SubmittedRun
@@ -140,7 +139,7 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), rollpacker.__file__, 
 def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
     image: Image, cluster: MiniCluster, inputs: Inputs, tmp_path: Path
 ) -> None:
-    mark = os.urandom(8).hex()
+    mark, sweep = os.urandom(8).hex(), tmp_path / "sweep"
     launch = subprocess.Popen(
         [
             *(sys.executable, "-m", "rollpacker.cli", "train", "-m", "hydra/launcher=slurm", "cluster=mini"),
@@ -149,7 +148,7 @@ def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
             *("hydra.launcher.array_parallelism=1", "hydra.launcher.poll_interval_s=1", "system=verl,rollpacker"),
             *("experiment=demo", f"model.path={inputs.model}", f"data.path={inputs.prompts}", "engine.num_engines=2"),
             *("rollout.num_prompts=4", "rollout.max_response_tokens=32", "run.num_steps=2"),
-            f"run.dir={tmp_path}/sweep/${{system.name}}",
+            f"run.dir={sweep}/${{system.name}}",
         ],
         env={**cluster.environment, MARK: mark, "COLUMNS": "200"},
         cwd=tmp_path,
@@ -159,12 +158,12 @@ def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
     )
     seen: set[tuple[str, str]] = set()
     while launch.poll() is None:
-        seen |= _engines(mark)
+        seen |= {engine for run in sweep.glob("*") for engine in _engines(run, mark)}
         time.sleep(0.2)
     assert launch.stdout is not None
     screen = launch.stdout.read()
     for system in ("verl", "rollpacker"):
-        run_dir = tmp_path / "sweep" / system
+        run_dir = sweep / system
         status, submission = read_status(run_dir), read_submission(run_dir)
         assert submission is not None, screen
         assert status is not None, screen + submission.logs[0].read_text()
@@ -222,18 +221,13 @@ def test_a_build_that_cannot_work_is_refused_before_it_starts(tmp_path: Path, wo
     assert list(tmp_path.iterdir()) == []
 
 
-def _engines(mark: str) -> set[tuple[str, str]]:
-    """Node and image of every engine's process that belongs to a launch."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command, said = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().decode()
-        except (OSError, UnicodeDecodeError):  # it has just ended
-            continue
-        if command.startswith(b"ray::EngineActor") and f"{MARK}={mark}" in said:
-            node, inside = re.search(r"SLURMD_NODENAME=(\w+)", said), re.search(r"APPTAINER_CONTAINER=([^\0]*)", said)
-            found.add((node[1] if node else "", inside[1] if inside else ""))
-    return found
+def _engines(run_dir: Path, mark: str) -> set[tuple[str, str]]:
+    """Node and image of every engine's process of a run that belongs to a launch."""
+    own = {pid: process for pid, process in all_processes().items() if process.variable(MARK) == mark}
+    return {
+        (engine.variable("SLURMD_NODENAME"), engine.variable("APPTAINER_CONTAINER"))
+        for engine in engines_of(run_dir, own).values()
+    }
 
 
 def _section(image: Image) -> ContainerSection:

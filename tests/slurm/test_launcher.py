@@ -46,7 +46,7 @@ class Launch:
 
     def end(self) -> tuple[int, str]:
         """Its exit code and all that it printed."""
-        output, _ = self.process.communicate(timeout=120)
+        output, _ = self.process.communicate(timeout=240)
         return self.process.returncode, output
 
 
@@ -67,7 +67,7 @@ def _submission(run_dir: Path) -> Submission:
 
 def _accounted(cluster: MiniCluster, job_id: str) -> str:
     """State and exit code as accounting has them, once it has."""
-    for _ in range(100):
+    for _ in range(600):
         said = cluster.run("sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode").stdout.strip()
         if said and not said.startswith(("RUNNING", "PENDING")):
             return said

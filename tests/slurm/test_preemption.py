@@ -13,7 +13,7 @@ from tests.e2e.launched import LaunchedRun, batches, rows, trained_prompts
 from tests.slurm.small_runs import small_run
 from tests.slurm.submitted import SubmittedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 NUM_PROMPTS = 40
 

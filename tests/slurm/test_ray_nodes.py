@@ -11,9 +11,9 @@ import pytest
 
 from rollpacker.runtime.startup import STARTUP_FILE
 from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
-from tests.slurm.steps import ENGINE, RANK, RAYLET, StepRun
+from tests.slurm.steps import RANK, RAYLET, StepRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def scratch():
     """A folder with a short name, where the nodes keep Ray's sessions."""
     folder = Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))
     yield folder
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # of a test that failed the jobs may still write to it
 
 
 def endless(inputs, scratch, *overrides):
@@ -66,17 +66,17 @@ def test_whatever_is_killed_the_job_ends_with_the_reason_or_goes_on_without_an_e
     rayless = StepRun(cluster, tmp_path / "rayless", *endless(inputs, scratch), cpus=2)
 
     rayless.wait_for_steps(1)
-    rayless.kill_9("node2", RAYLET)
+    rayless.kill_9("node2", rayless.processes(RAYLET))
     rankless.wait_for_steps(1)
-    rankless.kill_9("node2", RANK)
+    rankless.kill_9("node2", rankless.processes(RANK))
     headless.wait_for_steps(1)
-    headless.kill_9("node2", ENGINE)
+    headless.kill_9("node2", headless.engines())
     headless.wait_for_steps(num_recorded_steps(headless.run_dir) + 3)
     assert "Its requests go to the other engines" in headless.output()
-    headless.kill_9("node1", RANK)
+    headless.kill_9("node1", headless.processes(RANK))
 
     for job in (rayless, rankless, headless):
-        assert job.wait(60) == "FAILED"
+        assert job.wait() == "FAILED"
         job.assert_nothing_is_left()
         assert "Traceback" not in job.output()
     assert "node2 is lost" in rayless.output()
@@ -120,12 +120,12 @@ def test_a_cancelled_job_and_one_whose_node_dies_end_and_leave_nothing_on_the_no
     cancelled.wait_for_steps(1)
     nodeless.wait_for_steps(1)
     cluster.run("scancel", cancelled.job_id)
-    assert cancelled.wait(60) == "CANCELLED"
+    assert cancelled.wait() == "CANCELLED"
     cancelled.assert_nothing_is_left()
     assert len(list(scratch.iterdir())) == 2  # those of the other job
 
     cluster.kill_node("node2")
-    assert nodeless.wait(60) in {"FAILED", "NODE_FAIL"}
+    assert nodeless.wait() in {"FAILED", "NODE_FAIL"}
     nodeless.assert_nothing_is_left()
     assert "node2 is lost" in nodeless.output()
     assert len(list(scratch.iterdir())) == 1  # of the node that died
