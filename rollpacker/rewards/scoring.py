@@ -20,7 +20,7 @@ from rollpacker.data.prompts import load_prompts
 from rollpacker.metrics.files import write_atomically
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import check_references, make_reward_worker
-from rollpacker.rewards.judge.reading import dialogue
+from rollpacker.rewards.judge.reading import check_rubrics, dialogue
 from rollpacker.rewards.sandbox.installed import check_sandbox
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def score_file(
     check_references(reward, prompts.values())
     if "sandbox" in reward.names:
         check_sandbox(reward.sandbox)
+    check_rubrics(reward, prompts.values())
     requests = _read_responses(reward, responses_path, prompts, ", ".join(str(file.path) for file in files))
     verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
     lines = [

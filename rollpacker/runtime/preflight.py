@@ -26,9 +26,10 @@ from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.chat_templates import check_chat
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
-from rollpacker.engines.vllm.installed import check_vllm
+from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, Prospect
 from rollpacker.rewards.factory import check_references
+from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.installed import check_sandbox
 from rollpacker.runtime.allocation import current_allocation
 from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
@@ -72,6 +73,7 @@ class RealProspect:
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
         prompts = load_prompts(self._config.data.files)
         check_references(self._config.reward, prompts)
+        check_rubrics(self._config.reward, prompts)
         check_chat(self._config.data, self._config.model.directory, prompts)
         return dict(Counter(prompt.domain for prompt in prompts))
 
@@ -106,6 +108,7 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
     look(lambda: _check_engine(config))
     look(lambda: _check_trainer(config))
     look(lambda: _check_reward(config))
+    look(lambda: _check_judge(config))
     look(lambda: _check_run_dir(config.run.dir))
     look(lambda: check_trackers(config.tracker))
     raise_mistakes(mistakes)
@@ -264,6 +267,31 @@ def _check_trainer(config: RunConfig) -> None:
 def _check_reward(config: RunConfig) -> None:
     if _runs_in_this_environment(config) and config.backend.name == "ray" and "sandbox" in config.reward.names:
         check_sandbox(config.reward.sandbox)
+
+
+def _check_judge(config: RunConfig) -> None:
+    judge = config.reward.judge
+    if config.backend.name == "sim" or not config.reward.has_judge:
+        return
+    if judge.engine == "vllm" and _runs_in_this_environment(config):
+        check_vllm_installed("reward.judge.engine=vllm", "reward.judge.engine=torch")
+    max_positions = _max_positions(judge.model.directory)
+    if max_positions is not None and judge.max_prompt_tokens >= max_positions:
+        raise ConfigError(
+            f"reward.judge.max_prompt_tokens={judge.max_prompt_tokens}, and the verdict is one token more.",
+            f"The judge's model in {judge.model.path} has {max_positions} positions.",
+            f"Set reward.judge.max_prompt_tokens={max_positions - 1} or lower; longer responses lose their middle.",
+        )
+
+
+def _max_positions(path: Path) -> int | None:
+    """The longest sequence of a model; None where its configuration does not say, or says nothing at all."""
+    try:
+        description = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        text_model = description.get("text_config", description)
+        return next((text_model[key] for key in MAX_POSITIONS_KEYS if isinstance(text_model.get(key), int)), None)
+    except (OSError, ValueError, AttributeError):
+        return None  # whoever looks at the model's files says what is wrong with them
 
 
 def _runs_in_this_environment(config: RunConfig) -> bool:

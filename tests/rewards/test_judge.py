@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from typing import Any
 
 import pytest
 
+from rollpacker.cli.main import main
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.core.errors import ConfigError, DataError, EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
@@ -233,3 +235,54 @@ async def test_a_model_that_fails_is_raised_by_whoever_waits_for_verdicts(folder
     with pytest.raises(EngineFailed, match="RuntimeError: the model broke"):
         await worker.collect()
     await worker.close()
+
+
+def words_of(folder, *others):
+    return [
+        "reward=judge",
+        *(f"reward.judge.model.path={folder}", "reward.judge.model.dtype=float32", "reward.judge.min_mass=0"),
+        *("reward.judge.yes=[Y,T,R]", "reward.judge.no=[N,F,W]", "reward.judge.max_prompt_tokens=2000"),
+        *others,
+    ]
+
+
+def test_a_file_of_responses_is_scored_by_a_judge_in_this_process(folder, model, prompts, tmp_path):
+    lines = [{"id": "a", "domain": "qa", "prompt": "Capital of France?", "rubric": "names the capital"}]
+    lines += [{"id": "b", "prompt": "2 + 2?", "ground_truth": "4", "domain": "sums"}]
+    (tmp_path / "p.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    answers = [("a", "Paris"), ("b", "\\boxed{4}"), ("a", "la " * 50)]
+    answered = "".join(f"{json.dumps({'id': key, 'response': text})}\n" for key, text in answers)
+    (tmp_path / "r.jsonl").write_text(answered)
+    files = [f"data.path={tmp_path}/p.jsonl", f"responses={tmp_path}/r.jsonl", f"out={tmp_path}/out.jsonl"]
+    graded = [*words_of(folder, "reward.judge.reward=graded", "reward.domains.sums=math"), "reward.timeout_s=60"]
+    assert main(["score", *files, *graded]) == 0
+    scores = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert (scores[1]["reward"], scores[1]["reason"]) == (1.0, "correct")
+    for score, response in ((scores[0], "Paris"), (scores[2], "la " * 50)):
+        chances = first_token_logprobs(model, prompts.encode(asked(response)))[list(prompts.candidates)].exp()
+        assert score["reward"] == pytest.approx(float(chances[:3].sum() / chances.sum()), abs=1e-4)
+
+
+MISTAKES = {
+    "reward.judge.yes=[Yes]": "'Yes', which is 3 tokens",
+    "reward.judge.model.path=nowhere": "The model directory nowhere does not exist",
+    "reward.judge.template=nowhere": "reward.judge.template=nowhere cannot be read",
+    "reward.judge.template_arguments.enable_thinking=false": "enable_thinking is no variable",
+    "reward.judge.max_prompt_tokens=400": "too many for the judge to read a response",
+    "reward.judge.tensor_parallel=2": "reward.judge.engine=torch",
+    "reward.judge.placement=turns": "a real judge stays loaded",
+}
+
+
+@pytest.mark.parametrize("word", MISTAKES)
+def test_what_stands_in_a_judges_way_is_said_before_it_is_loaded(word, folder, model, tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text(
+        json.dumps({"id": "a", "domain": "qa", "prompt": "?", "rubric": "x" * 500}) + "\n"
+    )
+    (tmp_path / "r.jsonl").write_text(json.dumps({"id": "a", "response": "!"}) + "\n")
+    files = [f"data.path={tmp_path}/p.jsonl", f"responses={tmp_path}/r.jsonl", f"out={tmp_path}/out.jsonl"]
+    assert main(["score", *files, *words_of(folder, word)]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert MISTAKES[word] in message
+    assert "Traceback" not in message
+    assert not (tmp_path / "out.jsonl").exists()

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.core.errors import ConfigError, DataError
+from rollpacker.data.model_files import check_model_files
 from rollpacker.data.tokenization import check_template_arguments, load_tokenizer
 from rollpacker.protocols.references import AnswerReference, JudgeReference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rollpacker.config.sections.judge import JudgeSection
+    from rollpacker.config.sections.reward import RewardSection
     from rollpacker.protocols.references import Reference
     from rollpacker.protocols.reward import ScoringRequest
     from rollpacker.protocols.rollout import Prompt, TokenIds
@@ -110,6 +112,22 @@ def read_template(path: Path | None) -> str:
     return text
 
 
+def check_rubrics(section: RewardSection, prompts: Iterable[Prompt]) -> None:
+    """Refuse what stands in a judge's way before it is loaded: template, verdicts, rubrics. Loads its tokenizer.
+
+    Raises:
+        ModelError: There is none.
+        ConfigError: The template is none, or a verdict is not one token.
+        DataError: The first prompt whose rubric leaves no room for what is judged.
+    """
+    if section.has_judge:
+        check_model_files(section.judge.model.directory)
+        reader = JudgePrompts(section.judge)
+        for prompt in prompts:
+            if section.name_of(prompt.domain) == "judge":
+                reader.check(prompt)
+
+
 class JudgePrompts:
     """Makes what a judge reads.
 
@@ -162,6 +180,9 @@ class JudgePrompts:
         rubric, answer = _parts(prompt.reference)
         layout = self._layouts[bool(rubric), bool(answer), True]
         fence = self._plain(_fence("")) * 2  # another digest may be more tokens
+        room = self._room(layout, {"fence": fence})
+        if room - len(rubric.encode()) - len(answer.encode()) >= MIN_ROOM_TOKENS:
+            return  # a token has a byte at least
         filled = {"rubric": self._plain(rubric), "answer": self._plain(answer), "fence": fence}
         room = self._room(layout, filled)
         if room < MIN_ROOM_TOKENS:
