@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from rollpacker.core.first_guess import DegreeCosts
     from rollpacker.core.ids import Domain, EngineId
     from rollpacker.protocols.engine import Engine
     from rollpacker.protocols.reward import RewardService
@@ -29,6 +30,8 @@ class Fleet:
     engines: Mapping[EngineId, Engine]
     gpus: Mapping[EngineId, tuple[int, ...]] = field(default_factory=dict)
     """The run's GPUs that each engine works on; empty where nobody knows them."""
+    costs: DegreeCosts | None = None
+    """What such an engine takes for its work, where a profile or a model says it: for the planner's first guess."""
 
 
 class ReplaceEngine(Protocol):

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.data.shapes import transformer_of
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.metrics.profiles import Profile
 
 _MEBIBYTE = 1 << 20
 
@@ -46,6 +48,51 @@ def config_of(config: RunConfig, degree: int) -> RunConfig:
     num_gpus = engine.num_engines * engine.tensor_parallel
     changes = {"tensor_parallel": degree, "num_engines": num_gpus // degree, "vllm": vllm}
     return config.model_copy(update={"engine": engine.model_copy(update=changes)})
+
+
+def costs_of(config: RunConfig) -> tuple[DegreeCosts, ...]:
+    """What engines of each degree take for their work, as `engine.profile` says; nothing without one, or one degree.
+
+    Raises:
+        DataError: The profile cannot be read.
+        ConfigError: It is of another model, or lacks a degree.
+    """
+    path, degrees = config.engine.profile, degrees_of(config)
+    if path is None or len(degrees) == 1:
+        return ()
+    from rollpacker.metrics.profile_fits import check_model
+    from rollpacker.metrics.profiles import read_profile
+
+    profile = read_profile(path)
+    model = transformer_of(config.model)
+    check_model("engine.profile", path, profile, model.shape.model_dump(mode="json"), config.model.dtype)
+    measured = sorted({point.tensor_parallel for point in profile.of("decode")})
+    for degree in degrees:
+        if degree not in measured:
+            raise ConfigError(
+                f"engine.profile={path} has no engines of degree {degree}, and engine.degrees="
+                f"{list(config.engine.degrees)}.",
+                f"It has the degrees {', '.join(map(str, measured)) or 'none'}.",
+                "Measure again with the same engine.degrees and system.planner=true, or change engine.degrees.",
+            )
+    return tuple(_degree_costs(config, profile, degree) for degree in degrees)
+
+
+def _degree_costs(config: RunConfig, profile: Profile, degree: int) -> DegreeCosts:
+    from rollpacker.metrics.profile_fits import fit_decode, fit_prefill
+
+    decode, prefill = fit_decode(profile.of("decode", degree)), fit_prefill(profile.of("prefill", degree))
+    typical = max(1, (config.data.max_prompt_tokens + config.rollout.max_response_tokens) // 2)
+    return DegreeCosts(
+        degree=degree,
+        num_engines=config.engine.num_engines * config.engine.tensor_parallel // degree,
+        max_num_seqs=config.engine.max_num_seqs,
+        kv_tokens=round(profile.of("kv_cache", degree)[0].num_tokens),
+        batch_sizes=decode.sizes,
+        pass_s=decode.base_s,
+        kv_read_s=decode.kv_read_s,
+        prefill_s=prefill(1, typical, typical**2) / typical,
+    )
 
 
 def _saved_mb(config: RunConfig, degree: int) -> int:

@@ -33,7 +33,7 @@ from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.installed import check_sandbox
 from rollpacker.runtime.allocation import current_allocation
 from rollpacker.runtime.checkpoints import RUN_FILE, SCHEMA_VERSION, CheckpointStore
-from rollpacker.runtime.fleets import degrees_of
+from rollpacker.runtime.fleets import costs_of, degrees_of
 from rollpacker.runtime.model_fit import ModelFit, judge_fit
 from rollpacker.runtime.planning import ClusterSize, cluster_size
 from rollpacker.runtime.scheduling import scheduler_settings
@@ -241,8 +241,9 @@ def _settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) ->
             f"Every domain in {_source(config)} has a weight, or none has.",
             f"Add data.domain_weights.{unweighted[0]}=..., or remove its prompts from the file.",
         )
-    degrees = degrees_of(config) if config.backend.name == "ray" else (config.engine.tensor_parallel,)
-    settings = scheduler_settings(config, num_prompts_by_domain, degrees)
+    is_real = config.backend.name == "ray"
+    degrees = degrees_of(config) if is_real else (config.engine.tensor_parallel,)
+    settings = scheduler_settings(config, num_prompts_by_domain, degrees, costs=costs_of(config) if is_real else ())
     for domain, quota in apportion(settings.num_prompts, dict(settings.domain_weights)).items():
         if num_prompts_by_domain[domain] < quota:
             raise ConfigError(

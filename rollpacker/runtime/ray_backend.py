@@ -17,7 +17,7 @@ from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.backend import Fleet, Surroundings, Workers
 from rollpacker.runtime.allocation import Allocation
 from rollpacker.runtime.blocking import in_daemon_thread
-from rollpacker.runtime.fleets import degrees_of
+from rollpacker.runtime.fleets import costs_of, degrees_of
 from rollpacker.runtime.placement import start_actors
 from rollpacker.runtime.planning import cluster_size
 from rollpacker.runtime.preflight import check_supply
@@ -48,12 +48,14 @@ class RayBackend:
                 surroundings.note(note)
             surroundings.stage("starting engines, trainer and reward")
             actors = await start_actors(config, cluster_size(config, self._allocation), surroundings)
+            costs = {each.degree: each for each in costs_of(config)}
             yield Workers(
                 prompts=fitting.prompts,
                 fleets={
                     degree: Fleet(
                         engines=(engines := actors.seats.engines(degree)),
                         gpus={name: actors.gpus[name] for name in engines},
+                        costs=costs.get(degree),
                     )
                     for degree in degrees_of(config)
                 },

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
+from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.settings import (
     ParallelismSettings,
@@ -29,6 +30,8 @@ def scheduler_settings(
     *,
     trainer_parts: Sequence[tuple[int, ...]] = (),
     engines: Sequence[Mapping[EngineId, tuple[int, ...]]] = (),
+    costs: Sequence[DegreeCosts] = (),
+    prompt_tokens: int = 0,
 ) -> SchedulerSettings:
     """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts.
 
@@ -39,6 +42,8 @@ def scheduler_settings(
             to choose among fewer than two.
         trainer_parts: The GPUs of each part of the trainer that can work alone; empty if it shares none with engines.
         engines: The GPUs of the engines, fleet by fleet.
+        costs: What engines of each degree take for their work, where that is known: the planner's first guess.
+        prompt_tokens: Mean length of the prompts, for the same.
     """
     weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
         domain: Fraction(count) for domain, count in num_prompts_by_domain.items()
@@ -53,7 +58,12 @@ def scheduler_settings(
         domain_weights=tuple(weights.items()),
         reward_budget=RewardBudgetSettings() if config.system.reward == "scheduled" else None,
         parallelism=(
-            ParallelismSettings(degrees=tuple(sorted(degrees)), initial=degrees[0])
+            ParallelismSettings(
+                degrees=tuple(sorted(degrees)),
+                initial=degrees[0],
+                costs=tuple(sorted(costs, key=lambda each: each.degree)),
+                prompt_tokens=prompt_tokens,
+            )
             if config.system.planner and len(degrees) > 1
             else None
         ),

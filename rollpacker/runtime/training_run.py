@@ -523,6 +523,8 @@ def _settings(config: RunConfig, workers: Workers, progress: Progress) -> Schedu
         list(workers.fleets),
         trainer_parts=workers.trainer_parts,
         engines=[fleet.gpus for fleet in workers.fleets.values()],
+        costs=[fleet.costs for fleet in workers.fleets.values() if fleet.costs],
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in workers.prompts.values()) // len(workers.prompts),
     )
     if config.system.stream and settings.stream is None:
         progress.note(f"Nothing streams to the trainer: {NOTHING_TO_LEND}.")

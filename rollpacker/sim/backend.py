@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
 
+def typical_tokens(config: RunConfig) -> int:
+    """Of a sequence whose beginning is computed: half of the longest."""
+    return max(1, (config.data.max_prompt_tokens + config.rollout.max_response_tokens) // 2)
+
+
 class ModelledRebuild:
     """Ends engines, and starts them in the time that a start takes; implements `protocols.backend.Rebuild`."""
 
@@ -105,6 +110,7 @@ class ModelledBackend:
         return Fleet(
             engines={name: self._engine(plan, degree, workload, name) for name in names},
             gpus={name: tuple(range(index * degree, (index + 1) * degree)) for index, name in enumerate(names)},
+            costs=plan.degree_costs(degree, self._config.engine.max_num_seqs, typical_tokens(self._config)),
         )
 
     def _engine(self, plan: ClusterPlan, degree: int, workload: Workload, name: EngineId) -> Engine:

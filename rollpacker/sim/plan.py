@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
@@ -45,6 +46,21 @@ class ClusterPlan:
         if self.profile:
             return self.profile.weight_transfer_s(degree)
         return weight_transfer_s(self.model, self.hardware, num_gpus=self.num_gpus, tensor_parallel=degree)
+
+    def degree_costs(self, degree: int, max_num_seqs: int, typical_tokens: int) -> DegreeCosts:
+        """What the planner's guess is told of a degree; prompts and what is computed again are of a typical length."""
+        costs = self.engines[degree]
+        sizes = sorted({min(1 << power, max_num_seqs) for power in range(max_num_seqs.bit_length() + 1)})
+        return DegreeCosts(
+            degree=degree,
+            num_engines=self.num_gpus // degree,
+            max_num_seqs=max_num_seqs,
+            kv_tokens=costs.num_kv_tokens,
+            batch_sizes=tuple(map(float, sizes)),
+            pass_s=tuple(costs.pass_s(size) for size in sizes),
+            kv_read_s=costs.kv_read_s,
+            prefill_s=costs.prefill_pass_s(0, [(0, typical_tokens)]) / typical_tokens,
+        )
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.metrics.profile_fits import fit_decode, fit_ending, fit_items, fit_items_and_tokens, fit_prefill
 from rollpacker.metrics.profiles import Point, Profile, ProfileFacts, write_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
 from rollpacker.sim.decoder import Decoder
-from rollpacker.sim.profile import ProfiledCluster, fit_decode, fit_ending, fit_items, fit_items_and_tokens, fit_prefill
+from rollpacker.sim.profile import ProfiledCluster
 from tests.sim.clusters import SMALL, generation, request, run_out
 
 SIZES = (1, 2, 4, 8, 16)

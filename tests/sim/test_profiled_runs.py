@@ -11,6 +11,7 @@ from rollpacker.cli.prospects import prospect_of
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.metrics.profile_fits import LinearCost
 from rollpacker.metrics.profiles import write_profile
 from rollpacker.metrics.tables import read_frame
 from rollpacker.protocols.arrivals import Arrivals
@@ -20,7 +21,7 @@ from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest, Prompt
 from rollpacker.runtime.preflight import judge
 from rollpacker.sim.engine import blank_tokens
-from rollpacker.sim.profile import CallCosts, LinearCost, ProfiledCluster
+from rollpacker.sim.profile import CallCosts, ProfiledCluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.clusters import SMALL
