@@ -1,8 +1,8 @@
 """Which checks are made where, in which order: what holds everywhere first, what only a node shows last.
 
     on a login node            Slurm, Python, image, files, what would be handed on
-    inside an allocation       the same, and its nodes: files, clocks, limits, GPUs, network
-    without Slurm or cluster   this machine as the one node: limits, GPUs, network
+    inside an allocation       the same, and its nodes: files, clocks, limits, GPUs, code sandbox, network
+    without Slurm or cluster   this machine as the one node: limits, GPUs, code sandbox, network
 
 A login node is no compute node: its limits and GPUs say nothing about a job's.
 """
@@ -27,6 +27,7 @@ from rollpacker.launch.doctor.network import check_network
 from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
 from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.doctor.software import check_software, gather_software
+from rollpacker.launch.doctor.walls import check_walls
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
 
@@ -89,5 +90,6 @@ def _check_here(config: RunConfig, environment: Mapping[str, str]) -> Iterator[F
     else:
         yield from check_limits(gather_limits(environment), store_mb)
         yield check_gpus(gather_gpus(environment), num_gpus)
+    yield check_walls(config.reward)
     node = environment.get("SLURMD_NODENAME") or socket.gethostname()
     yield from check_network(node, cluster, environment, is_alone=num_nodes == 1)

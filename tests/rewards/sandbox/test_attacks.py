@@ -44,16 +44,21 @@ def world(tmp_path, monkeypatch):
     file = tmp_path / "secret"
     file.write_text(secret)
     tmp_path.chmod(0o755)
+    assertions = {
+        "equal": f"got == {secret!r}",
+        "between": "3.14 < got < 3.15",
+        "near": "abs(got - 2.5) < 1e-9",
+        "within": f"{secret!r} in got",
+        "attribute": f"got.word == {secret!r}",
+        "item": f"got['word'] == {secret!r}",
+    }
     cases = {
         "function": {
             "entry_point": "f",
             "test_cases": [{"args": [1], "expected": secret}, {"args": [2], "expected": 1.0}],
         },
         "stdin": {"test_cases": [{"input": "1\n", "output": secret}]},
-        "asserted": {
-            "test": f"def test_it():\n    got = f(1)\n    assert got == {secret!r} or 3.14 < got < 3.15 or "
-            f"abs(got - 2.5) < 1e-9 or {secret!r} in got or got.word == {secret!r}"
-        },
+        **{f"asserted-{word}": {"test_cases": [f"got = f(1)\nassert {test}"]} for word, test in assertions.items()},
     }
     references = write_prompts(tmp_path, [{"id": key, **fields} for key, fields in cases.items()])
     with server_that_tells(secret) as port:
@@ -70,7 +75,9 @@ async def test_no_attack_passes_escapes_or_leaves_anything(world, tmp_path):
     secret, references, places = world
     programs = [("function", name, source) for name, source in attacks.FUNCTION.items()]
     programs += [("stdin", name, filled(source, places)) for name, source in attacks.STDIN.items()]
-    programs += [("asserted", name, source) for name, source in attacks.ASSERTED.items()]
+    programs += [("asserted-equal", name, source) for name, source in attacks.ASSERTED.items()]
+    assertions = [key for key in references if key.startswith("asserted")]
+    programs += [(key, "equal and more", attacks.ASSERTED["equal and more"]) for key in assertions[1:]]
     assert len(programs) >= 80
     async with Pool(**BOUNDS) as pool:
         verdicts = await pool.judge(
@@ -99,7 +106,7 @@ async def test_no_attack_passes_escapes_or_leaves_anything(world, tmp_path):
         again = await pool.judge(
             *(request_of(index, references["stdin"], f"print({secret!r})") for index in range(4)),
             request_of(4, references["function"], f"def f(x): return {secret!r} if x == 1 else 1"),
-            request_of(5, references["asserted"], f"def f(x): return {secret!r}"),
+            request_of(5, references["asserted-equal"], f"def f(x): return {secret!r}"),
         )
         assert {verdict.reason for verdict in again} == {"correct"}, "the secret itself is right"
         assert pool.worker.pids == keepers, "a keeper was lost"

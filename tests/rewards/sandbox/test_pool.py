@@ -1,0 +1,162 @@
+"""The pool's processes: none is left, whatever happens, and a machine that cannot wall programs in says so."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.config.sections.sandbox import SandboxSection
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent, UserError
+from rollpacker.launch.doctor.walls import check_walls
+from rollpacker.rewards.sandbox.installed import check_sandbox
+from rollpacker.rewards.sandbox.meter import children_of, tree_of
+from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+
+ONE = {"id": "one", "test_cases": [{"input": "", "output": "1"}]}
+ENDLESS = "while True: pass"
+LONG_S = 200.0
+"""A limit that is never reached; what waits for it fails the test by pytest's own limit."""
+
+
+async def until(is_so):
+    while not is_so():  # noqa: ASYNC110 processes of the system, which tell nobody
+        await asyncio.sleep(0.02)
+
+
+def programs_under(pid):
+    """Processes inside the sandbox beside its first one: the runner and the program."""
+    return [each for each in tree_of(pid) if each != pid][2:]
+
+
+async def test_what_is_forgotten_is_killed_and_never_comes_back(tmp_path):
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1) as pool:
+        (keeper,) = pool.worker.pids
+        await pool.worker.score([request_of(index, one, ENDLESS, limits_s=(LONG_S,)) for index in range(3)])
+        await until(lambda: len(programs_under(keeper)) == 2)
+        await pool.worker.forget()
+        await until(lambda: not children_of(keeper))
+        (verdict,) = await pool.judge(request_of(7, one, "print(1)"))
+        assert (verdict.request.sample, verdict.reason) == (7, "correct")
+        assert pool.worker.pids == [keeper]
+
+
+async def test_closing_ends_what_runs_and_wakes_who_waits(tmp_path):
+    one = write_prompts(tmp_path, [ONE])["one"]
+    pool = Pool(num_workers=2)
+    keepers = pool.worker.pids
+    await pool.worker.score([request_of(index, one, ENDLESS, limits_s=(LONG_S,)) for index in range(3)])
+    await until(lambda: all(len(programs_under(keeper)) == 2 for keeper in keepers))
+    inside = [pid for keeper in keepers for pid in tree_of(keeper)]
+    waiting = asyncio.create_task(pool.worker.collect())
+    await asyncio.sleep(0)
+    await pool.worker.close()
+    assert list(await waiting) == []
+    await until(lambda: not any(is_alive(pid) for pid in inside))
+    with pytest.raises(ImpossibleEvent):
+        await pool.worker.score([request_of(9, one, "print(1)")])
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_killed_keeper_takes_its_sandbox_with_it_and_is_replaced(tmp_path):
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1) as pool:
+        (keeper,) = pool.worker.pids
+        await pool.worker.score([request_of(0, one, "import time; time.sleep(3600)", limits_s=(LONG_S,))])
+        await until(lambda: len(programs_under(keeper)) == 2)
+        inside = list(tree_of(keeper))[1:]
+        os.kill(keeper, signal.SIGKILL)
+        await until(lambda: not any(is_alive(pid) for pid in inside))
+        await until(lambda: pool.worker.pids != [keeper] and len(programs_under(pool.worker.pids[0])) == 2)
+        os.kill(pool.worker.pids[0], signal.SIGKILL)
+        assert [verdict.reason for verdict in await pool.worker.collect()] == ["checker_crashed"]
+        (verdict,) = await pool.judge(request_of(1, one, "print(1)"))
+        assert verdict.reason == "correct"
+
+
+async def test_without_walls_the_limits_hold_and_nothing_is_left(tmp_path):
+    """No program of this test harms anybody."""
+    one = write_prompts(tmp_path, [ONE])["one"]
+    leaver = "import os\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0:\n    while True: pass\n  os._exit(0)\nprint(1)"
+    async with Pool(num_workers=1, isolation="rlimits", memory_mb=128) as pool:
+        (keeper,) = pool.worker.pids
+        verdicts = await pool.judge(
+            request_of(0, one, "print(1)"),
+            request_of(1, one, ENDLESS, limits_s=(0.2,)),
+            request_of(2, one, "v = bytearray(500 << 20); print(1)"),
+            request_of(3, one, leaver),
+        )
+        assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "memory", "correct"]
+        assert children_of(keeper) == []
+
+
+async def test_a_prompt_file_that_was_changed_is_said(tmp_path):
+    one = write_prompts(tmp_path, [ONE])["one"]
+    one.line.path.write_text("{}\n")
+    async with Pool(num_workers=1) as pool:
+        with pytest.raises(UserError, match="not what it was when the run began"):
+            await pool.judge(request_of(0, one, "print(1)"))
+
+
+async def test_where_bubblewrap_is_missing_nothing_starts_and_the_remedy_is_said(tmp_path, monkeypatch):
+    assert "walls programs in" in check_sandbox(SandboxSection())
+    assert check_walls(RewardSection(name="sandbox")).level == "ok"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError) as caught:
+        check_sandbox(SandboxSection())
+    for words in ("reward.sandbox.isolation=bubblewrap", "no program `bwrap`", "rlimits", "read this user's files"):
+        assert words in str(caught.value)
+    assert check_walls(RewardSection(name="sandbox")).level == "problem"
+    assert check_walls(RewardSection(name="math")).level == "warning"
+
+
+async def test_where_namespaces_are_forbidden_nothing_starts_and_the_reason_is_said(tmp_path, monkeypatch):
+    refusing = tmp_path / "bwrap"
+    refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError) as caught:
+        check_sandbox(SandboxSection())
+    for words in ("No permissions to create a new namespace", "user namespaces", "isolation=rlimits"):
+        assert words in str(caught.value)
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1) as pool:
+        with pytest.raises(EngineFailed, match="No permissions to create"):
+            await pool.judge(request_of(0, one, "print(1)"))
+
+
+def test_the_clock_of_a_case_stands_still_while_others_have_the_core():
+    """Own time is time on a core or asleep: a crowd on one core lengthens the wall time of each, not its own."""
+    began_s = time.monotonic()
+    from rollpacker.rewards.sandbox.meter import Meter
+
+    children = []
+    core = min(os.sched_getaffinity(0))
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            os.sched_setaffinity(0, {core})
+            while True:
+                pass
+        children.append(pid)
+    meters = [Meter([pid]) for pid in children]
+    try:
+        while sum(meter.read().own_s for meter in meters) < 0.4 and time.monotonic() - began_s < LONG_S:
+            os.sched_yield()
+        usages = [meter.read() for meter in meters]
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert sum(usage.own_s for usage in usages) < sum(usage.wall_s for usage in usages) / 2
