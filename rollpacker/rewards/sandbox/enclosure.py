@@ -20,6 +20,7 @@ import marshal
 import os
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,7 +191,14 @@ class Enclosure:
         if os.geteuid() == 0 and _is_real_root():
             self._sources = _stage(needed)
             _become_nobody()
-        words = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts"]
+        words = [
+            shutil.which("bwrap") or "bwrap",
+            "--unshare-user",
+            "--unshare-pid",
+            "--unshare-ipc",
+            "--unshare-net",
+            "--unshare-uts",
+        ]
         words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         words += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
         for path in needed:

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +89,10 @@ async def test_a_killed_keeper_takes_its_sandbox_with_it_and_is_replaced(tmp_pat
 async def test_without_walls_the_limits_hold_and_nothing_is_left(tmp_path):
     """No program of this test harms anybody."""
     one = write_prompts(tmp_path, [ONE])["one"]
-    leaver = "import os\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0:\n    while True: pass\n  os._exit(0)\nprint(1)"
+    leaver = (
+        "import os\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0:\n    while True: pass\n"
+        "  os._exit(0)\nprint(1)"
+    )
     async with Pool(num_workers=1, isolation="rlimits", memory_mb=128) as pool:
         (keeper,) = pool.worker.pids
         verdicts = await pool.judge(
@@ -120,12 +125,19 @@ async def test_where_bubblewrap_is_missing_nothing_starts_and_the_remedy_is_said
     assert check_walls(RewardSection(name="math")).level == "warning"
 
 
-async def test_where_namespaces_are_forbidden_nothing_starts_and_the_reason_is_said(tmp_path, monkeypatch):
-    refusing = tmp_path / "bwrap"
+@pytest.fixture
+def for_anybody():
+    """A folder that `nobody` reaches too, unlike pytest's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+async def test_where_namespaces_are_forbidden_nothing_starts_and_the_reason_is_said(tmp_path, for_anybody, monkeypatch):
+    refusing = for_anybody / "bwrap"
     refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
     refusing.chmod(0o755)
-    tmp_path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{for_anybody}:{os.environ['PATH']}")
     with pytest.raises(UserError) as caught:
         check_sandbox(SandboxSection())
     for words in ("No permissions to create a new namespace", "user namespaces", "isolation=rlimits"):
