@@ -105,7 +105,7 @@ def _standing(story: RunStory, stories: Sequence[RunStory]) -> str:
 def _missing(story: RunStory) -> list[str]:
     notes = list(story.tables.notes)
     if story.config is None:
-        notes.append("There is no config.json: the run is older than that file, and its settings are not shown.")
+        notes.append("There is no config.yaml: the run is older than that file, and its settings are not shown.")
     if story.status is not None and story.status.reason:
         notes.append(f"{story.status.state}: {story.status.reason}")
     return notes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from rollpacker.config.record import read_record
 from rollpacker.report.waits import Wait, Waits
-from rollpacker.runtime.resolved_config import read_config
 from rollpacker.runtime.status import RunStatus, read_status
 from rollpacker.timeline.run_tables import open_run
 from rollpacker.timeline.stretches import MOVES, concurrency, natural_order, stretches_of
@@ -147,7 +147,7 @@ def tell(run_dir: Path, step: int | None = None) -> RunStory:
     return RunStory(
         name=run_dir.resolve().name,
         tables=tables,
-        config=read_config(run_dir),
+        config=read_record(run_dir),
         status=read_status(run_dir),
         steps=tables.steps,
         stages=pd.concat(gathered.stages),

@@ -48,7 +48,6 @@ from rollpacker.runtime.driver import Driver, OnEvent, RoundCosts
 from rollpacker.runtime.learning import Learner
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
-from rollpacker.runtime.resolved_config import write_config
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.scheduling import NOTHING_TO_LEND, scheduler_settings
 from rollpacker.runtime.startup import StartupTimes, process_began_at
@@ -338,7 +337,6 @@ async def _opened(
     checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
     checkpoint = checkpoints.latest() if config.run.resume == "auto" else None
     first_step = checkpoint.meta.step if checkpoint else 0
-    write_config(run_dir, config)
     attempt = _next_attempt(run_dir)
     async with AsyncExitStack() as stack:
         status = stack.enter_context(

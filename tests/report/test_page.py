@@ -101,12 +101,12 @@ def test_what_an_unfinished_run_or_a_stripped_copy_lacks_is_said(runs, tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(runs["verl"], copy)
     shutil.rmtree(copy / "events")
-    (copy / "config.json").unlink()
+    (copy / "config.yaml").unlink()
     status = json.loads((copy / "status.json").read_text())
     (copy / "status.json").write_text(json.dumps(status | {"state": "running", "num_steps": 9}))
     text = Reader(page_of(copy)).text
     assert "5 steps of 9, still running" in text
-    assert "There is no config.json" in text
+    assert "There is no config.yaml" in text
     assert "There is no event log" in text
     (copy / "status.json").unlink()
     assert "of unknown state" in Reader(page_of(copy)).text

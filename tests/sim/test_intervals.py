@@ -1,13 +1,10 @@
 """What the `intervals` table says of a modelled run in which requests move between engines."""
 
-import json
-
 import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.resolved_config import read_config
 from tests.sim.test_systems import SMALL
 
 
@@ -52,10 +49,3 @@ def test_engines_generate_no_longer_than_the_round_although_the_driver_learns_of
     pipeline.run(compose([*SMALL, f"run.dir={tmp_path}", "system=tail", "run.num_steps=1"]))
     rows = read_frame(tmp_path, "intervals").set_index("activity")
     assert rows.loc["generate", "ended_at_s"].max() < rows.loc["train", "ended_at_s"] - 1
-
-
-def test_a_run_leaves_the_configuration_that_it_had(streamed, tmp_path):
-    assert read_config(streamed)["rollout"]["num_prompts"] == 16
-    assert read_config(tmp_path) is None
-    (tmp_path / "config.json").write_text(json.dumps([]))
-    assert read_config(tmp_path) is None
