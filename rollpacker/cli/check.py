@@ -16,7 +16,7 @@ from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.runtime.fleets import degrees_of
 from rollpacker.runtime.machine import usable_cpus, visible_gpus
 from rollpacker.runtime.planning import engine_gpus, placed_actors, planned_actors, trainer_parts
-from rollpacker.runtime.scheduling import NOTHING_TO_LEND, stream_settings
+from rollpacker.runtime.scheduling import NOTHING_TO_LEND, can_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,11 +197,11 @@ def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     if isinstance(cluster, ModelledCluster):
         return lending
     placed = placed_actors(config, cluster)
+    parts = trainer_parts(config, placed, cluster.num_gpus)
     sets = [engine_gpus(placed, cluster.num_gpus, degree) for degree in degrees_of(config)]
-    settings = stream_settings(config, trainer_parts(config, placed, cluster.num_gpus), sets)
-    if settings is None:
+    if not any(can_stream(config, parts, engines) for engines in sets):
         return f"nothing streams to the trainer: {NOTHING_TO_LEND}"
-    return lending if settings.replicas else "groups train as they are accepted: the trainer shares no GPU"
+    return lending if parts else "groups train as they are accepted: the trainer shares no GPU"
 
 
 def _lengths(config: RunConfig, model: ModelFacts) -> str:

@@ -61,6 +61,7 @@ NOT_DEFINING = (
     "trainer.data_parallel",
     "trainer.recompute_activations",
     "trainer.shard_gradients",
+    "trainer.shard_ranks",
     "placement",
     "weight_sync",
     "reward.resources",

@@ -63,6 +63,34 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _copies_of_the_parameters_are_whole(self) -> Self:
+        trainer = self.trainer
+        shard_ranks, num_ranks = trainer.shard_ranks, trainer.data_parallel or 1
+        if shard_ranks is None:
+            return self
+        if trainer.name != "fsdp":
+            raise ValueError(
+                f"trainer.shard_ranks={shard_ranks} with trainer.name={trainer.name}.\n"
+                "Only fsdp shares parameters out among its data-parallel ranks.\n"
+                "Leave out trainer.shard_ranks, or choose trainer=fsdp."
+            )
+        if num_ranks % shard_ranks:
+            divisors = ", ".join(str(count) for count in range(1, num_ranks + 1) if num_ranks % count == 0)
+            raise ValueError(
+                f"trainer.shard_ranks={shard_ranks} does not divide trainer.data_parallel={num_ranks}.\n"
+                f"Every copy of the parameters has as many ranks; {num_ranks} is divisible by {divisors}.\n"
+                "Change one of the two."
+            )
+        if trainer.shard_gradients and shard_ranks < num_ranks:
+            raise ValueError(
+                f"trainer.shard_gradients=true with trainer.shard_ranks={shard_ranks} of trainer.data_parallel="
+                f"{num_ranks}.\n"
+                "Gradients that are shared out are summed over all ranks in every pass, so no copy could work alone.\n"
+                "Leave out one of the two."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _streamed_step_equals_the_unstreamed_one(self) -> Self:
         if not self.system.stream:
             return self

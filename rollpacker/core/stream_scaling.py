@@ -26,7 +26,7 @@ The tests:
 * **Whole groups.** The GPUs that are lent are whole engines and whole training replicas at once. Engines and replicas
   that share GPUs hang together; such a **block** can be lent if every GPU of it is in both. Blocks are taken in order
   of the tokens per engine that would have to move, fewest first, as far as they fit into half of the engines (rounded
-  down). If no block fits, nothing is ever lent.
+  down). If no block fits, nothing can be lent, and nothing is measured either.
 * **Memory.** All running requests fit into the engines that remain, at the length that is expected of them:
 
       sum over running requests of (prompt + E[L | L > generated so far])  <=  sum of the remaining engines' KV tokens
@@ -133,6 +133,8 @@ class StreamScaling:
         while self._due_at <= self._num_finished:
             self._next_point += 1
             self._count_out()
+        if not self._choose_blocks(tuple(self._gpus), {}):
+            return ()
         self._is_measuring = True
         self._num_tests += 1
         return (MeasureProgress(round=self._round),)

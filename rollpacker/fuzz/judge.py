@@ -510,10 +510,16 @@ class Judge:
             stream.first_share + number * stream.every_share for number in range(math.ceil(1 / stream.every_share))
         ]
         is_due = share <= stream.last_share and any(self.last_tested < point <= share for point in points)
-        is_due = is_due and not self.is_measuring and not self.num_lendings[self.round.round] and bool(stream.replicas)
+        is_due = is_due and not self.is_measuring and not self.num_lendings[self.round.round] and self._can_lend(stream)
         assert any(isinstance(command, MeasureProgress) for command in commands) == is_due, "measured too early or late"
         if is_due:
             self.last_tested = share
+
+    def _can_lend(self, stream: StreamSettings) -> bool:
+        """Try every subset of at most half of the engines."""
+        with_gpus = [engine for engine in self.loads if self.gpus[engine]]
+        subsets = (combinations(with_gpus, size) for size in range(1, len(self.loads) // 2 + 1))
+        return any(self._is_whole(subset, stream) for each in subsets for subset in each)
 
     def _judge_lending(self, event: ProgressMeasured, commands: tuple[Command, ...]) -> None:
         """Engines are lent if any can be and memory suffices, and as few tokens move as can be."""

@@ -171,10 +171,11 @@ def _rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
             weights = _FP32 * num_parameters * (1 + num_references)
             gradients, optimizer = _FP32 * num_parameters, _MOMENTS * num_parameters
         case "fsdp":
+            num_sharing = trainer.shard_ranks or num_replicas
             whole_layers = 2 * number * num_parameters / shape.num_layers  # the one that works, and the next one
-            weights = _FP32 * num_parameters * (1 + num_references) / num_replicas + whole_layers
+            weights = _FP32 * num_parameters * (1 + num_references) / num_sharing + whole_layers
             gradients = _FP32 * num_parameters / (num_replicas if trainer.shard_gradients else 1)
-            optimizer = _MOMENTS * num_parameters / num_replicas
+            optimizer = _MOMENTS * num_parameters / num_sharing
         case "megatron":
             cut = num_parameters / (trainer.tensor_parallel * trainer.pipeline_parallel)
             main_weights = _FP32 if number < _FP32 else 0

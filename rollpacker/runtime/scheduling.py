@@ -29,7 +29,6 @@ def scheduler_settings(
     degrees: Sequence[int] = (1,),
     *,
     trainer_parts: Sequence[tuple[int, ...]] = (),
-    engines: Sequence[Mapping[EngineId, tuple[int, ...]]] = (),
     costs: Sequence[DegreeCosts] = (),
     prompt_tokens: int = 0,
 ) -> SchedulerSettings:
@@ -41,7 +40,6 @@ def scheduler_settings(
         degrees: Tensor-parallel degrees of which the backend has engines, the first one awake. The planner has nothing
             to choose among fewer than two.
         trainer_parts: The GPUs of each part of the trainer that can work alone; empty if it shares none with engines.
-        engines: The GPUs of the engines, fleet by fleet.
         costs: What engines of each degree take for their work, where that is known: the planner's first guess.
         prompt_tokens: Mean length of the prompts, for the same.
     """
@@ -67,17 +65,16 @@ def scheduler_settings(
             if config.system.planner and len(degrees) > 1
             else None
         ),
-        stream=stream_settings(config, trainer_parts, engines) if config.system.stream else None,
+        stream=_stream_settings(config, trainer_parts) if config.system.stream else None,
     )
 
 
-def stream_settings(
-    config: RunConfig, parts: Sequence[tuple[int, ...]], engines: Sequence[Mapping[EngineId, tuple[int, ...]]]
-) -> StreamSettings | None:
-    """What the stream trainer is told; None where it shares GPUs with engines, and no engine can be lent to it.
+def can_stream(
+    config: RunConfig, trainer_parts: Sequence[tuple[int, ...]], engines: Mapping[EngineId, tuple[int, ...]]
+) -> bool:
+    """Tell whether groups can ever stream to the trainer, by its parts' GPUs and the engines'."""
+    return not trainer_parts or can_lend(_stream_settings(config, trainer_parts), engines)
 
-    The arguments are those of `scheduler_settings`.
-    """
-    settings = StreamSettings(replicas=tuple(parts), max_response_tokens=config.rollout.max_response_tokens)
-    is_useful = not parts or any(can_lend(settings, fleet) for fleet in engines)
-    return settings if is_useful else None
+
+def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]) -> StreamSettings:
+    return StreamSettings(replicas=tuple(trainer_parts), max_response_tokens=config.rollout.max_response_tokens)

@@ -49,7 +49,7 @@ from rollpacker.runtime.learning import Learner
 from rollpacker.runtime.progress import Progress, make_progress
 from rollpacker.runtime.recorder import StepRecorder
 from rollpacker.runtime.round_record import RoundRecord
-from rollpacker.runtime.scheduling import NOTHING_TO_LEND, scheduler_settings
+from rollpacker.runtime.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
 from rollpacker.runtime.startup import StartupTimes, process_began_at
 from rollpacker.runtime.status import StatusBoard, shown_status
 from rollpacker.runtime.stay import Stay
@@ -515,18 +515,17 @@ def _next_attempt(run_dir: Path) -> int:
 
 
 def _settings(config: RunConfig, workers: Workers, progress: Progress) -> SchedulerSettings:
-    settings = scheduler_settings(
+    fleets, parts = workers.fleets, workers.trainer_parts
+    if config.system.stream and not any(can_stream(config, parts, fleet.gpus) for fleet in fleets.values()):
+        progress.note(f"Nothing streams to the trainer: {NOTHING_TO_LEND}.")
+    return scheduler_settings(
         config,
         Counter(prompt.prompt.domain for prompt in workers.prompts.values()),
-        list(workers.fleets),
-        trainer_parts=workers.trainer_parts,
-        engines=[fleet.gpus for fleet in workers.fleets.values()],
-        costs=[fleet.costs for fleet in workers.fleets.values() if fleet.costs],
+        list(fleets),
+        trainer_parts=parts,
+        costs=[fleet.costs for fleet in fleets.values() if fleet.costs],
         prompt_tokens=sum(len(prompt.token_ids) for prompt in workers.prompts.values()) // len(workers.prompts),
     )
-    if config.system.stream and settings.stream is None:
-        progress.note(f"Nothing streams to the trainer: {NOTHING_TO_LEND}.")
-    return settings
 
 
 def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:

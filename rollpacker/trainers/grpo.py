@@ -302,11 +302,12 @@ class GrpoTrainer:
                 f"Groups were to be trained on GPUs {sorted(gpus)}",
                 f"The replicas lie on {[sorted(own) for own in self._replica_gpus]}, and each works as a whole",
             )
-        if len(chosen) < len(everyone) and not self._policy.has_whole_replicas:
+        size = self._policy.replicas_per_copy
+        if len(chosen) < len({replica // size for replica in chosen}) * size:
             raise ImpossibleEvent(
                 f"Groups were to be trained on {len(chosen)} of {len(everyone)} replicas",
-                f"With trainer.name={self._section.name} every pass needs the parameters of all ranks",
-                "Choose trainer=megatron to train on some GPUs while the others still generate",
+                f"With trainer.name={self._section.name} every pass needs the parameters of {size} neighbouring ranks",
+                "Set trainer.shard_ranks, or choose trainer=megatron",
             )
         return chosen
 
@@ -395,6 +396,8 @@ class GrpoTrainer:
         else:
             own = [sample for sample in samples if sample.proximal_logprobs_R is not None]
             trained, silent = [sample for sample in own if self._has_gradient(sample)], []
+        if self._policy.replica not in replicas:
+            return  # its GPUs are the engines'
         microbatches = self._with_reference(self._pack(trained))
         self._policy.accumulate(microbatches, lambda microbatch, scores: self._loss(step, divisors, microbatch, scores))
         microbatches = self._pack(silent)

@@ -60,8 +60,9 @@ class Policy(Protocol):
     replica: int
     """Which replica this rank belongs to, from 0."""
     num_replicas: int
-    has_whole_replicas: bool
-    """True when a replica can accumulate without the others, because it holds the whole model."""
+    replicas_per_copy: int
+    """How many neighbouring replicas hold one copy of the model among them, so that they pass only together. 1 where
+    each has its own and can accumulate without the others."""
     is_reporter: bool
     """True on one rank of each replica, which holds the output layer: it alone counts what was observed."""
 
@@ -74,7 +75,7 @@ class Policy(Protocol):
     def accumulate(self, microbatches: Sequence[MicroBatch], loss_of: LossOf) -> None:
         """Forward and backward; gradients are added to those that are there. Empty on a replica without work.
 
-        Where `has_whole_replicas` is false all ranks call it together, as they do `score` and `score_reference`.
+        The replicas of one copy call it together, as they do `score` and `score_reference`.
         """
 
     def update(self, learning_rate: float) -> float:

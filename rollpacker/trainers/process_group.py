@@ -70,14 +70,16 @@ def on_rank_0(work: Callable[[], Result]) -> Result:
     return result
 
 
-def all_reduce(values: Sequence[float], how: Literal["sum", "max"], device: torch.device) -> list[float]:
-    """Sum or maximum of each number over all ranks, in double precision; NaN wins a maximum."""
+def all_reduce(
+    values: Sequence[float], how: Literal["sum", "max"], device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[float]:
+    """Sum or maximum of each number over the ranks of a group, or all; in double precision; NaN wins a maximum."""
     numbers = torch.tensor(list(values), dtype=torch.float64, device=device)
     if how == "sum":
-        dist.all_reduce(numbers, dist.ReduceOp.SUM)
+        dist.all_reduce(numbers, dist.ReduceOp.SUM, group)
         return numbers.tolist()
     # Backends differ in what they make of a NaN, so it travels as a number of its own.
     is_nan = numbers.isnan()
     both = torch.stack([numbers.masked_fill(is_nan, -math.inf), is_nan.double()])
-    dist.all_reduce(both, dist.ReduceOp.MAX)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group)
     return both[0].masked_fill(both[1] > 0, math.nan).tolist()

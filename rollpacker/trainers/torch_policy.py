@@ -61,7 +61,7 @@ class TorchPolicy:
     rank = 0
     replica = 0
     num_replicas = 1
-    has_whole_replicas = True
+    replicas_per_copy = 1
     is_reporter = True
 
     def __init__(

@@ -41,6 +41,18 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "system=rollpacker", "trainer.num_minibatches=2"],
         ["system.stream=true with trainer.num_minibatches=2", "before the last one is there", "system.stream=false"],
     ),
+    "ranks that cannot share the parameters": (
+        [*RUN, "trainer=fsdp", "trainer.data_parallel=4", "trainer.shard_ranks=3"],
+        ["trainer.shard_ranks=3 does not divide trainer.data_parallel=4", "1, 2, 4"],
+    ),
+    "ranks that share no parameters": (
+        [*RUN, "trainer=megatron", "trainer.shard_ranks=1"],
+        ["trainer.shard_ranks=1 with trainer.name=megatron", "trainer=fsdp"],
+    ),
+    "gradients that are shared out and stay": (
+        [*RUN, "trainer=fsdp", "trainer.data_parallel=2", "trainer.shard_ranks=1", "trainer.shard_gradients=true"],
+        ["trainer.shard_gradients=true with trainer.shard_ranks=1", "no copy could work alone"],
+    ),
     "a stream of groups into a mean over the batch": (
         [*RUN, "system=rlhfuse", "trainer.loss_normalisation=token_mean"],
         ["trainer.loss_normalisation=token_mean", "the group itself", "trainer.loss_normalisation=token_bound"],

@@ -117,10 +117,10 @@ def test_nothing_is_lent_when_the_rest_cannot_hold_what_is_expected() -> None:
 
 
 def test_no_replica_is_split_and_no_engine_without_gpus_is_lent() -> None:
-    whole = StreamSettings(replicas=((0, 1, 2, 3),), max_response_tokens=100)
-    assert StreamPlayer(stream=whole).lend() == ()
-    elsewhere = StreamSettings(replicas=((4, 5),), max_response_tokens=100)
-    assert StreamPlayer(stream=elsewhere).lend() == ()
+    for replicas in (((0, 1, 2, 3),), ((4, 5),)):
+        player = StreamPlayer(stream=StreamSettings(replicas=replicas, max_response_tokens=100))
+        orders = [player.finish(RequestId(0, prompt(f"math-{number}"), 0)) for number in range(10)]
+        assert not any(isinstance(order, MeasureProgress) for given in orders for order in given)
 
 
 def test_a_trainer_that_shares_no_gpu_streams_from_the_beginning_of_every_round_and_nobody_is_lent() -> None:

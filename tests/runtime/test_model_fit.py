@@ -61,6 +61,7 @@ def test_what_the_memory_share_leaves_beside_the_weights_is_the_cache(model):
         (["trainer=torch", "trainer.kl_coefficient=0.1"], [60.9, 30.5, 60.9]),
         (["trainer.name=fsdp", "trainer.data_parallel=8"], [4.9, 30.5, 7.6]),
         (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_gradients=true"], [4.9, 3.8, 7.6]),
+        (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_ranks=4"], [8.7, 30.5, 15.2]),
         (
             ["trainer.name=megatron", "trainer.tensor_parallel=2", "trainer.data_parallel=4"],
             [7.6, 15.2, 11.4],

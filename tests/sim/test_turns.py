@@ -29,11 +29,21 @@ from tests.sim.test_departures import config_of
 class Ground:
     """The GPUs that some engines share with the trainer, and what happened there."""
 
-    engines: frozenset[EngineId]
+    gpus: dict[EngineId, tuple[int, ...]]
+    """Of these engines."""
     awake: set[EngineId] = field(default_factory=set)
-    is_trainer_awake: bool = True
+    trainer_gpus: set[int] = field(default_factory=set)
+    """Where the trainer is awake."""
     story: list[str] = field(default_factory=list)
     """What everybody did, without repetitions."""
+
+    @property
+    def engines(self) -> frozenset[EngineId]:
+        return frozenset(self.gpus)
+
+    @property
+    def all_gpus(self) -> set[int]:
+        return {gpu for gpus in self.gpus.values() for gpu in gpus}
 
     def tell(self, event: str) -> None:
         if not self.story or self.story[-1] != event:
@@ -49,14 +59,14 @@ class _Delegate:
 
 
 class EngineOnGround(_Delegate):
-    """A modelled engine that is awake only while the trainer is not."""
+    """A modelled engine that is awake only while the trainer is not on its GPUs."""
 
     def __init__(self, name: EngineId, other: object, ground: Ground) -> None:
         super().__init__(other, ground)
         self._name = name
 
     async def wake(self) -> None:
-        assert not self._ground.is_trainer_awake
+        assert not self._ground.trainer_gpus
         self._ground.awake.add(self._name)
         self._ground.tell("engines wake")
         await self._other.wake()
@@ -83,21 +93,26 @@ class EngineOnGround(_Delegate):
 
 
 class TrainerOnGround(_Delegate):
-    """A modelled trainer that works only while it is awake, and is awake only while all engines there sleep."""
+    """A modelled trainer that works only where it is awake, and is awake only where all engines sleep."""
 
-    async def wake(self) -> None:
-        assert not self._ground.awake
-        assert not self._ground.is_trainer_awake
-        self._ground.is_trainer_awake = True
-        self._ground.tell("trainer wakes")
+    async def wake(self, gpus=None) -> None:
+        wanted = self._ground.all_gpus if gpus is None else set(gpus)
+        assert not any(wanted & set(self._ground.gpus[engine]) for engine in self._ground.awake)
+        assert self._ground.trainer_gpus < wanted
+        self._ground.trainer_gpus = wanted
+        self._ground.tell("trainer wakes" if gpus is None else "trainer wakes on lent GPUs")
 
     async def sleep(self) -> None:
-        assert self._ground.is_trainer_awake
-        self._ground.is_trainer_awake = False
+        assert self._ground.trainer_gpus
+        self._ground.trainer_gpus = set()
         self._ground.tell("trainer sleeps")
 
     async def accumulate(self, groups, gpus=None) -> None:
-        self._work("trainer learns")
+        if gpus is None:
+            self._work("trainer learns")
+        else:
+            assert self._ground.trainer_gpus == set(gpus)
+            self._ground.tell("trainer learns on lent GPUs")
         await self._other.accumulate(groups, gpus)
 
     async def finish_step(self):
@@ -113,7 +128,7 @@ class TrainerOnGround(_Delegate):
         return await self._other.export_weights()
 
     def _work(self, event: str) -> None:
-        assert self._ground.is_trainer_awake
+        assert self._ground.trainer_gpus == self._ground.all_gpus
         self._ground.tell(event)
 
 
@@ -123,13 +138,14 @@ class TurnsBackend(ModelledBackend):
     def __init__(self, config, num_sharing: int) -> None:
         super().__init__(config)
         self._num_sharing = num_sharing
-        self.ground = Ground(frozenset())
+        self.ground = Ground({})
 
     @asynccontextmanager
     async def open(self, surroundings):
         async with super().open(surroundings) as workers:
             ((degree, fleet),) = workers.fleets.items()
-            self.ground = ground = Ground(frozenset(list(fleet.engines)[: self._num_sharing]))
+            self.ground = ground = Ground(dict(list(fleet.gpus.items())[: self._num_sharing]))
+            ground.trainer_gpus = ground.all_gpus
             for name in ground.engines:
                 await fleet.engines[name].sleep()
             engines = {
@@ -187,6 +203,26 @@ def test_engines_that_share_gpus_sleep_while_the_trainer_learns_and_the_others_n
     rows = read_table(tmp_path / "run", "intervals").to_pylist()
     assert [row["activity"] for row in rows if row["step"] == 2 and row["role"] != "engine"].count("hand_over") == 1
     assert {row["num_engines_lent"] for row in read_table(tmp_path / "run", "steps").to_pylist()} == {0}
+
+
+def test_lent_engines_sleep_before_the_others_and_the_trainer_wakes_there_first(tmp_path):
+    config = turns(tmp_path / "run", "system.stream=true")
+    ground = attempt(config, 4).ground
+    assert ground.awake == set()
+    story = " > ".join(ground.story)
+    lending = ["engines sleep", "trainer wakes on lent GPUs", "trainer learns on lent GPUs"]
+    assert story.count(" > ".join(lending)) == config.run.num_steps
+    assert story.count("trainer wakes > trainer learns > trainer gives weights") == config.run.num_steps
+    steps = read_table(tmp_path / "run", "steps").to_pylist()
+    assert {row["num_engines_lent"] for row in steps} == {len(ground.gpus) // 2}
+    assert all(0 < row["tokens_streamed"] <= row["tokens_trained"] for row in steps)
+    assert trained(tmp_path / "run") == trained_alone(tmp_path, "system.stream=true")
+
+
+def trained_alone(folder: Path, *words: str) -> list[tuple[int, str, int]]:
+    """What a run trains whose engines and trainer share nothing that could not be shared."""
+    pipeline.run(turns(folder / "alone", *words))
+    return trained(folder / "alone")
 
 
 def test_for_a_checkpoint_between_two_steps_the_trainer_has_its_turn(tmp_path):

@@ -18,9 +18,10 @@ from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.fsdp.moments import write_moments
 from rollpacker.trainers.fsdp.policy import FsdpPolicy
 from rollpacker.trainers.grpo import GrpoTrainer
+from tests.trainers.streaming import Difference, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -238,3 +239,17 @@ def errors_of_a_full_disk(work: Work, folder: Path) -> list[str]:
         return errors
 
     return asyncio.run(run())
+
+
+def streamed_steps(work: Work) -> list[Difference]:
+    """Of every batch, on this rank."""
+    trainer = make_trainer(work)
+    policy: Any = trainer._policy
+    can_lend = policy.replicas_per_copy == 1
+
+    def state() -> Iterator[Tensor]:
+        for parameter in policy._parameters.values():
+            for value in (parameter.detach(), *policy._optimizer.state[parameter].values()):
+                yield value.to_local() if hasattr(value, "to_local") else value
+
+    return asyncio.run(compare(trainer, state(), work.batches, can_lend=can_lend))

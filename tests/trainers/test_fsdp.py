@@ -17,6 +17,7 @@ from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.process_group import join, leave
 from tests.trainers import fsdp_scenarios as scenarios
 from tests.trainers.fsdp_scenarios import Outcome, Work
+from tests.trainers.streaming import NUM_BATCHES, random_rewards, require_rounding_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,15 +60,6 @@ def require_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleran
 def require_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert list(found) == list(expected)
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
-
-
-def random_rewards(seed: int) -> list[tuple[float, ...]]:
-    """Groups of one to five responses; about a third have no signal."""
-    numbers = np.random.default_rng(seed)
-    return [
-        tuple(numbers.integers(0, 2, numbers.integers(1, 6)).astype(float).tolist())
-        for _ in range(int(numbers.integers(1, 6)))
-    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -122,6 +114,15 @@ def test_a_streamed_step_equals_one_call_to_rounding_and_a_repeated_run_bit_for_
     require_close(gradients(in_calls), gradients(at_once))
     require_equal(again.weights, in_calls.weights)
     assert again.metrics == in_calls.metrics
+
+
+@pytest.mark.parametrize("section", [{"kl_coefficient": 0.1}, {"shard_ranks": 1}], ids=["sharded", "copies"])
+def test_fifty_random_steps_that_stream_are_those_that_do_not(bench, two_ranks, section: dict[str, Any]):
+    batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES)]
+    work = Work(model_path=bench.model_path, section=section, batches=batches)
+    for differences in two_ranks.run(scenarios.streamed_steps, work):
+        require_rounding_only(differences)
+        assert (sum(difference.num_alone for difference in differences) > 20) == ("shard_ranks" in section)
 
 
 def test_a_rank_without_any_sample_takes_part_in_every_pass(bench, two_ranks):

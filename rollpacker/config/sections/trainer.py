@@ -60,6 +60,10 @@ class TrainerSection(Section):
     shard_gradients: bool = False
     """FSDP2 only: sum gradients over the ranks in every backward pass, and keep a rank's part of them. Otherwise each
     rank keeps its own whole ones, 4 bytes per parameter of the model, until they are summed once per update."""
+    shard_ranks: int | None = Field(None, ge=1)
+    """FSDP2 only: how many neighbouring ranks share one copy of parameters and optimizer among them; divides
+    `data_parallel`. null is all of them, which takes the least memory. With fewer there are several copies, and those
+    whose GPUs are lent can stream while engines generate on the others' GPUs; 1 keeps everything on each rank."""
     num_threads: int = Field(1, ge=1)
     """torch threads of each rank's process."""
     resources: ActorResources = ActorResources()
@@ -81,6 +85,6 @@ class TrainerSection(Section):
     def part_of(self, rank: int) -> int:
         """The part of a real trainer that a rank belongs to: ranks of one part can work without those of the others.
 
-        A replica, or with FSDP2 all of them: every pass gathers the parameters from all ranks.
+        A replica; with FSDP2 those that share a copy of the parameters, which every pass gathers from all of them.
         """
-        return 0 if self.name == "fsdp" else self.replica_of(rank)
+        return rank // (self.shard_ranks or self.data_parallel or 1) if self.name == "fsdp" else self.replica_of(rank)

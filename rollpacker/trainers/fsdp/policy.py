@@ -1,8 +1,9 @@
 """The policy under FSDP2: parameters, gradients and optimizer are cut up among the ranks, layer by layer.
 
-Invariant: all ranks make equally many passes, for each of them gathers every layer from all. A rank with fewer
-micro-batches than another passes one token whose loss is 0. So a part of the ranks cannot work alone
-(`has_whole_replicas` is false): stream training on some GPUs while the others still generate needs Megatron-core.
+Invariant: all ranks that share a copy of the parameters make equally many passes, for each of them gathers every layer
+from all. A rank with fewer micro-batches than another passes one token whose loss is 0. So a part of these ranks cannot
+work alone. With `trainer.shard_ranks` there are several copies (hybrid sharding), each of which can: that is what
+stream training needs on some GPUs while engines still generate on the others.
 
 Parameters and AdamW's moments are float32, each rank's part of them. With `model_dtype=bfloat16` the passes compute in
 bfloat16, on parameters that are rounded as they are gathered; gradients add up and are summed in float32.
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from rollpacker.config.sections.trainer import TrainerSection
     from rollpacker.trainers.fsdp.sharding import WholeModel
@@ -86,7 +88,6 @@ class FsdpState(State):
 class FsdpPolicy:
     """Implements `rollpacker.trainers.policy.Policy`; each rank is a replica."""
 
-    has_whole_replicas = False
     is_reporter = True
 
     def __init__(
@@ -104,6 +105,8 @@ class FsdpPolicy:
         self.device = own_device()
         self.rank = self.replica = dist.get_rank()
         self.num_replicas = dist.get_world_size()
+        self.replicas_per_copy = section.shard_ranks or self.num_replicas
+        self._mesh = _mesh(own_device(), self.num_replicas, self.replicas_per_copy)
         self._model_path = model_path
         self._section = section
         self._dtype: torch.dtype = getattr(torch, model_dtype)
@@ -146,7 +149,7 @@ class FsdpPolicy:
         self._has_unreduced |= num_passes > 0 and not self._section.shard_gradients
 
     def update(self, learning_rate: float) -> float:
-        self._reduce()
+        self._reduce_everywhere()
         gradients: list[Tensor] = []
         for parameter in self._parameters.values():
             if parameter.grad is None:
@@ -197,6 +200,7 @@ class FsdpPolicy:
             write_moments(self._optimizer, self._parameters, folder / MOMENTS_FOLDER)
 
     def load(self, folder: Path) -> Progress:
+        self._reduce_everywhere()  # what a step left that is dropped, be it on one copy only
         state = on_rank_0(lambda: read_state(FsdpState, folder / STATE_FILE))
         whole = self._read_policy(folder / MODEL_FOLDER)
         require_same_reference(folder, state.reference_checksum, self._reference_checksum, self._model_path)
@@ -209,7 +213,7 @@ class FsdpPolicy:
 
     def sleep(self) -> None:
         """Sum what is not yet summed, so that each rank takes only its part along."""
-        self._reduce()
+        self._reduce_everywhere()
         move(self._models(), self._optimizer, torch.device("cpu"))
 
     def wake(self) -> None:
@@ -221,7 +225,7 @@ class FsdpPolicy:
     def _make_model(self) -> nn.Module:
         return make_sharded_model(
             self._model_path,
-            init_device_mesh(self.device.type, (self.num_replicas,)),
+            self._mesh,
             self.device,
             is_bfloat16=self._dtype is torch.bfloat16,
             recomputes_activations=self._section.recompute_activations,
@@ -239,8 +243,9 @@ class FsdpPolicy:
         return scores
 
     def _num_passes(self, microbatches: Sequence[MicroBatch]) -> int:
-        """How many passes all ranks make: as many as the one with the most micro-batches."""
-        return round(self.all_reduce([len(microbatches)], "max")[0])
+        """How many passes the ranks of this copy make: as many as the one with the most micro-batches."""
+        group = self._mesh.get_group(self._mesh.ndim - 1)
+        return round(all_reduce([len(microbatches)], "max", self.device, group)[0])
 
     def _pass_idly(self) -> None:
         self._backward(self._score(self._model, self._idle).logprobs_N.sum() * 0)
@@ -248,6 +253,12 @@ class FsdpPolicy:
     @staticmethod
     def _backward(loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
+
+    def _reduce_everywhere(self) -> None:
+        """Sum over the ranks what each has accumulated, although some copies may have nothing."""
+        if self.replicas_per_copy < self.num_replicas:
+            self._has_unreduced = self.all_reduce([self._has_unreduced], "max") == [1.0]
+        self._reduce()
 
     def _reduce(self) -> None:
         """Sum over the ranks what each has accumulated; all of them have, or none."""
@@ -266,6 +277,14 @@ class FsdpPolicy:
 
     def _models(self) -> list[nn.Module]:
         return [model for model in (self._model, self._reference) if model is not None]
+
+
+def _mesh(device: torch.device, num_ranks: int, ranks_per_copy: int) -> DeviceMesh:
+    """One dimension over the ranks that share parameters; before it, where there are several, one over the copies."""
+    if ranks_per_copy == num_ranks:
+        return init_device_mesh(device.type, (num_ranks,))
+    shape = (num_ranks // ranks_per_copy, ranks_per_copy)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("copies", "ranks"))
 
 
 _IDLE = Sample(

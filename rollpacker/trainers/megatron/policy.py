@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 class MegatronPolicy:
     """Implements `rollpacker.trainers.policy.Policy`."""
 
-    has_whole_replicas = True
+    replicas_per_copy = 1
 
     def __init__(
         self,

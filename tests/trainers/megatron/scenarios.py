@@ -22,9 +22,10 @@ from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.grpo import GrpoTrainer
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.policy import Progress
+from tests.trainers.streaming import Difference, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -266,3 +267,16 @@ def what_the_shim_leaves_alone(model_path: Path) -> tuple[str, str, bool]:
         str(torch.zeros(1, device="meta").device),
         bool(model.model.rotary_emb.inv_freq[0] == 1),
     )
+
+
+def streamed_steps(work: Work) -> list[Difference]:
+    """Of every batch, on this rank."""
+    policy: Any = make_policy(work)
+    trainer = GrpoTrainer(policy, section_of(work), num_steps=10)
+
+    def state() -> Iterator[Tensor]:
+        for shard in policy._optimizer._shards():
+            yield policy._optimizer._adamw.state[shard]["step"]
+        yield from policy._tensors()
+
+    return asyncio.run(compare(trainer, state(), work.batches, can_lend=policy.num_replicas > 1))
