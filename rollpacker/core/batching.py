@@ -10,7 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from rollpacker.core.commands import AcceptGroup, BeginRound, DrawPrompts, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.commands import (
+    AcceptGroup,
+    BeginRound,
+    DrawPrompts,
+    DropPrompt,
+    EndRound,
+    EndRun,
+    GiveUp,
+    RoundKind,
+    ScoreResponse,
+)
 from rollpacker.core.events import (
     PromptsDrawn,
     ResponseAborted,
@@ -41,7 +51,18 @@ class StopRequests:
     """All of them still running, in launch order of their prompts."""
 
 
-Decision = DrawPrompts | BeginRound | StartRequests | StopRequests | ScoreResponse | AcceptGroup | EndRound | EndRun
+Decision = (
+    DrawPrompts
+    | BeginRound
+    | StartRequests
+    | StopRequests
+    | ScoreResponse
+    | AcceptGroup
+    | DropPrompt
+    | EndRound
+    | GiveUp
+    | EndRun
+)
 
 
 class BatchingMachine(Protocol):

@@ -32,14 +32,16 @@ class DrawPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginRound:
-    """A round starts; its `Launch` commands follow at once."""
+    """A round starts; its `Launch` commands follow at once, with dynamic sampling some of them later."""
 
     round: int
     step: int
     kind: RoundKind
     num_prompts_launched: int
+    """With dynamic sampling, without those that take the place of dropped ones."""
     num_prompts_needed: int
-    """Prompts in the batch; what is launched beyond it is speculation."""
+    """Prompts in the batch; what is launched beyond it is speculation. With dynamic sampling it may turn out smaller
+    when the data ends."""
     num_responses_launched: int
     """Per prompt."""
     num_responses_needed: int
@@ -96,6 +98,14 @@ class AcceptGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DropPrompt:
+    """All rewards of a prompt's group are equal, so that it teaches nothing: it is never trained nor queued (DAPO)."""
+
+    round: int
+    prompt: PromptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndRound:
     """The batch is complete."""
 
@@ -142,8 +152,19 @@ class UseParallelism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The run fails: a round has launched as many prompts as it may, and too few have rewards that differ."""
+
+    round: int
+    num_prompts_launched: int
+    num_prompts_dropped: int
+    num_prompts_needed: int
+    """Places of the batch that nobody has taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun:
-    """All data has been trained; there is no further round."""
+    """All data has been trained, or dropped; there is no further round. An open round has no batch then."""
 
 
 Command = (
@@ -154,10 +175,12 @@ Command = (
     | Evict
     | ScoreResponse
     | AcceptGroup
+    | DropPrompt
     | EndRound
     | MeasureProgress
     | LendEngines
     | StreamGroups
     | UseParallelism
+    | GiveUp
     | EndRun
 )

@@ -9,10 +9,11 @@ and within an open round
     sample:  running ──finish──> finished ──score──> scored
     group:   racing ──place──> placed ──accept──> accepted      (its `num_responses` scored samples are the group)
                     ──defer──> deferred                         (it will run again, from scratch)
+             racing or placed ──drop──> dropped                 (its group's rewards are all equal: it never runs again)
 
 A group that is no longer racing has no running sample: what still ran is stopped, and its letter stands as it stood.
 Where places are taken by rewards, a group is placed and accepted at once; where they are taken by responses, it stays
-placed until its rewards are in. A group that is accepted or deferred is decided: its samples change no more.
+placed until its rewards are in. A group that is accepted, deferred or dropped is decided: its samples change no more.
 
 Every fact about a request is one of three:
 
@@ -22,7 +23,8 @@ Every fact about a request is one of three:
 * impossible: of a round to come, of a prompt or sample never launched, a finish by a foreign policy version, a reward
   before its finish. It raises `ImpossibleEvent` and changes nothing.
 
-There is one round per step, so a round has its step's number.
+There is one round per step, so a round has its step's number. A round that grows may take in prompts while it is open,
+and may have places that no prompt races for yet.
 """
 
 from __future__ import annotations
@@ -51,21 +53,32 @@ class Outcome(StrEnum):
     PLACED = "placed"
     ACCEPTED = "accepted"
     DEFERRED = "deferred"
+    DROPPED = "dropped"
 
 
 _UNDECIDED: Final = (Outcome.RACING, Outcome.PLACED)
+_SCORED_OUT: Final = (Outcome.ACCEPTED, Outcome.DROPPED)
+"""Of groups that have all their rewards."""
 
 
 class Group:
     """One prompt's samples in the open round."""
 
-    __slots__ = ("domain", "outcome", "prompt", "samples")
+    __slots__ = ("domain", "has_variance", "outcome", "prompt", "reward", "samples")
 
     def __init__(self, drawn: DrawnPrompt, samples: bytearray, outcome: Outcome = Outcome.RACING) -> None:
         self.prompt, self.domain = drawn
         self.samples = samples
         """One letter per sample: RUNNING, FINISHED or SCORED. `rrsf` reads well in a snapshot and counts in C."""
         self.outcome = outcome
+        self.reward: float | None = None
+        """The first one that came."""
+        self.has_variance = False
+        """True once another reward came than the first one."""
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.outcome in _UNDECIDED
 
     @property
     def num_scored(self) -> int:
@@ -84,7 +97,8 @@ class Group:
 class RoundLedger:
     """The books of the open round, and between rounds the number of the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, grows: bool = False) -> None:
+        self._grows = grows
         self.round = -1
         """The open round, or the last one."""
         self.policy_version = -1
@@ -94,7 +108,7 @@ class RoundLedger:
         self.groups: dict[PromptId, Group] = {}
         """In launch order; empty between rounds."""
         self.places: dict[Domain, int] = {}
-        """Per domain, how many more groups the batch takes."""
+        """Per domain, how many more groups the batch takes; empty between rounds."""
         self.num_running = 0
         """Running samples of racing groups."""
         self.num_placed = 0
@@ -102,7 +116,7 @@ class RoundLedger:
 
     @property
     def is_open(self) -> bool:
-        return bool(self.groups)
+        return bool(self.places)
 
     @property
     def is_full(self) -> bool:
@@ -142,32 +156,53 @@ class RoundLedger:
         num_launched: int,
         num_needed: int,
     ) -> tuple[BeginRound, StartRequests]:
-        """Open the next round.
+        """Open the next round with all its prompts; the arguments are those of `open` and `add`."""
+        opening = self.open(
+            kind, places, num_prompts=len(prompts), num_launched=num_launched, num_needed=num_needed
+        )
+        return opening, self.add(prompts, num_launched=num_launched)
+
+    def open(
+        self, kind: RoundKind, places: Mapping[Domain, int], *, num_prompts: int, num_launched: int, num_needed: int
+    ) -> BeginRound:
+        """Open the next round, nothing launched yet.
 
         Args:
             kind: How the round is recorded.
-            prompts: What is launched, in launch order.
             places: Groups that the batch takes, per domain.
+            num_prompts: As many as are to be launched.
             num_launched: Samples per prompt.
             num_needed: Scored samples that complete a group.
         """
         self.round += 1
         self.num_responses = num_needed
-        self.groups = {drawn.prompt: Group(drawn, bytearray([RUNNING]) * num_launched) for drawn in prompts}
         self.places = dict(places)
-        self.num_running = len(prompts) * num_launched
-        return (
-            BeginRound(
-                round=self.round,
-                step=self.round,
-                kind=kind,
-                num_prompts_launched=len(prompts),
-                num_prompts_needed=sum(places.values()),
-                num_responses_launched=num_launched,
-                num_responses_needed=num_needed,
-            ),
-            StartRequests(requests=tuple(self.running_requests())),
+        self.num_running = 0
+        return BeginRound(
+            round=self.round,
+            step=self.round,
+            kind=kind,
+            num_prompts_launched=num_prompts,
+            num_prompts_needed=sum(places.values()),
+            num_responses_launched=num_launched,
+            num_responses_needed=num_needed,
         )
+
+    def add(self, prompts: Sequence[DrawnPrompt], *, num_launched: int) -> StartRequests:
+        """Let prompts race in the open round, so many samples each, in launch order."""
+        for drawn in prompts:
+            self.groups[drawn.prompt] = Group(drawn, bytearray([RUNNING]) * num_launched)
+        self.num_running += len(prompts) * num_launched
+        return StartRequests(
+            requests=tuple(
+                RequestId(self.round, drawn.prompt, sample) for drawn in prompts for sample in range(num_launched)
+            )
+        )
+
+    def cancel(self) -> None:
+        """Undo the opening of a round that got no batch, when nothing is left to run."""
+        self.close()
+        self.round -= 1
 
     def close(self) -> tuple[PromptId, ...]:
         """End the round and give the accepted prompts in launch order."""
@@ -209,9 +244,13 @@ class RoundLedger:
             return None
         if group.samples[request.sample] == RUNNING:
             raise ImpossibleEvent(f"{request} was scored before it finished.", "A response is scored once, after it.")
-        if group.outcome not in _UNDECIDED or group.samples[request.sample] == SCORED:
+        if not group.is_undecided or group.samples[request.sample] == SCORED:
             return None
         group.samples[request.sample] = SCORED
+        if group.reward is None:
+            group.reward = event.reward
+        elif event.reward != group.reward:
+            group.has_variance = True
         return group
 
     def launched_group(self, request: RequestId) -> Group | None:
@@ -222,7 +261,7 @@ class RoundLedger:
         """
         if request.round > self.round:
             raise ImpossibleEvent(f"{request} belongs to a round to come.", f"The last round is {self.round}.")
-        if request.round < self.round or not self.groups:
+        if request.round < self.round or not self.is_open:
             return None
         group = self.groups.get(request.prompt)
         if group is None or not 0 <= request.sample < len(group.samples):
@@ -243,9 +282,21 @@ class RoundLedger:
         group.outcome = Outcome.ACCEPTED
         return AcceptGroup(round=self.round, prompt=group.prompt, samples=tuple(group.with_state(SCORED)))
 
-    def defer(self, group: Group) -> list[RequestId]:
-        """Take a group out of the race; gives its requests that still run."""
-        return self._end_race(group, Outcome.DEFERRED)
+    def drop(self, group: Group) -> list[RequestId]:
+        """Take a group out of the round whose rewards are all equal; gives its requests that still run.
+
+        A place that it had is open again.
+        """
+        if group.outcome is Outcome.PLACED:
+            self.num_placed -= 1
+            self.places[group.domain] += 1
+        return self._end_race(group, Outcome.DROPPED)
+
+    def shut_out(self, domain: Domain) -> tuple[list[DrawnPrompt], list[RequestId]]:
+        """Take those of a domain that still race out of the race, in launch order; gives their running requests too."""
+        losers = [racing for racing in self.racing_groups() if racing.domain == domain]
+        stopped = [request for loser in losers for request in self._end_race(loser, Outcome.DEFERRED)]
+        return [DrawnPrompt(loser.prompt, loser.domain) for loser in losers], stopped
 
     def _end_race(self, group: Group, outcome: Outcome) -> list[RequestId]:
         group.outcome = outcome
@@ -286,7 +337,7 @@ class RoundLedger:
         racing = list(self.racing_groups())
         for group in self.groups.values():
             if group.num_scored > self.num_responses or (
-                (group.num_scored == self.num_responses) != (group.outcome is Outcome.ACCEPTED)
+                (group.num_scored == self.num_responses) != (group.outcome in _SCORED_OUT)
             ):
                 raise InvariantViolated(
                     f"{group.prompt} is {group.outcome.value} with {group.num_scored} scored samples."
@@ -304,7 +355,8 @@ class RoundLedger:
         num_racing = Counter(group.domain for group in racing)
         for domain in self.places.keys() | num_racing.keys():
             places = self.places.get(domain, 0)
-            if not 0 <= places <= num_racing[domain] or (num_racing[domain] and not places):
+            are_too_many = places > num_racing[domain] and not self._grows
+            if places < 0 or are_too_many or (num_racing[domain] and not places):
                 raise InvariantViolated(f"{num_racing[domain]} prompts of {domain!r} race for {places} places.")
 
     def snapshot(self) -> dict[str, Any]:
@@ -318,6 +370,8 @@ class RoundLedger:
                     "domain": group.domain,
                     "outcome": group.outcome.value,
                     "samples": group.samples.decode(),
+                    "reward": group.reward,
+                    "has_variance": group.has_variance,
                 }
                 for group in self.groups.values()
             ],
@@ -325,14 +379,16 @@ class RoundLedger:
         }
 
     @classmethod
-    def restore(cls, snapshot: dict[str, Any]) -> Self:
-        ledger = cls()
+    def restore(cls, snapshot: dict[str, Any], *, grows: bool = False) -> Self:
+        ledger = cls(grows=grows)
         ledger.round = snapshot["round"]
         ledger.policy_version = snapshot["policy_version"]
         ledger.num_responses = snapshot["num_responses"]
         for row in snapshot["groups"]:
             drawn = DrawnPrompt(PromptId(*row["prompt"]), Domain(row["domain"]))
-            ledger.groups[drawn.prompt] = Group(drawn, bytearray(row["samples"].encode()), Outcome(row["outcome"]))
+            group = Group(drawn, bytearray(row["samples"].encode()), Outcome(row["outcome"]))
+            group.reward, group.has_variance = row["reward"], row["has_variance"]
+            ledger.groups[drawn.prompt] = group
         ledger.places = {Domain(domain): places for domain, places in snapshot["places"].items()}
         ledger.num_running = sum(1 for _ in ledger.running_requests())
         ledger.num_placed = sum(group.outcome is Outcome.PLACED for group in ledger.groups.values())

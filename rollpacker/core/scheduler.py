@@ -19,8 +19,8 @@ Adding a machine
 * A machine that reacts to facts of its own becomes one more field: its events get cases in `handle`, its commands join
   the union, its state joins `snapshot`, `restore` and `check`. The planner is one.
 * One that refines decisions stands in `_carry_out`, where the router and the reward budget stand today.
-* One that replaces the batching (dynamic sampling, asynchronous rounds) implements `BatchingMachine` and is chosen in
-  `_BATCHING`.
+* One that replaces the batching (as dynamic sampling does, or asynchronous rounds) implements `BatchingMachine` and is
+  chosen in `_BATCHING`.
 
 Machines never call each other: the scheduler passes facts and decisions along, in the order in which they stand here.
 """
@@ -36,13 +36,16 @@ from rollpacker.core.commands import (
     BeginRound,
     Command,
     DrawPrompts,
+    DropPrompt,
     EndRound,
     EndRun,
+    GiveUp,
     Launch,
     LendEngines,
     ScoreResponse,
     StreamGroups,
 )
+from rollpacker.core.dynamic_sampling import DynamicSampling
 from rollpacker.core.errors import CheckpointError, ImpossibleEvent
 from rollpacker.core.events import (
     EngineJoined,
@@ -58,7 +61,7 @@ from rollpacker.core.events import (
     RoundMeasured,
     StepStarted,
 )
-from rollpacker.core.ids import EngineId
+from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.plain_batching import PlainBatching
 from rollpacker.core.reward_budget import RewardBudget
@@ -70,7 +73,17 @@ from rollpacker.core.tail_batching import TailBatching
 SNAPSHOT_FORMAT: Final = 3
 """Raised by one whenever a machine's snapshot changes its meaning."""
 
-_BATCHING: Final[dict[str, type[BatchingMachine]]] = {"plain": PlainBatching, "tail": TailBatching}
+_BATCHING: Final[dict[str, type[BatchingMachine]]] = {
+    "plain": PlainBatching,
+    "tail": TailBatching,
+    "plain with dynamic sampling": DynamicSampling,
+    "tail with dynamic sampling": DynamicSampling,
+}
+
+
+def _kind(settings: SchedulerSettings) -> str:
+    """Of batching: a snapshot is restored by the same."""
+    return f"{settings.batching} with dynamic sampling" if settings.dynamic_sampling else settings.batching
 
 
 class Scheduler:
@@ -78,7 +91,7 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self._batching = _BATCHING[settings.batching](settings)
+        self._batching = _BATCHING[_kind(settings)](settings)
         self._router = Router()
         self._budget = RewardBudget(settings.reward_budget) if settings.reward_budget else None
         self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
@@ -232,7 +245,11 @@ class Scheduler:
                 case EndRound():
                     self._end_round()
                     commands.append(decision)
-                case AcceptGroup() | DrawPrompts() | EndRun():
+                case DropPrompt():
+                    if self._stream:
+                        self._stream.count_drop()
+                    commands.append(decision)
+                case AcceptGroup() | DrawPrompts() | GiveUp() | EndRun():
                     commands.append(decision)
                 case _:
                     assert_never(decision)
@@ -265,6 +282,11 @@ class Scheduler:
         return self._router.is_starved
 
     @property
+    def waiting(self) -> tuple[RequestId, ...]:
+        """The requests that wait for an engine, in the order in which they will get one."""
+        return tuple(request for request, holder in self._router.holders.items() if holder is None)
+
+    @property
     def tensor_parallel(self) -> int | None:
         """The degree that the engines have, or are to change to; None without a planner."""
         return self._planner.in_use if self._planner else None
@@ -293,7 +315,7 @@ class Scheduler:
         """Give the whole state as JSON data that shares nothing with the scheduler; legal between any two events."""
         return {
             "format": SNAPSHOT_FORMAT,
-            "kind": self._settings.batching,
+            "kind": _kind(self._settings),
             "batching": self._batching.snapshot(),
             "router": self._router.snapshot(),
             "reward_budget": self._budget and self._budget.snapshot(),
@@ -318,7 +340,7 @@ class Scheduler:
         }
         for key, found, wanted in (
             ("format", snapshot.get("format"), SNAPSHOT_FORMAT),
-            ("kind", snapshot.get("kind"), settings.batching),
+            ("kind", snapshot.get("kind"), _kind(settings)),
             (
                 "machines",
                 [name for name in machines if snapshot.get(name)],
@@ -332,7 +354,7 @@ class Scheduler:
                     "Resume with the configuration and version that wrote the checkpoint, or choose a fresh run.dir.",
                 )
         scheduler = cls(settings)
-        scheduler._batching = _BATCHING[settings.batching].restore(settings, snapshot["batching"])
+        scheduler._batching = _BATCHING[_kind(settings)].restore(settings, snapshot["batching"])
         scheduler._router = Router.restore(snapshot["router"])
         if settings.reward_budget:
             scheduler._budget = RewardBudget.restore(settings.reward_budget, snapshot["reward_budget"])

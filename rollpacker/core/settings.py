@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.ids import Domain
-from rollpacker.core.quotas import apportion
+from rollpacker.core.quotas import apportion, scale_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +213,45 @@ class StreamSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicSamplingSettings:
+    """How a round goes on until its batch has only prompts with rewards that differ (DAPO, section 3.2)."""
+
+    max_active_requests: int | None = None
+    """At most so many requests are in flight at a time, over all engines; None: as many as the round wants."""
+    max_launch_factor: Fraction = Fraction(10)
+    """A round launches at most so many times the prompts that its batch needs, then the run gives up. As verl's DAPO
+    recipe: `max_num_gen_batches=10`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what launches nothing.
+
+        Raises:
+            ConfigError: A value out of bounds.
+        """
+        if self.max_active_requests is not None and self.max_active_requests < 1:
+            raise ConfigError(
+                f"system.max_active_requests={self.max_active_requests}",
+                "It is at least 1, or null for no limit.",
+                "Raise system.max_active_requests.",
+            )
+        if self.max_launch_factor < 1:
+            raise ConfigError(
+                f"system.max_launch_factor={self.max_launch_factor}",
+                "It is at least 1 (below, no batch would ever be complete).",
+                "Raise system.max_launch_factor.",
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Turn into JSON data."""
+        return {"max_active_requests": self.max_active_requests, "max_launch_factor": str(self.max_launch_factor)}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """Undo `to_plain`."""
+        return cls(**{**plain, "max_launch_factor": Fraction(plain["max_launch_factor"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """The scheduling policy of a run."""
 
@@ -230,6 +269,8 @@ class SchedulerSettings:
     """Score each response as it finishes; False scores a batch when all its responses are there."""
     domain_weights: tuple[tuple[Domain, Fraction], ...]
     """Each domain with its share of every batch, in the order that breaks ties; they need not add up to 1."""
+    dynamic_sampling: DynamicSamplingSettings | None = None
+    """None: every prompt whose group is complete is trained, whatever its rewards are."""
     reward_budget: RewardBudgetSettings | None = None
     """None: rewards keep their own time limits."""
     parallelism: ParallelismSettings | None = None
@@ -257,6 +298,30 @@ class SchedulerSettings:
             if factor < 1:
                 raise ConfigError(f"{key}={factor}", "It is at least 1 (1 means no speculation).", f"Raise {key}.")
         self._check_domains()
+        if self.dynamic_sampling is not None:
+            self._check_dynamic_sampling(self.dynamic_sampling)
+
+    def _check_dynamic_sampling(self, sampling: DynamicSamplingSettings) -> None:
+        is_tail = self.batching == "tail"
+        if is_tail and not self.overlap_rewards:
+            raise ConfigError(
+                "system.dynamic_sampling=true with system.batching=tail and system.reward=batch.",
+                "A race of responses is over before the first reward says which prompts count.",
+                "Choose system.reward=async or scheduled, or system.batching=plain.",
+            )
+        num_samples = scale_up(self.num_responses, self.eta_responses) if is_tail else self.num_responses
+        if sampling.max_active_requests is not None and sampling.max_active_requests < num_samples:
+            raise ConfigError(
+                f"system.max_active_requests={sampling.max_active_requests}",
+                f"It is at least {num_samples}: all responses of a prompt are launched at once.",
+                "Raise system.max_active_requests.",
+            )
+        if is_tail and sampling.max_launch_factor < self.eta_prompts:
+            raise ConfigError(
+                f"system.max_launch_factor={sampling.max_launch_factor} with system.eta_prompts={self.eta_prompts}",
+                "A short round launches eta_prompts times what it needs before anything is dropped.",
+                "Raise system.max_launch_factor.",
+            )
 
     def _check_domains(self) -> None:
         weights = dict(self.domain_weights)
@@ -291,6 +356,7 @@ class SchedulerSettings:
             "eta_responses": str(self.eta_responses),
             "overlap_rewards": self.overlap_rewards,
             "domain_weights": [[domain, str(weight)] for domain, weight in self.domain_weights],
+            "dynamic_sampling": self.dynamic_sampling and self.dynamic_sampling.to_plain(),
             "reward_budget": self.reward_budget and self.reward_budget.to_plain(),
             "parallelism": self.parallelism and self.parallelism.to_plain(),
             "stream": self.stream and self.stream.to_plain(),
@@ -307,6 +373,9 @@ class SchedulerSettings:
             eta_responses=Fraction(plain["eta_responses"]),
             overlap_rewards=plain["overlap_rewards"],
             domain_weights=tuple((Domain(domain), Fraction(weight)) for domain, weight in plain["domain_weights"]),
+            # logs that were written before there was any have none
+            dynamic_sampling=plain.get("dynamic_sampling")
+            and DynamicSamplingSettings.from_plain(plain["dynamic_sampling"]),
             reward_budget=plain["reward_budget"] and RewardBudgetSettings.from_plain(plain["reward_budget"]),
             parallelism=plain["parallelism"] and ParallelismSettings.from_plain(plain["parallelism"]),
             stream=plain["stream"] and StreamSettings.from_plain(plain["stream"]),

@@ -37,7 +37,8 @@ The tests:
 
 An engine of the fleet that is missing from the measurement may be full for all one knows: then the tests fail. A
 measurement that comes after its round, or a second time, changes nothing. The share counts finishes that were news,
-rewarded or not, of all launches of the round; what was aborted never finishes.
+rewarded or not, of all launches of the round; what was aborted never finishes. With dynamic sampling the launches grow
+by those of a prompt whenever one is dropped, because another one takes its place.
 
 Invariant: at most one lending per round, and at least half of the engines are kept.
 
@@ -83,6 +84,8 @@ class StreamScaling:
         """The open round, or the last one."""
         self._num_launched = 0
         """0 between rounds."""
+        self._num_samples = 0
+        """Launched of each prompt of the round."""
         self._num_finished = 0
         self._num_tests = 0
         """Ordered in this round."""
@@ -110,11 +113,17 @@ class StreamScaling:
     def begin_round(self, command: BeginRound) -> tuple[StreamGroups, ...]:
         """Watch a new round, or let its groups stream where the trainer has nothing else to do."""
         self._round = command.round
-        self._num_launched = command.num_prompts_launched * command.num_responses_launched
+        self._num_samples = command.num_responses_launched
+        self._num_launched = command.num_prompts_launched * self._num_samples
         self._num_finished = self._num_tests = self._next_point = 0
         self._is_measuring = self._has_lent = False
         self._count_out()
         return () if self._settings.replicas else (StreamGroups(round=self._round),)
+
+    def count_drop(self) -> None:
+        """Count the launches that take the place of a dropped prompt's."""
+        self._num_launched += self._num_samples
+        self._count_out()
 
     def end_round(self) -> None:
         """Rest until the next round."""
@@ -286,6 +295,7 @@ class StreamScaling:
             "recent_lengths": list(self._recent_lengths),
             "round": self._round,
             "num_launched": self._num_launched,
+            "num_samples": self._num_samples,
             "num_finished": self._num_finished,
             "num_tests": self._num_tests,
             "next_point": self._next_point,
@@ -301,6 +311,7 @@ class StreamScaling:
         machine._recent_lengths.extend(snapshot["recent_lengths"])
         machine._round = snapshot["round"]
         machine._num_launched = snapshot["num_launched"]
+        machine._num_samples = snapshot["num_samples"]
         machine._num_finished = snapshot["num_finished"]
         machine._num_tests = snapshot["num_tests"]
         machine._next_point = snapshot["next_point"]

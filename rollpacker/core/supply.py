@@ -54,6 +54,11 @@ class PromptSupply:
     def has_ended_domain(self) -> bool:
         return bool(self._ended)
 
+    @property
+    def open_weights(self) -> dict[Domain, Fraction]:
+        """The weights of the domains that have not ended."""
+        return {domain: weight for domain, weight in self._domain_weights.items() if domain not in self._ended}
+
     def num_drawn(self) -> dict[Domain, int]:
         """Count what `take` would give; a domain without a prompt is absent."""
         return {domain: len(prompts) for domain, prompts in self._drawn.items()}
@@ -65,8 +70,8 @@ class PromptSupply:
 
     def ask_any(self, num_prompts: int) -> tuple[DrawPrompts, ...]:
         """Ask for prompts of whichever domains still have some, by weight; asks nothing when all have ended."""
-        open_weights = {domain: weight for domain, weight in self._domain_weights.items() if domain not in self._ended}
-        return self.ask(apportion(num_prompts, open_weights)) if open_weights and num_prompts > 0 else ()
+        weights = self.open_weights
+        return self.ask(apportion(num_prompts, weights)) if weights and num_prompts > 0 else ()
 
     def receive(self, event: PromptsDrawn, known: Collection[DrawnPrompt] = ()) -> None:
         """Take in the answer to one draw.
@@ -105,14 +110,15 @@ class PromptSupply:
         if event.is_exhausted:
             self._ended.add(event.domain)
 
-    def take(self) -> list[DrawnPrompt]:
-        """Hand over everything drawn, the domains evenly mixed, each in its own order."""
-        columns = [
-            [DrawnPrompt(prompt, domain) for prompt in self._drawn[domain]]
-            for domain in self._domain_weights
-            if domain in self._drawn
-        ]
-        self._drawn = {}
+    def take(self, counts: Mapping[Domain, int] | None = None) -> list[DrawnPrompt]:
+        """Hand over the first so many prompts of each domain, evenly mixed, each in its own order; None is all."""
+        columns: list[list[DrawnPrompt]] = []
+        for domain in self._domain_weights:
+            drawn = self._drawn.pop(domain, [])
+            num_taken = len(drawn) if counts is None else counts.get(domain, 0)
+            columns.append([DrawnPrompt(prompt, domain) for prompt in drawn[:num_taken]])
+            if drawn[num_taken:]:
+                self._drawn[domain] = drawn[num_taken:]
         return interleave(columns)
 
     def check(self) -> None:

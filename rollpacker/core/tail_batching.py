@@ -168,9 +168,9 @@ class TailBatching:
         ledger = self._ledger
         stopped = ledger.place(group)
         if not ledger.places[group.domain]:
-            for loser in [racing for racing in ledger.racing_groups() if racing.domain == group.domain]:
-                stopped += ledger.defer(loser)
-                self._long_queue.append(DrawnPrompt(loser.prompt, loser.domain))
+            losers, of_losers = ledger.shut_out(group.domain)
+            stopped += of_losers
+            self._long_queue += losers
         return [StopRequests(requests=tuple(stopped))] if stopped else []
 
     def next_kind(self) -> RoundKind:

@@ -139,7 +139,7 @@ class Books(Witness):
         history.events.append((now, event))
         self._check_fact(event)
         scheduler.check()
-        history.judge.note(event, commands)
+        history.judge.note(event, commands, scheduler.waiting)
         if isinstance(event, EngineJoined):
             self._check_newcomer(event.engine, history.judge)
         self._check_second(scheduler, settings, event, now, commands)

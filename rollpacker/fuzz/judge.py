@@ -21,9 +21,11 @@ from rollpacker.core.commands import (
     BeginRound,
     Command,
     DrawPrompts,
+    DropPrompt,
     EndRound,
     EndRun,
     Evict,
+    GiveUp,
     Launch,
     LendEngines,
     MeasureProgress,
@@ -78,13 +80,16 @@ class Judge:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.is_tail = settings.batching == "tail"
+        self.sampling = settings.dynamic_sampling
         self.quotas = apportion(settings.num_prompts, dict(settings.domain_weights))
         self.launches = with_speculation(self.quotas, settings.eta_prompts) if self.is_tail else self.quotas
         self.domain_of: dict[PromptId, Domain] = {}
         self.trained: list[PromptId] = []
+        self.dropped: list[PromptId] = []
         self.long_queue: list[PromptId] = []
         self.kinds: list[RoundKind] = []
         self.has_ended = False
+        self.has_given_up = False
         # engines
         self.loads: dict[EngineId, int] = {}
         self.holders: dict[RequestId, EngineId] = {}
@@ -121,6 +126,10 @@ class Judge:
         self.accepted: set[PromptId] = set()
         self.finished: set[RequestId] = set()
         self.scored: set[RequestId] = set()
+        self.rewards: dict[PromptId, list[float]] = {}
+        """Of the round, in the order in which they counted."""
+        self.places: dict[Domain, int] = {}
+        """Of a round with dynamic sampling, which are open."""
         self.to_score: set[RequestId] = set()
 
     # What is late
@@ -159,7 +168,15 @@ class Judge:
 
     # Facts
 
-    def note(self, event: Event, commands: tuple[Command, ...]) -> None:
+    def note(self, event: Event, commands: tuple[Command, ...], waiting: Sequence[RequestId] = ()) -> None:
+        """Note a fact and what it led to.
+
+        Args:
+            event: The fact.
+            commands: What the scheduler made of it.
+            waiting: What waits for an engine from now on: of requests that nobody could be told to launch, with
+                dynamic sampling there is no other trace.
+        """
         due: list[RequestId] = []
         if isinstance(event, RewardComputed):
             self._note_runs(event)
@@ -175,7 +192,10 @@ class Judge:
             self._note_news(event, commands)
         for command in commands:
             self._note_command(command, is_relaunch=bool(due))
-        if any(isinstance(command, BeginRound) for command in commands):
+        if self.sampling:
+            self._note_waiting(waiting)
+            self._check_sampling(event, commands)
+        elif any(isinstance(command, BeginRound) for command in commands):
             self._check_begun()
         self._check_streaming(commands)
         self._check_score_orders(event)
@@ -199,8 +219,9 @@ class Judge:
                 self._note_draw(event)
             case ResponseFinished():
                 self._note_finish(event, commands)
-            case RewardComputed(request=request):
+            case RewardComputed(request=request, reward=reward):
                 self.scored.add(request)
+                self.rewards.setdefault(request.prompt, []).append(reward)
             case ProgressMeasured():
                 self._judge_lending(event, commands)
             case RoundMeasured():
@@ -236,7 +257,7 @@ class Judge:
         self.domain_of.update(dict.fromkeys(event.prompts, event.domain))
         if event.is_exhausted:
             self.ended_domains.add(event.domain)
-        if self.awaited:
+        if self.awaited or self.sampling:
             return
         came = {domain: len(prompts) for domain, prompts in self.drawn.items() if prompts}
         if self.is_tail and came != self.launches:
@@ -271,7 +292,7 @@ class Judge:
             case Launch() | Abort() | Evict() | ScoreResponse():
                 self._note_request_command(command, is_relaunch=is_relaunch)
             case DrawPrompts(domain=domain, num_prompts=num_prompts):
-                assert self.round is None
+                assert self.round is None or self.sampling
                 assert num_prompts > 0
                 assert domain not in self.awaited
                 assert domain not in self.ended_domains, "a domain that had ended was asked"
@@ -280,8 +301,12 @@ class Judge:
                 self._begin(command)
             case AcceptGroup():
                 self._accept(command)
+            case DropPrompt():
+                self._drop(command)
             case EndRound():
                 self._end(command)
+            case GiveUp():
+                self._give_up(command)
             case EndRun():
                 self._end_run()
             case MeasureProgress(round=number):
@@ -308,7 +333,7 @@ class Judge:
                 self.loads[engine] += 1
                 self.holders[request] = engine
                 if not is_relaunch:
-                    self.launched.setdefault(request.prompt, []).append(request.sample)
+                    self._note_launch(request)
             case Abort(engine=engine):
                 assert self.holders.get(request) == engine
                 assert request.prompt in self.decided | self.placed, "a response that was still needed was aborted"
@@ -327,7 +352,9 @@ class Judge:
         assert begun.round == begun.step == self.step, "a round number came twice"
         num_prompts = self.settings.num_prompts
         is_drained = bool(self.ended_domains) and not self.drawn
-        if not self.is_tail:
+        if self.sampling:
+            kind = self._shape_sampled_round(begun)
+        elif not self.is_tail:
             kind = RoundKind.PLAIN
             self.expected_prompts = self._take_drawn()
             assert len(self.expected_prompts) <= num_prompts
@@ -339,14 +366,15 @@ class Judge:
             kind = RoundKind.SHORT
             self.expected_prompts = self._take_drawn()
         assert begun.kind is kind, f"a {begun.kind} round began with {len(self.long_queue)} prompts still queued"
-        if len(self.expected_prompts) < num_prompts:
+        if len(self.expected_prompts) < num_prompts and not self.sampling:
             assert len(self.ended_domains) == len(self.settings.domain_weights), (
                 "a batch came short while data was left"
             )
         num_responses = self.settings.num_responses
         is_short = kind is RoundKind.SHORT
-        assert begun.num_prompts_launched == len(self.expected_prompts), "too few or too many prompts"
-        assert begun.num_prompts_needed == min(len(self.expected_prompts), num_prompts)
+        if not self.sampling:
+            assert begun.num_prompts_launched == len(self.expected_prompts), "too few or too many prompts"
+            assert begun.num_prompts_needed == min(len(self.expected_prompts), num_prompts)
         assert begun.num_responses_needed == num_responses
         assert begun.num_responses_launched == (
             scale_up(num_responses, self.settings.eta_responses) if is_short else num_responses
@@ -356,7 +384,7 @@ class Judge:
         self.launched = {}
         self.decided, self.placed, self.accepted = set(), set(), set()
         self.is_measuring, self.last_tested = False, Fraction(0)
-        self.finished, self.scored, self.to_score = set(), set(), set()
+        self.finished, self.scored, self.to_score, self.rewards = set(), set(), set(), {}
 
     def _check_begun(self) -> None:
         """All of the round's launches came with its begin, or wait if there is no engine for them."""
@@ -380,6 +408,12 @@ class Judge:
         if self.settings.overlap_rewards:
             if isinstance(event, ResponseFinished) and event.request in self.finished:
                 assert event.request in self.to_score
+        elif self.sampling:
+            won = {request for request in self.finished if request.prompt in self.placed}
+            assert self.to_score <= won | {request for request in self.scored if request.prompt in self.decided}
+            if self.to_score - self.scored:
+                assert not self._racing(), "a batch is scored while some of its places are open"
+                assert won <= self.to_score, "not the whole batch is scored"
         else:
             is_open = len(self.placed) < self.round.num_prompts_needed
             winners = {request for request in self.finished if request.prompt in self.placed}
@@ -396,6 +430,8 @@ class Judge:
             assert RequestId(command.round, command.prompt, sample) in self.scored, (
                 "a sample has no reward of this round"
             )
+        if self.sampling:
+            assert len(set(self.rewards[command.prompt])) > 1, "a prompt without variance is trained"
         if self.settings.overlap_rewards:
             self._place(command.prompt)
         assert command.prompt in self.placed, "a group was accepted that had not won"
@@ -414,10 +450,18 @@ class Judge:
         """Defer the prompts of a domain that get no place any more."""
         domain = self.domain_of[prompt]
         num_placed = sum(self.domain_of[placed] == domain for placed in self.placed)
-        assert num_placed <= self.quotas[domain], "a domain took more than its quota"
-        if num_placed == self.quotas[domain]:
+        if self.sampling:
+            self.places[domain] -= 1
+            is_full = not self.places[domain]
+            assert self.places[domain] >= 0, "a domain took more than its places"
+        else:
+            is_full = num_placed == self.quotas[domain]
+            assert num_placed <= self.quotas[domain], "a domain took more than its quota"
+        if is_full:
             losers = [
-                prompt for prompt in self.launched if self.domain_of[prompt] == domain and prompt not in self.placed
+                prompt
+                for prompt in self.launched
+                if self.domain_of[prompt] == domain and prompt not in self.placed | self.decided
             ]
             self.long_queue += losers
             self.decided.update(losers)
@@ -426,12 +470,14 @@ class Judge:
         assert self.round is not None
         assert command.round == self.round.round
         assert command.prompts == tuple(prompt for prompt in self.launched if prompt in self.accepted)
-        assert len(command.prompts) == self.round.num_prompts_needed
+        num_missing = self.round.num_prompts_needed - len(command.prompts)
+        assert num_missing == 0 or (self.sampling and num_missing > 0 and self._is_used_up()), "a batch came short"
+        assert command.prompts, "a round ended without a batch"
         assert self.decided == set(self.launched), "a prompt was lost"
         assert not self.holders, "the round ended, and some of its requests still run"
         assert not self.waiting, "the round ended, and some of its requests still wait"
         assert command.long_queue_length == len(self.long_queue), "the long queue has another length"
-        if self.round.kind is RoundKind.SHORT:
+        if self.round.kind is RoundKind.SHORT and not (self.sampling and self.ended_domains):
             assert Counter(self.domain_of[prompt] for prompt in command.prompts) == Counter(self.quotas)
         self.trained += command.prompts
         self.round = None
@@ -440,6 +486,10 @@ class Judge:
         self.check_nothing_lost()
 
     def _end_run(self) -> None:
+        if self.sampling and self.round is not None:
+            assert not self.accepted, "a run ended, and some of its last round was never trained"
+            assert self.decided == set(self.launched), "a prompt was lost"
+            self.round = None
         assert self.round is None
         assert not self.awaited
         assert not self.long_queue, "the run ended, and some prompts were never trained"
@@ -448,8 +498,157 @@ class Judge:
         self.has_ended = True
 
     def check_nothing_lost(self) -> None:
-        """Between rounds every prompt that was drawn is trained or queued, once."""
-        assert Counter(self.trained) + Counter(self.long_queue) == Counter(self.domain_of.keys())
+        """Between rounds every prompt that was drawn is trained, dropped or queued, once, or still to be launched."""
+        kept = Counter(self.trained) + Counter(self.long_queue) + Counter(self.dropped)
+        for drawn in self.drawn.values():
+            kept += Counter(drawn)
+        assert kept == Counter(self.domain_of.keys())
+
+    # Dynamic sampling
+
+    def _shape_sampled_round(self, begun: BeginRound) -> RoundKind:
+        """Check how a round begins, and count its places; gives its kind."""
+        num_prompts = self.settings.num_prompts
+        if not self.is_tail:
+            kind = RoundKind.PLAIN
+        elif len(self.long_queue) >= num_prompts or self.ended_domains:
+            kind = RoundKind.LONG
+        else:
+            kind = RoundKind.SHORT
+        has_source = any(self.drawn.values()) or len(self.ended_domains) < len(self.settings.domain_weights)
+        num_needed = num_prompts if has_source else min(num_prompts, len(self.long_queue))
+        assert begun.num_prompts_needed == num_needed, "a batch has another size"
+        num_launched = sum(self.launches.values()) if kind is RoundKind.SHORT else num_needed
+        assert begun.num_prompts_launched == num_launched, "a round is to launch another number of prompts"
+        self.places = dict(self.quotas)
+        self.expected_prompts = []
+        return kind
+
+    def _note_launch(self, request: RequestId) -> None:
+        if self.sampling and request.prompt not in self.launched:
+            self._take_up(request.prompt)
+        self.launched.setdefault(request.prompt, []).append(request.sample)
+
+    def _note_waiting(self, waiting: Sequence[RequestId]) -> None:
+        """Note what was launched while there was nobody to launch on."""
+        known = {*self.waiting, *self.holders}
+        for request in waiting:
+            if request not in known:
+                self._note_launch(request)
+                self.waiting.append(request)
+        assert list(waiting) == self.waiting, "other requests wait than nobody could be told to launch"
+
+    def _take_up(self, prompt: PromptId) -> None:
+        """Take a prompt from where it was: the queue's first one, or the first one of its domain that was drawn."""
+        assert self.round is not None
+        is_long = self.round.kind is RoundKind.LONG
+        have_all_ended = len(self.ended_domains) == len(self.settings.domain_weights)
+        eligible = [queued for queued in self.long_queue if queued not in self.launched]
+        self._move_places()
+        if prompt in eligible:
+            assert prompt == eligible[0], "the long queue is first in, first out"
+            assert is_long or have_all_ended, "a deferred prompt ran in a short round while there were new ones"
+            self.long_queue.remove(prompt)
+            if self.round.kind is RoundKind.SHORT and not self._vacant_places()[self.domain_of[prompt]]:
+                giver = next(domain for domain, count in self._vacant_places().items() if count > 0)
+                self.places[giver] -= 1
+                self.places[self.domain_of[prompt]] += 1
+            return
+        assert not (is_long and eligible), "a new prompt ran in a long round while the queue had some"
+        assert prompt == self.drawn[self.domain_of[prompt]].pop(0), "a prompt was launched out of its turn"
+
+    def _racing(self) -> list[PromptId]:
+        return [prompt for prompt in self.launched if prompt not in self.decided | self.placed]
+
+    def _vacant_places(self) -> dict[Domain, int]:
+        racing = Counter(self.domain_of[prompt] for prompt in self._racing())
+        return {domain: count - racing[domain] for domain, count in self.places.items()}
+
+    def _move_places(self) -> None:
+        """In a short round, the vacant places of a domain that has ended go to domains that have prompts."""
+        assert self.round is not None
+        if self.round.kind is not RoundKind.SHORT:
+            return
+        weights = {domain: w for domain, w in self.settings.domain_weights if domain not in self.ended_domains}
+        for domain, num_vacant in self._vacant_places().items():
+            num_lacking = num_vacant - len(self.drawn.get(domain, []))
+            if domain in weights or num_lacking <= 0:
+                continue
+            vacant = self._vacant_places()
+            spare = {other: len(self.drawn.get(other, [])) - max(0, vacant[other]) for other in self.ended_domains}
+            spare = {other: spare[other] for other in self.quotas if other != domain and spare.get(other, 0) > 0}
+            takers: dict[Domain, Fraction | int] = {**weights} or {**spare}
+            num_moved = num_lacking if weights else min(num_lacking, sum(spare.values()))
+            moved = apportion(num_moved, takers) if takers else {}
+            for other, count in moved.items():
+                self.places[other] += count
+                self.places[domain] -= count
+
+    def _is_used_up(self) -> bool:
+        """Whether no prompt is left that could fill a place of this round."""
+        eligible = [queued for queued in self.long_queue if queued not in self.launched]
+        have_all_ended = len(self.ended_domains) == len(self.settings.domain_weights)
+        return have_all_ended and not self.awaited and not eligible and not any(self.drawn.values())
+
+    def _drop(self, command: DropPrompt) -> None:
+        assert self.round is not None
+        assert self.sampling, "a prompt was dropped without dynamic sampling"
+        assert command.round == self.round.round
+        assert command.prompt in self.launched
+        assert command.prompt not in self.decided
+        assert len(self.rewards[command.prompt]) == self.settings.num_responses, "dropped before its rewards were known"
+        assert len(set(self.rewards[command.prompt])) == 1, "a prompt with variance was dropped"
+        self.placed.discard(command.prompt)
+        self.decided.add(command.prompt)
+        self.dropped.append(command.prompt)
+        self.waiting = [request for request in self.waiting if request.prompt != command.prompt]
+
+    def _check_sampling(self, event: Event, commands: tuple[Command, ...]) -> None:
+        """Whoever is complete is decided, no more is in flight than may be, and nobody waits who could run."""
+        if self.round is None or self.has_given_up:
+            return
+        assert self.sampling is not None
+        if isinstance(event, RewardComputed) and len(self.rewards.get(event.request.prompt, [])) == (
+            self.settings.num_responses
+        ):
+            assert event.request.prompt in self.decided, "a prompt with all its rewards is undecided"
+        num_samples = self.round.num_responses_launched
+        assert all(each == list(range(num_samples)) for each in self.launched.values())
+        num_in_flight = len(self.holders) + len(self.waiting)
+        limit = self.sampling.max_active_requests
+        assert limit is None or num_in_flight <= limit, "more requests are in flight than may be"
+        most = math.floor(self.sampling.max_launch_factor * self.settings.num_prompts)
+        assert len(self.launched) <= most, "a round launched more prompts than it may"
+        num_wanted = self.round.num_prompts_launched - len(self.accepted | self.placed)
+        num_racing = len(self._racing())
+        assert num_racing <= num_wanted, "more prompts race than places and speculation"
+        self._move_places()
+        has_room = limit is None or limit - num_in_flight >= num_samples
+        is_scoring = not self.settings.overlap_rewards and bool(self.to_score - self.scored)
+        if has_room and len(self.launched) < most and not (is_scoring or self.awaited or self._is_used_up()):
+            assert not self._lacks_some(num_racing), "a place is vacant, and nobody was asked for a prompt"
+
+    def _lacks_some(self, num_racing: int) -> bool:
+        assert self.round is not None
+        if self.round.kind is not RoundKind.SHORT:
+            return num_racing < self.round.num_prompts_needed - len(self.accepted | self.placed)
+        vacant = self._vacant_places()
+        surplus = {domain: self.launches[domain] - quota for domain, quota in self.quotas.items()}
+        return any(
+            count > 0 or (self.places[domain] and domain not in self.ended_domains and count + surplus[domain] > 0)
+            for domain, count in vacant.items()
+        )
+
+    def _give_up(self, command: GiveUp) -> None:
+        assert self.round is not None
+        assert self.sampling is not None
+        most = math.floor(self.sampling.max_launch_factor * self.settings.num_prompts)
+        assert command.round == self.round.round
+        assert command.num_prompts_launched == len(self.launched) == most, "the run gave up too early"
+        assert command.num_prompts_dropped == len(self.decided & set(self.dropped))
+        assert command.num_prompts_needed == self.round.num_prompts_needed - len(self.accepted | self.placed)
+        assert len(self._racing()) < self.round.num_prompts_launched, "the run gave up while enough prompts raced"
+        self.has_given_up = True
 
     # The reward budget
 
@@ -504,7 +703,8 @@ class Judge:
     def _judge_progress(self, stream: StreamSettings, commands: tuple[Command, ...]) -> None:
         """A measurement is ordered at each point of the grid that the share of finishes reaches."""
         assert self.round is not None
-        num_launched = self.round.num_prompts_launched * self.round.num_responses_launched
+        num_dropped = len(self.decided & set(self.dropped))  # another prompt takes the place of each
+        num_launched = (self.round.num_prompts_launched + num_dropped) * self.round.num_responses_launched
         share = Fraction(len(self.finished), num_launched)
         points = [
             stream.first_share + number * stream.every_share for number in range(math.ceil(1 / stream.every_share))

@@ -56,7 +56,7 @@ def rule_broken_by(told: Told) -> str | None:
             return rule_of(error)
         try:
             scheduler.check()
-            judge.note(event, commands)
+            judge.note(event, commands, scheduler.waiting)
         except (InvariantViolated, AssertionError) as error:
             return rule_of(error)
         except LookupError:

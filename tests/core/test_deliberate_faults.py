@@ -58,14 +58,14 @@ FAULTS = (
     Fault(
         name="forget to defer",
         module=tail_batching,
-        right="self._long_queue.append(DrawnPrompt(loser.prompt, loser.domain))",
+        right="self._long_queue += losers",
         wrong="pass",
     ),
     Fault(
         name="last in, first out",
         module=tail_batching,
-        right="self._long_queue.append(DrawnPrompt(loser.prompt, loser.domain))",
-        wrong="self._long_queue.insert(0, DrawnPrompt(loser.prompt, loser.domain))",
+        right="self._long_queue += losers",
+        wrong="self._long_queue[:0] = losers[::-1]",
     ),
     Fault(
         name="speculate in a long round",
@@ -102,14 +102,14 @@ FAULTS = (
     Fault(
         name="ignore the round of a finish",
         module=round,
-        right="if request.round < self.round or not self.groups:",
-        wrong="if not self.groups:",
+        right="if request.round < self.round or not self.is_open:",
+        wrong="if not self.is_open:",
     ),
     Fault(
         name="one race for all domains",
-        module=tail_batching,
-        right="[racing for racing in ledger.racing_groups() if racing.domain == group.domain]",
-        wrong="list(ledger.racing_groups())",
+        module=round,
+        right="[racing for racing in self.racing_groups() if racing.domain == domain]",
+        wrong="list(self.racing_groups())",
     ),
     Fault(
         name="end the run with prompts in the queue",

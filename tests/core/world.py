@@ -25,6 +25,7 @@ from rollpacker.core.commands import (
     EndRound,
     EndRun,
     Evict,
+    GiveUp,
     Launch,
     MeasureProgress,
     ScoreResponse,
@@ -50,7 +51,13 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
+from rollpacker.core.settings import (
+    DynamicSamplingSettings,
+    ParallelismSettings,
+    RewardBudgetSettings,
+    SchedulerSettings,
+    StreamSettings,
+)
 from rollpacker.fuzz.judge import Judge
 
 
@@ -73,10 +80,12 @@ class Scenario:
     trouble: float
     """Chance per tick of each thing that can go wrong; 0 is a world without trouble."""
     seed: int
+    solve_rate: float = 0.5
+    """Share of responses with reward 1."""
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, batching: str | None = None) -> Scenario:
+def scenarios(draw: st.DrawFn, batching: str | None = None, *, is_dynamic: bool = False) -> Scenario:
     num_domains = draw(st.integers(1, 3))
     domains = tuple(Domain(name) for name in ("math", "code", "judge")[:num_domains])
     weights = draw(st.tuples(*[st.integers(1, 3)] * num_domains))
@@ -85,14 +94,17 @@ def scenarios(draw: st.DrawFn, batching: str | None = None) -> Scenario:
     planner = draw(st.none() | st.sampled_from([planner_of(1, 2), planner_of(2, 1), planner_of(1, 2, patience=1)]))
     width = draw(st.integers(1, 2))
     num_gpus = draw(st.integers(1, 4)) * (2 if planner else width)
+    num_prompts = draw(st.integers(sum(weights), 8 + sum(weights)))
+    num_responses = draw(st.integers(2 if is_dynamic else 1, 4))
     settings = SchedulerSettings(
         batching="tail" if batching == "tail" else "plain",
-        num_prompts=draw(st.integers(sum(weights), 8 + sum(weights))),
-        num_responses=draw(st.integers(1, 4)),
+        num_prompts=num_prompts,
+        num_responses=num_responses,
         eta_prompts=draw(etas),
         eta_responses=draw(etas),
-        overlap_rewards=draw(st.sampled_from([True, True, False])),
+        overlap_rewards=draw(st.sampled_from([True, True, is_dynamic and batching == "tail"])),
         domain_weights=tuple(zip(domains, map(Fraction, weights), strict=True)),
+        dynamic_sampling=draw(dynamic_samplings(num_responses)) if is_dynamic else None,
         reward_budget=draw(st.sampled_from([None, RewardBudgetSettings()])),
         parallelism=planner,
         stream=draw(st.none() | streams(num_gpus)),
@@ -107,7 +119,15 @@ def scenarios(draw: st.DrawFn, batching: str | None = None) -> Scenario:
         kv_tokens=draw(st.sampled_from([0, 700, 10**6, 10**6])),
         trouble=draw(st.sampled_from([0.0, 0.02, 0.1])),
         seed=draw(st.integers(0, 2**32 - 1)),
+        solve_rate=draw(st.sampled_from([0.5, 0.5, 0.8, 0.0])) if is_dynamic else 0.5,
     )
+
+
+@st.composite
+def dynamic_samplings(draw: st.DrawFn, num_responses: int) -> DynamicSamplingSettings:
+    limits = st.none() | st.integers(2 * num_responses, 40)  # no eta is above 2
+    factors = st.sampled_from([Fraction(2), Fraction(7, 2), Fraction(12)])
+    return DynamicSamplingSettings(max_active_requests=draw(limits), max_launch_factor=draw(factors))
 
 
 def planner_of(initial: int, other: int, patience: int = 2) -> ParallelismSettings:
@@ -165,18 +185,19 @@ class World:
     # The run
 
     def run(self) -> Judge:
-        while not self.judge.has_ended and (
+        while not (self.judge.has_ended or self.judge.has_given_up) and (
             self.scenario.num_epochs is not None or self.step < self.scenario.num_steps
         ):
             self.run_step()
-        if self.scenario.num_epochs is not None:
+        if self.scenario.num_epochs is not None and not self.judge.has_given_up:
             everything = {
                 PromptId(epoch, f"{domain}-{key}")
                 for (domain, _), num_keys in zip(self.settings.domain_weights, self.scenario.num_keys, strict=True)
                 for epoch in range(self.scenario.num_epochs)
                 for key in range(num_keys)
             }
-            assert sorted(self.judge.trained) == sorted(everything), "not every prompt was trained exactly once"
+            decided = sorted([*self.judge.trained, *self.judge.dropped])
+            assert decided == sorted(everything), "not every prompt was trained or dropped exactly once"
         return self.judge
 
     def run_step(self) -> None:
@@ -222,7 +243,7 @@ class World:
                 f"a late fact changed something: {event}"
             )
         self.digest.update(f"{event}{commands}".encode())
-        self.judge.note(event, commands)
+        self.judge.note(event, commands, self.scheduler.waiting)
         if not isinstance(event, StepStarted | PromptsDrawn | EngineJoined | EngineLost | EngineRetired):
             self.told.append(event)
         for command in commands:
@@ -237,14 +258,13 @@ class World:
             case DrawPrompts():
                 self.inbox.append(self.draw(command))
             case ScoreResponse(request=request):
-                self.inbox.append(
-                    RewardComputed(request=request, reward=float(self.rng.random() < 0.5), case_runs=self.case_runs())
-                )
+                is_right = self.rng.random() < self.scenario.solve_rate
+                self.inbox.append(RewardComputed(request=request, reward=float(is_right), case_runs=self.case_runs()))
             case MeasureProgress():
                 self.inbox.append(self.measured_progress(command))
             case UseParallelism(tensor_parallel=degree):
                 self.change_engines(degree)
-            case EndRound() | EndRun():
+            case EndRound() | EndRun() | GiveUp():
                 self.is_resting = True
             case _:
                 pass
@@ -440,6 +460,8 @@ class World:
         if self.judge.round is None:
             return
         yield from self.impossible_about(RequestId(self.step, stranger, 0), some_engine)
+        if not self.judge.launched:  # with dynamic sampling a round may begin before its first prompt is there
+            return
         launched = next(iter(self.judge.launched))
         yield from self.impossible_about(RequestId(self.step, launched, 99), some_engine)
         yield from self.impossible_about(RequestId(self.step, launched, -1), some_engine)
@@ -457,7 +479,10 @@ class World:
                 if engine != holder and engine not in self.judge.fallen
             )
         if not self.settings.overlap_rewards and len(self.judge.placed) < self.judge.round.num_prompts_needed:
-            yield from (RewardComputed(request=request, reward=1.0) for request in sorted(self.judge.finished)[:1])
+            unscored = self.judge.finished - self.judge.to_score if self.settings.dynamic_sampling else (
+                self.judge.finished
+            )
+            yield from (RewardComputed(request=request, reward=1.0) for request in sorted(unscored)[:1])
 
     def impossible_about(self, request: RequestId, engine: EngineId) -> Iterator[Event]:
         yield finished(request, engine, self.version)

@@ -35,14 +35,14 @@ BUGS = (
     Bug(
         "forget to defer",
         "core.tail_batching:TailBatching._give_place",
-        "self._long_queue.append(DrawnPrompt(loser.prompt, loser.domain))",
+        "self._long_queue += losers",
         "pass",
     ),
     Bug(
         "last in, first out in the long queue",
         "core.tail_batching:TailBatching._give_place",
-        "self._long_queue.append(DrawnPrompt(",
-        "self._long_queue.insert(0, DrawnPrompt(",
+        "self._long_queue += losers",
+        "self._long_queue[:0] = losers[::-1]",
     ),
     Bug(
         "forget to abort",
@@ -95,8 +95,8 @@ BUGS = (
     Bug(
         "ignore the round of a finish",
         "core.round:RoundLedger.launched_group",
-        "if request.round < self.round or not self.groups:",
-        "if not self.groups:",
+        "if request.round < self.round or not self.is_open:",
+        "if not self.is_open:",
     ),
     Bug(
         "a duplicated finish is scored twice",

@@ -1,0 +1,449 @@
+"""Dynamic sampling: a batch holds only prompts whose rewards differ, and new ones are drawn until it is full.
+
+Theory of operation
+===================
+
+GRPO learns nothing of a prompt whose group has one and the same reward R0 times: all solved, or none. Such a prompt is
+**dropped** as soon as the last of its R0 rewards is known. It is neither trained nor queued, its place in the batch is
+open again, and another prompt is launched at once. What counts is the reward as it was judged, before over-long
+shaping, as in DAPO's reference code (`filter_groups.metric=acc`).
+
+It comes with either batching, and what they do without drops holds on: with `plain`, P0 prompts race for P0 places; with
+`tail`, a short round races `eta_prompts * P0` prompts of `eta_responses * R0` responses, those of a domain whose last
+place was taken are deferred to the long queue, and a long round runs the first P0 prompts of the queue.
+
+* A round has **places** per domain, and in a short round a **surplus** beyond them, as tail batching speculates. As many
+  prompts race as there are open places and surplus; what is less is **vacant**. A drop makes a vacancy, an accepted
+  group does not: so a round defers as many prompts as without drops, and long rounds come as often.
+* A vacancy is filled at once, whatever else runs, as far as there is **room**: with `max_active_requests`, no more
+  requests than that are in flight at a time, over all engines, and a prompt's responses are launched together. A prompt
+  is drawn when there is room for it, not earlier: what never ran is never deferred.
+* A short or plain round fills vacancies with new prompts of the same domain. Once the domain has ended, the place goes
+  to another domain, and once all have ended to the queue's first prompt that has not run in this round.
+* A long round fills vacancies from the queue first, and with new prompts when the queue is empty: they are shorter than
+  what was deferred, on average, so that nobody waits for them; the alternative is a smaller batch. Nothing is speculated.
+* When nobody is left to fill a place, it is **closed**: the last batch of finite data may be smaller. When all places of
+  a round were closed there is nothing to train, and nothing left: the run ends in that round.
+* A round launches at most `max_launch_factor * P0` prompts, dropped ones too. If that does not fill its places, the run
+  gives up: the data has too few prompts of the right difficulty, and would be used up for nothing.
+
+Without `overlap_rewards` (plain batching only) a batch is scored when all its places are taken; then the places of
+dropped prompts are filled all at once and scored together, as often as it takes. That is what DAPO's reference code does
+by whole batches (`max_num_gen_batches`). A race of responses would be over before any reward is known, so tail batching
+wants its rewards overlapped.
+
+    state      event                          next state
+    resting    StepStarted                    racing if a prompt is at hand; else preparing, with DrawPrompts,
+                                              or resting, with EndRun, when all data has ended
+    preparing  last PromptsDrawn              as for StepStarted
+    racing     any fact                       racing, with launches and draws for what is vacant;
+                                              or resting, with EndRound or EndRun, when no place is open
+                                              or GiveUp
+
+Draws may be under way while a round races, and when it ends: what comes then, or is not needed any more, waits at the
+supply for the next vacancy. A prompt is in exactly one place at any time (at the supply, queued, racing, accepted or
+dropped): so it is trained or dropped exactly once per epoch.
+
+Source: DAPO (arXiv 2503.14476), section 3.2 and algorithm 1; verl's recipe/dapo; RollPacker, section 7, for the queue,
+the limit on active requests and prompts that are issued one by one. The order in which places are filled, the constant
+surplus and the end of the data are this project's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Self, assert_never
+
+from rollpacker.core.batching import BatchingEvent, Decision, StopRequests
+from rollpacker.core.commands import DropPrompt, EndRound, EndRun, GiveUp, RoundKind, ScoreResponse
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
+from rollpacker.core.events import (
+    PromptsDrawn,
+    ResponseAborted,
+    ResponseEvicted,
+    ResponseFinished,
+    RewardComputed,
+    StepStarted,
+)
+from rollpacker.core.ids import Domain, RequestId
+from rollpacker.core.quotas import apportion, scale_up, with_speculation
+from rollpacker.core.round import Group, Outcome, RoundLedger
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.supply import DrawnPrompt, PromptSupply
+
+
+class DynamicSampling:
+    """Packs prompts whose rewards differ into rounds of either batching."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        assert settings.dynamic_sampling is not None
+        domain_weights = dict(settings.domain_weights)
+        self._settings = settings
+        self._domains = tuple(domain_weights)
+        """In the order that breaks ties."""
+        self._is_tail = settings.batching == "tail"
+        self._max_active_requests = settings.dynamic_sampling.max_active_requests
+        self._max_launched = math.floor(settings.dynamic_sampling.max_launch_factor * settings.num_prompts)
+        self._quotas = apportion(settings.num_prompts, domain_weights)
+        self._supply = PromptSupply(domain_weights)
+        self._ledger = RoundLedger(grows=True)
+        self._long_queue: list[DrawnPrompt] = []
+        """Deferred prompts of all domains, first in, first out."""
+        self._kind = RoundKind.PLAIN
+        """Of the open round, or the last one."""
+        self._surplus: dict[Domain, int] = {}
+        """Of the open round: how many more prompts race than there are places, while there are any."""
+        self._is_preparing = False
+        """True from StepStarted until the round is open."""
+        self._is_scoring = False
+        """Without `overlap_rewards`, True while the placed groups are scored."""
+
+    def handle(self, event: BatchingEvent, now: float) -> tuple[Decision, ...]:  # noqa: ARG002 - needs no time
+        """Take in one fact; see `BatchingMachine`."""
+        match event:
+            case ResponseFinished():
+                return self._count_finish(event)
+            case RewardComputed():
+                return self._count_reward(event)
+            case ResponseAborted() | ResponseEvicted():
+                self._ledger.launched_group(event.request)
+                return ()
+            case StepStarted():
+                self._ledger.expect(event, is_drawing=self._is_preparing)
+                self._is_preparing = True
+                return self._prepare_round()
+            case PromptsDrawn():
+                return self._receive(event)
+            case _:
+                assert_never(event)
+
+    def _receive(self, event: PromptsDrawn) -> tuple[Decision, ...]:
+        in_round = [DrawnPrompt(group.prompt, group.domain) for group in self._ledger.groups.values()]
+        self._supply.receive(event, known=[*self._long_queue, *in_round])
+        if self._is_preparing:
+            return self._prepare_round()
+        return tuple(self._go_on()) if self._ledger.is_open else ()
+
+    # A round begins
+
+    def _prepare_round(self) -> tuple[Decision, ...]:
+        """Begin a round, or ask for a first prompt, or end the run."""
+        if self._supply.is_waiting:
+            return ()
+        kind = self.next_kind()
+        is_at_hand = bool(self._supply.num_drawn()) or (kind is RoundKind.LONG and bool(self._long_queue))
+        if not is_at_hand:
+            weights = self._supply.open_weights
+            places, surplus = self._shape_of(kind)
+            wanted = {domain: places[domain] + surplus.get(domain, 0) for domain in weights}
+            draws = self._supply.ask(_fit(wanted, self._num_launchable(kind)))
+            self._is_preparing = bool(draws)
+            return draws or (EndRun(),)
+        self._is_preparing = False
+        return self._begin_round(kind)
+
+    def _begin_round(self, kind: RoundKind) -> tuple[Decision, ...]:
+        places, self._surplus = self._shape_of(kind)
+        self._kind = kind
+        opening = self._ledger.open(
+            kind,
+            places,
+            num_prompts=sum(places.values()) + sum(self._surplus.values()),
+            num_launched=self._num_samples(kind),
+            num_needed=self._settings.num_responses,
+        )
+        return opening, *self._go_on()
+
+    def _shape_of(self, kind: RoundKind) -> tuple[dict[Domain, int], dict[Domain, int]]:
+        """Places and surplus per domain of a round that begins now."""
+        if kind is RoundKind.SHORT:
+            launches = with_speculation(self._quotas, self._settings.eta_prompts)
+            return dict(self._quotas), {domain: launches[domain] - quota for domain, quota in self._quotas.items()}
+        num_prompts = self._settings.num_prompts
+        places = Counter(drawn.domain for drawn in self._long_queue[:num_prompts])
+        num_left = num_prompts - places.total()
+        drawn = self._supply.num_drawn()
+        weights = {
+            domain: weight
+            for domain, weight in self._settings.domain_weights
+            if domain in drawn or domain in self._supply.open_weights
+        }
+        if weights and num_left:
+            for domain, num_places in apportion(num_left, weights).items():
+                places[domain] += num_places
+        return dict(places), {}
+
+    def _num_samples(self, kind: RoundKind) -> int:
+        """Responses per prompt."""
+        num_responses = self._settings.num_responses
+        return scale_up(num_responses, self._settings.eta_responses) if kind is RoundKind.SHORT else num_responses
+
+    def next_kind(self) -> RoundKind:
+        """Tell what the next round will be; see `BatchingMachine`."""
+        if not self._is_tail:
+            return RoundKind.PLAIN
+        is_long = len(self._long_queue) >= self._settings.num_prompts or self._supply.has_ended_domain
+        return RoundKind.LONG if is_long else RoundKind.SHORT
+
+    # A round goes on
+
+    def _count_finish(self, event: ResponseFinished) -> tuple[Decision, ...]:
+        """Have the response scored, or, without overlap, the whole batch when all its places are taken."""
+        ledger = self._ledger
+        if not ledger.finish(event):
+            return ()
+        scoring: list[Decision] = []
+        if self._settings.overlap_rewards:
+            scoring.append(ScoreResponse(request=event.request))
+        else:
+            group = ledger.groups[event.request.prompt]
+            if group.num_finished == ledger.num_responses:
+                ledger.place(group)
+        # where nothing was placed and no room is scarce, a finish makes no vacancy and fills none
+        makes_room = self._max_active_requests is not None or not scoring
+        return *scoring, *(self._go_on() if makes_room else ())
+
+    def _count_reward(self, event: RewardComputed) -> tuple[Decision, ...]:
+        """Accept or drop the group that this reward completes."""
+        ledger = self._ledger
+        group = ledger.launched_group(event.request)
+        if group and group.is_undecided and not (self._settings.overlap_rewards or self._is_scoring):
+            raise ImpossibleEvent(
+                f"{event.request} was scored while places of round {ledger.round} are open.",
+                "Without overlap_rewards a batch is scored when all its places are taken.",
+            )
+        group = ledger.score(event)
+        if group is None or group.num_scored < ledger.num_responses:
+            return ()
+        decisions = self._accept(group) if group.has_variance else self._drop(group)
+        self._is_scoring = self._is_scoring and bool(ledger.num_placed)
+        return *decisions, *self._go_on()
+
+    def _accept(self, group: Group) -> list[Decision]:
+        """Take a group into the batch; defer whom it shuts out, and stop what still runs of both."""
+        ledger = self._ledger
+        stopped: list[RequestId] = []
+        if group.outcome is Outcome.RACING:
+            stopped = ledger.place(group)
+            if not ledger.places[group.domain]:
+                losers, of_losers = ledger.shut_out(group.domain)
+                stopped += of_losers
+                self._long_queue += losers
+        stopping = [StopRequests(requests=tuple(stopped))] if stopped else []
+        return [ledger.accept(group), *stopping]
+
+    def _drop(self, group: Group) -> list[Decision]:
+        """Leave a prompt for good, and stop what still runs of it."""
+        stopped = self._ledger.drop(group)
+        dropping = DropPrompt(round=self._ledger.round, prompt=group.prompt)
+        return [dropping, StopRequests(requests=tuple(stopped))] if stopped else [dropping]
+
+    def _go_on(self) -> list[Decision]:
+        """Fill what is vacant, and order what follows when nothing is."""
+        ledger = self._ledger
+        if self._is_scoring:
+            return []
+        decisions = self._fill()
+        if not self._settings.overlap_rewards and ledger.num_placed and ledger.is_full:
+            self._is_scoring = True
+            decisions += [ScoreResponse(request=request) for request in ledger.finished_requests()]
+        if ledger.is_complete:
+            decisions.append(self._end_round())
+        return decisions
+
+    def _end_round(self) -> EndRound | EndRun:
+        ledger = self._ledger
+        if not any(group.outcome is Outcome.ACCEPTED for group in ledger.groups.values()):
+            ledger.cancel()
+            return EndRun()
+        return EndRound(round=ledger.round, prompts=ledger.close(), long_queue_length=len(self._long_queue))
+
+    # Vacancies
+
+    def _fill(self) -> list[Decision]:
+        """Launch prompts where places are vacant and there is room, ask for what lacks, and close what nobody fills."""
+        if not self._vacancies():
+            return []
+        self._move_places()
+        chosen = self._choose()
+        decisions: list[Decision] = []
+        if chosen:
+            decisions.append(self._ledger.add(chosen, num_launched=self._num_samples(self._kind)))
+        if not self._supply.is_waiting:
+            decisions += self._ask_or_close()
+        return decisions
+
+    def _vacancies(self) -> dict[Domain, int]:
+        """How many more prompts are to race, per domain that has any."""
+        places, racing = self._ledger.places, self._num_racing()
+        wanted = {
+            domain: places[domain] + self._surplus.get(domain, 0) - racing[domain]
+            for domain in self._domains
+            if places.get(domain, 0)
+        }
+        return {domain: count for domain, count in wanted.items() if count > 0}
+
+    def _vacant_places(self) -> dict[Domain, int]:
+        """How many places nobody races for, per domain that has any."""
+        places, racing = self._ledger.places, self._num_racing()
+        vacant = {domain: places.get(domain, 0) - racing[domain] for domain in self._domains}
+        return {domain: count for domain, count in vacant.items() if count > 0}
+
+    def _num_racing(self) -> Counter[Domain]:
+        return Counter(group.domain for group in self._ledger.racing_groups())
+
+    def _num_launchable(self, kind: RoundKind) -> int:
+        """How many more prompts may be launched now."""
+        ledger = self._ledger
+        num_left = max(0, self._max_launched - len(ledger.groups))
+        if self._max_active_requests is None:
+            return num_left
+        return min(num_left, (self._max_active_requests - ledger.num_running) // self._num_samples(kind))
+
+    def _queued(self) -> list[DrawnPrompt]:
+        """What of the queue may run in this round: a prompt that was deferred in it waits for another one."""
+        return [drawn for drawn in self._long_queue if drawn.prompt not in self._ledger.groups]
+
+    def _move_places(self) -> None:
+        """Give the vacant places of domains that have ended to those that have not, or that have prompts at hand."""
+        at_hand, weights = self._supply.num_drawn(), self._supply.open_weights
+        places = self._ledger.places
+        for domain, num_vacant in self._vacant_places().items():
+            num_lacking = num_vacant - at_hand.get(domain, 0)
+            if domain in weights or num_lacking <= 0:
+                continue
+            vacant = self._vacant_places()
+            spare = {
+                other: at_hand.get(other, 0) - vacant.get(other, 0)
+                for other in self._domains
+                if other not in weights and other != domain
+            }
+            spare = {other: count for other, count in spare.items() if count > 0}
+            moved = apportion(num_lacking, weights) if weights else _fit(spare, num_lacking)
+            for other, count in moved.items():
+                places[other] = places.get(other, 0) + count
+            places[domain] -= sum(moved.values())
+
+    def _choose(self) -> list[DrawnPrompt]:
+        """Take from queue and supply what is launched now, in launch order."""
+        is_long = self._kind is RoundKind.LONG
+        room = self._num_launchable(self._kind)
+        chosen = self._take_queued(room) if is_long else []
+        vacancies = Counter(self._vacancies())
+        vacancies.subtract(Counter(drawn.domain for drawn in chosen))
+        at_hand = self._supply.num_drawn()
+        wanted = {domain: min(count, at_hand.get(domain, 0)) for domain, count in vacancies.items() if count > 0}
+        chosen += self._supply.take(_fit(wanted, room - len(chosen)))
+        if not (is_long or chosen or self._supply.open_weights or self._supply.is_waiting):
+            chosen = self._take_queued(room)
+        return chosen
+
+    def _take_queued(self, room: int) -> list[DrawnPrompt]:
+        """Take the queue's first prompts for as many vacant places, of whichever domains the places were."""
+        vacant, places = self._vacant_places(), self._ledger.places
+        chosen = self._queued()[: min(room, sum(vacant.values()))]
+        foreign: list[DrawnPrompt] = []
+        for drawn in chosen:
+            if vacant.get(drawn.domain, 0):
+                vacant[drawn.domain] -= 1
+            else:
+                foreign.append(drawn)
+        for drawn in foreign:
+            giver = next(domain for domain, count in vacant.items() if count)
+            vacant[giver] -= 1
+            places[giver] -= 1
+            places[drawn.domain] = places.get(drawn.domain, 0) + 1
+        taken = {drawn.prompt for drawn in chosen}
+        self._long_queue = [drawn for drawn in self._long_queue if drawn.prompt not in taken]
+        return chosen
+
+    def _ask_or_close(self) -> list[Decision]:
+        """See to what is vacant still."""
+        weights = self._supply.open_weights
+        wanted = {domain: count for domain, count in self._vacancies().items() if domain in weights}
+        draws = self._supply.ask(_fit(wanted, self._num_launchable(self._kind)))
+        vacant = self._vacant_places()
+        if draws or not vacant:
+            return list(draws)
+        ledger = self._ledger
+        if not (weights or self._queued() or self._supply.num_drawn()):
+            for domain, count in vacant.items():
+                ledger.places[domain] -= count
+            return []
+        if len(ledger.groups) < self._max_launched:
+            return []  # there is no room
+        return [
+            GiveUp(
+                round=ledger.round,
+                num_prompts_launched=len(ledger.groups),
+                num_prompts_dropped=sum(group.outcome is Outcome.DROPPED for group in ledger.groups.values()),
+                num_prompts_needed=sum(ledger.places.values()),
+            )
+        ]
+
+    # Views, self-check and snapshot
+
+    def running_requests(self) -> list[RequestId]:
+        """List what was started and has neither finished nor been stopped."""
+        return list(self._ledger.running_requests())
+
+    def check(self) -> None:
+        """Re-derive the machine's invariants from scratch.
+
+        Raises:
+            InvariantViolated: The state contradicts itself.
+        """
+        self._supply.check()
+        self._ledger.check()
+        ledger = self._ledger
+        queued = [drawn.prompt for drawn in self._long_queue]
+        if len(queued) != len(set(queued)):
+            raise InvariantViolated(f"A prompt waits twice in the long queue: {queued}")
+        for group in ledger.groups.values():
+            if (group.outcome is Outcome.DEFERRED) != (group.prompt in queued):
+                raise InvariantViolated(f"{group.prompt} is {group.outcome.value}; the long queue holds {queued}")
+            if group.outcome is (Outcome.DROPPED if group.has_variance else Outcome.ACCEPTED):
+                raise InvariantViolated(f"{group.prompt} is {group.outcome.value}, has_variance={group.has_variance}.")
+        if self._max_active_requests is not None and ledger.num_running > self._max_active_requests:
+            raise InvariantViolated(f"{ledger.num_running} requests are in flight, of {self._max_active_requests}.")
+        if len(ledger.groups) > self._max_launched:
+            raise InvariantViolated(f"Round {ledger.round} launched {len(ledger.groups)} of {self._max_launched}.")
+        if self._is_preparing and ledger.is_open:
+            raise InvariantViolated(f"A round is prepared while round {ledger.round} is open.")
+        racing = self._num_racing()
+        for domain, count in racing.items():
+            if count > ledger.places[domain] + self._surplus.get(domain, 0):
+                raise InvariantViolated(f"{count} prompts of {domain!r} race for {ledger.places[domain]} places.")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the whole state as JSON data that shares nothing with the machine."""
+        return {
+            "supply": self._supply.snapshot(),
+            "ledger": self._ledger.snapshot(),
+            "long_queue": [drawn.to_plain() for drawn in self._long_queue],
+            "kind": self._kind.value,
+            "surplus": dict(self._surplus),
+            "is_preparing": self._is_preparing,
+            "is_scoring": self._is_scoring,
+        }
+
+    @classmethod
+    def restore(cls, settings: SchedulerSettings, snapshot: dict[str, Any]) -> Self:
+        """Rebuild the machine that gave the snapshot."""
+        machine = cls(settings)
+        machine._supply = PromptSupply.restore(dict(settings.domain_weights), snapshot["supply"])
+        machine._ledger = RoundLedger.restore(snapshot["ledger"], grows=True)
+        machine._long_queue = [DrawnPrompt.from_plain(plain) for plain in snapshot["long_queue"]]
+        machine._kind = RoundKind(snapshot["kind"])
+        machine._surplus = {Domain(domain): count for domain, count in snapshot["surplus"].items()}
+        machine._is_preparing = snapshot["is_preparing"]
+        machine._is_scoring = snapshot["is_scoring"]
+        return machine
+
+
+def _fit(wanted: Mapping[Domain, int], room: int) -> dict[Domain, int]:
+    """Give each domain what it wants, or its share of the room."""
+    total = sum(wanted.values())
+    return dict(wanted) if total <= room else apportion(room, wanted)
