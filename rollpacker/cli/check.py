@@ -17,6 +17,7 @@ from rollpacker.runtime.fleets import degrees_of
 from rollpacker.runtime.machine import usable_cpus, visible_gpus
 from rollpacker.runtime.planning import engine_gpus, placed_actors, planned_actors, trainer_parts
 from rollpacker.runtime.scheduling import NOTHING_TO_LEND, can_stream
+from rollpacker.sim.variance import share_without_variance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,6 +139,27 @@ def _batch(config: RunConfig, settings: SchedulerSettings) -> str:
 
 
 def _rollout(config: RunConfig, settings: SchedulerSettings) -> str:
+    text = _rounds(config, settings)
+    if settings.dynamic_sampling is None:
+        return text
+    at_most = math.floor(settings.dynamic_sampling.max_launch_factor * settings.num_prompts)
+    text += (
+        "\na prompt whose rewards are all equal is dropped, and another one launched in its place; "
+        f"a step launches at most {at_most:,} prompts"
+    )
+    if settings.dynamic_sampling.max_active_requests is not None:
+        text += f", with {settings.dynamic_sampling.max_active_requests:,} responses at a time"
+    if config.workload is not None and config.backend.name == "sim":
+        share = share_without_variance(
+            config.workload.solve_rate, config.workload.solve_rate_rho, settings.num_responses
+        )
+        text += f"\nexpected: {share:.0%} of the prompts are dropped, at workload.solve_rate and solve_rate_rho" + (
+            f"; a batch takes {settings.num_prompts / (1 - share):,.0f} prompts" if share < 1 else ""
+        )
+    return text
+
+
+def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
     num_prompts, num_responses = settings.num_prompts, settings.num_responses
     if settings.batching == "plain":
         rewards = "as they finish" if settings.overlap_rewards else "after the last one"

@@ -109,6 +109,35 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _dynamic_sampling_fits(self) -> Self:
+        system = self.system
+        if system.max_active_requests is not None and not system.dynamic_sampling:
+            raise ValueError(
+                f"system.max_active_requests={system.max_active_requests} without system.dynamic_sampling.\n"
+                "It limits what dynamic sampling launches; engine.max_num_seqs limits what an engine runs at a time.\n"
+                "Set system.dynamic_sampling=true, or leave it out."
+            )
+        if system.dynamic_sampling and system.stream and self.run.num_epochs is not None:
+            raise ValueError(
+                f"system.stream=true with system.dynamic_sampling=true and run.num_epochs={self.run.num_epochs}.\n"
+                "The loss of a group that streams is divided by the size of its batch, and where the data ends nobody "
+                "knows beforehand how many of the last prompts have rewards that differ.\n"
+                "Set run.num_epochs=null and end the run by run.num_steps, or set system.stream=false."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _overlong_shaping_fits(self) -> Self:
+        buffer, limit = self.reward.overlong_buffer_tokens, self.rollout.max_response_tokens
+        if buffer is not None and buffer > limit:
+            raise ValueError(
+                f"reward.overlong_buffer_tokens={buffer} with rollout.max_response_tokens={limit}.\n"
+                "The punished lengths are the last ones below the limit.\n"
+                f"Set reward.overlong_buffer_tokens to {limit} or less; DAPO takes a fifth of the limit."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _real_run_has_what_it_needs(self) -> Self:
         if self.backend.name == "sim":
             return self

@@ -8,29 +8,30 @@ GRPO learns nothing of a prompt whose group has one and the same reward R0 times
 open again, and another prompt is launched at once. What counts is the reward as it was judged, before over-long
 shaping, as in DAPO's reference code (`filter_groups.metric=acc`).
 
-It comes with either batching, and what they do without drops holds on: with `plain`, P0 prompts race for P0 places; with
-`tail`, a short round races `eta_prompts * P0` prompts of `eta_responses * R0` responses, those of a domain whose last
-place was taken are deferred to the long queue, and a long round runs the first P0 prompts of the queue.
+It comes with either batching, and what they do without drops holds on: with `plain`, P0 prompts race for P0 places;
+with `tail`, a short round races `eta_prompts * P0` prompts of `eta_responses * R0` responses, those of a domain whose
+last place was taken are deferred to the long queue, and a long round runs the first P0 prompts of the queue.
 
-* A round has **places** per domain, and in a short round a **surplus** beyond them, as tail batching speculates. As many
-  prompts race as there are open places and surplus; what is less is **vacant**. A drop makes a vacancy, an accepted
-  group does not: so a round defers as many prompts as without drops, and long rounds come as often.
+* A round has **places** per domain, and in a short round a **surplus** beyond them, as tail batching speculates. As
+  many prompts race as there are open places and surplus; what is less is **vacant**. A drop makes a vacancy, an
+  accepted group does not: so a round defers as many prompts as without drops, and long rounds come as often.
 * A vacancy is filled at once, whatever else runs, as far as there is **room**: with `max_active_requests`, no more
   requests than that are in flight at a time, over all engines, and a prompt's responses are launched together. A prompt
   is drawn when there is room for it, not earlier: what never ran is never deferred.
 * A short or plain round fills vacancies with new prompts of the same domain. Once the domain has ended, the place goes
   to another domain, and once all have ended to the queue's first prompt that has not run in this round.
-* A long round fills vacancies from the queue first, and with new prompts when the queue is empty: they are shorter than
-  what was deferred, on average, so that nobody waits for them; the alternative is a smaller batch. Nothing is speculated.
-* When nobody is left to fill a place, it is **closed**: the last batch of finite data may be smaller. When all places of
-  a round were closed there is nothing to train, and nothing left: the run ends in that round.
+* A long round fills vacancies from the queue first, and with new prompts when the queue is empty: they are shorter
+  than what was deferred, on average, so that nobody waits for them; the alternative is a smaller batch. Nothing is
+  speculated.
+* When nobody is left to fill a place, it is **closed**: the last batch of finite data may be smaller. When all places
+  of a round were closed there is nothing to train, and nothing left: the run ends in that round.
 * A round launches at most `max_launch_factor * P0` prompts, dropped ones too. If that does not fill its places, the run
   gives up: the data has too few prompts of the right difficulty, and would be used up for nothing.
 
 Without `overlap_rewards` (plain batching only) a batch is scored when all its places are taken; then the places of
-dropped prompts are filled all at once and scored together, as often as it takes. That is what DAPO's reference code does
-by whole batches (`max_num_gen_batches`). A race of responses would be over before any reward is known, so tail batching
-wants its rewards overlapped.
+dropped prompts are filled all at once and scored together, as often as it takes. That is what DAPO's reference code
+does by whole batches (`max_num_gen_batches`). A race of responses would be over before any reward is known, so tail
+batching wants its rewards overlapped.
 
     state      event                          next state
     resting    StepStarted                    racing if a prompt is at hand; else preparing, with DrawPrompts,

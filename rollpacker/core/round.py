@@ -101,6 +101,8 @@ class RoundLedger:
         self._grows = grows
         self.round = -1
         """The open round, or the last one."""
+        self._is_cancelled = False
+        """True when the last round got no batch, so that its step is still the next one."""
         self.policy_version = -1
         """What every sample of the round must come from."""
         self.num_responses = 0
@@ -128,6 +130,11 @@ class RoundLedger:
         """True when the batch has all its groups, with their rewards."""
         return not self.num_placed and self.is_full
 
+    @property
+    def next_step(self) -> int:
+        """The step that the next round is for."""
+        return self.round if self._is_cancelled else self.round + 1
+
     # Opening and closing
 
     def expect(self, event: StepStarted, *, is_drawing: bool) -> None:
@@ -138,12 +145,12 @@ class RoundLedger:
         """
         if is_drawing or self.is_open:
             raise ImpossibleEvent(
-                f"Step {event.step} started while step {self.round + is_drawing} is under way.",
+                f"Step {event.step} started while step {self.next_step if is_drawing else self.round} is under way.",
                 "A step starts after the EndRound of the one before.",
             )
-        if event.step != self.round + 1:
+        if event.step != self.next_step:
             raise ImpossibleEvent(
-                f"Step {event.step} started after step {self.round}.", f"The next step is {self.round + 1}."
+                f"Step {event.step} started after step {self.round}.", f"The next step is {self.next_step}."
             )
         self.policy_version = event.policy_version
 
@@ -157,9 +164,7 @@ class RoundLedger:
         num_needed: int,
     ) -> tuple[BeginRound, StartRequests]:
         """Open the next round with all its prompts; the arguments are those of `open` and `add`."""
-        opening = self.open(
-            kind, places, num_prompts=len(prompts), num_launched=num_launched, num_needed=num_needed
-        )
+        opening = self.open(kind, places, num_prompts=len(prompts), num_launched=num_launched, num_needed=num_needed)
         return opening, self.add(prompts, num_launched=num_launched)
 
     def open(
@@ -174,7 +179,8 @@ class RoundLedger:
             num_launched: Samples per prompt.
             num_needed: Scored samples that complete a group.
         """
-        self.round += 1
+        self.round = self.next_step
+        self._is_cancelled = False
         self.num_responses = num_needed
         self.places = dict(places)
         self.num_running = 0
@@ -200,9 +206,9 @@ class RoundLedger:
         )
 
     def cancel(self) -> None:
-        """Undo the opening of a round that got no batch, when nothing is left to run."""
+        """Close a round that got no batch, when nothing is left to run; its step may come again when there is."""
         self.close()
-        self.round -= 1
+        self._is_cancelled = True
 
     def close(self) -> tuple[PromptId, ...]:
         """End the round and give the accepted prompts in launch order."""
@@ -362,6 +368,7 @@ class RoundLedger:
     def snapshot(self) -> dict[str, Any]:
         return {
             "round": self.round,
+            "is_cancelled": self._is_cancelled,
             "policy_version": self.policy_version,
             "num_responses": self.num_responses,
             "groups": [
@@ -382,6 +389,7 @@ class RoundLedger:
     def restore(cls, snapshot: dict[str, Any], *, grows: bool = False) -> Self:
         ledger = cls(grows=grows)
         ledger.round = snapshot["round"]
+        ledger._is_cancelled = snapshot["is_cancelled"]
         ledger.policy_version = snapshot["policy_version"]
         ledger.num_responses = snapshot["num_responses"]
         for row in snapshot["groups"]:

@@ -194,7 +194,7 @@ class Judge:
             self._note_command(command, is_relaunch=bool(due))
         if self.sampling:
             self._note_waiting(waiting)
-            self._check_sampling(event, commands)
+            self._check_sampling(event)
         elif any(isinstance(command, BeginRound) for command in commands):
             self._check_begun()
         self._check_streaming(commands)
@@ -287,7 +287,7 @@ class Judge:
 
     # Commands
 
-    def _note_command(self, command: Command, *, is_relaunch: bool) -> None:
+    def _note_command(self, command: Command, *, is_relaunch: bool) -> None:  # noqa: C901 one case per command
         match command:
             case Launch() | Abort() | Evict() | ScoreResponse():
                 self._note_request_command(command, is_relaunch=is_relaunch)
@@ -603,7 +603,7 @@ class Judge:
         self.dropped.append(command.prompt)
         self.waiting = [request for request in self.waiting if request.prompt != command.prompt]
 
-    def _check_sampling(self, event: Event, commands: tuple[Command, ...]) -> None:
+    def _check_sampling(self, event: Event) -> None:
         """Whoever is complete is decided, no more is in flight than may be, and nobody waits who could run."""
         if self.round is None or self.has_given_up:
             return

@@ -1,8 +1,8 @@
 """Runs one world to its end, over as many attempts as its faults make necessary, and says what did not hold.
 
 An attempt may end by an error only if a fault of that attempt explains it, and then the next one resumes from the last
-checkpoint. After the last one every prompt has been trained exactly once per epoch, and the tables and event logs on
-the disk tell the same.
+checkpoint. After the last one every prompt has been trained, or dropped for want of variance, exactly once per epoch,
+and the tables and event logs on the disk tell the same.
 """
 
 from __future__ import annotations
@@ -253,8 +253,10 @@ class _Session:
             for number in range(num_keys)
         ]
         wanted = Counter(PromptId(epoch, key) for key in keys for epoch in range(self.world.num_epochs))
-        require(trained == wanted, "every prompt is trained exactly once per epoch")
-        self._check_tables(history)
+        dropped = Counter(history.judge.dropped)
+        require(trained + dropped == wanted, "every prompt is trained or dropped exactly once per epoch")
+        if history.batches:  # else every prompt was dropped, and nothing was written
+            self._check_tables(history)
         replay(self._config.run.dir)
 
     def _check_tables(self, history: History) -> None:

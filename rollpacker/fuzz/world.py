@@ -1,14 +1,15 @@
 """A world: a small run and what goes wrong in it, as plain data drawn from a seed.
 
 Invariant: a world alone decides what happens in it. Its data ends, so that each of its runs does; every prompt is then
-to be trained exactly once per epoch.
+to be trained, or with dynamic sampling dropped, exactly once per epoch.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rollpacker.config.schema import RunConfig
@@ -87,6 +88,10 @@ class World:
     restart_s: float = 0.0
     """How long a restart takes. Rounds take from a millisecond to some seconds: engines join in the middle of one,
     between two, and too late."""
+    dynamic_sampling: bool = False
+    max_active_requests: int | None = None
+    solve_rate: float = 0.5
+    solve_rate_rho: float = 0.0
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -118,7 +123,7 @@ def draw_world(seed: int) -> World:
     max_response_tokens = rng.choice((64, 1024, 4096))
     spare_tokens = rng.choice((0, max_response_tokens // 2, 8 * max_response_tokens))
     factors = (1.0, 1.125, 1.25, 1.5, 2.0)
-    return World(
+    world = World(
         seed=seed,
         batching=rng.choice(BATCHINGS),
         reward=rng.choice(REWARDS),
@@ -140,6 +145,21 @@ def draw_world(seed: int) -> World:
         faults=tuple(_draw_fault(rng) for _ in range(rng.choice((0, 1, 2, 3, 5, 8)))),
         max_restarts=rng.choice((0, 1, 3, 3)),
         restart_s=rng.choice((0.0, 0.01, 0.1, 1.0, 30.0)),
+    )
+    return _with_dynamic_sampling(world, rng) if rng.choice((True, False, False)) else world
+
+
+def _with_dynamic_sampling(world: World, rng: random.Random) -> World:
+    """Drop prompts; what goes not together with it gives way."""
+    num_samples = math.ceil(world.num_responses * world.eta_responses)
+    return replace(
+        world,
+        dynamic_sampling=True,
+        max_active_requests=rng.choice((None, None, num_samples, 3 * num_samples)),
+        solve_rate=rng.choice((0.5, 0.5, 0.8, 0.0)),
+        solve_rate_rho=rng.choice((0.0, 0.6)),
+        reward="async" if world.reward == "batch" and world.batching == "tail" else world.reward,
+        stream=False,  # the data ends
     )
 
 
@@ -214,6 +234,9 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             reward=world.reward,
             planner=world.planner,
             stream=world.stream,
+            dynamic_sampling=world.dynamic_sampling,
+            max_active_requests=world.max_active_requests,
+            max_launch_factor=1000,  # the data ends before
         ),
         engine=EngineSection(
             num_engines=world.num_engines,
@@ -243,5 +266,10 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             network_gb_per_s=1,
             engine_restart_s=world.restart_s,
         ),
-        workload=WorkloadSection(name="fuzz", prompt_tokens=16),
+        workload=WorkloadSection(
+            name="fuzz",
+            prompt_tokens=16,
+            solve_rate=world.solve_rate,
+            solve_rate_rho=world.solve_rate_rho,
+        ),
     )

@@ -35,9 +35,11 @@ from rollpacker.core.commands import (
     BeginRound,
     Command,
     DrawPrompts,
+    DropPrompt,
     EndRound,
     EndRun,
     Evict,
+    GiveUp,
     Launch,
     LendEngines,
     MeasureProgress,
@@ -45,7 +47,7 @@ from rollpacker.core.commands import (
     StreamGroups,
     UseParallelism,
 )
-from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.errors import DataError, EngineFailed, RollpackerError
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -69,6 +71,7 @@ from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
+from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.patience import Patience
@@ -115,6 +118,17 @@ class _SeatEmpty(NamedTuple):
 
 _Fact = _Responses | _Verdicts | _EngineDied | _EngineReady | _SeatEmpty | Exception
 """What comes into the inbox; an exception is raised again by the loop."""
+
+
+def _too_few_differ(command: GiveUp) -> DataError:
+    return DataError(
+        f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "
+        f"them had all their rewards equal; {command.num_prompts_needed} places of the batch are open.",
+        "With system.dynamic_sampling a batch holds only prompts whose rewards differ, and a step launches at most "
+        "system.max_launch_factor times the prompts that it needs.",
+        "Take prompts that the model solves sometimes, or raise rollout.num_responses or system.max_launch_factor; "
+        "`solve_rate` in the table `domains` says how hard they are.",
+    )
 
 
 def sample_seed(run_seed: int, step: int, prompt: PromptId, sample: int) -> int:
@@ -177,6 +191,7 @@ class Driver:
         rebuild: Rebuild | None = None,
         reward: RewardService,
         rollout: RolloutSection,
+        overlong: OverlongPunishment,
         engine: EngineSection,
         deadlines: DeadlineSection,
         straggler_s: float,
@@ -200,6 +215,7 @@ class Driver:
         """Of every fleet, the engines that are alive."""
         self._reward = reward
         self._rollout = rollout
+        self._overlong = overlong
         self._deadlines = deadlines
         self._seed = seed
         self._clock = clock
@@ -312,7 +328,11 @@ class Driver:
         )
 
     async def run_round(self, step: int, policy_version: int) -> RoundRecord | None:
-        """Roll out the batch of one step; None when all data has been trained."""
+        """Roll out the batch of one step; None when all data has been trained or dropped.
+
+        Raises:
+            DataError: Too few prompts have rewards that differ.
+        """
         self._step = step
         self._policy_version = policy_version
         self._round = None
@@ -320,7 +340,7 @@ class Driver:
         await self._send()
         while not (self._is_run_over or self._is_batch_complete()):
             await self._digest()
-        return self._round
+        return None if self._is_run_over else self._round
 
     async def quiesce(self) -> None:
         """Wait until every engine has confirmed its aborts: no request is in flight when new weights arrive.
@@ -632,7 +652,7 @@ class Driver:
                 if answer is not None:
                     events.append(answer)
 
-    def _carry_out(self, command: Command, now: float) -> Event | None:  # noqa: C901 one case per command
+    def _carry_out(self, command: Command, now: float) -> Event | None:  # noqa: C901, PLR0912 one case per command
         """Carry out one command; gives its answer where that is known at once."""
         match command:
             case DrawPrompts():
@@ -647,6 +667,9 @@ class Driver:
                 self._begin(command, now)
             case AcceptGroup():
                 self._accept(command)
+            case DropPrompt():
+                assert self._round is not None
+                self._round.drop(command.prompt)
             case EndRound():
                 self._end(command, now)
             case LendEngines():
@@ -656,6 +679,8 @@ class Driver:
                 self._on_stream(self._round, None)
             case UseParallelism():
                 self._next_tensor_parallel = command.tensor_parallel
+            case GiveUp():
+                raise _too_few_differ(command)
             case EndRun():
                 self._is_run_over = True
             case _:
@@ -664,7 +689,11 @@ class Driver:
 
     def _begin(self, command: BeginRound, now: float) -> None:
         self._round = RoundRecord(
-            begin=command, policy_version=self._policy_version, began_at_s=now, prompts=self._prompts
+            begin=command,
+            policy_version=self._policy_version,
+            began_at_s=now,
+            prompts=self._prompts,
+            overlong=self._overlong,
         )
 
     def _accept(self, command: AcceptGroup) -> None:

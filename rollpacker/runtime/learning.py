@@ -112,7 +112,8 @@ class Learner:
 
     async def _begin(self, batch: RoundRecord) -> None:
         self._accumulated, self.num_tokens_streamed = set(), 0
-        num_groups = batch.begin.num_prompts_needed
+        # a batch that is complete may be smaller than was planned: dynamic sampling at the end of the data
+        num_groups = batch.begin.num_prompts_needed if batch.order is None else len(batch.order)
         shape = BatchShape(
             step=batch.begin.step,
             policy_version=batch.policy_version,

@@ -101,9 +101,15 @@ class StepRecorder:
             "driver_time_s": 0.0 if self._is_modelled else time.process_time() - self._driver_cpu_zero_s,
             "finished_at_s": finished_at,
             "reward_mean": sum(request.verdict.reward for request in accepted if request.verdict) / len(accepted),
+            "trained_reward_mean": sum(record.trained_reward(request) or 0.0 for request in accepted) / len(accepted),
             "num_prompts": len(record.accepted),
             "num_responses": len(accepted),
-            "num_prompts_launched": record.begin.num_prompts_launched,
+            "num_prompts_launched": (
+                len({request.request.prompt for request in requests})
+                if record.dropped
+                else record.begin.num_prompts_launched
+            ),
+            "num_prompts_dropped": len(record.dropped),
             "num_responses_launched": len(requests),
             "num_aborted": sum(_finish_reason(request) is FinishReason.ABORTED for request in requests),
             "num_truncated": sum(_finish_reason(request) is FinishReason.LENGTH for request in accepted),
@@ -112,6 +118,7 @@ class StepRecorder:
             "tokens_generated": generated,
             "tokens_trained": trained,
             "tokens_wasted": generated - trained,
+            "tokens_dropped": sum(_length(request) for request in requests if request.request.prompt in record.dropped),
             "tokens_streamed": num_tokens_streamed,
             "tokens_per_second": generated / rollout_time if rollout_time > 0 else 0.0,
             "decode_slot_steps_busy": busy,
@@ -206,6 +213,7 @@ class StepRecorder:
             "queue_time_s": response.queue_time_s,
             "generation_time_s": response.generation_time_s,
             "reward": verdict.reward if verdict else None,
+            "trained_reward": record.trained_reward(request),
             "reward_reason": verdict.reason if verdict else None,
             "reward_time_s": verdict.time_s if verdict else None,
             "scored_at_s": request.scored_at_s,

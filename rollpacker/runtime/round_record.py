@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from rollpacker.core.commands import BeginRound
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup, TokenizedPrompt, Verdict
+from rollpacker.rewards.overlong import NO_PUNISHMENT, OverlongPunishment
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,8 +52,11 @@ class RoundRecord:
     policy_version: int
     began_at_s: float
     prompts: Mapping[str, TokenizedPrompt]
+    overlong: OverlongPunishment = NO_PUNISHMENT
     requests: dict[RequestId, RequestRecord] = field(default_factory=dict)
     accepted: dict[PromptId, tuple[int, ...]] = field(default_factory=dict)
+    dropped: dict[PromptId, None] = field(default_factory=dict)
+    """Prompts without variance, in the order in which they were dropped."""
     order: tuple[PromptId, ...] | None = None
     """The batch in its canonical order; None while the round runs."""
     long_queue_length: int = 0
@@ -121,6 +125,9 @@ class RoundRecord:
         for sample in samples:
             self.requests[RequestId(self.begin.round, prompt, sample)].is_accepted = True
 
+    def drop(self, prompt: PromptId) -> None:
+        self.dropped[prompt] = None
+
     def groups(self) -> Iterator[RolloutGroup]:
         """The batch, in canonical order."""
         assert self.order is not None
@@ -135,5 +142,11 @@ class RoundRecord:
             domain=tokenized.prompt.domain,
             prompt_token_ids=tokenized.token_ids,
             responses=tuple(record.response for record in records if record.response is not None),
-            rewards=tuple(record.verdict.reward for record in records if record.verdict is not None),
+            rewards=tuple(reward for reward in map(self.trained_reward, records) if reward is not None),
         )
+
+    def trained_reward(self, record: RequestRecord) -> float | None:
+        """The reward as it is trained: as judged, less what over-long shaping takes off; None while there is none."""
+        if record.verdict is None or record.response is None:
+            return None
+        return self.overlong.shape(record.verdict.reward, record.response.num_tokens)

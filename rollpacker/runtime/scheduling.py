@@ -10,6 +10,7 @@ from rollpacker.config.sections.base import exact
 from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.settings import (
+    DynamicSamplingSettings,
     ParallelismSettings,
     RewardBudgetSettings,
     SchedulerSettings,
@@ -54,6 +55,14 @@ def scheduler_settings(
         eta_responses=exact(config.system.eta_responses),
         overlap_rewards=config.system.reward != "batch",
         domain_weights=tuple(weights.items()),
+        dynamic_sampling=(
+            DynamicSamplingSettings(
+                max_active_requests=config.system.max_active_requests,
+                max_launch_factor=exact(config.system.max_launch_factor),
+            )
+            if config.system.dynamic_sampling
+            else None
+        ),
         reward_budget=RewardBudgetSettings() if config.system.reward == "scheduled" else None,
         parallelism=(
             ParallelismSettings(

@@ -33,6 +33,7 @@ from rollpacker.protocols.backend import Backend, Surroundings, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.protocols.trainer import Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Published, WeightSync
+from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.checkpoints import (
     SCHEMA_VERSION,
     Checkpoint,
@@ -449,6 +450,7 @@ async def _start(
         rebuild=workers.rebuild,
         reward=workers.reward,
         rollout=config.rollout,
+        overlong=OverlongPunishment.of(config),
         engine=config.engine,
         deadlines=deadlines,
         straggler_s=config.weight_sync.timeout_s,

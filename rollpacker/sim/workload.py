@@ -10,8 +10,8 @@ the same is its prompt's own nature: a Gaussian copula mixes a number of the pro
     z = sqrt(rho) * z_prompt + sqrt(1 - rho) * z_sample,     length = quantile(Phi(z))
 
 so a prompt of long responses is long in every round, epoch and system. rho is a guess until somebody measures it. The
-run times of a prompt's programs are drawn likewise. Lengths may drift from step to step, and so may the share of right
-responses.
+run times of a prompt's programs are drawn likewise, and so is whether a response is right. Lengths may drift from step
+to step, and so may the share of right responses.
 
 A right program ends: its run time is drawn from the part of the paper's distribution (Fig 7a) that is below the limit
 of 30 s. What reached the limit there is taken for endless, and for wrong. A response that was cut has no program to
@@ -120,6 +120,7 @@ class Workload:
         luck, run_time_p = self._two_uniforms(
             f"judgement/{name.round}/{name.prompt.epoch}/{name.prompt.key}/{name.sample}"
         )
+        luck = self._correlated_luck(name.prompt.key, luck)
         solve_rate = self._solve_rate(domain, name.round)
         is_right = luck < solve_rate and not response.is_truncated
         reason = "truncated" if response.is_truncated else "correct" if is_right else "wrong_answer"
@@ -144,6 +145,13 @@ class Workload:
 
     def _or_fixed(self, time_s: float) -> float:
         return time_s if self._section.reward_time_s is None else self._section.reward_time_s
+
+    def _correlated_luck(self, key: str, luck: float) -> float:
+        """Below the share of right responses it is right; uniform over all prompts, whatever the correlation is."""
+        rho = self._section.solve_rate_rho
+        if not rho:
+            return luck
+        return _correlated(rho, _STANDARD.inv_cdf(self._two_uniforms(f"difficulty/{key}")[0]), luck)
 
     def _solve_rate(self, domain: Domain, step: int) -> float:
         at_first = self._section.solve_rate_by_domain.get(domain, self._section.solve_rate)

@@ -16,8 +16,9 @@ How `accumulate` treats its groups follows from the objective:
 
 A group whose rewards are all equal has advantage 0 and hence no policy gradient. It passes forward only, which saves
 two thirds of its work and keeps the metrics over the whole batch; the constants of the normalisation count it. With a
-KL penalty it has a gradient and is trained like any other. The reference's log-probabilities come from a pass of their
-own, before the one with gradients: the stages of a pipeline cannot run two models in turns.
+KL penalty it has a gradient and is trained like any other. With `mask_truncated` a response that was cut passes forward
+only, too, whatever its group's rewards are: over-long filtering. The reference's log-probabilities come from a pass of
+their own, before the one with gradients: the stages of a pipeline cannot run two models in turns.
 
 **Several ranks** are several trainers, each with its rank's policy, that get the same calls with the same groups. What
 they decide (admission, minibatches, whose sample is whose) is a function of those, so they agree without a word and
@@ -28,7 +29,8 @@ All work of a trainer runs on one thread of its own, in the order of the calls, 
 answer. Bit-equality holds on a CPU with an equal number of torch threads and ranks; accelerators add in any order they
 like.
 
-Source: GRPO (arXiv 2402.03300), clip bounds of DAPO (arXiv 2503.14476), streaming as in the paper, section 4.4.
+Source: GRPO (arXiv 2402.03300), clip bounds and over-long filtering of DAPO (arXiv 2503.14476), streaming as in the
+paper, section 4.4.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from rollpacker.core.errors import EngineFailed, ForeignVersion, ImpossibleEvent
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, num_bytes_of_tensors
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Weights
@@ -111,7 +114,7 @@ class _Divisors:
     num_responses: int
     max_response_tokens: int
     num_tokens: int | None
-    """Response tokens of the update; None while it streams."""
+    """Response tokens of the update that are not masked; None while it streams."""
 
 
 class GrpoTrainer:
@@ -319,6 +322,7 @@ class GrpoTrainer:
                 response_token_ids=response.token_ids,
                 behaviour_logprobs=response.logprobs,
                 advantage=float(advantage),
+                is_masked=self._section.mask_truncated and response.finish_reason is FinishReason.LENGTH,
             )
             for response, advantage in zip(group.responses, advantages_R, strict=True)
         ]
@@ -385,7 +389,11 @@ class GrpoTrainer:
         divisors = _Divisors(
             num_responses=shape.num_responses if is_whole_batch else len(samples),
             max_response_tokens=shape.max_response_tokens,
-            num_tokens=None if self._streams else sum(len(sample.response_token_ids) for sample in samples),
+            num_tokens=(
+                None
+                if self._streams
+                else sum(len(sample.response_token_ids) for sample in samples if not sample.is_masked)
+            ),
         )
         if is_whole_batch:
             (balance,) = step.trained
@@ -405,7 +413,7 @@ class GrpoTrainer:
             self._observe(step.sums, microbatch, scores)
 
     def _has_gradient(self, sample: Sample) -> bool:
-        return sample.advantage != 0 or self._has_reference
+        return not sample.is_masked and (sample.advantage != 0 or self._has_reference)
 
     def _with_reference(self, microbatches: list[MicroBatch]) -> list[MicroBatch]:
         if not self._has_reference:

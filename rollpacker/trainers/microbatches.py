@@ -44,6 +44,8 @@ class Sample:
     advantage: float
     proximal_logprobs_R: Tensor | None = None
     """None while the current policy is the proximal one."""
+    is_masked: bool = False
+    """Left out of the loss; it passes forward only."""
 
     @property
     def num_inputs(self) -> int:

@@ -24,6 +24,7 @@ from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
+from rollpacker.rewards.overlong import NO_PUNISHMENT
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.driver import Driver
@@ -68,6 +69,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         replace_engine=None,
         reward=ScriptedReward(),
         rollout=RolloutSection(num_prompts=num_prompts, num_responses=num_responses),
+        overlong=NO_PUNISHMENT,
         engine=EngineSection(),
         deadlines=DeadlineSection(),
         straggler_s=60,

@@ -479,8 +479,8 @@ class World:
                 if engine != holder and engine not in self.judge.fallen
             )
         if not self.settings.overlap_rewards and len(self.judge.placed) < self.judge.round.num_prompts_needed:
-            unscored = self.judge.finished - self.judge.to_score if self.settings.dynamic_sampling else (
-                self.judge.finished
+            unscored = (
+                self.judge.finished - self.judge.to_score if self.settings.dynamic_sampling else (self.judge.finished)
             )
             yield from (RewardComputed(request=request, reward=1.0) for request in sorted(unscored)[:1])
 

@@ -17,6 +17,7 @@ from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.protocols.weights import Weights
+from rollpacker.rewards.overlong import NO_PUNISHMENT
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.driver import Driver
@@ -82,6 +83,7 @@ async def driving(
         replace_engine=replace,
         reward=reward or ScriptedReward(),
         rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
+        overlong=NO_PUNISHMENT,
         engine=EngineSection(max_restarts=max_restarts, restart_pause_s=0),
         deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s),
         straggler_s=straggler_s,

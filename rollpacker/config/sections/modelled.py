@@ -40,6 +40,9 @@ class WorkloadSection(Section):
     """Of single domains, instead of `solve_rate`."""
     solve_rate_drift_per_step: float = Field(0.0, ge=-1, le=1)
     """Added to the share of right responses from step to step, which stays between 0 and 1."""
+    solve_rate_rho: float = Field(0.0, ge=0, lt=1)
+    """Correlation of a prompt's responses in being right (Gaussian copula): above 0 some prompts are solved always and
+    some never, so that dynamic sampling drops them. A guess: 0 makes all prompts equally hard."""
     endless_share: float = Field(0.0513, ge=0, lt=1)
     """Share of the programs that never end by themselves; so many had not at the paper's limit of 30 s (Fig 7a). None
     of them is right, so they are at most those that are wrong."""

@@ -39,6 +39,17 @@ class SystemSection(Section):
     reward: Literal["batch", "async", "scheduled"] = "async"
     """`batch` scores the batch after its last response; `async` scores each response as it finishes, and `scheduled`
     moreover stops programs that take much longer than correct ones did (paper, section 4.3)."""
+    dynamic_sampling: bool = False
+    """Drops a prompt whose rewards are all equal, of which GRPO learns nothing, and launches another one at once, until
+    the batch holds only prompts whose rewards differ (DAPO); with either batching. Each prompt is then trained or
+    dropped once per epoch. Not with `batching: tail` and `reward: batch`, and with `stream` only while the data does
+    not end (`run.num_epochs: null`)."""
+    max_active_requests: int | None = Field(None, ge=1)
+    """With dynamic sampling: at most so many responses are generated at a time, over all engines; prompts wait for
+    room before they are drawn. null: as many as the round wants."""
+    max_launch_factor: float = Field(10.0, ge=1)
+    """With dynamic sampling: a step that launched so many times its prompts without filling its batch ends the run with
+    an error. As `max_num_gen_batches` of verl's DAPO recipe."""
     planner: bool = False
     """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
     all (paper, section 4.2). A real run has engines of the degrees that `engine.degrees` names."""

@@ -44,6 +44,9 @@ class TrainerSection(Section):
     """What a token's loss is divided by: its response's length and the number of responses; the number of responses
     times `max_response_tokens`; or the batch's tokens, which is known only after the last response, so that
     `token_mean` cannot stream."""
+    mask_truncated: bool = False
+    """Over-long filtering (DAPO): a response that was cut at `max_response_tokens` is left out of the loss. Its reward
+    still counts in its group's advantages, and it counts in what the loss is divided by, but for `token_mean`."""
     num_minibatches: int = Field(1, ge=1)
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
     max_tokens_per_microbatch: int = Field(16384, ge=1)
