@@ -268,8 +268,7 @@ class Driver:
         """As the last round left them."""
         self._being_scored: set[RequestId] = set()
         self._round: RoundRecord | None = None
-        self._policy_version = 0
-        self._step = 0
+        self._policy_version = self._step = 0
         self._is_run_over = False
 
     @property
