@@ -47,7 +47,10 @@ def serve(report_fd: int) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "rollpacker"]:
         del sys.modules[name]
     _send(report_fd, "B", b"")
+    pid = 0
     while (frame := _read(control)) is not None:
+        if pid:
+            os.waitpid(pid, 0)  # only now: the keeper has looked at what it used
         case = marshal.loads(frame[1])  # noqa: S302 of the keeper
         pid = os.fork()
         if pid == 0:
@@ -55,8 +58,9 @@ def serve(report_fd: int) -> None:
                 _run(job, case, names, control, report_fd)
             finally:
                 os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        _send(report_fd, "E", b"%d" % os.waitstatus_to_exitcode(status))
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        _send(report_fd, "E", b"%d" % (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
 
 
 def _run(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], control: int, report_fd: int) -> None:

@@ -9,6 +9,8 @@ CPU time alone would let a program sleep for ever, and wall time alone would fai
 Own time grows for both loops and sleepers, and stands still for a program that only waits for a core that others
 have. Where the kernel does not tell the waiting (`schedstat`), own time is wall time, which is the longer one.
 
+A case's process stays a zombie until the keeper has looked, so that short runs are measured to the end.
+
 The tree is followed through `children`, so a process that double-forks or starts a session stays in it: orphans go to
 the sandbox's first process. Memory is what belongs to processes (anonymous, and shared memory they map); files in the
 sandbox's own file systems are bounded by their sizes.

@@ -1,8 +1,16 @@
 """What responses are worth, in real sandboxes."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.rewards.scoring import score_file
 from tests.rewards.sandbox.programs import Pool, fenced, request_of, write_prompts
+
+MIXED = Path(__file__).parents[2] / "data" / "mixed.jsonl"
 
 SQUARE = {"id": "square", "test_cases": [{"input": "3\n", "output": "9\n"}, {"input": "-4\n", "output": "16\n"}]}
 TRIANGLE = {"id": "triangle", "test_cases": [{"input": "", "output": " *\n***\n"}]}
@@ -180,3 +188,26 @@ async def test_each_case_has_the_limit_it_is_given_whether_it_loops_or_sleeps(sl
     first, second = verdict.case_runs
     assert (first.is_passed, second.is_passed) == (True, False)
     assert second.time_s > 0.2
+
+
+def test_every_form_of_test_cases_is_judged_from_a_file(tmp_path):
+    """All code prompts of the readers' own example, each with a right and a wrong answer, by `rollpacker score`."""
+    right = {
+        "stdin-1": "print(int(input()) ** 2)",
+        "call-1": "def add(a, b): return a + b",
+        "assert-1": "def square(n): return n * n",
+        "taco-1": "print(sum(map(int, input().split())))",
+        "taco-2": "def total(numbers): return sum(numbers)",
+        "lcb-1": "class Solution:\n    def twice(self, word: str, n: int) -> str: return word * n",
+        "mbpp-1": "def first(items): return items[0]",
+        "kodcode-1": "def double(n): return 2 * n",
+    }
+    answers = list(right.items()) + [(key, "def f(): pass") for key in right]
+    responses = tmp_path / "answers.jsonl"
+    responses.write_text("".join(f"{json.dumps({'id': key, 'response': fenced(text)})}\n" for key, text in answers))
+    reward = RewardSection(name="math", domains={"code": "sandbox"}, timeout_s=20)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(line for line in MIXED.read_text().splitlines(keepends=True) if '"code"' in line))
+    score_file(reward, [PromptFile(path=prompts)], responses, tmp_path / "scores.jsonl")
+    scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [score["reward"] for score in scores] == [1.0] * len(right) + [0.0] * len(right)
