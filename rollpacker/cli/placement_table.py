@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollpacker.config.schema import RunConfig
-    from rollpacker.runtime.model_fit import EngineMemory, ModelFit, RankMemory
+    from rollpacker.runtime.model_fit import EngineMemory, JudgeMemory, ModelFit, RankMemory
     from rollpacker.runtime.planning import ClusterSize, PlacedActor
+
+
+_ROLES = ("engine", "trainer", "judge", "reward")
+"""In the order in which they are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ def placement_table(config: RunConfig, size: ClusterSize, fit: ModelFit | None) 
             users = [user for part in parts for user in part.users]
             cells = [_range(numbers) if row == 0 else "", _range(parts[0].gpus) or "none", _who(users, takers)]
             if size.num_gpus:
-                cells.append(_memory(parts[0], fit) if parts[0].gpus else "")
+                cells.append(_memory(parts[0], fit, _taken_by_judge(config, fit)) if parts[0].gpus else "")
             table.add_row(*cells)
         table.add_section()
     notes = _notes(size, fit, has_turns=bool(takers))
@@ -74,23 +78,42 @@ def _parts(placed: Sequence[PlacedActor], node: int, num_gpus: int) -> list[_Par
 
 
 def _who(users: Sequence[PlacedActor], takers: set[str]) -> str:
-    in_order = sorted(users, key=lambda user: user.role != "engine")
+    in_order = sorted(users, key=lambda user: _ROLES.index(user.role))
     names = ", ".join(as_ranges([user.name for user in in_order])) or "nobody"
     return f"{names}, taking turns" if any(user.name in takers for user in users) else names
 
 
-def _memory(part: _Part, fit: ModelFit | None) -> str:
+def _memory(part: _Part, fit: ModelFit | None, taken: float) -> str:
     if fit is None:
         return "unknown" if part.roles else ""
-    texts = {"engine": _engine_memory(fit.engine), "trainer": _rank_memory(fit.rank)}
+    texts = {
+        "engine": _engine_memory(fit.engine, taken if "judge" in part.roles else 0.0),
+        "trainer": _rank_memory(fit.rank),
+        "judge": _judge_memory(fit.judge),
+    }
     return "\n".join(text for role, text in texts.items() if role in part.roles)
 
 
-def _engine_memory(engine: EngineMemory) -> str:
+def _taken_by_judge(config: RunConfig, fit: ModelFit | None) -> float:
+    """Bytes that an engine's KV cache is smaller by beside a judge."""
+    if fit is None or fit.gpu_bytes is None or config.engine.vllm.kv_cache_mb is not None:
+        return 0.0
+    return fit.gpu_bytes * config.reward.judge.memory_share
+
+
+def _judge_memory(judge: JudgeMemory | None) -> str:
+    if judge is None:
+        return "judge: unknown"
+    return f"judge {gigabytes(judge.needed)}: weights {gigabytes(judge.weights)}, a batch {gigabytes(judge.batch)}"
+
+
+def _engine_memory(engine: EngineMemory, taken: float) -> str:
+    """`taken` is what a judge has of the GPU."""
     if engine.kv_cache is None:
         return f"engine: weights {gigabytes(engine.weights)}, KV cache what is left"
-    total = gigabytes(engine.weights + engine.kv_cache)
-    return f"engine {total}: weights {gigabytes(engine.weights)}, KV cache {gigabytes(engine.kv_cache)}"
+    kv_cache = engine.kv_cache - taken
+    total = gigabytes(engine.weights + kv_cache)
+    return f"engine {total}: weights {gigabytes(engine.weights)}, KV cache {gigabytes(kv_cache)}"
 
 
 def _rank_memory(rank: RankMemory) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +39,20 @@ def names_of_gpus(gpus: Sequence[int], environment: Mapping[str, str]) -> str:
 
 def _named_gpus(environment: Mapping[str, str]) -> list[str]:
     return [gpu.strip() for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu.strip()]
+
+
+def has_mps_daemon(environment: Mapping[str, str]) -> bool:
+    """Whether a daemon of CUDA's Multi-Process Service listens on this node, where a CUDA client would look for it."""
+    control = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control"  # noqa: S108  CUDA's own
+    if control.is_fifo():
+        with suppress(OSError):  # ENXIO: nobody reads it
+            os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return False
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        answer = asking.connect_ex(str(control))
+        return answer in {0, errno.EPROTOTYPE}  # it listens, if for messages of another kind
+    return False
 
 
 def gpu_memory_by_name() -> float | None:

@@ -20,6 +20,7 @@ from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.runtime.fleets import config_of, degrees_of
 from rollpacker.runtime.machine import gpu_memory_by_name
+from rollpacker.runtime.planning import ClusterSize, Role, placed_actors, shared_by_judges
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -63,17 +64,40 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeMemory:
+    """What a judge takes of each of its GPUs, in bytes."""
+
+    weights: float
+    """Those that stay there."""
+    batch: float
+    """Activations of a forward pass. A rule of thumb."""
+    share: float
+    """Of the GPU, which is its own whatever it needs; engines of vLLM on the same GPU do without."""
+
+    @property
+    def needed(self) -> float:
+        """What it cannot do without."""
+        return self.weights + self.batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFit:
     """What everyone takes of a GPU, and what a GPU has; estimates."""
 
     engine: EngineMemory
     rank: RankMemory
+    judge: JudgeMemory | None
+    """None without a judge, and where its sizes are not known."""
     gpu_bytes: float | None
     """None where nobody knows."""
 
 
-def judge_fit(config: RunConfig) -> ModelFit | None:
+def judge_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | None:
     """Estimate what a real run takes of its GPUs; None for a model whose sizes its config.json does not give.
+
+    Args:
+        config: Of the run.
+        size: Its nodes, on which judges may share GPUs with others; None where they are not known.
 
     Raises:
         ConfigError: The model cannot be cut so, or its state does not fit into a GPU.
@@ -89,18 +113,51 @@ def judge_fit(config: RunConfig) -> ModelFit | None:
     raise_mistakes(list(_trainer_degree_mistakes(config, model.shape)))
     gpu_bytes = _gpu_bytes(config)
     fit = ModelFit(
-        engine=_engine_memory(config, model, gpu_bytes), rank=_rank_memory(config, model), gpu_bytes=gpu_bytes
+        engine=_engine_memory(config, model, gpu_bytes),
+        rank=_rank_memory(config, model),
+        judge=_judge_memory(config),
+        gpu_bytes=gpu_bytes,
     )
+    taken = _taken_by_judges(config, size)
     if gpu_bytes is not None:
         is_placed = config.placement.maps is not None
         if is_placed or config.engine.resources.num_gpus:
             share = 1.0 if is_placed else min(config.engine.resources.num_gpus, 1.0)
             for each in configs:
-                _check_engine(each, _engine_memory(each, model, gpu_bytes), gpu_bytes * share)
+                _check_engine(each, _engine_memory(each, model, gpu_bytes), gpu_bytes * share, taken["engine"])
         if is_placed or config.trainer.resources.num_gpus:
             share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
-            _check_rank(config, fit.rank, gpu_bytes * share)
+            _check_rank(config, fit.rank, gpu_bytes * (share - taken["trainer"]))
+        if fit.judge is not None and (config.placement.judge is not None or config.reward.judge.resources.num_gpus):
+            _check_judge(config, fit.judge, gpu_bytes)
     return fit
+
+
+def _taken_by_judges(config: RunConfig, size: ClusterSize | None) -> dict[Role, float]:
+    """Share of a GPU that judges have where engines or ranks work, too."""
+    placed = placed_actors(config, size) if size and config.placement.judge else []
+    sharing = shared_by_judges(placed)
+    roles = {actor.role for actor in placed if actor.name in sharing}
+    return {role: config.reward.judge.memory_share if role in roles else 0.0 for role in ("engine", "trainer")}
+
+
+def _judge_memory(config: RunConfig) -> JudgeMemory | None:
+    judge = config.reward.judge
+    if not config.reward.has_judge:
+        return None
+    try:
+        model = transformer_of(judge.model.model_copy(update={"shape": None}))
+    except ModelError:
+        return None
+    shape = model.shape
+    resident = (judge.resident_share or 0.0) if judge.engine == "streamed" else 1.0
+    per_token = 10 * shape.hidden_size + 3 * shape.intermediate_size
+    longest = max(judge.max_batch_tokens, judge.max_prompt_tokens)
+    return JudgeMemory(
+        weights=model.num_weight_bytes * resident / judge.tensor_parallel,
+        batch=longest * per_token * model.bytes_per_number / judge.tensor_parallel,
+        share=judge.memory_share,
+    )
 
 
 def _gpu_bytes(config: RunConfig) -> float | None:
@@ -203,16 +260,29 @@ def _activation_bytes(config: RunConfig, model: Transformer) -> float:
     return layers + logits
 
 
-def _check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float) -> None:
+def _check_judge(config: RunConfig, judge: JudgeMemory, gpu_bytes: float) -> None:
+    if judge.needed > gpu_bytes * judge.share:
+        raise ConfigError(
+            f"A judge of reward.judge.engine={config.reward.judge.engine} needs {gigabytes(judge.needed)} of each GPU "
+            f"by an estimate: {gigabytes(judge.weights)} of weights and {gigabytes(judge.batch)} for a batch.",
+            f"A GPU has {gigabytes(gpu_bytes)}, of which reward.judge.memory_share={judge.share:g} is the judge's.",
+            "Raise reward.judge.memory_share or tensor_parallel, lower reward.judge.max_batch_tokens, or let its "
+            "layers stream: reward.judge.engine=streamed.",
+        )
+
+
+def _check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float, taken: float) -> None:
+    """`taken` is the share of the GPU that a judge has."""
     share = config.engine.vllm.memory_share if config.engine.name == "vllm" else 1.0
     needed = engine.weights + engine.sequence
-    if needed > gpu_bytes * share:
+    if needed > gpu_bytes * (share - taken):
         raise ConfigError(
             f"An engine of engine.tensor_parallel={config.engine.tensor_parallel} needs {gigabytes(needed)} of each "
             f"GPU by an estimate: {gigabytes(engine.weights)} of weights and {gigabytes(engine.sequence)} for one "
             "sequence of the longest prompt and response.",
             f"A GPU has {gigabytes(gpu_bytes)}"
-            + (f", of which engine.vllm.memory_share={share:g} is the engine's." if share < 1 else "."),
+            + (f", of which engine.vllm.memory_share={share:g} is the engine's" if share < 1 else "")
+            + (f", less a judge's {taken:g} (reward.judge.memory_share)." if taken else "."),
             "Raise engine.tensor_parallel, or set model.dtype=bfloat16, or lower rollout.max_response_tokens.",
         )
 

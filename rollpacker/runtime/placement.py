@@ -12,6 +12,7 @@ share GPUs start between the two.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from rollpacker.protocols.trainer import TrainerRank
 from rollpacker.runtime.actors import RemoteReward, RemoteTrainer, Seat
 from rollpacker.runtime.engine_seats import EngineSeats
 from rollpacker.runtime.judges import RoutedReward
+from rollpacker.runtime.machine import has_mps_daemon
 from rollpacker.runtime.planning import (
     ClusterSize,
     PlacedActor,
@@ -90,6 +92,11 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
     takers = tuple(EngineId(name) for name in turn_takers(config, placed))
     gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
     waiting_judges = [*judges.values()] if shared_by_judges(placed) else []
+    if waiting_judges and not has_mps_daemon(os.environ):
+        surroundings.note(
+            "Judges share GPUs with others, and no daemon of CUDA's Multi-Process Service answers: they take time "
+            "slices in turn. `nvidia-cuda-mps-control -d` on every node lets them work side by side."
+        )
     others = asyncio.gather(
         engines.open(),
         *(reward.start(config) for reward in rewards.values()),

@@ -103,7 +103,11 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
     if num_prompts_by_domain is not None:
         settings = look(lambda: _settings(config, num_prompts_by_domain))
     cluster = look(prospect.cluster)
-    fit = look(lambda: judge_fit(config)) if config.backend.name == "ray" else None
+    fit = (
+        look(lambda: judge_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
+        if config.backend.name == "ray"
+        else None
+    )
     finished_steps = look(lambda: _finished_steps(config))
     look(lambda: _check_engine(config))
     look(lambda: _check_trainer(config))

@@ -10,6 +10,7 @@ import pytest
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import UserError
 from rollpacker.runtime.model_fit import judge_fit
+from rollpacker.runtime.planning import ClusterSize
 
 REAL = ["model.path=m", "data.path=d", "run.dir=r"]
 QWEN_7B = {
@@ -131,3 +132,30 @@ def test_a_rank_on_cores_and_a_gpu_that_nobody_knows_are_not_judged(model):
 def test_a_model_without_sizes_is_not_judged(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert fit_of(f"model.path={tmp_path}") is None
+
+
+EIGHT = ClusterSize(num_nodes=1, num_cpus=64, num_gpus=8)
+
+
+def judged(model: str, *words: str) -> list[str]:
+    path = model.removeprefix("model.path=")
+    maps = ["placement.engine=0-7", "placement.trainer=0-7", "placement.judge=0-1", "engine.num_engines=8"]
+    return [
+        *(*REAL, model, "model.dtype=bfloat16", "cluster=h800", *maps, "reward=judge"),
+        *("reward.judge.num_replicas=2", f"reward.judge.model.path={path}", "engine.name=vllm", "trainer=fsdp"),
+        *("trainer.data_parallel=8", "trainer.resources.num_gpus=0", *words),
+    ]
+
+
+def test_a_judge_beside_engines_takes_its_memory_from_theirs(model):
+    fit = judge_fit(compose(judged(model)), EIGHT)
+    assert fit.judge.weights == pytest.approx(2 * SEVEN_BILLION, rel=1e-3)
+    assert fit.judge.needed < 0.3 * 80e9
+    streamed = judge_fit(compose(judged(model, "reward.judge.engine=streamed")), EIGHT)
+    assert streamed.judge.weights == 0
+    with pytest.raises(UserError, match=r"judge of reward.judge.engine=torch needs 1\d\.\d GB[\s\S]*memory_share=0\.1"):
+        judge_fit(compose(judged(model, "reward.judge.memory_share=0.1")), EIGHT)
+    with pytest.raises(UserError, match=r"An engine[\s\S]*less a judge's 0\.75"):
+        judge_fit(compose(judged(model, "reward.judge.memory_share=0.75")), EIGHT)
+    with pytest.raises(UserError, match="A rank of trainer=fsdp"):
+        judge_fit(compose(judged(model, "reward.judge.memory_share=0.7", "engine.vllm.memory_share=0.95")), EIGHT)

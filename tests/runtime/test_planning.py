@@ -6,7 +6,7 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError
-from rollpacker.runtime.planning import ClusterSize, cluster_size, placed_actors
+from rollpacker.runtime.planning import ClusterSize, cluster_size, placed_actors, shared_by_judges, turn_takers
 from tests.runtime.allocations import allocation
 
 
@@ -81,3 +81,33 @@ def test_rays_shared_memory_fits_into_what_slurm_gave(tmp_path):
     with pytest.raises(ConfigError, match=r"object_store_mb=256 .* 200 MiB"):
         cluster_size(configured(), small)
     assert cluster_size(configured("backend.object_store_mb=80"), small)
+
+
+JUDGED = ("reward=judge", "reward.judge.model.path=judge", "reward.judge.num_replicas=2", "engine.num_engines=4")
+
+
+def gpus_of(config, *numbers):
+    return {actor.name: (actor.node, actor.gpus) for actor in placed_actors(config, size(*numbers)) if actor.gpus}
+
+
+def test_judges_have_gpus_of_their_own_where_most_are_free():
+    words = ("engine.resources.num_gpus=1", "trainer.resources.num_gpus=1", "reward.judge.resources.num_gpus=1")
+    placed = gpus_of(configured(*JUDGED, *words), 2, 8, 4)
+    assert (placed["judge-0"], placed["judge-1"]) == ((1, (0,)), (0, (1,)))
+    assert len(set(placed.values())) == len(placed) == 7
+    assert "reward" not in {actor.name for actor in placed_actors(configured(*JUDGED), size(1, 8, 0))}
+    both = configured(*JUDGED, "reward=walk", "reward.domains.qa=judge")
+    assert {"reward", "judge-1"} <= {actor.name for actor in placed_actors(both, size(1, 8, 0))}
+
+
+def test_judges_work_where_their_map_says_beside_others_or_alone():
+    maps = ("placement.engine=0-3", "placement.trainer=4", "placement.judge='3,5'")
+    config = configured(*JUDGED, *maps)
+    placed = placed_actors(config, size(1, 8, 6))
+    assert gpus_of(config, 1, 8, 6)["judge-0"] == (0, (3,))
+    assert shared_by_judges(placed) == {"judge-0", "engine-3"}
+    assert turn_takers(config, placed) == ()
+    with pytest.raises(ConfigError, match=r"placement.judge=3 holds 1 judge[\s\S]*num_replicas=1"):
+        placed_actors(configured(*JUDGED, *maps, "placement.judge=3"), size(1, 8, 6))
+    with pytest.raises(ConfigError, match=r"placement.judge=9 names GPU 9"):
+        placed_actors(configured(*JUDGED, *maps, "placement.judge=9"), size(1, 8, 6))

@@ -47,8 +47,8 @@ class JudgeSection(Section):
     of more than one takes `engine: vllm`."""
     gpu_share: float = Field(0.2, gt=0, lt=1)
     """Of the processors of each GPU that the judge shares with engines (CUDA MPS). A modelled run takes them from the
-    engines; a real one sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of the judge, and leaves engines all that it does not
-    use. A guess."""
+    engines; in a real one the judge uses no more (MPS's active thread percentage), and engines all that it leaves. A
+    guess."""
     resident_share: float | None = Field(None, ge=0, le=1)
     """Of a `streamed` judge's layers that stay in GPU memory; the others stream over PCIe in step with compute. null
     decides batch by batch: as many as keep copies hidden behind compute, if `memory_share` holds them. In a modelled
@@ -78,7 +78,7 @@ class JudgeSection(Section):
     """Verdicts against it."""
     template: Path | None = None
     """A Jinja file over `question`, `response`, `rubric`, `answer`, `fence` and `is_truncated` that makes the message
-    to the judge. null takes `rollpacker/rewards/judge/template.jinja`."""
+    to the judge. null takes template.jinja in the package's rewards/judge."""
     template_arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Variables of the judge's own chat template, such as {enable_thinking: false} of Qwen3's: a verdict is the first
     token, so that nothing may be thought before it."""

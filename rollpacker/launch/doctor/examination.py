@@ -23,6 +23,7 @@ from rollpacker.launch.doctor.gpus import check_gpus, gather_gpus
 from rollpacker.launch.doctor.image import check_image
 from rollpacker.launch.doctor.inheritance import RAY_TOKEN, check_inheritance
 from rollpacker.launch.doctor.limits import check_limits, gather_limits
+from rollpacker.launch.doctor.mps import check_mps
 from rollpacker.launch.doctor.network import check_network
 from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
 from rollpacker.launch.doctor.slurm import check_slurm
@@ -91,5 +92,7 @@ def _check_here(config: RunConfig, environment: Mapping[str, str]) -> Iterator[F
         yield from check_limits(gather_limits(environment), store_mb)
         yield check_gpus(gather_gpus(environment), num_gpus)
     yield check_walls(config.reward)
+    if config.placement.judge is not None:
+        yield check_mps(environment)
     node = environment.get("SLURMD_NODENAME") or socket.gethostname()
     yield from check_network(node, cluster, environment, is_alone=num_nodes == 1)
