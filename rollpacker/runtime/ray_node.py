@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
@@ -30,8 +29,12 @@ _LOG_NOISE = "[state-dump]"
 _SEATS_PER_NODE = 10_000
 """How many bundles may be pinned to a node: more than it will ever have."""
 
-_RAY_START = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; sys.exit(main())"
-"""The `ray` command of this interpreter, whatever PATH says."""
+_RAY_START = (
+    "import sys; sys.modules['grpc'] = None; sys.argv[0] = 'ray'; "
+    "from ray.scripts.scripts import main; sys.exit(main())"
+)
+"""The `ray` command of this interpreter, whatever PATH says. It is to find no grpc: with that it would start a server
+for Ray's client, which nobody calls, and which takes a second of a core and a port that others may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +76,7 @@ class RayNode:
     def start_head(self, token_file: Path) -> str:
         """Start a Ray that asks for this token, and return where its head will listen."""
         port = free_port(self.offer.address)
-        options: dict[str, object] = {"--port": port, "--include-dashboard": "false"}
-        if find_spec("grpc"):  # then Ray starts its client server, by default on a port that others may have
-            options["--ray-client-server-port"] = free_port(self.offer.address)
-        self._start(["--head", "--no-monitor"], options, token_file)
+        self._start(["--head", "--no-monitor"], {"--port": port, "--include-dashboard": "false"}, token_file)
         return f"{self.offer.address}:{port}"
 
     def join(self, head_address: str, token_file: Path) -> None:
