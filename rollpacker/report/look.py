@@ -8,19 +8,19 @@ from __future__ import annotations
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--card:#f7f8fa;--ink:#1c2430;--soft:#5d6878;--rule:#dfe3e9;--grid:#e9ecf0;
 --accent:#2b62c4;--rollout:#3f7fd9;--reward:#b04fc4;--hand_over:#7c5e48;--train:#ee8d1d;--stream:#c9611a;
---weight_sync:#1f9e77;--checkpoint:#c7b300;--other:#a7b0bd;--asleep:#f8d59d;--idle:#e3e6eb;--idle_later:#cfd5dd;
+--switch:#7fb069;--weight_sync:#1f9e77;--checkpoint:#c7b300;--other:#a7b0bd;--asleep:#f8d59d;--idle:#e3e6eb;--idle_later:#cfd5dd;
 --trained:#1f9e77;--aborted:#d9553f;--finished:#eab0a4;--run-a:#2b62c4;--run-b:#8a94a3;
 --domain-0:#2b62c4;--domain-1:#d9553f;--domain-2:#1f9e77;--domain-3:#b04fc4;--domain-4:#c98a00;--domain-5:#4aa3c7;
 --tag:#fff1d6;--tag-ink:#8a5a00;--good:#1a7f5a;--bad:#b53a28}
 @media(prefers-color-scheme:dark){:root:not(.light){--paper:#12161d;--card:#1a2029;--ink:#e4e9f0;--soft:#98a4b5;
 --rule:#2b3340;--grid:#252c37;--accent:#79aaff;--rollout:#5b97ea;--reward:#c778d8;--hand_over:#a58468;--train:#f29b38;
---stream:#d0702c;--weight_sync:#35b48c;--checkpoint:#d3c02a;--other:#6c7787;--asleep:#8a6a34;--idle:#2f3743;
+--stream:#d0702c;--switch:#a3cf8a;--weight_sync:#35b48c;--checkpoint:#d3c02a;--other:#6c7787;--asleep:#8a6a34;--idle:#2f3743;
 --idle_later:#414b5a;--trained:#35b48c;--aborted:#e06a55;--finished:#8f4c40;--run-a:#79aaff;--run-b:#8a94a3;
 --domain-0:#79aaff;--domain-1:#ee7c68;--domain-2:#46c39b;--domain-3:#cf8ade;--domain-4:#e0b040;--domain-5:#74c4e4;
 --tag:#3b2f14;--tag-ink:#f0c674;--good:#55c89a;--bad:#f08a78}}
 :root.dark{--paper:#12161d;--card:#1a2029;--ink:#e4e9f0;--soft:#98a4b5;
 --rule:#2b3340;--grid:#252c37;--accent:#79aaff;--rollout:#5b97ea;--reward:#c778d8;--hand_over:#a58468;--train:#f29b38;
---stream:#d0702c;--weight_sync:#35b48c;--checkpoint:#d3c02a;--other:#6c7787;--asleep:#8a6a34;--idle:#2f3743;
+--stream:#d0702c;--switch:#a3cf8a;--weight_sync:#35b48c;--checkpoint:#d3c02a;--other:#6c7787;--asleep:#8a6a34;--idle:#2f3743;
 --idle_later:#414b5a;--trained:#35b48c;--aborted:#e06a55;--finished:#8f4c40;--run-a:#79aaff;--run-b:#8a94a3;
 --domain-0:#79aaff;--domain-1:#ee7c68;--domain-2:#46c39b;--domain-3:#cf8ade;--domain-4:#e0b040;--domain-5:#74c4e4;
 --tag:#3b2f14;--tag-ink:#f0c674;--good:#55c89a;--bad:#f08a78;color-scheme:dark}
@@ -80,6 +80,7 @@ STAGE_COLORS = {
     "reward": "reward",
     "hand_over": "hand_over",
     "train": "train",
+    "switch": "switch",
     "weight_sync": "weight_sync",
     "checkpoint": "checkpoint",
     "other": "other",
@@ -96,6 +97,7 @@ STAGE_NAMES = {
     "reward": "exposed reward",
     "hand_over": "hand-over of GPUs",
     "train": "training",
+    "switch": "change of engines",
     "weight_sync": "weight sync",
     "checkpoint": "checkpoint",
     "other": "driver and rest",

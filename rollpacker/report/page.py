@@ -174,7 +174,9 @@ def _facts(story: RunStory) -> dict[str, str]:
             f"{_tokens_or_unknown(rollout.get('max_response_tokens'))} at most"
         )
         facts["techniques"] = _techniques(system)
-        facts["engines"] = f"{engine.get('num_engines')} x TP {', '.join(map(str, degrees))}" + _engine_name(story)
+        facts["engines"] = f"{engine.get('num_engines')} x TP {engine.get('tensor_parallel')}{_engine_name(story)}"
+        if len(degrees) > 1:
+            facts["engines"] += f"; rounds ran with TP {' and '.join(map(str, degrees))}"
         layout = [
             f"{name} {trainer.get(key)}"
             for name, key in (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rollpacker.timeline.run_tables import RunTables, StepTables
 
-STAGES = ("rollout", "reward", "hand_over", "train", "weight_sync", "checkpoint", "other")
+STAGES = ("rollout", "reward", "hand_over", "train", "switch", "weight_sync", "checkpoint", "other")
 """What a second of a step was spent on, in the order of the step."""
 
 
@@ -239,13 +239,15 @@ def stage_seconds(part: StepTables) -> pd.DataFrame:
     def of(activity: str) -> pd.Series[float]:
         return by_activity[activity] if activity in by_activity else pd.Series(0.0, index=steps.index)
 
+    switch_s = steps["switch_time_s"].fillna(0.0)  # of an older run
     frame = pd.DataFrame(
         {
             "rollout": steps["rollout_time_s"],
             "reward": steps["reward_time_s"],
             "hand_over": of("hand_over"),
             "train": steps["train_time_s"],
-            "weight_sync": steps["weight_sync_time_s"],
+            "switch": switch_s,
+            "weight_sync": steps["weight_sync_time_s"] - switch_s,
             "checkpoint": steps["checkpoint_time_s"],
         }
     )

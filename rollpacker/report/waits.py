@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     Row = dict[Any, Any]
     """A row of `steps`."""
 
-Kind = Literal["tail", "reward", "start", "queue", "weight_sync", "hand_over", "checkpoint", "lost_engine", "move"]
+Kind = Literal[
+    "tail", "reward", "start", "queue", "weight_sync", "switch", "hand_over", "checkpoint", "lost_engine", "move"
+]
 
 KIND_NAMES = {
     "tail": "last responses",
@@ -38,6 +40,7 @@ KIND_NAMES = {
     "start": "first forward pass",
     "queue": "place at an engine",
     "weight_sync": "weights",
+    "switch": "other engines",
     "hand_over": "hand-over of GPUs",
     "checkpoint": "checkpoint",
     "lost_engine": "lost engine",
@@ -242,6 +245,15 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
     number = int(step["step"])
     per_engine = size(float(step["weight_sync_bytes"]))
     rate = float(step["weight_sync_gb_per_second"])
+    switch_s = float(step["switch_time_s"] or 0.0)
+    if switch_s > 0:  # null in an older run
+        yield Wait(
+            kind="switch",
+            step=number,
+            duration_s=switch_s,
+            who="all engines",
+            why="Engines of another tensor-parallel degree took the place of those before, for the next step.",
+        )
     speed = f" at {size(1e9 * rate)}/s" if rate else ""
     transfer_s = float(step["weight_transfer_time_s"])
     yield Wait(

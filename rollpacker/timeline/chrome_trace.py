@@ -277,10 +277,13 @@ class _Trace:
         scored = scored.iloc[order]
         begins, ends = begins[order], ends[order]
         chosen = lanes(begins.tolist(), ends.tolist())
-        for lane, row, began, ended in zip(chosen, scored.itertuples(), begins.tolist(), ends.tolist(), strict=True):
+        columns = [scored[name].tolist() for name in ("domain", "prompt", "sample", "reward", "reward_reason")]
+        for lane, began, ended, domain, prompt, sample, reward, reason in zip(
+            chosen, begins.tolist(), ends.tolist(), *columns, strict=True
+        ):
             place = self._tracks.thread("rewards", f"scoring {lane + 1}")
-            name = f"{row.domain}: {row.prompt} #{row.sample}"
-            yield self._slice(place, name, "score", began, ended, reward=row.reward, reason=row.reward_reason)
+            name = f"{domain}: {prompt} #{sample}"
+            yield self._slice(place, name, "score", began, ended, reward=reward, reason=reason)
 
     def _engine_events(self, tables: StepTables) -> Iterator[str]:
         stretches = stretches_of(tables)
@@ -308,7 +311,7 @@ class _Trace:
         about = responses[["length_tokens", "num_prompt_tokens", "reward", "accepted", "race_rank"]].to_dict("records")
         first_pass_s = stretches["first_pass_s"].fillna(stretches["began_s"])
         first_pass = np.clip(_array_ns(first_pass_s), begins, ends).tolist()
-        columns = zip(stretches["label"], stretches["end"], stretches["response"].tolist(), strict=True)
+        columns = zip(*(stretches[name].tolist() for name in ("label", "end", "response")), strict=True)
         for number, (label, end, response) in enumerate(columns):
             place, began, ended = places[number], int(begins[number]), int(ends[number])
             assert place is not None
@@ -325,14 +328,19 @@ class _Trace:
         moved = stretches[stretches["end"].isin(MOVES)]
         if moved.empty:
             return
-        involved = stretches[stretches["request"].isin(set(moved["request"]))].sort_values("began_s", kind="stable")
-        for _, rows in involved.groupby("request", sort=False):
-            for origin, target in zip(rows.index[:-1].tolist(), rows.index[1:].tolist(), strict=True):
-                start, end = places[origin], places[target]
-                assert start is not None
-                assert end is not None
-                left = max(int(begins[origin]), int(ends[origin]) - 1)
-                yield from self._flow(start, left, end, int(begins[target]), stretches["end"][origin])
+        involved = stretches[stretches["request"].isin(set(moved["request"]))].sort_values(["request", "began_s"])
+        requests, numbers, reasons = (
+            column.tolist() for column in (involved["request"], involved.index, involved["end"])
+        )
+        for position, reason in enumerate(reasons[:-1]):
+            if requests[position] != requests[position + 1]:
+                continue
+            origin, target = numbers[position], numbers[position + 1]
+            start, end = places[origin], places[target]
+            assert start is not None
+            assert end is not None
+            left = max(int(begins[origin]), int(ends[origin]) - 1)
+            yield from self._flow(start, left, end, int(begins[target]), reason)
 
     def _engine_counters(self, engine: str, stretches: pd.DataFrame) -> Iterator[str]:
         process = self._tracks.process(engine)

@@ -8,6 +8,7 @@ much later: it was aborted when the round ended, unless the engine had finished 
 
 from __future__ import annotations
 
+import heapq
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -92,14 +93,14 @@ def lanes(began: Sequence[int] | Integers, ended: Sequence[int] | Integers) -> l
 
     The lowest free lane is taken, so that the slices that run longest alone end up on the first ones.
     """
-    free_from: list[int] = []
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
     chosen = []
     for start, end in zip(began, ended, strict=True):
-        lane = next((number for number, free in enumerate(free_from) if free <= start), len(free_from))
-        if lane == len(free_from):
-            free_from.append(end)
-        else:
-            free_from[lane] = end
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, lane))
         chosen.append(lane)
     return chosen
 
