@@ -89,6 +89,7 @@ def _describe(config: RunConfig, outlook: Outlook, *, is_job: bool = False) -> d
         "model": f"{_model(outlook.model)}\n{_computed(config)}",
         "prompts": _prompts(config, outlook),
         "lengths": _lengths(config, outlook.model),
+        **({"programs": _programs(config)} if "sandbox" in config.reward.names else {}),
         "batch": _batch(config, outlook.settings),
         "rollout": _rollout(config, outlook.settings),
         "techniques": _techniques(config, outlook.cluster),
@@ -187,13 +188,27 @@ def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> st
     system, is_modelled = config.system, config.backend.name == "sim"
     lines = []
     if system.reward == "scheduled":
-        technique = "programs stop that take much longer than correct ones"
-        lines.append(technique if is_modelled else f"only in modelled runs so far: {technique}")
+        has_programs = is_modelled or "sandbox" in config.reward.names
+        lines.append(
+            "programs stop that take much longer than correct ones"
+            if has_programs
+            else "no limits to adapt: no reward runs programs (reward=sandbox does)"
+        )
     if system.planner:
         lines.append(_planner(config, cluster))
     if system.stream:
         lines.append(_stream(config, cluster))
     return "\n".join(lines) or "none"
+
+
+def _programs(config: RunConfig) -> str:
+    """How responses that are programs will be run."""
+    sandbox = config.reward.sandbox
+    walls = "walled in by bubblewrap" if sandbox.isolation == "bubblewrap" else "NOT walled in (isolation=rlimits)"
+    number = (
+        "as many at a time as there are cores" if sandbox.num_workers is None else f"{sandbox.num_workers} at a time"
+    )
+    return f"{walls}, {number}, each with {sandbox.memory_mb:,} MB and {sandbox.processes} processes"
 
 
 def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
