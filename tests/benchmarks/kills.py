@@ -158,6 +158,7 @@ def _launch(folder: Path, kind: Kind | None) -> LaunchedRun:
         more += ["reward.domains.code=sandbox", "reward.domains.judge=judge", "reward.sandbox.num_workers=1"]
         more += [f"reward.judge.model.path={inputs.judge}", f"reward.judge.template={inputs.template}"]
         more += ["reward.judge.model.dtype=float32", "reward.judge.max_prompt_tokens=320"]
+        more += ["reward.judge.yes=[Yes]", "reward.judge.no=[No]"]
     return LaunchedRun(folder / "run", *small_run(inputs.folder, *more, *(kind.words if kind else ())))
 
 
