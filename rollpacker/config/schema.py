@@ -27,6 +27,9 @@ from rollpacker.config.sections.run import RunSection, TrackerSection
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.config.sections.weight_sync import WeightSyncSection
 
+VLLM_HOTTEST = 2.0
+"""Highest temperature that vLLM 0.32 takes."""
+
 
 class RunConfig(Section):
     """The whole configuration of one run."""
@@ -165,6 +168,11 @@ class RunConfig(Section):
                 f"engine.tensor_parallel={engine.tensor_parallel} with engine.name={engine.name}.\n"
                 f"An engine of {engine.name} works on one device; one of vllm may share the model among several.\n"
                 "Set engine.tensor_parallel=1, or choose engine=vllm or backend=sim."
+            )
+        if engine.name == "vllm" and self.rollout.temperature > VLLM_HOTTEST:
+            raise ValueError(
+                f"rollout.temperature={self.rollout.temperature:g} with engine.name=vllm.\n"
+                f"vLLM samples at {VLLM_HOTTEST:g} or below.\nLower rollout.temperature, or choose engine=torch."
             )
         for key, degree, able in (
             ("trainer.tensor_parallel", trainer.tensor_parallel, ("megatron",)),

@@ -59,8 +59,9 @@ LARGE_BATCH_PASSES = 8
 
 LARGE_BATCH = 32
 
-HOT = 10.0
-"""Temperature of the probes: nearly every token is as likely as any other, so few responses end by themselves."""
+HOT = {"torch": 10.0, "vllm": 2.0}
+"""Temperature of the probes: nearly every token is as likely as any other, so few responses end by themselves. vLLM
+takes none above 2."""
 
 NUM_PROMPTS_READ = 256
 """Prompts of the data whose tokens the probes are made of."""
@@ -162,6 +163,7 @@ class Profiler:
         self._workers = workers
         self._fleets = {degree: fleet.engines for degree, fleet in workers.fleets.items()}
         self._degree, self._engines = next(iter(self._fleets.items()))
+        self._hot = HOT[config.engine.name]
         self._collect_interval_s = collect_interval_s
         self._kv_bytes_per_token = kv_bytes_per_token
         self._watchdog = watchdog
@@ -215,9 +217,12 @@ class Profiler:
     async def _switch_to(self, degree: int) -> None:
         """Wake the engines of another degree; those that were awake sleep."""
         if degree != self._degree:
-            await self._within(asyncio.gather(*(engine.sleep() for engine in self._engines.values())))
+            rebuild = self._workers.rebuild
+            ends = [rebuild.end(name) if rebuild else engine.sleep() for name, engine in self._engines.items()]
+            await self._within(asyncio.gather(*ends))
             self._degree, self._engines = degree, self._fleets[degree]
-            await self._within(asyncio.gather(*(engine.wake() for engine in self._engines.values())))
+            begins = [rebuild.rebuild(name) if rebuild else engine.wake() for name, engine in self._engines.items()]
+            await self._within(asyncio.gather(*begins))
             await self._publish()
         self._num_done = 0
 
@@ -295,7 +300,7 @@ class Profiler:
         context = self._contexts()[0]
         limits = [WINDOW_PASSES] * size
         await asyncio.gather(
-            *(self._burst(engine, self._requests(context, limits, HOT)) for engine in self._engines.values())
+            *(self._burst(engine, self._requests(context, limits, self._hot)) for engine in self._engines.values())
         )
 
     # Engines --------------------------------------------------------------------------------------------------------
@@ -304,7 +309,7 @@ class Profiler:
         window = LARGE_BATCH_PASSES if size > LARGE_BATCH else WINDOW_PASSES
         limits = [1, 2, *[window + 2] * size][: self._config.engine.max_num_seqs]
         bursts = await asyncio.gather(
-            *(self._burst(engine, self._requests(context, limits, HOT)) for engine in self._engines.values())
+            *(self._burst(engine, self._requests(context, limits, self._hot)) for engine in self._engines.values())
         )
         for burst in bursts:
             self._note_passes(size, context, burst.responses)
@@ -498,7 +503,7 @@ class Profiler:
         rollout, context = self._config.rollout, self._contexts()[0]
         num_left = max(self._num_launched() - rollout.num_prompts * rollout.num_responses, 1)
         limits = [rollout.max_response_tokens] * min(num_left, self._config.engine.max_num_seqs)
-        asked = {name: self._requests(context, limits, HOT) for name in self._engines}
+        asked = {name: self._requests(context, limits, self._hot) for name in self._engines}
         bursts = [asyncio.create_task(self._burst(engine, asked[name])) for name, engine in self._engines.items()]
         try:
             yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from rollpacker.core.commands import RoundKind, UseParallelism
@@ -109,6 +111,34 @@ def test_the_profile_guesses_after_the_first_round_of_a_kind_and_the_measured_ra
         )
         orders += planner.measure(measured, SHORT)
     assert [order.tensor_parallel for order in orders] == [2, 1]
+
+
+def test_under_the_conditions_of_fig_6_short_rounds_reach_degree_2_and_long_rounds_stay_at_1() -> None:
+    """Preemptions and seconds of Qwen3-8B on 8 GPUs, by kind and degree; preemptions grow by 6 % with every round."""
+    preemptions = {(SHORT, 1): 5199, (LONG, 1): 2900, (SHORT, 2): 4102, (LONG, 2): 2601}
+    time_s = {(SHORT, 1): 1029.0, (LONG, 1): 1172.0, (SHORT, 2): 768.0, (LONG, 2): 1284.0}
+    planner = ParallelismPlanner(ParallelismSettings(degrees=(1, 2), initial=1))
+    kinds = ([SHORT] * 4 + [LONG]) * 8
+    used: dict[RoundKind, list[int]] = {SHORT: [], LONG: []}
+    switch_s = 0.0
+    for number, (kind, next_kind) in enumerate(itertools.pairwise([*kinds, SHORT])):
+        degree = planner.in_use
+        used[kind].append(degree)
+        planner.begin_round(begin_round(number, kind))
+        planner.end_round()
+        orders = planner.measure(
+            RoundMeasured(
+                round=number,
+                num_preemptions=round(preemptions[kind, degree] * 1.06**number),
+                rollout_time_s=time_s[kind, degree],
+                num_tokens=10**7,
+                switch_time_s=switch_s,
+            ),
+            next_kind,
+        )
+        switch_s = 20.0 if orders else 0.0
+    assert used[SHORT] == [1, 1] + [2] * 30
+    assert used[LONG] == [1, 1, 2] + [1] * 5, "degree 2 is tried, is slower, and is not tried again"
 
 
 def test_every_order_is_what_all_rounds_so_far_say() -> None:

@@ -45,6 +45,12 @@ MIDDLE = 40
 """Events, about the middle of the calm world."""
 
 
+PLANNED = replace(
+    CALM, batching="plain", reward="batch", planner=True, tensor_parallel=2, num_keys=(6, 6), checkpoint_every_steps=2
+)
+"""Six calm rounds: after the fourth at the latest the planner changes to engines of one GPU."""
+
+
 def outcome_of(tmp_path, *faults: Fault, world: World = CALM):
     outcome = run_world(replace(world, faults=faults), tmp_path)
     assert outcome.violation is None, outcome.violation
@@ -195,3 +201,28 @@ def test_the_shortest_part_that_fails_is_found():
     random.Random(0).shuffle(items)
     needed = {3, 57, 90}
     assert set(shortest(items, lambda part: needed <= set(part))) == needed
+
+
+@pytest.mark.parametrize("sets", ["resident", "rebuilt"])
+def test_nothing_is_lost_when_an_engine_dies_while_the_engines_change_or_just_after(tmp_path, sets):
+    world = replace(PLANNED, sets=sets, restart_s=1.0)
+    (tmp_path / "calm").mkdir()
+    assert outcome_of(tmp_path / "calm", world=world).num_attempts == 1
+    events = [json.loads(line) for line in next((tmp_path / "calm" / "run" / "events").iterdir()).open()][1:]
+    orders = [number for number, line in enumerate(events) if "UseParallelism" in json.dumps(line["commands"])]
+    assert orders, "the planner changed nothing"
+    ordered, ended = (
+        next(line["now"] for line in events[orders[0] :] if line["event"]["type"] == wanted)
+        for wanted in ("RoundMeasured", "EngineRetired")
+    )
+    assert ended - ordered >= 1.0, "the change takes its time"
+    moments = [ordered + share * (ended - ordered) for share in (0.0, 0.3, 0.6, 0.9, 1.0)] + [ended + 0.05]
+    num_happened = 0
+    for number, moment in enumerate(moments):
+        for target in range(6):  # of either set
+            folder = tmp_path / f"{number}-{target}"
+            folder.mkdir()
+            kind = (FaultKind.ENGINE_CRASH, FaultKind.DRIVER_KILL)[target == 5]
+            fault = Fault(kind=kind, at_event=None, at_s=moment, target=target, amount=1.0)
+            num_happened += sum(outcome_of(folder, fault, world=world).happened.values())
+    assert num_happened == 6 * len(moments)
