@@ -594,21 +594,16 @@ def _uncertainty(
     if num_left_out:
         text += f" {num_left_out} further runs did not fit into seconds=...: give more to see them."
     yield "search", text
-    if ahead := [name for name, config in space.bases.items() if _is_ahead(config)]:
+    if planned := [name for name, config in space.bases.items() if config.system.planner]:
         yield (
-            "parts",
+            "planner",
             (
-                f"The planner of {' and '.join(ahead)} acts in modelled runs only so far; "
-                "systems=verl,tail,tail-reward compares what real runs can do today."
+                f"{' and '.join(planned)} may change to every degree that fits; a real run has the engines that "
+                "engine.degrees names."
             ),
         )
     if any(not each.has_seen_long for each in outcomes):
         yield "long rounds", "Some runs ended before their first long round; their step times are of short rounds only."
-
-
-def _is_ahead(config: RunConfig) -> bool:
-    """True when a system has parts that no real run has yet."""
-    return config.system.planner
 
 
 def _cost_model(base: RunConfig) -> str:
