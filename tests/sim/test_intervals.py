@@ -46,6 +46,6 @@ def test_lent_engines_sleep_while_the_trainer_streams_and_load_weights_when_all_
 
 
 def test_engines_generate_no_longer_than_the_round_although_the_driver_learns_of_aborts_after_the_training(tmp_path):
-    pipeline.run(compose([*SMALL, f"run.dir={tmp_path}", "system=tail", "run.num_steps=1"]))
+    pipeline.run(compose([*SMALL, f"run.dir={tmp_path}", "system=tail-reward", "run.num_steps=1"]))
     rows = read_frame(tmp_path, "intervals").set_index("activity")
     assert rows.loc["generate", "ended_at_s"].max() < rows.loc["train", "ended_at_s"] - 1
