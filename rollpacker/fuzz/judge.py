@@ -709,10 +709,11 @@ class Judge:
         points = [
             stream.first_share + number * stream.every_share for number in range(math.ceil(1 / stream.every_share))
         ]
-        is_due = share <= stream.last_share and any(self.last_tested < point <= share for point in points)
-        is_due = is_due and not self.is_measuring and not self.num_lendings[self.round.round] and self._can_lend(stream)
+        is_at_point = share <= stream.last_share and any(self.last_tested < point <= share for point in points)
+        is_at_point = is_at_point and not self.is_measuring and not self.num_lendings[self.round.round]
+        is_due = is_at_point and self._can_lend(stream)  # a point at which nobody can be lent is passed over
         assert any(isinstance(command, MeasureProgress) for command in commands) == is_due, "measured too early or late"
-        if is_due:
+        if is_at_point:
             self.last_tested = share
 
     def _can_lend(self, stream: StreamSettings) -> bool:

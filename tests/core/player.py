@@ -55,6 +55,12 @@ class Player:
                 commands = self.tell(self.answer(draw))
         return commands
 
+    def settle(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
+        """Answer the draws among some commands, and those that follow; gives them with all that followed."""
+        for draw in [command for command in commands if isinstance(command, DrawPrompts)]:
+            commands += self.settle(self.tell(self.answer(draw)))
+        return commands
+
     def answer(self, draw: DrawPrompts) -> PromptsDrawn:
         left = self.num_left[draw.domain]
         num_prompts = draw.num_prompts if left is None else min(left, draw.num_prompts)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from rollpacker.core import (
+    dynamic_sampling,
     parallelism,
     plain_batching,
     reward_budget,
@@ -38,6 +39,7 @@ IN_IMPORT_ORDER = (
     round,
     tail_batching,
     plain_batching,
+    dynamic_sampling,
     routing,
     reward_budget,
     parallelism,
@@ -55,6 +57,48 @@ class Fault:
 
 
 FAULTS = (
+    Fault(
+        name="train what has no variance",
+        module=dynamic_sampling,
+        right="self._accept(group) if group.has_variance else self._drop(group)",
+        wrong="self._accept(group)",
+    ),
+    Fault(
+        name="drop what has variance",
+        module=dynamic_sampling,
+        right="self._accept(group) if group.has_variance else self._drop(group)",
+        wrong="self._drop(group)",
+    ),
+    Fault(
+        name="queue what is dropped",
+        module=dynamic_sampling,
+        right="stopped = self._ledger.drop(group)",
+        wrong="stopped = self._ledger.drop(group); self._long_queue.append(DrawnPrompt(group.prompt, group.domain))",
+    ),
+    Fault(
+        name="no prompt in the place of a dropped one",
+        module=dynamic_sampling,
+        right="return *decisions, *self._go_on()\n\n    def _accept",
+        wrong="return *decisions, *([self._end_round()] if ledger.is_complete else [])\n\n    def _accept",
+    ),
+    Fault(
+        name="forget the limit on active requests",
+        module=dynamic_sampling,
+        right="return min(num_left, (self._max_active_requests",
+        wrong="return max(num_left, (self._max_active_requests",
+    ),
+    Fault(
+        name="launch without end",
+        module=dynamic_sampling,
+        right="num_left = max(0, self._max_launched - len(ledger.groups))",
+        wrong="num_left = 1 + max(0, self._max_launched - len(ledger.groups))",
+    ),
+    Fault(
+        name="close places while there is data",
+        module=dynamic_sampling,
+        right="if not (weights or self._queued() or self._supply.num_drawn()):",
+        wrong="if not (self._queued() or self._supply.num_drawn()):",
+    ),
     Fault(
         name="forget to defer",
         module=tail_batching,
@@ -370,11 +414,11 @@ def scheduler_with(fault: Fault) -> type[Scheduler]:
     return faulty
 
 
-def run_worlds(scheduler_class: type[Scheduler]) -> None:
+def run_worlds(scheduler_class: type[Scheduler], *, is_dynamic: bool = False) -> None:
     """Run the same fixed sample of worlds around any scheduler."""
 
     @settings(
-        max_examples=60,
+        max_examples=20 if is_dynamic else 60,
         derandomize=True,
         database=None,
         deadline=None,
@@ -382,11 +426,15 @@ def run_worlds(scheduler_class: type[Scheduler]) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenarios(batching="tail"))
+    @given(scenarios(batching="tail", is_dynamic=is_dynamic))
     def every_world_is_in_order(scenario: Scenario) -> None:
         World(scenario, scheduler_class).run()
 
     every_world_is_in_order()
+
+
+def run_dynamic_worlds(scheduler_class: type[Scheduler]) -> None:
+    run_worlds(scheduler_class, is_dynamic=True)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -394,6 +442,8 @@ def test_the_properties_catch_this_fault(fault: Fault, monkeypatch: pytest.Monke
     faulty = scheduler_with(fault)
     monkeypatch.setattr(faulty, "check", lambda _: None)
     run = run_plans if fault.module is parallelism else run_worlds
+    if fault.module is dynamic_sampling:
+        run = run_dynamic_worlds
     with pytest.raises((AssertionError, InternalError)):
         run(faulty)
 

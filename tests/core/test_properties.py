@@ -37,13 +37,13 @@ def test_a_trainer_that_shares_no_gpu_is_streamed_to_in_every_round_whatever_hap
     World(replace(scenario, settings=replace(scenario.settings, stream=alone))).run()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios(batching="tail", is_dynamic=True))
 def test_dynamic_tail_batching_trains_or_drops_every_prompt_once_whatever_happens(scenario: Scenario) -> None:
     World(scenario).run()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios(batching="plain", is_dynamic=True))
 def test_dynamic_plain_batching_trains_or_drops_every_prompt_once_whatever_happens(scenario: Scenario) -> None:
     World(scenario).run()

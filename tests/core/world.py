@@ -107,7 +107,7 @@ def scenarios(draw: st.DrawFn, batching: str | None = None, *, is_dynamic: bool 
         dynamic_sampling=draw(dynamic_samplings(num_responses)) if is_dynamic else None,
         reward_budget=draw(st.sampled_from([None, RewardBudgetSettings()])),
         parallelism=planner,
-        stream=draw(st.none() | streams(num_gpus)),
+        stream=None if is_dynamic else draw(st.none() | streams(num_gpus)),
     )
     return Scenario(
         settings=settings,

@@ -17,7 +17,7 @@ from rollpacker.runtime.clock import RunClock
 from rollpacker.sim.virtual_time import run_in_virtual_time
 
 NUM_STEPS = 6
-SYSTEMS = ("verl", "rollpacker")
+SYSTEMS = ("verl", "rollpacker", "dapo-rollpacker")
 SMALL = [
     "backend=sim",
     "model=qwen2.5-7b",

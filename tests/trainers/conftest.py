@@ -121,13 +121,14 @@ class Bench:
             responses = []
             for sample in range(len(row)):
                 length = int(generator.integers(1, MAX_RESPONSE_TOKENS + 1))
+                is_cut = length == MAX_RESPONSE_TOKENS
                 token_ids = generator.integers(1, VOCABULARY, length).astype(np.int32)
                 logprobs = self.logprobs(model, prompt_ids, token_ids, temperature).detach().numpy()
                 responses.append(
                     Response(
                         request=RequestId(version, PromptId(0, f"p{index}"), sample),
                         engine=EngineId("engine-0"),
-                        finish_reason=FinishReason.STOP,
+                        finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
                         token_ids=token_ids,
                         logprobs=logprobs.astype(np.float32),
                         spans=(VersionSpan(policy_version=version, num_tokens=length),),

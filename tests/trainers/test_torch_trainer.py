@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollpacker.core.errors import EngineFailed, ForeignVersion, ImpossibleEvent
-from rollpacker.protocols.rollout import VersionSpan
+from rollpacker.protocols.rollout import FinishReason, VersionSpan
 from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.advantages import group_advantages
 from rollpacker.trainers.checkpoints import read_state
@@ -84,14 +84,20 @@ def straightforward_loss(
     *,
     kl_to: torch.nn.Module | None = None,
     kl_coefficient: float = 0.0,
+    mask_truncated: bool = False,
 ) -> Tensor:
     """The on-policy objective, response by response, without padding, packing or ratio."""
     num_responses = sum(len(group.responses) for group in groups)
-    num_tokens = sum(response.num_tokens for group in groups for response in group.responses)
+    masked = {FinishReason.LENGTH} if mask_truncated else set()
+    num_tokens = sum(
+        response.num_tokens for group in groups for response in group.responses if response.finish_reason not in masked
+    )
     total = torch.zeros(())
     for group in groups:
         advantages = group_advantages(group.rewards, "group_std")
         for response, advantage in zip(group.responses, advantages, strict=True):
+            if response.finish_reason in masked:
+                continue
             current = bench.logprobs(model, group.prompt_token_ids, response.token_ids, temperature)
             loss = -float(advantage) * current
             if kl_to is not None:
@@ -118,6 +124,30 @@ async def test_the_gradient_is_that_of_the_objective_written_down_naively(bench,
     found = await gradients(trainer, bench, groups)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("normalisation", ["sequence", "token_bound", "token_mean"])
+async def test_a_response_that_was_cut_is_left_out_of_the_loss_and_counts_in_its_groups_advantages(
+    bench, normalisation
+):
+    groups = [
+        dataclasses.replace(
+            group,
+            responses=(
+                dataclasses.replace(group.responses[0], finish_reason=FinishReason.LENGTH),
+                *group.responses[1:],
+            ),
+        )
+        for group in bench.groups(REWARDS)
+    ]
+    model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    straightforward_loss(model, bench, groups, normalisation, 1.0, mask_truncated=True).backward()
+    section = {"loss_normalisation": normalisation, "mask_truncated": True, "max_grad_norm": 1e9}
+    found = await gradients(bench.trainer(**section), bench, groups)
+    unmasked = await gradients(bench.trainer(**section | {"mask_truncated": False}), bench, groups)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=2e-6)
+    assert any((found[name] - unmasked[name]).abs().max() > 1e-4 for name in found)
 
 
 @pytest.mark.parametrize("normalisation", ["sequence", "token_bound"])
@@ -569,7 +599,9 @@ async def test_a_rewarded_token_becomes_likely(bench):
                 for response, token in zip(group.responses, tokens, strict=True)
             )
             rewards = tuple(float(token == 7) for token in tokens)
-            groups.append(dataclasses.replace(group, prompt_token_ids=prompt, responses=responses, rewards=rewards))
+            groups.append(
+                dataclasses.dataclasses.replace(group, prompt_token_ids=prompt, responses=responses, rewards=rewards)
+            )
         metrics = await step(trainer, bench, groups, number=number)
         assert metrics.logprob_mismatch_max < 1e-4
     assert likelihoods[0] < 0.3
