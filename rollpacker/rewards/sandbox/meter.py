@@ -11,6 +11,9 @@ have. Where the kernel does not tell the waiting (`schedstat`), own time is wall
 
 A case's process stays a zombie until the keeper has looked, so that short runs are measured to the end.
 
+The kernel counts a wait when it is over. So while some thread is ready to run, only time on cores is added: it either
+runs, which that shows, or waits, which does not count.
+
 The tree is followed through `children`, so a process that double-forks or starts a session stays in it: orphans go to
 the sandbox's first process. Memory is what belongs to processes (anonymous, and shared memory they map); files in the
 sandbox's own file systems are bounded by their sizes.
@@ -51,19 +54,24 @@ class Meter:
         self._pids = tuple(pids)
         self._waited_ns: dict[str, int] = {}
         """By thread, also of those that have ended."""
+        self._is_ready = False
+        """Whether some thread was ready to run, or ran."""
         self.restart()
 
     def restart(self) -> None:
         """Begin a case."""
         self._began_s = time.monotonic()
+        self._own_s = 0.0
         self._cpu_before_s, _, _ = self._look()
         self._waited_before_s = self._waited_s()
 
     def read(self) -> Usage:
         cpu_s, memory_bytes, num_tasks = self._look()
         wall_s = time.monotonic() - self._began_s
-        own_s = max(cpu_s - self._cpu_before_s, wall_s - (self._waited_s() - self._waited_before_s), 0.0)
-        return Usage(own_s=own_s, wall_s=wall_s, memory_bytes=memory_bytes, num_tasks=num_tasks)
+        self._own_s = max(self._own_s, cpu_s - self._cpu_before_s)
+        if not self._is_ready:
+            self._own_s = max(self._own_s, wall_s - (self._waited_s() - self._waited_before_s))
+        return Usage(own_s=self._own_s, wall_s=wall_s, memory_bytes=memory_bytes, num_tasks=num_tasks)
 
     def _waited_s(self) -> float:
         return sum(self._waited_ns.values()) * _NANOSECOND_S
@@ -71,6 +79,7 @@ class Meter:
     def _look(self) -> tuple[float, int, int]:
         """Give CPU time, memory and number of tasks; processes that end meanwhile are left out."""
         cpu_s, memory_bytes, num_tasks = 0.0, 0, 0
+        self._is_ready = False
         for pid in self._pids:
             for each in tree_of(pid):
                 try:
@@ -86,7 +95,8 @@ class Meter:
         # The name in brackets may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         utime, stime, children_utime, children_stime = (int(field) for field in fields[11:15])
-        on_cores_s = self._on_cores_s(pid)
+        self._is_ready |= fields[0] == b"R" and pid != os.getpid()  # without walls, the keeper is the top of the tree
+        on_cores_s = self._on_cores_s(pid, has_threads=int(fields[17]) > 1)
         memory_bytes = 0
         for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
             if line.startswith((b"RssAnon:", b"RssShmem:")):
@@ -94,7 +104,7 @@ class Meter:
         cpu_s = max((utime + stime) * _TICK_S, on_cores_s) + (children_utime + children_stime) * _TICK_S
         return cpu_s, memory_bytes, int(fields[17])
 
-    def _on_cores_s(self, pid: int) -> float:
+    def _on_cores_s(self, pid: int, *, has_threads: bool) -> float:
         """Of the threads that are there; notes what they waited."""
         total_ns = 0
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 only names, and looked at often
@@ -102,9 +112,18 @@ class Meter:
                 on_core, waited, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_bytes().split()
             except (OSError, ValueError):
                 continue
+            if has_threads and not self._is_ready:
+                self._is_ready = _is_ready(f"/proc/{pid}/task/{thread}/stat")
             total_ns += int(on_core)
             self._waited_ns[thread] = int(waited)
         return total_ns * _NANOSECOND_S
+
+
+def _is_ready(file: str) -> bool:
+    try:
+        return Path(file).read_bytes().rpartition(b")")[2].split()[0] == b"R"
+    except (OSError, IndexError):
+        return False
 
 
 def tree_of(pid: int) -> Iterator[int]:

@@ -100,8 +100,10 @@ async def test_without_walls_the_limits_hold_and_nothing_is_left(tmp_path):
             request_of(1, one, ENDLESS, limits_s=(0.2,)),
             request_of(2, one, "v = bytearray(500 << 20); print(1)"),
             request_of(3, one, leaver),
+            request_of(4, one, "import time; time.sleep(3600)", limits_s=(0.2,)),
         )
-        assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "memory", "correct"]
+        assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "memory", "correct", "timeout"]
+        assert all(verdicts[index].case_runs[0].time_s > 0.2 for index in (1, 4)), "a limit of own time"
         assert children_of(keeper) == []
 
 
