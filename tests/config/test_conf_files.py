@@ -31,8 +31,9 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)
 def test_every_option_of_every_group_composes(group: str, option: str) -> None:
-    needed = {"modelled": ["backend=sim"], "judge": ["reward.judge.model.path=judge"]}
-    config = compose([*INPUTS, *(needed.get(option, []) if group == "reward" else []), f"{group}={option}"])
+    judge = ["reward.judge.model.path=judge"]
+    needed = {("reward", "modelled"): ["backend=sim"], ("reward", "judge"): judge, ("experiment", "mixed"): judge}
+    config = compose([*INPUTS, *needed.get((group, option), []), f"{group}={option}"])
     section = getattr(config, group, None)
     assert (getattr(section, "name", None) or option).lower() == option
 
