@@ -23,8 +23,8 @@ class RewardSection(Section):
     """Which check judges a domain that `name` does not, such as {code: sandbox}."""
     overlong_buffer_tokens: int | None = Field(None, ge=1)
     """Over-long reward shaping (DAPO): the reward of a response falls linearly over so many tokens below
-    `rollout.max_response_tokens`, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling
-    goes by is the reward before it."""
+    the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is
+    the reward before it."""
     overlong_penalty: float = Field(1.0, gt=0)
     """Taken off the reward of a response that reaches the limit; with `overlong_buffer_tokens`."""
     num_workers: int = Field(1, ge=1)
