@@ -43,14 +43,14 @@ def test_two_engines_roll_out_short_and_long_rounds_and_one_whose_core_is_killed
     os.kill(run.pid_of("reward"), signal.SIGSTOP)
     run.wait_until(lambda: "  rollout ..." in run.output(), timeout_s=PATIENCE_S)
     os.kill(core_of(run, "engine-0"), signal.SIGKILL)
-    run.wait_until(lambda: "engine-0.1 has taken the place" in run.output(), timeout_s=PATIENCE_S)
+    run.wait_until(lambda: "engine-0-r1 has taken the place" in run.output(), timeout_s=PATIENCE_S)
     os.kill(run.pid_of("reward"), signal.SIGCONT)
     assert run.wait(PATIENCE_S) == 0, run.output()
     steps = rows(run.run_dir, "steps")
     assert {step["round_kind"] for step in steps} == {"short", "long"}
     assert [step["num_engines_lost"] for step in steps] == [1, *[0] * (len(steps) - 1)]
     assert [step["num_engines_replaced"] for step in steps] == [1, *[0] * (len(steps) - 1)]
-    assert "engine-0.1" in {row["engine"] for row in rows(run.run_dir, "responses")}
+    assert "engine-0-r1" in {row["engine"] for row in rows(run.run_dir, "responses")}
     assert_each_prompt_was_trained_once(run.run_dir, NUM_PROMPTS)
     assert_the_whole_policy_was_sent(run, inputs)
     run.assert_nothing_is_left()
