@@ -35,22 +35,19 @@ def core_of(run: LaunchedRun, engine: str) -> int:
     return core
 
 
-def test_two_engines_roll_out_short_and_long_rounds_and_one_whose_core_is_killed_is_replaced(inputs, tmp_path):
-    """The reward is held up, so that the first rollout cannot end before the new engine has joined it."""
+def test_two_engines_roll_out_short_and_long_rounds_and_are_replaced_when_their_cores_are_killed(inputs, tmp_path):
+    """Both are killed, so that the first rollout cannot end before one has been replaced."""
     overrides = ("engine=vllm", "engine.num_engines=2", "system=rollpacker", "engine.restart_pause_s=0", *LONG_WAITS)
     run = LaunchedRun(tmp_path / "run", *small_run(inputs, *overrides))
-    run.wait_until(lambda: "  weight sync ..." in run.output(), timeout_s=PATIENCE_S)
-    os.kill(run.pid_of("reward"), signal.SIGSTOP)
     run.wait_until(lambda: "  rollout ..." in run.output(), timeout_s=PATIENCE_S)
-    os.kill(core_of(run, "engine-0"), signal.SIGKILL)
-    run.wait_until(lambda: "engine-0-r1 has taken the place" in run.output(), timeout_s=PATIENCE_S)
-    os.kill(run.pid_of("reward"), signal.SIGCONT)
+    for core in [core_of(run, "engine-0"), core_of(run, "engine-1")]:
+        os.kill(core, signal.SIGKILL)
     assert run.wait(PATIENCE_S) == 0, run.output()
     steps = rows(run.run_dir, "steps")
     assert {step["round_kind"] for step in steps} == {"short", "long"}
-    assert [step["num_engines_lost"] for step in steps] == [1, *[0] * (len(steps) - 1)]
-    assert [step["num_engines_replaced"] for step in steps] == [1, *[0] * (len(steps) - 1)]
-    assert "engine-0-r1" in {row["engine"] for row in rows(run.run_dir, "responses")}
+    assert sum(step["num_engines_lost"] for step in steps) == 2
+    assert sum(step["num_engines_replaced"] for step in steps) >= 1
+    assert {row["engine"] for row in rows(run.run_dir, "responses")} & {"engine-0-r1", "engine-1-r1"}
     assert_each_prompt_was_trained_once(run.run_dir, NUM_PROMPTS)
     assert_the_whole_policy_was_sent(run, inputs)
     run.assert_nothing_is_left()
