@@ -268,9 +268,8 @@ class DynamicSampling:
         if not self._vacancies():
             return []
         self._move_places()
-        chosen = self._choose()
         decisions: list[Decision] = []
-        if chosen:
+        while chosen := self._choose():  # once more after the last new prompts: what they leave vacant is the queue's
             decisions.append(self._ledger.add(chosen, num_launched=self._num_samples(self._kind)))
         if not self._supply.is_waiting:
             decisions += self._ask_or_close()

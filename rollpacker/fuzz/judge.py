@@ -758,10 +758,11 @@ class Judge:
         return []
 
     def _is_whole(self, engines: Sequence[EngineId], stream: StreamSettings) -> bool:
-        """Whether the engines' GPUs are a union of replicas."""
+        """Whether the engines' GPUs are a union of replicas, and no other engine is on them."""
         gpus = {gpu for engine in engines for gpu in self.gpus[engine]}
         inside = {gpu for replica in stream.replicas if gpus.issuperset(replica) for gpu in replica}
-        return gpus == inside
+        is_shared = any(gpus.intersection(self.gpus[engine]) for engine in self.loads if engine not in engines)
+        return gpus == inside and not is_shared
 
     def _expected_tokens(self, request: RunningRequest, stream: StreamSettings) -> int:
         recent = self.lengths[-stream.num_recent_lengths :]

@@ -80,6 +80,23 @@ def test_a_long_round_fills_its_places_from_the_queue_and_then_with_new_prompts(
     assert (dropped(commands), launched(commands)) == (["math-1"], ["math-12"])
 
 
+def test_the_queue_takes_at_once_what_the_last_new_prompts_leave_vacant() -> None:
+    player = player_of(num_prompts=14, batching="tail")
+    player.start(0)
+    for key in ("math-0", "math-1", "math-2", "math-3"):
+        complete(player, 0, key, 0, 1)
+    assert launched(player.start(1)) == [f"math-{number}" for number in range(6, 12)]
+    commands: tuple[Command, ...] = ()
+    for key in ("math-6", "math-7", "math-8", "math-9", "math-10"):
+        for sample in range(2):
+            request = RequestId(1, prompt(key), sample)
+            player.finish(request)
+            commands += player.tell(RewardComputed(request=request, reward=1.0))
+    assert len(dropped(commands)) == 5
+    assert launched(commands) == [], "one prompt was asked for, and the answer is under way"
+    assert launched(player.settle(commands)) == ["math-12", "math-13", "math-4"]
+
+
 def test_no_more_requests_are_in_flight_than_may_be_and_a_prompt_is_drawn_when_there_is_room_for_it() -> None:
     player = player_of(max_active_requests=5)
     assert launched(player.start(0)) == ["math-0", "math-1"], "two responses each; a fifth request is no whole prompt"
