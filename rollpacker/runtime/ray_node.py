@@ -133,6 +133,7 @@ class RayNode:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             "RAY_health_check_period_ms": "1000",  # by default, a node that is gone is noticed after 15 s
+            "RAY_worker_niceness": "0",  # by default 15: actors starve beside whatever else a node does
             "PYTHONUNBUFFERED": "1",
         }
         if self.offer.memory_bytes is not None:
