@@ -54,6 +54,8 @@ class Fault:
     module: ModuleType
     right: str
     wrong: str
+    needs_stream: bool = False
+    """Whether it shows only where engines are lent."""
 
 
 FAULTS = (
@@ -229,6 +231,7 @@ FAULTS = (
         module=routing,
         right="if self.has_moved(request, engine) or request not in",
         wrong="if request not in",
+        needs_stream=True,
     ),
     Fault(
         name="a stale load",
@@ -418,7 +421,13 @@ MOST_WORLDS = 400
 """That a fault may take to show; most take a few, and the first one that shows it ends the search."""
 
 
-def run_worlds(scheduler_class: type[Scheduler], *, num_worlds: int = MOST_WORLDS, is_dynamic: bool = False) -> None:
+def run_worlds(
+    scheduler_class: type[Scheduler],
+    *,
+    num_worlds: int = MOST_WORLDS,
+    is_dynamic: bool = False,
+    has_stream: bool = False,
+) -> None:
     """Run the same fixed sample of worlds around any scheduler."""
 
     @settings(
@@ -430,26 +439,28 @@ def run_worlds(scheduler_class: type[Scheduler], *, num_worlds: int = MOST_WORLD
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenarios(batching="tail", is_dynamic=is_dynamic))
+    @given(scenarios(batching="tail", is_dynamic=is_dynamic, has_stream=has_stream))
     def every_world_is_in_order(scenario: Scenario) -> None:
         World(scenario, scheduler_class).run()
 
     every_world_is_in_order()
 
 
-def run_dynamic_worlds(scheduler_class: type[Scheduler]) -> None:
-    run_worlds(scheduler_class, is_dynamic=True)
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_properties_catch_this_fault(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = scheduler_with(fault)
     monkeypatch.setattr(faulty, "check", lambda _: None)
-    run = run_plans if fault.module is parallelism else run_worlds
-    if fault.module is dynamic_sampling:
-        run = run_dynamic_worlds
     with pytest.raises((AssertionError, InternalError)):
-        run(faulty)
+        run_what_shows(fault, faulty)
+
+
+def run_what_shows(fault: Fault, faulty: type[Scheduler]) -> None:
+    """Run the worlds, or the plans, in which a fault can show."""
+    if fault.module is parallelism:
+        run_plans(faulty)
+    else:
+        has_stream = fault.needs_stream or fault.module is stream_scaling
+        run_worlds(faulty, is_dynamic=fault.module is dynamic_sampling, has_stream=has_stream)
 
 
 def test_without_a_fault_the_same_worlds_pass() -> None:

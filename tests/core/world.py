@@ -85,7 +85,9 @@ class Scenario:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, batching: str | None = None, *, is_dynamic: bool = False) -> Scenario:
+def scenarios(
+    draw: st.DrawFn, batching: str | None = None, *, is_dynamic: bool = False, has_stream: bool = False
+) -> Scenario:
     num_domains = draw(st.integers(1, 3))
     domains = tuple(Domain(name) for name in ("math", "code", "judge")[:num_domains])
     weights = draw(st.tuples(*[st.integers(1, 3)] * num_domains))
@@ -107,7 +109,7 @@ def scenarios(draw: st.DrawFn, batching: str | None = None, *, is_dynamic: bool 
         dynamic_sampling=draw(dynamic_samplings(num_responses)) if is_dynamic else None,
         reward_budget=draw(st.sampled_from([None, RewardBudgetSettings()])),
         parallelism=planner,
-        stream=None if is_dynamic else draw(st.none() | streams(num_gpus)),
+        stream=None if is_dynamic else draw(streams(num_gpus) if has_stream else st.none() | streams(num_gpus)),
     )
     return Scenario(
         settings=settings,
