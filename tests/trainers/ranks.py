@@ -6,6 +6,7 @@ deadline; after a failure the processes are replaced, for a rank that failed lea
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
@@ -101,4 +102,16 @@ def _serve(rank: int, num_ranks: int, rendezvous: str, connection: Connection) -
             answer = function(*arguments)
         except Exception:  # noqa: BLE001  # a process boundary: the parent raises it
             answer = _Failure(traceback=traceback.format_exc())
+        _leave_groups()
         connection.send(answer)
+
+
+def _leave_groups() -> None:
+    """Destroy every group but that of all ranks: each has threads that poll, and a trainer makes dozens of groups."""
+    import torch.distributed as dist
+
+    gc.collect()
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    gc.collect()
