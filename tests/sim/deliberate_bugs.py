@@ -210,8 +210,8 @@ BUGS = (
     Bug(
         "a response is trained with another one's reward",
         "runtime.round_record:RoundRecord.group",
-        "for record in records if record.verdict is not None",
-        "for record in reversed(records) if record.verdict is not None",
+        "map(self.trained_reward, records)",
+        "map(self.trained_reward, reversed(records))",
     ),
     Bug(
         "a duplicated verdict is counted twice",

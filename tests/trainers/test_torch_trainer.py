@@ -599,9 +599,7 @@ async def test_a_rewarded_token_becomes_likely(bench):
                 for response, token in zip(group.responses, tokens, strict=True)
             )
             rewards = tuple(float(token == 7) for token in tokens)
-            groups.append(
-                dataclasses.dataclasses.replace(group, prompt_token_ids=prompt, responses=responses, rewards=rewards)
-            )
+            groups.append(dataclasses.replace(group, prompt_token_ids=prompt, responses=responses, rewards=rewards))
         metrics = await step(trainer, bench, groups, number=number)
         assert metrics.logprob_mismatch_max < 1e-4
     assert likelihoods[0] < 0.3

@@ -145,7 +145,7 @@ def test_what_is_resident_fits_and_is_enough_where_memory_allows(
 @given(rows=st.integers(1, 32), longest=st.integers(16, 8192), more=st.integers(1, 8192))
 def test_longer_batches_need_fewer_resident_layers_and_leave_room_for_fewer(rows: int, longest: int, more: int) -> None:
     assert resident(rows, longest + more, free_gb=1000) <= resident(rows, longest, free_gb=1000)
-    fits = [num_that_fit(QWEN_7B, num_rows=rows, longest=each, free_bytes=60e9) for each in (longest, longest + more)]
+    fits = [num_that_fit(QWEN_7B, num_rows=rows, longest=each, free_bytes=120e9) for each in (longest, longest + more)]
     assert fits[1] <= fits[0]
 
 
