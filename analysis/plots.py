@@ -38,7 +38,9 @@ def compare_bars(numbers: Numbers, *, ylabel: str, number: str, num_columns: int
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
         places = {x: place for place, x in enumerate(dict.fromkeys(rows["x"]))}
-        for offset, series in ((-_BAR_WIDTH / 2, "paper"), (_BAR_WIDTH / 2, "ours")):
+        is_compared = (rows["series"] == "paper").any()
+        shift = _BAR_WIDTH / 2 if is_compared else 0.0
+        for offset, series in ((-shift, "paper"), (shift, "ours")):
             _draw_bars(axes, rows[rows["series"] == series], places, offset, number)
         axes.set_xticks(list(places.values()), list(places))
         axes.tick_params(axis="x", labelsize=8)
@@ -66,7 +68,7 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame, places: dict[str, int], offset: f
         hatch="////" if is_modelled else None,
         linewidth=0.5,
     )
-    if rows["y_low"].notna().all():
+    if (rows["num_seeds"] > 1).all():
         spread = [rows["y"] - rows["y_low"], rows["y_high"] - rows["y"]]
         positions = [bar.get_x() + bar.get_width() / 2 for bar in bars]
         axes.errorbar(positions, rows["y"], yerr=spread, fmt="none", ecolor="#333333", elinewidth=1, capsize=2)

@@ -20,7 +20,7 @@ SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 def gather(runs: Runs) -> Numbers:
     """Shares over all steps: idle decode slots of all slots, and tokens wasted of those generated."""
     points = [
-        Place(panel=f"{model}, {title}", x=system, unit="%").ours(
+        Place(panel=f"{model}\n{title}", x=system, unit="%").ours(
             Value(run, _share(run, part, whole)) for run in runs.of(model=model, system=system, task="mix")
         )
         for title, part, whole in (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.8, 0.85, 0.9, 0.925, 0.945, 0.96, 0.98, 0.99)
 PANEL = "sandboxed programs"
-_EVERY = 12
+_EVERY = 4
 """Of the paper's points one in so many is drawn."""
 
 
