@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.numbers import Source
-from analysis.style import FIGURE_WIDTH_INCHES, color_of, label_of, use_style
+from analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,7 +147,7 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, color: str) -> None:
 
 def _line_legend(frame: pd.DataFrame) -> list[Line2D]:
     handles = [
-        Line2D([], [], color=color_of(str(system), position), label=label_of(str(system)))
+        Line2D([], [], color=color_of(str(system), position), label=PAPER_LABELS.get(str(system), str(system)))
         for position, system in enumerate(dict.fromkeys(frame["series"]))
     ]
     if (frame["source"] == Source.PAPER).any():

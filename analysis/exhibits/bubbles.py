@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analysis.exhibit import Exhibit
 from analysis.numbers import Numbers, Place, Value, comparing
 from analysis.plots import compare_bars
-from analysis.style import label_of
+from analysis.style import PAPER_LABELS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 def gather(runs: Runs) -> Numbers:
     """Shares over all steps: idle decode slots of all slots, and tokens wasted of those generated."""
     points = [
-        Place(panel=f"{model}\n{title}", x=label_of(system), unit="%").ours(
+        Place(panel=f"{model}\n{title}", x=PAPER_LABELS[system], unit="%").ours(
             Value(run, _share(run, part, whole)) for run in runs.of(model=model, system=system, task="mix")
         )
         for title, part, whole in (
