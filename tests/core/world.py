@@ -367,7 +367,8 @@ class World:
         for gpus in chunks(range(self.scenario.num_gpus), degree):
             self.start_engine(sleeping.pop() if sleeping else self.new_name(), gpus)
         if self.rng.random() < self.scenario.trouble:
-            self.expect_impossible(StepStarted(step=self.step, policy_version=self.version + 1))
+            if old:  # else all were lost, and none is left to retire
+                self.expect_impossible(StepStarted(step=self.step, policy_version=self.version + 1))
             self.replace_scheduler()
             self.lose_engine(can_restart=False)
         for engine in old:
