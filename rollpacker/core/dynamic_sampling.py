@@ -398,12 +398,8 @@ class DynamicSampling:
         self._supply.check()
         self._ledger.check()
         ledger = self._ledger
-        queued = [drawn.prompt for drawn in self._long_queue]
-        if len(queued) != len(set(queued)):
-            raise InvariantViolated(f"A prompt waits twice in the long queue: {queued}")
+        ledger.check_deferred(self._long_queue)
         for group in ledger.groups.values():
-            if (group.outcome is Outcome.DEFERRED) != (group.prompt in queued):
-                raise InvariantViolated(f"{group.prompt} is {group.outcome.value}; the long queue holds {queued}")
             if group.outcome is (Outcome.DROPPED if group.has_variance else Outcome.ACCEPTED):
                 raise InvariantViolated(f"{group.prompt} is {group.outcome.value}, has_variance={group.has_variance}.")
         if self._max_active_requests is not None and ledger.num_running > self._max_active_requests:

@@ -334,6 +334,19 @@ class RoundLedger:
 
     # Self-check and snapshot
 
+    def check_deferred(self, long_queue: Sequence[DrawnPrompt]) -> None:
+        """Re-derive what the long queue has to do with this round.
+
+        Raises:
+            InvariantViolated: A prompt waits twice, or one of this round waits and is not deferred, or the reverse.
+        """
+        queued = [drawn.prompt for drawn in long_queue]
+        if len(queued) != len(set(queued)):
+            raise InvariantViolated(f"A prompt waits twice in the long queue: {queued}")
+        for group in self.groups.values():
+            if (group.outcome is Outcome.DEFERRED) != (group.prompt in queued):
+                raise InvariantViolated(f"{group.prompt} is {group.outcome.value}; the long queue holds {queued}")
+
     def check(self) -> None:
         """Re-derive the ledger's invariants.
 

@@ -190,12 +190,7 @@ class TailBatching:
         """
         self._supply.check()
         self._ledger.check()
-        queued = [drawn.prompt for drawn in self._long_queue]
-        if len(queued) != len(set(queued)):
-            raise InvariantViolated(f"A prompt waits twice in the long queue: {queued}")
-        for group in self._ledger.groups.values():
-            if (group.outcome is Outcome.DEFERRED) != (group.prompt in queued):
-                raise InvariantViolated(f"{group.prompt} is {group.outcome.value}; the long queue holds {queued}")
+        self._ledger.check_deferred(self._long_queue)
         if self._ledger.is_open and (self._supply.is_waiting or self._supply.num_drawn()):
             raise InvariantViolated(f"Prompts are drawn while round {self._ledger.round} is open.")
 
