@@ -1,6 +1,6 @@
 """Processes that try modelled runs side by side.
 
-Invariant: workers end with the block that opened them. They ignore Ctrl-C, which is their parent's to answer, and are
+Invariant: workers end with the block that opened them. They hear no Ctrl-C, which is their parent's to answer, and are
 killed by their own pid; a parent that dies closes its pipes, which ends them after the run at hand. Whatever they write
 lies in one scratch folder that goes with the block.
 """
@@ -106,9 +106,10 @@ def open_workers(num_workers: int) -> Iterator[Workers]:
                 folder = Path(scratch) / f"worker-{index}"
                 folder.mkdir()
                 process = context.Process(target=_work, args=(its, folder), name=f"plan-worker-{index}", daemon=True)
-                process.start()
+                with _interrupts_wait():
+                    process.start()
+                    processes.append((process, own))
                 its.close()
-                processes.append((process, own))
             yield Workers(processes)
         finally:
             for worker, _ in processes:
@@ -118,8 +119,29 @@ def open_workers(num_workers: int) -> Iterator[Workers]:
                 pipe.close()
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Answer Ctrl-C and SIGTERM after the block: nobody could end a process that is half started.
+
+    They are blocked, too, which a process that starts inherits: it must not answer a Ctrl-C of the whole terminal.
+    """
+    heard: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda heard_number, _: heard.append(heard_number)) for number in numbers}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if heard:
+        signal.raise_signal(heard[0])
+
+
 def _work(pipe: Connection, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     while True:
         try:
             config, trial = pipe.recv()
