@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
-from rollpacker.cli.plan import Question, split_words
+from rollpacker.cli.plan_words import Question, split_words
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.plans import read_plan
 from tests.cli.inputs import tree_of
