@@ -3,12 +3,18 @@
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.streams import Streams, longest_first
 
-settings.register_profile("rollpacker", deadline=None)
-"""A test says nothing of the time that it takes: the first example may wait for an import, or for a busy machine."""
+# A property says nothing of time: its first example may wait for an import, or for a busy machine. And it is tried with
+# the same examples in every run, so that what a change is told is of that change; `--hypothesis-profile=random` draws
+# new ones and keeps what fails in .hypothesis, as one does to search.
+settings.register_profile(
+    "random", settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("rollpacker", settings.get_profile("random"), derandomize=True, print_blob=True)
+settings.load_profile("rollpacker")
 
 
 def pytest_configure() -> None:
@@ -16,7 +22,6 @@ def pytest_configure() -> None:
 
     A shell starts background jobs with SIGINT ignored, and children inherit that.
     """
-    settings.load_profile("rollpacker")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.ids import Domain
@@ -18,32 +18,32 @@ from rollpacker.core.settings import SchedulerSettings, StreamSettings
 from tests.core.world import Scenario, World, scenarios
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(scenarios(batching="tail"))
 def test_tail_batching_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
     World(scenario).run()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(scenarios(batching="plain"))
 def test_plain_batching_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
     World(scenario).run()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 @given(scenarios())
 def test_a_trainer_that_shares_no_gpu_is_streamed_to_in_every_round_whatever_happens(scenario: Scenario) -> None:
     alone = StreamSettings(replicas=(), max_response_tokens=100)
     World(replace(scenario, settings=replace(scenario.settings, stream=alone))).run()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(scenarios(batching="tail", is_dynamic=True))
 def test_dynamic_tail_batching_trains_or_drops_every_prompt_once_whatever_happens(scenario: Scenario) -> None:
     World(scenario).run()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(scenarios(batching="plain", is_dynamic=True))
 def test_dynamic_plain_batching_trains_or_drops_every_prompt_once_whatever_happens(scenario: Scenario) -> None:
     World(scenario).run()
@@ -83,7 +83,7 @@ def test_without_prompt_speculation_no_round_is_long() -> None:
     assert set(World(steady(Fraction(1), num_steps=12)).run().kinds) == {RoundKind.SHORT}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 @given(scenarios(batching="tail"))
 def test_without_speculation_tail_batches_are_plain_batches(scenario: Scenario) -> None:
     alike = replace(scenario.settings, eta_prompts=Fraction(1), eta_responses=Fraction(1), overlap_rewards=True)

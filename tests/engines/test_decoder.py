@@ -260,7 +260,7 @@ def test_prompts_beyond_one_forward_pass_are_computed_in_several(model: Any, mon
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(["add", "step", "step", "abort"]), st.integers(0, 50)), max_size=60))
 def test_every_request_comes_out_once_and_the_counts_add_up(script: list[tuple[str, int]]) -> None:
     decoder = make_decoder(_SHARED_MODEL, max_num_seqs=3, eos=(EOS,))

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.commands import Abort, BeginRound, Command, EndRun, Launch, RoundKind
@@ -50,7 +50,6 @@ def writer(path: Path) -> EventLogWriter:
     return EventLogWriter(path, SETTINGS, None)
 
 
-@settings(deadline=None)
 @given(event=st.from_type(Event))
 def test_every_event_survives_json(event: Event) -> None:
     codec: UnionCodec[Event] = UnionCodec(Event)
@@ -59,7 +58,6 @@ def test_every_event_survives_json(event: Event) -> None:
     assert text == json.dumps(json.loads(text), separators=(",", ":"))
 
 
-@settings(deadline=None)
 @given(command=st.from_type(Command))
 def test_every_command_survives_json(command: Command) -> None:
     codec: UnionCodec[Command] = UnionCodec(Command)

@@ -158,7 +158,7 @@ def test_many_steps_become_few_files_with_the_same_content(
         ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(orders=st.lists(st.one_of(st.just("write"), st.just("reopen"), st.integers(-1, 14)), max_size=20))
 @example(orders=[*["write"] * 9, 1, "write", "write", "reopen", 0, "write"])  # cuts a merged part twice
 def test_after_any_steps_truncations_and_restarts_each_step_is_there_once(

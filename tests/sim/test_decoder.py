@@ -142,7 +142,7 @@ def _advance(decoder):
     return [(each.sequence.request.prompt.key, each.sequence.num_generated, each.is_aborted, now) for each in ended]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(orders=ORDERS, num_blocks=st.integers(10, 60), num_slots=st.integers(1, 8))
 def test_jumps_end_where_single_passes_end_whatever_is_ordered_and_however_tight_memory_is(
     orders, num_blocks, num_slots
@@ -163,7 +163,7 @@ def test_jumps_end_where_single_passes_end_whatever_is_ordered_and_however_tight
     assert jumping.kv_token_steps <= jumping.kv_tokens_capacity * jumping.num_passes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(LENGTHS, min_size=1, max_size=40), num_slots=st.integers(1, 8))
 def test_busy_and_idle_slots_are_all_slots_of_all_passes(lengths, num_slots):
     decoder = Decoder(engine_costs(10_000), num_slots)
@@ -172,7 +172,7 @@ def test_busy_and_idle_slots_are_all_slots_of_all_passes(lengths, num_slots):
     assert decoder.busy_slot_steps + decoder.idle_slot_steps == min(num_slots, len(lengths)) * decoder.num_passes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(LENGTHS, min_size=1, max_size=40), num_slots=st.integers(1, 8))
 def test_a_batch_takes_no_longer_than_list_scheduling_allows(lengths, num_slots):
     """Graham's bound: with c slots and passes of one duration, at most (sum - max) / c + max."""

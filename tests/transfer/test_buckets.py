@@ -1,6 +1,6 @@
 """Where tensors lie in buckets."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.protocols.tensors import PIECE_BYTES
@@ -34,7 +34,6 @@ tensors = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(tensors)
 def test_every_byte_of_every_tensor_has_one_place_in_order_and_none_overlap(drawn):
     specs = [spec(f"t{index}", count, dtype) for index, (count, dtype) in enumerate(drawn)]

@@ -27,7 +27,7 @@ def compute(device: RecordingDevice, layers: DeviceLayers, num_layers: int) -> N
         layers.leave(layer)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_compute_finds_each_layers_weights_in_whatever_order_the_streams_run(data: st.DataObject) -> None:
     num_layers = data.draw(st.integers(1, 9), label="layers")
