@@ -1,4 +1,18 @@
-"""What an exhibit is."""
+"""What an exhibit is.
+
+Which runs it draws: all runs lie below one folder, and an exhibit picks some by `runs.of(model=..., system=..., ...)`.
+An experiment whose runs differ from those of setup=paper in nothing but model, workload, system and seed needs no name:
+its runs are drawn by every exhibit that asks for them. One that varies anything else (GPUs, batch, lengths, hardware, a
+key of a system whose name stays) sets `run.study` in conf/experiment to a name that tells each variant apart, such as
+
+    run:
+      study: correlation-${workload.rho}
+
+and its exhibit asks for `runs.of(study="correlation-0.3", ...)`; by number of GPUs, `study: scaling` is enough, as the
+run's folder and `num_gpus` tell the points apart. No other exhibit sees these runs: without `study`, `runs.of` takes
+only runs that have none. `analysis.sweeps` has what else is in a run's folder; tests/analysis holds every experiment
+against it. A variant of a system with a name of its own (`system.name: eta-1.5-1`) needs no study.
+"""
 
 from __future__ import annotations
 

@@ -48,6 +48,35 @@ class Run:
         return int(self.config.get("run", {}).get("seed", 0))
 
     @property
+    def setup(self) -> str:
+        """The size of run that it is, as conf/setup names it; empty where the run says none."""
+        return str(self.config.get("run", {}).get("setup", ""))
+
+    @property
+    def study(self) -> str:
+        """What it varies beyond model, task, system and seed (see `analysis.exhibit`); empty for nothing."""
+        return str(self.config.get("run", {}).get("study", ""))
+
+    @property
+    def num_gpus(self) -> int:
+        """Of all engines that the run began with; under placement=colocated these are all of its GPUs."""
+        return int(self.config.get("engine", {}).get("num_engines") or 1) * self.tensor_parallel
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in a training batch, P0."""
+        return int(self.config.get("rollout", {}).get("num_prompts", 0))
+
+    @property
+    def num_responses(self) -> int:
+        """Responses per prompt in a training batch, R0."""
+        return int(self.config.get("rollout", {}).get("num_responses", 0))
+
+    @property
+    def max_response_tokens(self) -> int:
+        return int(self.config.get("rollout", {}).get("max_response_tokens", 0))
+
+    @property
     def tensor_parallel(self) -> int:
         """Of the engines that the run began with."""
         return int(self.steps["tensor_parallel"].iloc[0])
@@ -90,11 +119,14 @@ class Runs:
     def of(self, **wanted: object) -> list[Run]:
         """Every run that has these values, a run per seed; notes it when there is none.
 
+        Runs of a study are left out unless `study` is among the values: the rule is in `analysis.exhibit`.
+
         Args:
             **wanted: Properties of `Run` with the value that each should have.
         """
-        found = [run for run in self.runs if all(getattr(run, name) == value for name, value in wanted.items())]
         described = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        wanted = {"study": ""} | wanted
+        found = [run for run in self.runs if all(getattr(run, name) == value for name, value in wanted.items())]
         if not found:
             self._miss(f"no run with {described}")
         for run in found:

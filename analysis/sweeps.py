@@ -1,7 +1,9 @@
 """Brings the runs that exhibits need: a modelled multirun for each experiment, points that are finished left alone.
 
-Points of different experiments that are the same run share a folder, so no run is made twice. Everything is done by
-`rollpacker train -m`; what a person would type is printed first.
+Invariant: points of different experiments share a folder only if they are the same run, so no run is made twice. The
+folder names setup, study, model, engines, batch, workload, system and seed; an experiment that varies anything else
+names the variant in `run.study` (see `analysis.exhibit`). Everything is done by `rollpacker train -m`; what a person
+would type is printed first.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from pathlib import Path
 from rollpacker.core.errors import WorldError
 
 _PLACE = (
-    "${model.name}/${engine.num_engines}x${engine.tensor_parallel}/${workload.name}/${system.name}/seed-${run.seed}"
+    "${run.setup}/${run.study}/${model.name}/${engine.num_engines}x${engine.tensor_parallel}/"
+    "${rollout.num_prompts}x${rollout.num_responses}/${workload.name}/${system.name}/seed-${run.seed}"
 )
-"""Of a point, below the folder of all runs; whatever tells runs of different experiments apart."""
+"""Of a point, below the folder of all runs; a run without a study has one level less."""
 
 _LAST_LINES = 12
 """Of a failed multirun, that the error repeats."""

@@ -3,8 +3,8 @@
 Left out, and free to change between two attempts of one run, is what changes only where or how fast the same result
 is reached, or how long the run goes on:
 
-* `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `tracker`,
-  `model.name`: what is written, where, and what it is called;
+* `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `run.setup`,
+  `run.study`, `tracker`, `model.name`: what is written, where, and what it is called;
 * `cluster`: which machines it runs on;
 * `backend` but for its name, `placement`, `weight_sync`, the degrees of engines and trainer, `resources`,
   `num_threads`, `engine.degrees`, `engine.sets`, `engine.profile`, `engine.num_engines`, `engine.max_num_seqs`,
@@ -30,6 +30,8 @@ NOT_DEFINING = (
     "run.checkpoint_every_steps",
     "run.keep_checkpoints",
     "run.progress",
+    "run.setup",
+    "run.study",
     "tracker",
     "cluster",
     "model.name",

@@ -52,6 +52,17 @@ def test_an_unfinished_run_is_compared_over_the_steps_that_both_have_and_named(t
     assert [missing for missing in numbers.missing if "only 2 steps" in missing]
 
 
+def test_runs_of_a_study_are_drawn_only_by_what_asks_for_the_study(tmp_path):
+    write_run(tmp_path / "plain", "verl", [10.0])
+    scaling = {"run": {"study": "scaling"}, "engine": {"num_engines": 8}, "rollout": {"num_prompts": 64}}
+    write_run(tmp_path / "scaled", "verl", [5.0], config=scaling, tensor_parallel=2)
+    runs = runs_below(tmp_path)
+    [plain] = runs.of(system="verl")
+    [scaled] = runs.of(system="verl", study="scaling", num_gpus=16)
+    assert (plain.folder.name, scaled.folder.name, scaled.num_prompts) == ("plain", "scaled", 64)
+    assert runs.missing == []
+
+
 def test_table1_takes_runs_of_one_task_and_counts_the_weight_sync_as_training(tmp_path):
     write_run(tmp_path / "math", "verl", [4.0, 6.0], model="Qwen2.5-14B", task="math", weight_sync_time_s=1.0)
     write_run(tmp_path / "mix", "verl", [100.0], model="Qwen2.5-14B")

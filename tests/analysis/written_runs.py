@@ -18,8 +18,13 @@ def row_of(table, **values):
     return row | values
 
 
-def write_run(folder, system, step_times, *, model="Qwen2.5-7B", task="mix", seed=0, num_steps=None, **values):
-    """A run with these step times, which has a second of training in each step; `num_steps` it was to have."""
+def write_run(
+    folder, system, step_times, *, model="Qwen2.5-7B", task="mix", seed=0, num_steps=None, config=None, **values
+):
+    """A run with these step times, which has a second of training in each step; `num_steps` it was to have.
+
+    Sections of `config` add to what its config.yaml says.
+    """
     writer = MetricsWriter(folder / "metrics")
     domains = ["math", "code"] if task == "mix" else [task]
     for step, step_time in enumerate(step_times):
@@ -29,7 +34,10 @@ def write_run(folder, system, step_times, *, model="Qwen2.5-7B", task="mix", see
         of_domains = [row_of(DOMAINS, step=step, domain=domain) for domain in domains]
         writer.write_step(step, {"steps": [row], "domains": of_domains, "responses": [], "intervals": []})
     writer.close()
-    config = {"model": {"name": model}, "run": {"seed": seed, "num_steps": num_steps or len(step_times)}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    run = {"seed": seed, "num_steps": num_steps or len(step_times)}
+    record = {"model": {"name": model}, "run": run}
+    for section, keys in (config or {}).items():
+        record[section] = record.get(section, {}) | keys
+    (folder / "config.yaml").write_text(yaml.safe_dump(record))
     (folder / "run.json").write_text(json.dumps({}))
     return folder

@@ -9,6 +9,9 @@ from pydantic import Field
 
 from rollpacker.config.sections.base import Section
 
+LABEL = r"^[\w.=-]*$"
+"""A name that may be part of a path."""
+
 
 class RunSection(Section):
     """The run as a whole."""
@@ -29,6 +32,11 @@ class RunSection(Section):
     """Older ones are removed."""
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
+    setup: str = Field("", pattern=LABEL)
+    """Which size of run this is: `setup=...` sets its own name. Figures draw runs of one setup at a time."""
+    study: str = Field("", pattern=LABEL)
+    """What the run varies beyond model, workload, system and seed, as an experiment names it. A figure draws runs of a
+    study only when it is about that study."""
 
 
 class TrackerSection(Section):
