@@ -230,7 +230,9 @@ def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
 
 def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     """What the stream trainer can do in this run."""
-    lending = "up to half of the engines are lent to the trainer before the rollout ends: groups train on their GPUs"
+    share = config.system.stream_at
+    when = "before the rollout ends" if share is None else f"when {share:.0%} of the requests are finished"
+    lending = f"up to half of the engines are lent to the trainer {when}: groups train on their GPUs"
     if isinstance(cluster, ModelledCluster):
         return lending
     placed = placed_actors(config, cluster)

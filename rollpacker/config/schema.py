@@ -94,6 +94,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _share_to_stream_at_is_used(self) -> Self:
+        if self.system.stream_at is not None and not self.system.stream:
+            raise ValueError(
+                f"system.stream_at={self.system.stream_at:g} without system.stream.\n"
+                "It says when engines are lent to the stream trainer.\n"
+                "Set system.stream=true, or leave it out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _streamed_step_equals_the_unstreamed_one(self) -> Self:
         if not self.system.stream:
             return self

@@ -158,6 +158,8 @@ class StreamSettings:
     """No test after more than this is finished."""
     every_share: Fraction = Fraction(1, 20)
     """From one test to the next."""
+    must_fit: bool = True
+    """False: the test of memory always passes, so that engines are lent at `first_share`."""
     num_recent_lengths: int = 8192
     """Finished responses that expectations are made of. 8,192 are more than four short rounds and a long one of
     128 x 8, so that the long ones are among them."""
@@ -202,6 +204,7 @@ class StreamSettings:
             "first_share": str(self.first_share),
             "last_share": str(self.last_share),
             "every_share": str(self.every_share),
+            "must_fit": self.must_fit,
             "num_recent_lengths": self.num_recent_lengths,
         }
 

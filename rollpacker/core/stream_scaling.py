@@ -27,7 +27,8 @@ The tests:
   that share GPUs hang together; such a **block** can be lent if every GPU of it is in both. Blocks are taken in order
   of the tokens per engine that would have to move, fewest first, as far as they fit into half of the engines (rounded
   down). If no block fits, nothing can be lent, and nothing is measured either.
-* **Memory.** All running requests fit into the engines that remain, at the length that is expected of them:
+* **Memory**, unless `must_fit` is off. All running requests fit into the engines that remain, at the length that is
+  expected of them:
 
       sum over running requests of (prompt + E[L | L > generated so far])  <=  sum of the remaining engines' KV tokens
 
@@ -259,6 +260,8 @@ class StreamScaling:
         return block, is_whole
 
     def _do_fit(self, running: Sequence[RunningRequest], kept: Sequence[EngineProgress]) -> bool:
+        if not self._settings.must_fit:
+            return True
         lengths = sorted(self._recent_lengths)
         sums = [0, *accumulate(lengths)]
         demand = sum(

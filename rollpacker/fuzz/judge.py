@@ -753,7 +753,10 @@ class Judge:
                 subset
                 for subset, cost in zip(subsets, costs, strict=True)
                 if cost == min(costs)
-                and demand <= sum(rows[engine].kv_tokens_capacity for engine in fleet if engine not in subset)
+                and (
+                    not stream.must_fit
+                    or demand <= sum(rows[engine].kv_tokens_capacity for engine in fleet if engine not in subset)
+                )
             ]
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from rollpacker.config.schema import RunConfig
@@ -86,4 +87,8 @@ def can_stream(
 
 
 def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]) -> StreamSettings:
-    return StreamSettings(replicas=tuple(trainer_parts), max_response_tokens=config.rollout.max_response_tokens)
+    adaptive = StreamSettings(replicas=tuple(trainer_parts), max_response_tokens=config.rollout.max_response_tokens)
+    if config.system.stream_at is None:
+        return adaptive
+    share = exact(config.system.stream_at)
+    return replace(adaptive, first_share=share, last_share=max(share, adaptive.last_share), must_fit=False)

@@ -57,6 +57,10 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "system=rlhfuse", "trainer.loss_normalisation=token_mean"],
         ["trainer.loss_normalisation=token_mean", "the group itself", "trainer.loss_normalisation=token_bound"],
     ),
+    "a share to stream at without a stream": (
+        [*RUN, "system=tail", "system.stream_at=0.3"],
+        ["system.stream_at=0.3 without system.stream", "system.stream=true"],
+    ),
     "a way to score that is none": ([*RUN, "system.reward=asynch"], ["one of batch, async, scheduled", "reward=async"]),
     "no model": (["data.path=prompts.jsonl"], ["`model.path` is not set", "Add model.path="]),
     "no prompts": (["model.path=model"], ["`data.path` is not set", "Add data.path="]),

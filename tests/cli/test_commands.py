@@ -153,6 +153,10 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
             "up to half of the engines are lent to the trainer before the rollout ends",
         ),
         (
+            ["placement=colocated", "trainer=megatron", "trainer.data_parallel=2", "system.stream_at=0.3"],
+            "up to half of the engines are lent to the trainer when 30% of the requests are finished",
+        ),
+        (
             ["placement=colocated", "trainer=fsdp", "trainer.data_parallel=2"],
             "nothing streams to the trainer: it shares GPUs with engines, and no half of them",
         ),
@@ -161,7 +165,7 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
             "up to half of the engines are lent to the trainer before the rollout ends",
         ),
     ],
-    ids=["apart", "megatron", "fsdp", "one of two"],
+    ids=["apart", "megatron", "megatron at a share", "fsdp", "one of two"],
 )
 def test_check_says_what_the_stream_trainer_can_do(
     workdir: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str

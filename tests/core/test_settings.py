@@ -22,7 +22,9 @@ def test_settings_survive_json_exactly() -> None:
         parallelism=ParallelismSettings(
             degrees=(1, 2), initial=2, costs=(degree_costs(1), degree_costs(2)), prompt_tokens=7
         ),
-        stream=StreamSettings(replicas=((0, 1), (2,)), max_response_tokens=9, first_share=Fraction(1, 3)),
+        stream=StreamSettings(
+            replicas=((0, 1), (2,)), max_response_tokens=9, first_share=Fraction(1, 3), must_fit=False
+        ),
     )
     assert SchedulerSettings.from_plain(json.loads(json.dumps(settings.to_plain()))) == settings
 

@@ -116,6 +116,18 @@ def test_nothing_is_lent_when_the_rest_cannot_hold_what_is_expected() -> None:
     assert player.measure(kv_tokens_capacity=15 * 110 // 2, generated=5)
 
 
+def test_at_a_fixed_share_engines_are_lent_whether_or_not_the_rest_can_hold_what_runs() -> None:
+    fixed = StreamSettings(
+        replicas=((0, 1), (2, 3)), max_response_tokens=100, first_share=Fraction(3, 10), must_fit=False
+    )
+    player = StreamPlayer(stream=fixed)
+    for number in range(6):
+        ordered = player.finish(RequestId(0, prompt(f"math-{number}"), 0))
+        assert (MeasureProgress(round=0) in ordered) == (number == 5), "6 of 20"
+    [lending, *_] = player.measure(kv_tokens_capacity=0)
+    assert lending == LendEngines(round=0, engines=(E0, E1))
+
+
 def test_no_replica_is_split_and_no_engine_without_gpus_is_lent() -> None:
     for replicas in (((0, 1, 2, 3),), ((4, 5),)):
         player = StreamPlayer(stream=StreamSettings(replicas=replicas, max_response_tokens=100))

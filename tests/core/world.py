@@ -146,6 +146,7 @@ def streams(draw: st.DrawFn, num_gpus: int) -> StreamSettings:
         max_response_tokens=100,
         first_share=Fraction(first_share, 20),
         every_share=Fraction(every_share, 20),
+        must_fit=draw(st.booleans()),
         num_recent_lengths=draw(st.sampled_from([1, 5, 1000])),
     )
 

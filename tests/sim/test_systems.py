@@ -40,6 +40,16 @@ def test_half_of_the_engines_train_before_the_rollout_ends_and_no_group_twice(tm
     assert (streamed["train_time_s"] < whole["train_time_s"]).all()
 
 
+def test_at_a_fixed_share_half_of_the_engines_train_although_the_rest_cannot_hold_what_runs(tmp_path):
+    # memory for some 6,000 tokens beside the weights
+    tight = ["system=rlhfuse", "hardware.memory_gb=17.5", "data.max_prompt_tokens=512"]
+    adaptive = steps_of(tmp_path / "adaptive", *tight)
+    fixed = steps_of(tmp_path / "fixed", *tight, "system.stream_at=0.2")
+    assert (adaptive["num_engines_lent"] == 0).any()
+    assert (fixed["num_engines_lent"] == 2).all()
+    assert list(fixed["tokens_trained"]) == list(adaptive["tokens_trained"])
+
+
 def test_streaming_is_right_in_short_and_in_long_rounds(tmp_path):
     steps = steps_of(tmp_path / "run", "system=rollpacker", "system.planner=false")
     assert list(steps["round_kind"]) == ["short"] * 4 + ["long"]

@@ -57,3 +57,7 @@ class SystemSection(Section):
     """Streams accepted groups to the trainer before the rollout ends (paper, section 4.4): from its beginning to a
     trainer that shares no GPU with engines; where they share GPUs, when half of the engines can be lent to it. Not with
     trainer.num_minibatches above 1 or trainer.loss_normalisation=token_mean, which need the whole batch first."""
+    stream_at: float | None = Field(None, gt=0, le=1)
+    """With `stream` and shared GPUs: half of the engines are lent when this share of a round's requests is finished,
+    whether or not what still runs fits into the others (the fixed points of the paper's Table 3). null decides by
+    memory: tested at 20 % and every 5 % from there to 50 %."""
