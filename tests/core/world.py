@@ -109,7 +109,7 @@ def scenarios(
         dynamic_sampling=draw(dynamic_samplings(num_responses)) if is_dynamic else None,
         reward_budget=draw(st.sampled_from([None, RewardBudgetSettings()])),
         parallelism=planner,
-        stream=None if is_dynamic else draw(streams(num_gpus) if has_stream else st.none() | streams(num_gpus)),
+        stream=draw(streams(num_gpus) if has_stream else st.none() | streams(num_gpus)),
     )
     return Scenario(
         settings=settings,
