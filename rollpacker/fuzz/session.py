@@ -2,7 +2,8 @@
 
 An attempt may end by an error only if a fault of that attempt explains it, and then the next one resumes from the last
 checkpoint. After the last one every prompt has been trained, or dropped for want of variance, exactly once per epoch,
-and the tables and event logs on the disk tell the same.
+and the tables and event logs on the disk tell the same. Where the data never ends that holds of what was drawn, but for
+prompts that wait for a round.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker import pipeline
 from rollpacker.core.errors import (
+    DataError,
     DeadlineExceeded,
     Departed,
     EngineFailed,
@@ -156,9 +158,12 @@ class _Session:
         self.books.end_attempt()
         self._check_error(error, faults)
         history = self.books.history
+        if isinstance(error, DataError):
+            return True
         if error is not None or history is None:
             return False
-        require(history.judge.has_ended, "a run ends with its data, or when it is told to")
+        is_last = self.world.num_epochs is None and len(history.batches) == self.world.num_steps
+        require(history.judge.has_ended or is_last, "a run ends with its data, or when it is told to")
         return True
 
     async def _train(self) -> None:
@@ -229,7 +234,10 @@ class _Session:
     def _check_error(self, error: Exception | None, faults: list[Fault]) -> None:
         """Judge how an attempt ended by the faults that happened in it."""
         kinds = {fault.kind for fault in faults}
-        if isinstance(error, RollpackerError):
+        if isinstance(error, DataError):
+            history = self.books.history
+            require(history is not None and history.judge.has_given_up, "a run gives up when it is told to")
+        elif isinstance(error, RollpackerError):
             is_explained = (
                 self._injector.is_short_of_workers(can_lend=self.world.stream, max_restarts=self.world.max_restarts)
                 if isinstance(error, EngineFailed)
@@ -245,6 +253,17 @@ class _Session:
         """Check the run as a whole, and what it left on the disk."""
         history = self.books.history
         assert history is not None
+        if self.world.num_epochs is None:
+            if not history.judge.has_given_up:
+                history.judge.check_nothing_lost()
+                self.books.check_trained()
+        else:
+            self._check_whole_data(history, self.world.num_epochs)
+        if history.batches:  # else every prompt was dropped, and nothing was written
+            self._check_tables(history)
+        replay(self._config.run.dir)
+
+    def _check_whole_data(self, history: History, num_epochs: int) -> None:
         self.books.check_trained()
         trained = Counter(prompt for batch in history.batches for prompt in batch)
         keys = [
@@ -252,12 +271,9 @@ class _Session:
             for domain, num_keys in zip(self._config.data.domain_weights, self.world.num_keys, strict=True)
             for number in range(num_keys)
         ]
-        wanted = Counter(PromptId(epoch, key) for key in keys for epoch in range(self.world.num_epochs))
+        wanted = Counter(PromptId(epoch, key) for key in keys for epoch in range(num_epochs))
         dropped = Counter(history.judge.dropped)
         require(trained + dropped == wanted, "every prompt is trained or dropped exactly once per epoch")
-        if history.batches:  # else every prompt was dropped, and nothing was written
-            self._check_tables(history)
-        replay(self._config.run.dir)
 
     def _check_tables(self, history: History) -> None:
         steps = read_table(self._config.run.dir, "steps").to_pylist()

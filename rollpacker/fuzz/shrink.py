@@ -78,7 +78,7 @@ def _smaller_worlds(world: World) -> Iterator[World]:
         replace(world, stream=False),
         replace(world, reward="async"),
         replace(world, tensor_parallel=1),
-        replace(world, num_epochs=1),
+        *([] if world.num_epochs is None else [replace(world, num_epochs=1)]),
         replace(world, max_restarts=0),
         replace(world, num_responses=_FEWEST_RESPONSES),
         replace(world, eta_prompts=1.0),
@@ -91,6 +91,8 @@ def _smaller_worlds(world: World) -> Iterator[World]:
     for index, num_keys in enumerate(world.num_keys):
         before, after = world.num_keys[:index], world.num_keys[index + 1 :]
         simpler += [replace(world, num_keys=(*before, fewer, *after)) for fewer in _fewer(num_keys)]
+    if world.num_epochs is None:
+        simpler += [replace(world, num_steps=num_steps) for num_steps in _fewer(world.num_steps)]
     if world.num_prompts > sum(world.weights):
         simpler.append(replace(world, num_prompts=world.num_prompts - 1))
     yield from (each for each in simpler if each != world)

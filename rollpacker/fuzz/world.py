@@ -1,7 +1,8 @@
 """A world: a small run and what goes wrong in it, as plain data drawn from a seed.
 
 Invariant: a world alone decides what happens in it. Its data ends, so that each of its runs does; every prompt is then
-to be trained, or with dynamic sampling dropped, exactly once per epoch.
+to be trained, or with dynamic sampling dropped, exactly once per epoch. Only where dynamic sampling streams the data
+cannot end, and the run does after some steps, or when it finds too few prompts whose rewards differ.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FAULT_KINDS = (*FaultKind, *[FaultKind.ENGINE_CRASH] * 3, FaultKind.NODE_LOSS)
 """As often as they are drawn: what takes engines away meets everything else."""
 
 MOST_STEPS = 64
-"""More than any world needs; a run that gets there did not end with its data."""
+"""More than any world needs whose data ends; a run that gets there did not end with its data."""
 
 _SHAPE = ShapeSection(
     num_layers=2,
@@ -73,7 +74,8 @@ class World:
     """Prompts of each domain."""
     weights: tuple[int, ...]
     """Share of each domain in a batch."""
-    num_epochs: int
+    num_epochs: int | None
+    """None: the data never ends."""
     num_engines: int
     tensor_parallel: int
     """GPUs of an engine, unless the planner changes it."""
@@ -94,6 +96,9 @@ class World:
     solve_rate_rho: float = 0.0
     sets: Literal["resident", "rebuilt"] = "resident"
     """Where engines of the other degree are; worlds that were saved before there was a choice have them asleep."""
+    num_steps: int = MOST_STEPS
+    max_launch_factor: float = 1000.0
+    """Of dynamic sampling; a world's data ends before so many are launched."""
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -155,14 +160,22 @@ def draw_world(seed: int) -> World:
 def _with_dynamic_sampling(world: World, rng: random.Random) -> World:
     """Drop prompts; what goes not together with it gives way."""
     num_samples = math.ceil(world.num_responses * world.eta_responses)
-    return replace(
+    world = replace(
         world,
         dynamic_sampling=True,
         max_active_requests=rng.choice((None, None, num_samples, 3 * num_samples)),
         solve_rate=rng.choice((0.5, 0.5, 0.8, 0.0)),
         solve_rate_rho=rng.choice((0.0, 0.6)),
         reward="async" if world.reward == "batch" and world.batching == "tail" else world.reward,
-        stream=False,  # the data ends
+    )
+    if not world.stream:
+        return world
+    return replace(
+        world,
+        num_epochs=None,
+        num_steps=rng.randint(2, 6),
+        max_launch_factor=rng.choice((4.0, 20.0, 20.0)),
+        solve_rate=world.solve_rate or 0.5,
     )
 
 
@@ -212,7 +225,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
         run=RunSection(
             dir=run_dir,
             seed=world.seed,
-            num_steps=MOST_STEPS,
+            num_steps=world.num_steps,
             num_epochs=world.num_epochs,
             resume="auto",
             checkpoint_every_steps=world.checkpoint_every_steps,
@@ -239,7 +252,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             stream=world.stream,
             dynamic_sampling=world.dynamic_sampling,
             max_active_requests=world.max_active_requests,
-            max_launch_factor=1000,  # the data ends before
+            max_launch_factor=world.max_launch_factor,
         ),
         engine=EngineSection(
             num_engines=world.num_engines,

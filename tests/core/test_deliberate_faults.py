@@ -56,6 +56,8 @@ class Fault:
     wrong: str
     needs_stream: bool = False
     """Whether it shows only where engines are lent."""
+    needs_drops: bool = False
+    """Whether it shows only with dynamic sampling."""
 
 
 FAULTS = (
@@ -395,6 +397,13 @@ FAULTS = (
         right="self._is_measuring = False\n        progress_of",
         wrong="progress_of",
     ),
+    Fault(
+        name="forget the launches in the place of a dropped prompt's",
+        module=stream_scaling,
+        right="self._num_launched += self._num_samples",
+        wrong="pass",
+        needs_drops=True,
+    ),
 )
 
 
@@ -460,7 +469,8 @@ def run_what_shows(fault: Fault, faulty: type[Scheduler]) -> None:
         run_plans(faulty)
     else:
         has_stream = fault.needs_stream or fault.module is stream_scaling
-        run_worlds(faulty, is_dynamic=fault.module is dynamic_sampling, has_stream=has_stream)
+        is_dynamic = fault.needs_drops or fault.module is dynamic_sampling
+        run_worlds(faulty, is_dynamic=is_dynamic, has_stream=has_stream)
 
 
 def test_without_a_fault_the_same_worlds_pass() -> None:

@@ -6,12 +6,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from rollpacker.fuzz.campaign import Tally, run_seeds
 from rollpacker.fuzz.replays import load_events, load_world, rule_broken_by, rule_broken_in
 from rollpacker.fuzz.session import run_world
 from rollpacker.fuzz.shrink import shortest, shrink
-from rollpacker.fuzz.world import World, draw_world
+from rollpacker.fuzz.world import World, config_of, draw_world
 from rollpacker.metrics.tables import read_table
 from rollpacker.sim.faults import Fault, FaultKind
 from tests.sim.deliberate_bugs import BUGS, first_failure, with_bug
@@ -201,6 +202,35 @@ def test_the_shortest_part_that_fails_is_found():
     random.Random(0).shuffle(items)
     needed = {3, 57, 90}
     assert set(shortest(items, lambda part: needed <= set(part))) == needed
+
+
+ENDLESS = replace(
+    CALM, stream=True, dynamic_sampling=True, num_epochs=None, num_steps=4, num_engines=2, max_launch_factor=20.0
+)
+
+
+@pytest.mark.parametrize("kind", [None, FaultKind.ENGINE_CRASH, FaultKind.DRIVER_KILL, FaultKind.LOST_TRAINER])
+def test_prompts_are_dropped_while_engines_are_lent(tmp_path, kind):
+    faults = [Fault(kind=kind, at_event=MIDDLE)] if kind else []
+    outcome = outcome_of(tmp_path, *faults, world=ENDLESS)
+    assert outcome.num_steps == 4
+    logs = "".join(log.read_text() for log in (tmp_path / "run" / "events").iterdir())
+    assert "LendEngines" in logs
+    assert "DropPrompt" in logs
+
+
+def test_a_run_of_lent_engines_ends_when_too_few_prompts_differ(tmp_path):
+    hopeless = replace(ENDLESS, solve_rate=0.0, max_launch_factor=4.0)
+    assert outcome_of(tmp_path, world=hopeless).num_steps == 0
+
+
+def test_where_the_data_ends_no_world_drops_prompts_and_streams(tmp_path):
+    with pytest.raises(ValidationError, match=r"system\.stream=true with system\.dynamic_sampling=true"):
+        config_of(replace(ENDLESS, num_epochs=1), tmp_path / "run", tmp_path / "prompts.jsonl")
+    worlds = [draw_world(seed) for seed in range(300)]
+    both = [world for world in worlds if world.stream and world.dynamic_sampling]
+    assert both
+    assert {world.num_epochs for world in both} == {None}
 
 
 @pytest.mark.parametrize("sets", ["resident", "rebuilt"])
