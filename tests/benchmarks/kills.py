@@ -1,17 +1,20 @@
 """Kills one process of each of many real runs at a random time: `kills.py [RUNS [SEED [KIND]]]`.
 
-Every run is a small one of tail batching on the embedded engine with real Ray: two engines, a trainer, a reward; where
+Every run is a small one of all techniques on the embedded engine with real Ray: two engines, a trainer, a reward; where
 a judge or a sandbox is to be hit, on the demo's mixed workload. The kinds of processes take turns; which process of a
-kind, and when, is drawn from SEED (default 0): any moment between the process's start and the usual end of the run. A
-run that ends by that is resumed to its end. Then nothing may be left of it, and `tests/e2e/invariants.py` must hold.
-Prints a row of a Markdown table for each of RUNS (default 50) and ends with 1 if one did not hold; that run's folder
-stays in `runs/kills`. KIND is a part of the name of the only kinds to kill.
+kind, and when, is drawn from SEED (default 0) and the run's number: while the run starts, or a random while after a
+step of its, so that all of a run is hit however long its start takes on a busy machine. A run that ends by that is
+resumed to its end. Then nothing may be left of it, and `tests/e2e/invariants.py` must hold. Outcomes are kept in
+`runs/kills/seed-SEED.jsonl`, and the same command goes on where it was stopped; a run of which something did not hold
+stays beside it. Prints a row of a Markdown table for each of RUNS (default 50) and ends with 1 if one did not hold.
+KIND is a part of the name of the only kinds to kill.
 
     python tests/benchmarks/kills.py 50
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -20,7 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -33,9 +36,21 @@ from tests.e2e.launched import LaunchedRun, num_recorded_steps, small_run
 from tests.e2e.processes import named_in_logs
 
 FOLDER = Path("runs/kills")
-NUM_PROMPTS = 40
+NUM_PROMPTS = 96
+NUM_STEPS = 12
+"""Of eight prompts each."""
+
 NUM_ITERATIONS = 300
 """Of the warm-up: some answers are right, and what else is learnt does not matter here."""
+
+STARTS = 0.2
+"""Share of runs that are hit while they start: that is most of such a run's time, and little of a real one's."""
+
+WHILE_S = 1.0
+"""After a step. A step takes a fifth of this on a quiet machine, and some of it on a busy one."""
+
+LOOK_S = 0.25
+"""Between looks at the machine's processes, each of which costs a tenth of that."""
 
 PATIENCE_S = 600.0
 """With whatever takes a minute on two cores of its own."""
@@ -97,6 +112,7 @@ KINDS = (
 class Outcome:
     """Of one run."""
 
+    killed: str
     after_s: float
     num_steps: int
     """That were in the tables when it was killed."""
@@ -104,35 +120,40 @@ class Outcome:
     reason: str
     """What it said at its end, if it ended by that."""
     num_launches: int
+    took_s: float
+    """All of it."""
     trouble: str
     """What did not hold; empty if all did."""
 
+    def row(self, number: int) -> str:
+        cells = (number, self.killed, f"{self.after_s:.1f}", self.num_steps, self.exit_code, self.reason)
+        return f"| {' | '.join(map(str, (*cells, self.num_launches, f'{self.took_s:.0f}', self.trouble)))} |"
+
 
 def main(num_runs: int = 50, seed: int = 0, part_of_name: str = "") -> int:
-    rng = random.Random(seed)
     kinds = [kind for kind in KINDS if part_of_name in kind.name]
-    usual_s = _time_of_a_run()
-    print(f"Undisturbed, a run takes {usual_s:.0f} s now.\n")
-    print("| run | killed | after (s) | steps | exit code | it said | launches | what did not hold |")
-    print(f"|{'---|' * 8}", flush=True)
-    num_troubles = 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    record = FOLDER / f"seed-{seed}{part_of_name and '-'}{part_of_name.replace(' ', '-')}.jsonl"
+    outcomes = [Outcome(**json.loads(line)) for line in record.read_text().splitlines()] if record.exists() else []
+    print("| run | killed | after (s) | steps | exit code | it said | launches | took (s) | what did not hold |")
+    print(f"|{'---|' * 9}")
     for number in range(num_runs):
-        kind = kinds[number % len(kinds)]
-        outcome = None
-        while outcome is None:  # the run was over before it was to be hit
-            outcome = _kill_one(FOLDER / f"run-{seed}-{number:03d}", kind, rng, usual_s)
-        num_troubles += bool(outcome.trouble)
-        print(
-            f"| {number} | {kind.name} | {outcome.after_s:.1f} | {outcome.num_steps} | {outcome.exit_code} "
-            f"| {outcome.reason} | {outcome.num_launches} | {outcome.trouble} |",
-            flush=True,
-        )
+        if number == len(outcomes):
+            kind, rng = kinds[number % len(kinds)], random.Random(f"{seed} {number}")
+            folder = FOLDER / f"run-{seed}-{number:03d}"
+            while not (outcome := _kill_one(folder, kind, rng)):  # the run was over before it was to be hit
+                pass
+            outcomes.append(outcome)
+            with record.open("a") as file:
+                file.write(f"{json.dumps(asdict(outcome))}\n")
+        print(outcomes[number].row(number), flush=True)
+    num_troubles = sum(bool(outcome.trouble) for outcome in outcomes[:num_runs])
     print(f"\nAll held in {num_runs - num_troubles} of {num_runs} runs.")
     return 1 if num_troubles else 0
 
 
 def _inputs(*, is_mixed: bool) -> Inputs:
-    inputs = Inputs(folder=FOLDER / ("mixed" if is_mixed else "walks"), is_mixed=is_mixed)
+    inputs = Inputs(folder=FOLDER / f"{'mixed' if is_mixed else 'walks'}-{NUM_PROMPTS}", is_mixed=is_mixed)
     if not inputs.folder.exists():
         import torch
 
@@ -151,40 +172,45 @@ def _inputs(*, is_mixed: bool) -> Inputs:
     return inputs
 
 
-def _launch(folder: Path, kind: Kind | None) -> LaunchedRun:
-    inputs = _inputs(is_mixed=kind is not None and kind.is_mixed)
+def _launch(folder: Path, kind: Kind) -> LaunchedRun:
+    inputs = _inputs(is_mixed=kind.is_mixed)
     more = ["system=rollpacker", "run.checkpoint_every_steps=1", "run.resume=auto", "engine.restart_pause_s=0"]
     if inputs.is_mixed:
         more += ["reward.domains.code=sandbox", "reward.domains.judge=judge", "reward.sandbox.num_workers=1"]
         more += [f"reward.judge.model.path={inputs.judge}", f"reward.judge.template={inputs.template}"]
         more += ["reward.judge.model.dtype=float32", "reward.judge.max_prompt_tokens=320"]
         more += ["reward.judge.yes=[Yes]", "reward.judge.no=[No]"]
-    return LaunchedRun(folder / "run", *small_run(inputs.folder, *more, *(kind.words if kind else ())))
+    return LaunchedRun(folder / "run", *small_run(inputs.folder, *more, *kind.words))
 
 
-def _time_of_a_run() -> float:
-    """How long a run takes that nobody disturbs."""
-    folder = FOLDER / "undisturbed"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    began_s = time.monotonic()
-    run = _launch(folder, None)
-    assert run.wait(PATIENCE_S) == 0, run.output()
-    assert_all_holds(run.run_dir, NUM_PROMPTS)
-    return time.monotonic() - began_s
+def _wait_for_moment(run: LaunchedRun, kind: Kind, rng: random.Random, began_s: float) -> list[int]:
+    """Wait until the run is to be hit; gives the processes of the kind, or none if it was over before."""
+    is_at_start, step, share = rng.random() < STARTS, rng.randrange(NUM_STEPS), rng.random()
+    _wait_until(run, lambda: bool(kind.find(run)), LOOK_S)
+    if is_at_start:  # what is left of the start is about as long as what has passed
+        time.sleep(share * (time.monotonic() - began_s))
+    else:
+        _wait_until(run, lambda: num_recorded_steps(run.run_dir) >= step, 0.02)
+        time.sleep(share * WHILE_S)
+    return kind.find(run) if run.process.poll() is None else []
 
 
-def _kill_one(folder: Path, kind: Kind, rng: random.Random, usual_s: float) -> Outcome | None:
+def _wait_until(run: LaunchedRun, condition: Callable[[], bool], look_s: float) -> None:
+    """Also until the run has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while run.process.poll() is None and not condition():
+        assert time.monotonic() < deadline, f"it did not happen in time: {run.log}"
+        time.sleep(look_s)
+
+
+def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
     """Kill one process of a run; None if none was there any more when its time had come."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began_s = time.monotonic()
     run = _launch(folder, kind)
-    run.wait_until(lambda: kind.find(run), PATIENCE_S)
-    time.sleep(rng.uniform(0, max(0.0, usual_s - (time.monotonic() - began_s))))
-    found = kind.find(run) if run.process.poll() is None else []
-    if not found:
-        run.wait(PATIENCE_S)
+    if not (found := _wait_for_moment(run, kind, rng, began_s)):
+        assert run.wait(PATIENCE_S) == 0, f"it failed though nothing was killed: {run.log}"
         return None
     num_steps, after_s = num_recorded_steps(run.run_dir), time.monotonic() - began_s
     os.kill(rng.choice(found), signal.SIGKILL)
@@ -202,19 +228,21 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random, usual_s: float) -> O
     except Exception as error:  # noqa: BLE001  (the campaign goes on, and the row says what it was)
         trouble = f"{type(error).__name__}: {error}".replace("\n", " ").replace("|", "\\|")[:300]
     return Outcome(
+        killed=kind.name,
         after_s=after_s,
         num_steps=num_steps,
         exit_code=exit_code,
         reason=reason,
         num_launches=num_launches,
+        took_s=time.monotonic() - began_s,
         trouble=trouble,
     )
 
 
 def _reason(run: LaunchedRun) -> str:
-    """What follows the line that says that it failed."""
-    _, _, said = run.output().partition(" failed:\n")
-    return said.partition("\n")[0].replace("|", "\\|")
+    """The first line after the one that says that it failed."""
+    said = re.search(r"^.*failed:\n(.*)$", run.output(), re.MULTILINE)
+    return said[1].replace("|", "\\|") if said else ""
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
-"""Measures each technique alone and all together: `python tests/benchmarks/techniques.py [--steps N] [--repeats N]`.
+"""Measures each technique alone and all together: `python tests/benchmarks/techniques.py [--repeats N]`.
 
 On the demo's walks and on its mixed workload of walks, programs and climbs, whose rewards are a rule, a real sandbox
-and a small real judge. Every run of a technique has a run of the plain system (verl) right before it, so that both meet
-the same machine; all of it `--repeats` times. The first step of a run does not count: it is the first of everything.
-The planner is left out: the embedded engine has one tensor-parallel degree (see `tests/benchmarks/planner.py`). Writes
-`tests/benchmarks/results/techniques.md`.
+and a small real judge. In each repetition of a workload the plain system (verl) and every technique run once, one right
+after the other, and a technique is compared with the plain run of its repetition; every second repetition goes the
+other way round, so that a machine that gets slower favours nobody. The first step of a run does not count: it is the
+first of everything. The planner is left out: the embedded engine has one tensor-parallel degree (see
+`tests/benchmarks/planner.py`). Writes `tests/benchmarks/results/techniques.md` after every run; a run that has finished
+is in `--folder`, and is not run again when the command is started once more.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,18 +30,23 @@ from rollpacker.demo.inputs import Inputs, are_made, make_inputs
 from rollpacker.demo.language import WALKS
 from rollpacker.demo.warm_start import make_model
 from rollpacker.metrics.tables import read_table
+from rollpacker.runtime.machine import hardware_name
+from rollpacker.runtime.status import read_status
 from tests.benchmarks.parity import wait_for_quiet
 
-PLAIN = ("system=verl",)
-TECHNIQUES: Mapping[str, Sequence[str]] = {
+PLAIN = "plain"
+SYSTEMS: Mapping[str, Sequence[str]] = {
+    PLAIN: ("system=verl",),
     "tail batching": ("system=tail",),
     "reward scheduler": ("system=reward",),
     "stream trainer": ("system=verl", "system.stream=true"),
     "all of them": ("system=rollpacker",),
 }
-WORKLOADS = ("walks", "mixed")
 CYCLE_STEPS = 5
 """Four short rounds and a long one: fewer steps would flatter tail batching, which defers."""
+
+NUM_STEPS: Mapping[str, int] = {"walks": 6 * CYCLE_STEPS, "mixed": 2 * CYCLE_STEPS}
+"""That count, of each run. A mixed step takes several times as long: programs that never end are waited for."""
 
 OUT = Path(__file__).parent / "results" / "techniques.md"
 
@@ -49,8 +57,10 @@ class Measured:
 
     steps_s: Sequence[float]
     exposed_reward_s: float
-    """Per step: from the end of generation until the batch is complete."""
+    """Per step: in which rewards were computed and nothing was generated."""
     reward_mean: float
+    busy_share: float
+    """Of the cores, by others, before it began."""
 
     @property
     def sum_s(self) -> float:
@@ -61,14 +71,8 @@ class Measured:
         return statistics.median(self.steps_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A technique, and the plain run right before it."""
-
-    plain: Measured
-    other: Measured
-    busy_share: float
-    """Of the cores, by others, before it began."""
+Measurements = Mapping[tuple[str, str], Mapping[int, Measured]]
+"""By workload and system, then by repetition."""
 
 
 def make_workload(folder: Path, name: str) -> Inputs:
@@ -86,85 +90,91 @@ def make_workload(folder: Path, name: str) -> Inputs:
     return inputs
 
 
-def measure(inputs: Inputs, run_dir: Path, words: Sequence[str], num_steps: int) -> Measured:
-    command = [sys.executable, "-m", "rollpacker.cli", "train", *words_of(inputs), *words, f"run.dir={run_dir}"]
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    with run_dir.with_suffix(".log").open("wb") as log:
-        subprocess.run(
-            [*command, f"run.num_steps={num_steps + 1}", "run.checkpoint_every_steps=0", "run.progress=plain"],
-            check=True,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+def measure(inputs: Inputs, run_dir: Path, words: Sequence[str], num_steps: int, patience_s: float) -> Measured:
+    share = run_dir.with_suffix(".busy")
+    status = read_status(run_dir)
+    if not status or status.state != "finished":
+        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        share.write_text(str(wait_for_quiet(patience_s)))
+        command = [sys.executable, "-m", "rollpacker.cli", "train", *words_of(inputs), *words, f"run.dir={run_dir}"]
+        command += [f"run.num_steps={num_steps + 1}", "run.checkpoint_every_steps=0", "run.progress=plain"]
+        with run_dir.with_suffix(".log").open("wb") as log:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
     rows = read_table(run_dir, "steps").sort_by("step").to_pylist()[1:]
     return Measured(
         steps_s=[row["step_time_s"] for row in rows],
         exposed_reward_s=statistics.mean(row["reward_time_s"] for row in rows),
         reward_mean=statistics.mean(row["reward_mean"] for row in rows),
+        busy_share=float(share.read_text()),
     )
 
 
-def report(command: str, pairs: Mapping[tuple[str, str], Sequence[Pair]]) -> str:
+def report(command: str, measured: Measurements) -> str:
+    workloads = dict.fromkeys(workload for workload, _ in measured)
+    steps = ", ".join(f"{NUM_STEPS[workload]} of {workload}" for workload in workloads)
     lines = [
         "# Each technique against plain, measured",
         "",
-        f"{datetime.now().astimezone():%Y-%m-%d}, {os.cpu_count()} cores, Python {sys.version.split()[0]}.",
+        f"{hardware_name(has_gpus=False)}; {datetime.now().astimezone():%Y-%m-%d}; Python {sys.version.split()[0]}.",
+        f"Steps that count: {steps}.",
         "",
         f"    {command}",
         "",
-        "Ratios are plain over technique: above 1 the technique is faster. `of sums` is over all steps of a pair of",
-        "runs, `of medians` of the steps' medians; each cell has one number per repetition. `others` is the share of",
-        "the cores that other work took before a pair began: figures with more than a tenth are of a loaded machine.",
-        "Exposed reward (from the end of generation until the batch is complete, per step) and mean reward are those",
-        "of plain and of the technique.",
+        "A cell has one number per repetition, with the seeds 0, 1 and so on. The speedup is plain over technique of",
+        "the same repetition, above 1 where the technique is faster: by the sums of all steps, and by the medians of",
+        "the steps. Exposed reward is the time of a step in which rewards were computed and nothing was generated.",
+        "`others` is the share of the cores that other work took before a run began: above a tenth, figures are of a",
+        "loaded machine.",
         "",
-        "| workload | technique | of sums | of medians | plain, s per step | exposed reward, s | reward | others |",
+        "| workload | system | s per step | speedup, sums | speedup, medians | exposed reward, s | reward | others |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (workload, technique), measured in pairs.items():
+    for (workload, system), runs in measured.items():
+        pairs = [(measured[workload, PLAIN].get(number), run) for number, run in sorted(runs.items())]
+        against = [(plain, run) for plain, run in pairs if plain and system != PLAIN]
         cells = [
-            ", ".join(f"{pair.plain.sum_s / pair.other.sum_s:.2f}" for pair in measured),
-            ", ".join(f"{pair.plain.median_s / pair.other.median_s:.2f}" for pair in measured),
-            ", ".join(f"{pair.plain.sum_s / len(pair.plain.steps_s):.2f}" for pair in measured),
-            "; ".join(f"{pair.plain.exposed_reward_s:.2f}, {pair.other.exposed_reward_s:.2f}" for pair in measured),
-            "; ".join(f"{pair.plain.reward_mean:.2f}, {pair.other.reward_mean:.2f}" for pair in measured),
-            ", ".join(f"{100 * pair.busy_share:.0f} %" for pair in measured),
+            ", ".join(f"{run.sum_s / len(run.steps_s):.2f}" for _, run in pairs),
+            ", ".join(f"{plain.sum_s / run.sum_s:.2f}" for plain, run in against),
+            ", ".join(f"{plain.median_s / run.median_s:.2f}" for plain, run in against),
+            ", ".join(f"{run.exposed_reward_s:.2f}" for _, run in pairs),
+            ", ".join(f"{run.reward_mean:.2f}" for _, run in pairs),
+            ", ".join(f"{run.busy_share:.0%}" for _, run in pairs),
         ]
-        lines.append(f"| {workload} | {technique} | {' | '.join(cells)} |")
+        lines.append(f"| {workload} | {system} | {' | '.join(cells)} |")
     lines.append("")
-    for workload in dict.fromkeys(workload for workload, _ in pairs):
-        plain = [pair.plain.sum_s for (own, _), each in pairs.items() if own == workload for pair in each]
-        lines.append(
-            f"Noise on {workload}: the slowest of {len(plain)} plain runs took {max(plain) / min(plain):.2f} times as "
-            "long as the fastest."
-        )
+    for (workload, system), runs in measured.items():
+        if system == PLAIN and len(runs) > 1:
+            sums = [run.sum_s for run in runs.values()]
+            lines.append(
+                f"Noise on {workload}: the slowest of {len(sums)} plain runs took {max(sums) / min(sums):.2f} times as "
+                "long as the fastest."
+            )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3 * CYCLE_STEPS, help="that count, of each run")
     parser.add_argument("--repeats", type=int, default=2, help="of everything")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--workloads", nargs="+", choices=NUM_STEPS, default=[*NUM_STEPS])
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine, each time")
     parser.add_argument("--folder", type=Path, default=Path("runs/techniques"), help="for inputs and runs")
     arguments = parser.parse_args()
-    folder = arguments.folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     inputs = {name: make_workload(arguments.folder / "input", name) for name in arguments.workloads}
-    command = f"python tests/benchmarks/techniques.py --steps {arguments.steps} --repeats {arguments.repeats}"
-    pairs: dict[tuple[str, str], list[Pair]] = {}
+    command = f"python tests/benchmarks/techniques.py --repeats {arguments.repeats}"
+    measured: dict[tuple[str, str], dict[int, Measured]] = {
+        (workload, system): {} for workload in arguments.workloads for system in SYSTEMS
+    }
     for number in range(arguments.repeats):
         for workload in arguments.workloads:
-            for technique, words in TECHNIQUES.items():
-                busy_share = wait_for_quiet(arguments.patience)
-                place = folder / f"{workload}-{technique.replace(' ', '-')}-{number}"
-                plain = measure(inputs[workload], place / "plain", PLAIN, arguments.steps)
-                other = measure(inputs[workload], place / "technique", words, arguments.steps)
-                pairs.setdefault((workload, technique), []).append(
-                    Pair(plain=plain, other=other, busy_share=busy_share)
+            for system, words in list(SYSTEMS.items())[:: -1 if number % 2 else 1]:
+                run_dir = arguments.folder / f"{workload}-{number}" / system.replace(" ", "-")
+                seeded = (*words, f"run.seed={number}")
+                measured[workload, system][number] = measure(
+                    inputs[workload], run_dir, seeded, NUM_STEPS[workload], arguments.patience
                 )
-                OUT.write_text(report(command, pairs))
+                OUT.write_text(report(command, measured))
     print(OUT.read_text())
 
 
