@@ -16,7 +16,7 @@ from analysis.numbers import Source
 from analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
@@ -94,8 +94,11 @@ def _bar_legend(frame: pd.DataFrame) -> list[Patch]:
     return handles
 
 
-def compare_lines(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
-    """Draw a panel for each `panel` and a colour for each `series`: ours as a line, the paper's as points."""
+def compare_lines(numbers: Numbers, *, xlabel: str | Mapping[str, str], ylabel: str) -> Figure:
+    """Draw a panel for each `panel` and a colour for each `series`: ours as a line, the paper's as points.
+
+    `xlabel` may differ by panel.
+    """
     use_style()
     frame = numbers.frame()
     figure, panels = _panels(frame, None)
@@ -105,8 +108,9 @@ def compare_lines(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
             _draw_line(axes, of_system, color_of(str(system), position))
         axes.set_title(panel)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel(xlabel)
-    figure.supylabel(ylabel, fontsize=9)
+        axes.set_xlabel(xlabel if isinstance(xlabel, str) else xlabel[panel])
+    if ylabel:
+        figure.supylabel(ylabel, fontsize=9)
     figure.legend(handles=_line_legend(frame), loc="outside lower center", ncols=5, columnspacing=1.2)
     return figure
 
@@ -150,6 +154,12 @@ def _line_legend(frame: pd.DataFrame) -> list[Line2D]:
         Line2D([], [], color=color_of(str(system), position), label=PAPER_LABELS.get(str(system), str(system)))
         for position, system in enumerate(dict.fromkeys(frame["series"]))
     ]
+    return [*handles, *origin_handles(frame)]
+
+
+def origin_handles(frame: pd.DataFrame) -> list[Line2D]:
+    """Say in a legend of lines where numbers come from, and what marks it."""
+    handles = []
     if (frame["source"] == Source.PAPER).any():
         handles.append(Line2D([], [], color="#555555", marker="o", markersize=3, linestyle="none", label="paper"))
     for source in (Source.MODELLED, Source.MEASURED):

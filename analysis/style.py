@@ -14,11 +14,11 @@ import seaborn as sns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SYSTEM_COLORS = {"verl": "#7A7A7A", "rlhfuse": "#0072B2", "rollpacker": "#D55E00"}
+SYSTEM_COLORS = {"verl": "#7A7A7A", "rlhfuse": "#0072B2", "tail": "#E69F00", "rollpacker": "#D55E00"}
 SYSTEM_LABELS = {"verl": "plain batches", "rlhfuse": "RLHFuse", "rollpacker": "tail batching"}
 """For people who have not read the paper: what a system does."""
 
-PAPER_LABELS = {"verl": "veRL", "rlhfuse": "RLHFuse", "rollpacker": "RollPacker"}
+PAPER_LABELS = {"verl": "veRL", "rlhfuse": "RLHFuse", "tail": "tail batching", "rollpacker": "RollPacker"}
 """Beside the paper's numbers: what it calls them."""
 OTHER_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 

@@ -6,12 +6,42 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from analysis.exhibit import Exhibit
-from analysis.exhibits import bubbles, fig02a, fig06, fig07a, fig09, fig10c, fig11, table1, table2
+from analysis.exhibits import (
+    bubbles,
+    fig02a,
+    fig02b,
+    fig04a,
+    fig04b,
+    fig06,
+    fig07a,
+    fig09,
+    fig10a,
+    fig10b,
+    fig10c,
+    fig11,
+    table1,
+    table2,
+)
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
     {
         module.EXHIBIT.name: module.EXHIBIT
-        for module in (table1, table2, fig02a, fig06, fig07a, fig09, fig10c, fig11, bubbles)
+        for module in (
+            table1,
+            table2,
+            fig02a,
+            fig02b,
+            fig04a,
+            fig04b,
+            fig06,
+            fig07a,
+            fig09,
+            fig10a,
+            fig10b,
+            fig10c,
+            fig11,
+            bubbles,
+        )
     }
 )
 """In the paper's order, then ours."""

@@ -6,7 +6,7 @@ import json
 
 import yaml
 
-from rollpacker.metrics.schemas import DOMAINS, STEPS
+from rollpacker.metrics.schemas import DOMAINS, RESPONSES, STEPS
 from rollpacker.metrics.tables import MetricsWriter
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
@@ -19,20 +19,32 @@ def row_of(table, **values):
 
 
 def write_run(
-    folder, system, step_times, *, model="Qwen2.5-7B", task="mix", seed=0, num_steps=None, config=None, **values
+    folder,
+    system,
+    step_times,
+    *,
+    model="Qwen2.5-7B",
+    task="mix",
+    seed=0,
+    num_steps=None,
+    config=None,
+    responses=(),
+    **values,
 ):
     """A run with these step times, which has a second of training in each step; `num_steps` it was to have.
 
-    Sections of `config` add to what its config.yaml says.
+    Sections of `config` add to what its config.yaml says. Every step has the same `responses`, given by what is not
+    zero in their rows.
     """
     writer = MetricsWriter(folder / "metrics")
     domains = ["math", "code"] if task == "mix" else [task]
     for step, step_time in enumerate(step_times):
         kind = "plain" if system in {"verl", "rlhfuse"} else "long" if step % 5 == 4 else "short"
         times = {"step_time_s": step_time, "rollout_time_s": step_time - 1, "train_time_s": 1.0}
-        row = row_of(STEPS, step=step, round=step, system=system, round_kind=kind, **times, **values)
+        row = row_of(STEPS, step=step, round=step, system=system, **{"round_kind": kind} | times | values)
         of_domains = [row_of(DOMAINS, step=step, domain=domain) for domain in domains]
-        writer.write_step(step, {"steps": [row], "domains": of_domains, "responses": [], "intervals": []})
+        told = [row_of(RESPONSES, step=step, round=step, sample=sample, **own) for sample, own in enumerate(responses)]
+        writer.write_step(step, {"steps": [row], "domains": of_domains, "responses": told, "intervals": []})
     writer.close()
     run = {"seed": seed, "num_steps": num_steps or len(step_times)}
     record = {"model": {"name": model}, "run": run}

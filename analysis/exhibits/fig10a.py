@@ -1,0 +1,40 @@
+"""Fig 10a: the longest response of each step, veRL against RollPacker end to end.
+
+The paper's numbers of this figure are not at hand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.exhibit import Exhibit
+from analysis.numbers import Numbers
+from analysis.rounds import draw_rounds, gather_rounds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from analysis.runs import Runs
+
+MODELS = ("Qwen2.5-7B", "Qwen2.5-14B")
+SYSTEMS = ("verl", "rollpacker")
+
+
+def gather(runs: Runs) -> Numbers:
+    """Of the responses that were trained: an aborted one may have been longer."""
+    points = gather_rounds(runs, models=MODELS, systems=SYSTEMS, column="response_length_max_tokens", unit="tokens")
+    return Numbers(points=points, missing=runs.missing)
+
+
+def draw(numbers: Numbers) -> Figure:
+    """A panel per model, a mark per round."""
+    return draw_rounds(numbers, ylabel="longest response (tokens)")
+
+
+EXHIBIT = Exhibit(
+    name="fig10a",
+    title="The longest response of each step, end to end (Fig 10a)",
+    experiments=("e2e_performance",),
+    gather=gather,
+    draw=draw,
+)

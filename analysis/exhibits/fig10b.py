@@ -1,0 +1,38 @@
+"""Fig 10b: the rollout time of each step, veRL against RollPacker end to end.
+
+The paper's numbers of this figure are not at hand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.exhibit import Exhibit
+from analysis.exhibits.fig10a import MODELS, SYSTEMS
+from analysis.numbers import Numbers
+from analysis.rounds import draw_rounds, gather_rounds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from analysis.runs import Runs
+
+
+def gather(runs: Runs) -> Numbers:
+    """RollPacker's rollouts hold their rewards, and late in them the trainer has half of the GPUs."""
+    points = gather_rounds(runs, models=MODELS, systems=SYSTEMS, column="rollout_time_s", unit="s")
+    return Numbers(points=points, missing=runs.missing)
+
+
+def draw(numbers: Numbers) -> Figure:
+    """A panel per model, a mark per round."""
+    return draw_rounds(numbers, ylabel="rollout time (s)")
+
+
+EXHIBIT = Exhibit(
+    name="fig10b",
+    title="The rollout time of each step, end to end (Fig 10b)",
+    experiments=("e2e_performance",),
+    gather=gather,
+    draw=draw,
+)
