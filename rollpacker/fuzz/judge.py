@@ -12,8 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import combinations, groupby
-from typing import NamedTuple
+from itertools import combinations
 
 from rollpacker.core.commands import (
     Abort,
@@ -49,29 +48,10 @@ from rollpacker.core.events import (
     RunningRequest,
     StepStarted,
 )
-from rollpacker.core.first_guess import fastest_degree
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.core.quotas import apportion, interleave, scale_up, with_speculation
-from rollpacker.core.settings import ParallelismSettings, SchedulerSettings, StreamSettings
-
-
-class MeasuredRound(NamedTuple):
-    """What the planner is told of a round."""
-
-    kind: RoundKind
-    degree: int
-    num_preemptions: int
-    num_tokens: int
-    time_s: float
-    switch_s: float
-    lengths: tuple[int, ...]
-    kinds: tuple[RoundKind, ...]
-    """Of all rounds that had begun by then."""
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.num_tokens / self.time_s
+from rollpacker.core.settings import SchedulerSettings, StreamSettings
+from rollpacker.fuzz.planning import MeasuredRound, degree_after, pays
 
 
 class Judge:
@@ -799,70 +779,3 @@ class Judge:
 
     def _on(self, engine: EngineId) -> list[RequestId]:
         return [request for request, holder in self.holders.items() if holder == engine]
-
-
-def degree_after(history: Sequence[MeasuredRound], kind: RoundKind, planner: ParallelismSettings) -> int:
-    """Work out the degree that a kind of round wants, from all rounds so far."""
-    degree, before, counts = planner.initial, None, list[int]()
-    for number, each in enumerate(history):
-        if each.kind is not kind:
-            continue
-        past = history[: number + 1]
-        wanted = degree
-        if sum(other.kind is kind for other in past) == 1 and planner.costs and each.lengths:
-            wanted = fastest_degree(planner.costs, each.lengths, planner.prompt_tokens)
-            if wanted != degree:
-                degree, before, counts = wanted, each.degree if each.degree != wanted else None, []
-            continue
-        if each.degree != degree:
-            continue
-        tried, before = before, None
-        is_worse = tried is not None and is_slower(past, kind, degree, tried, planner)
-        if tried is not None and is_worse and pays(past, kind, degree, tried, planner):
-            degree, counts = tried, []
-            continue
-        counts.append(each.num_preemptions)
-        if len(counts) > 1 and each.num_preemptions > planner.max_growth * counts[-2]:
-            wanted = degree * 2
-        elif len(counts) > 1 and len(counts) >= planner.patience and not any(counts[-planner.patience :]):
-            wanted = degree // 2
-        if wanted != degree and wanted in planner.degrees and pays(past, kind, degree, wanted, planner):
-            degree, before, counts = wanted, degree, []
-    return degree
-
-
-def is_slower(
-    history: Sequence[MeasuredRound], kind: RoundKind, here: int, there: int, planner: ParallelismSettings
-) -> bool:
-    """Work out whether a kind's last round on a degree was slower than that on another, as far as is remembered."""
-    rate_here, rate_there = rate_on(history, kind, here, planner), rate_on(history, kind, there, planner)
-    return rate_here is not None and rate_there is not None and rate_here < rate_there
-
-
-def pays(
-    history: Sequence[MeasuredRound], kind: RoundKind, here: int, there: int, planner: ParallelismSettings
-) -> bool:
-    """Work out whether a kind's rounds on another degree save at least what the change takes, or nobody knows."""
-    rate_here, rate_there = rate_on(history, kind, here, planner), rate_on(history, kind, there, planner)
-    if rate_here is None or rate_there is None:
-        return True
-    if not rate_here or not rate_there:
-        return rate_there >= rate_here
-    of_kind = [each for each in history if each.kind is kind]
-    saved_s = of_kind[-1].num_tokens / rate_here - of_kind[-1].num_tokens / rate_there
-    took = {each.degree: each.switch_s for each in history if each.switch_s}
-    cost_s, in_a_row = took.get(there, 0.0), float(planner.num_rounds_remembered)
-    kinds = history[-1].kinds
-    if len(set(kinds)) > 1:
-        num_rows = sum(name is kind for name, _ in groupby(kinds))
-        in_a_row = min(in_a_row, len(of_kind) / num_rows)
-        cost_s += took.get(here, took.get(there, 0.0))
-    return saved_s >= 0 and saved_s * in_a_row >= cost_s
-
-
-def rate_on(
-    history: Sequence[MeasuredRound], kind: RoundKind, degree: int, planner: ParallelismSettings
-) -> float | None:
-    """The last rate of a kind on a degree, unless that is long ago."""
-    lately = [each for each in history if each.kind is kind][-planner.num_rounds_remembered - 1 :]
-    return next((each.rate for each in reversed(lately) if each.degree == degree), None)

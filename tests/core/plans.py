@@ -13,7 +13,7 @@ from rollpacker.core.events import RoundMeasured
 from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import ParallelismSettings
-from rollpacker.fuzz.judge import MeasuredRound, degree_after, pays
+from rollpacker.fuzz.planning import MeasuredRound, degree_after, pays
 from tests.core.player import make_settings
 
 NUM_RUNS = 40
