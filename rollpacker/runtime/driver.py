@@ -5,9 +5,10 @@
     order   <─ DrawPrompts ──────────────┘        ├─> AcceptGroup, EndRound: the batch
     trainer <─ StreamGroups, LendEngines ─────────┘
 
-One pump per engine and per reward brings facts into the inbox; one loop takes them out, in order of arrival. Commands
-that one batch of facts led to are sent together, one call per engine, in the order in which they were given. The
-driver knows engines and rewards by protocol only, so it cannot tell real ones from modelled ones.
+One pump per engine and one for the reward bring facts into the inbox; one loop takes them out, in order of arrival.
+Commands that one batch of facts led to are sent together, one call per engine, in the order in which they were given.
+What goes to the reward goes on a line of its own (`reward_line.py`): no fact waits for it. The driver knows engines and
+rewards by protocol only, so it cannot tell real ones from modelled ones.
 
 An engine that fails is lost, and one that is to take its place is brought in the background (`replacements.py`). It
 joins once it holds the policy of the round, so every engine that the scheduler knows holds it. As long as one is to
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple, assert_never
 
 from rollpacker.config.sections.backend import DeadlineSection
 from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.commands import (
     Abort,
@@ -76,6 +78,7 @@ from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.patience import Patience
 from rollpacker.runtime.replacements import Replacements, RestartLimits, within_or_failed
+from rollpacker.runtime.reward_line import RewardLine
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.watchdog import Watchdog
 
@@ -190,6 +193,7 @@ class Driver:
         replace_engine: ReplaceEngine | None,
         rebuild: Rebuild | None = None,
         reward: RewardService,
+        rewards: RewardSection,
         rollout: RolloutSection,
         overlong: OverlongPunishment,
         engine: EngineSection,
@@ -213,7 +217,6 @@ class Driver:
         self._tensor_parallel = next(iter(fleets))
         self._present = {degree: dict(fleet.engines) for degree, fleet in fleets.items()}
         """Of every fleet, the engines that are alive."""
-        self._reward = reward
         self._rollout = rollout
         self._overlong = overlong
         self._deadlines = deadlines
@@ -228,6 +231,14 @@ class Driver:
 
         self._inbox: Arrivals[_Fact] = Arrivals()
         self._patience = Patience(watchdog, deadlines.rollout_stall_s)
+        self._reward = RewardLine(
+            reward,
+            check_of=rewards.name_of,
+            watchdog=watchdog,
+            stall_s=deadlines.rollout_stall_s,
+            on_verdicts=lambda verdicts: self._inbox.put([_Verdicts(verdicts)]),
+            on_error=lambda error: self._inbox.put([error]),
+        )
         self._replacements = Replacements(
             seats=[engine_id for fleet in fleets.values() for engine_id in fleet.engines],
             replace=replace_engine,
@@ -266,7 +277,6 @@ class Driver:
         """Since somebody asked last."""
         self._stats: dict[EngineId, EngineStats] = {}
         """As the last round left them."""
-        self._being_scored: set[RequestId] = set()
         self._round: RoundRecord | None = None
         self._policy_version = self._step = 0
         self._is_run_over = False
@@ -282,7 +292,7 @@ class Driver:
         for engines in self._present.values():
             for engine_id, engine in engines.items():
                 self._listen(self._pump_engine(engine_id, engine), f"responses of {engine_id}")
-        self._listen(self._pump_reward(), "verdicts")
+        self._reward.start()
         for engine_id in self.engines:
             self._report_joined(engine_id)
         for engine_id in self._scheduler.engines:  # a restored scheduler may know engines of an earlier attempt
@@ -303,6 +313,7 @@ class Driver:
 
     async def stop(self) -> None:
         await self._replacements.stop()
+        await self._reward.stop()
         self._patience.close()
         for pump in self._pumps:
             pump.cancel()
@@ -347,11 +358,7 @@ class Driver:
         Nor does the reward go on with responses that the batch was complete without.
         """
         self._to_lend = ()  # what has not fallen asleep by now need not any more
-        if self._being_scored:
-            await self._watchdog.within(
-                self._deadlines.rollout_stall_s, "the reward to take orders", self._reward.forget()
-            )
-            self._being_scored.clear()
+        self._reward.forget()
         while self._in_flight:
             await self._digest()
 
@@ -521,13 +528,6 @@ class Driver:
         except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_digest`)
             self._inbox.put([error])
 
-    async def _pump_reward(self) -> None:
-        try:
-            while True:
-                self._inbox.put([_Verdicts(await self._reward.collect())])
-        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_digest`)
-            self._inbox.put([error])
-
     async def _digest(self) -> None:
         """Wait for facts, report them to the scheduler, and send what it orders."""
         facts = await self._patience.within(self._describe_wait, self._inbox.collect())
@@ -575,7 +575,6 @@ class Driver:
         )
 
     def _report_verdict(self, verdict: Verdict, now: float) -> None:
-        self._being_scored.discard(verdict.request)
         if self._round is not None and verdict.request in self._round.requests:
             self._round.scored(verdict, now)
         self._take(RewardComputed(request=verdict.request, reward=verdict.reward, case_runs=verdict.case_runs))
@@ -716,12 +715,12 @@ class Driver:
                 self._send_to_engine(engine_id, commands) for engine_id, commands in to_engines.items()
             ]
             if to_score:
-                self._being_scored.update(command.request for command in to_score)
-                calls.append(self._reward.score([self._to_judge(command) for command in to_score]))
+                self._reward.add([self._to_judge(command) for command in to_score])
             if to_measure:
                 calls.append(self._measure_progress(to_measure))
-            answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
-            await self._patience.within(lambda: "engines and rewards to take orders", answer)
+            if calls:
+                answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
+                await self._patience.within(lambda: "engines to take orders", answer)
         if self._to_lend:
             await self._lend()
 
@@ -817,6 +816,8 @@ class Driver:
         for engine_id in self._in_flight.values():
             per_engine[engine_id] = per_engine.get(engine_id, 0) + 1
         responses = [f"{count} responses of {engine_id}" for engine_id, count in sorted(per_engine.items())]
-        verdicts = [f"{len(self._being_scored)} verdicts of the reward"] if self._being_scored else []
         newcomers = [f"{engine_id} to start and to load the weights" for engine_id in self._replacements.under_way]
-        return " and ".join(responses + verdicts + newcomers) or "the next fact of any engine or reward"
+        return (
+            " and ".join(responses + self._reward.describe_wait() + newcomers)
+            or "the next fact of any engine or reward"
+        )

@@ -449,6 +449,7 @@ async def _start(
         replace_engine=workers.replace_engine,
         rebuild=workers.rebuild,
         reward=workers.reward,
+        rewards=config.reward,
         rollout=config.rollout,
         overlong=OverlongPunishment.of(config),
         engine=config.engine,

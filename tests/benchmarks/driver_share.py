@@ -16,6 +16,7 @@ import numpy as np
 
 from rollpacker.config.sections.backend import DeadlineSection
 from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.ids import Domain, RequestId
 from rollpacker.core.scheduler import Scheduler
@@ -68,6 +69,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         fleets={1: Fleet(engines={engine.engine: engine for engine in engines})},
         replace_engine=None,
         reward=ScriptedReward(),
+        rewards=RewardSection(),
         rollout=RolloutSection(num_prompts=num_prompts, num_responses=num_responses),
         overlong=NO_PUNISHMENT,
         engine=EngineSection(),

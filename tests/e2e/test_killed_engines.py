@@ -43,3 +43,18 @@ def test_ten_kills_of_engines_during_rollouts_lose_nothing_and_train_nothing_twi
     assert sum(step["num_engines_lost"] for step in steps) == NUM_KILLS
     assert sum(step["num_engines_replaced"] for step in steps) == len(engines_that_joined(run)) - 2
     replay(run.run_dir)
+
+
+def test_a_killed_engine_is_replaced_while_the_reward_stands_still(inputs, tmp_path):
+    run = LaunchedRun(tmp_path / "run", *small_run(inputs, "system=rollpacker", "engine.restart_pause_s=0"))
+    run.wait_until(lambda: engines_that_joined(run))
+    reward = run.pid_of("reward")
+    os.kill(reward, signal.SIGSTOP)
+    try:
+        os.kill(run.pid_of("engine-1"), signal.SIGKILL)
+        run.wait_until(lambda: "engine-1-r1" in engines_that_joined(run))
+    finally:
+        os.kill(reward, signal.SIGCONT)
+    assert run.wait() == 0, run.output()
+    assert len(trained_prompts(run.run_dir)) == len(set(trained_prompts(run.run_dir))) == NUM_PROMPTS
+    replay(run.run_dir)

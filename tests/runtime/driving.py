@@ -8,6 +8,7 @@ import numpy as np
 
 from rollpacker.config.sections.backend import DeadlineSection
 from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.ids import Domain
 from rollpacker.core.scheduler import Scheduler
@@ -82,6 +83,7 @@ async def driving(
         fleets=fleets or {1: fleet_of(engines)},
         replace_engine=replace,
         reward=reward or ScriptedReward(),
+        rewards=RewardSection(),
         rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
         overlong=NO_PUNISHMENT,
         engine=EngineSection(max_restarts=max_restarts, restart_pause_s=0),

@@ -15,7 +15,7 @@ class DeadlineSection(Section):
     start_s: float = Field(180, gt=0)
     """Ray, and every actor with its model loaded."""
     rollout_stall_s: float = Field(600, gt=0)
-    """No response and no reward arrived."""
+    """No response and no verdict arrived, or no verdict while the reward had responses to judge."""
     train_s: float = Field(1800, gt=0)
     """One call of the trainer."""
     weight_sync_s: float = Field(300, gt=0)
