@@ -77,7 +77,8 @@ from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.clock import RunClock
 from rollpacker.runtime.diary import Diary
 from rollpacker.runtime.patience import Patience
-from rollpacker.runtime.replacements import Replacements, RestartLimits, within_or_failed
+from rollpacker.runtime.replacements import Replacements, RestartLimits
+from rollpacker.runtime.restarts import within_or_failed
 from rollpacker.runtime.reward_line import RewardLine
 from rollpacker.runtime.round_record import RoundRecord
 from rollpacker.runtime.watchdog import Watchdog

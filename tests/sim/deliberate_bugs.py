@@ -161,7 +161,7 @@ BUGS = (
     ),
     Bug(
         "a replacement has the lost engine's name",
-        "runtime.replacements:Replacements._refill",
+        "runtime.restarts:Restarts._refill",
         "name = successor_of(seat.name, seat.num_begun)",
         "name = seat.name",
     ),

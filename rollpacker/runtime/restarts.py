@@ -1,0 +1,186 @@
+"""Fresh actors in the places of those that were lost, brought beside the run's other work: engines and judges.
+
+    lost ──a restart is left──> vacant ──its GPUs are theirs──> pause ──> brought ──> ready
+      └─ none is left: empty      ^                                        └─ fails ─┤
+                                  └──── that restart is used up, the next pause is longer
+
+A place is a seat and goes by the name of its first actor. Each actor that takes it has a name of its own, so that no
+late fact of a dead one passes for a fact of its successor, and no log is written over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rollpacker.core.errors import EngineFailed, InternalError, RollpackerError
+from rollpacker.core.ids import EngineId, successor_of
+
+Answer = TypeVar("Answer")
+
+LONGEST_PAUSE_S = 60.0
+"""Pauses double up to here: long enough for a node that is short of memory for a while, short against the start of a
+large model."""
+
+Bring = Callable[[EngineId, EngineId], Awaitable[None]]
+"""Given the seat and the name of who is to take it: starts an actor there, within a deadline of its own."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One place for an actor."""
+
+    name: EngineId
+    num_begun: int = 0
+    """Restarts; each one's number is in its actor's name."""
+    num_called_off: int = 0
+    """Of them those that did not fail, and do not count: their GPUs were wanted."""
+    is_vacant: bool = False
+    """An actor is to take it."""
+    filling: asyncio.Task[None] | None = None
+
+    @property
+    def num_restarts(self) -> int:
+        """That count."""
+        return self.num_begun - self.num_called_off
+
+
+class Restarts:
+    """Keeps seats filled.
+
+    Args:
+        seats: By the names of their first actors.
+        bring: Starts a fresh actor in a seat; None where that cannot be done.
+        max_restarts: Of one seat.
+        first_pause_s: Before the first restart; it doubles with each one.
+        setting: The key of `max_restarts`, for a person.
+        note: Tells a person what happens.
+        on_ready: Told of an actor that was brought.
+        on_empty: Told of a seat that nobody will take: the actor that was tried last, and why it failed.
+        on_error: Told of an error that is no actor's failure.
+    """
+
+    def __init__(
+        self,
+        *,
+        seats: Iterable[EngineId],
+        bring: Bring | None,
+        max_restarts: int,
+        first_pause_s: float,
+        setting: str,
+        note: Callable[[str], None],
+        on_ready: Callable[[EngineId], None],
+        on_empty: Callable[[EngineId, RollpackerError], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._seats = {name: _Seat(name) for name in seats}
+        self._seat_of = dict(self._seats)
+        """By every actor that has or had it."""
+        self._bring = bring
+        self._max_restarts = max_restarts
+        self._first_pause_s = first_pause_s
+        self._setting = setting
+        self._note = note
+        self._on_ready = on_ready
+        self._on_empty = on_empty
+        self._on_error = on_error
+        self._fillable: frozenset[EngineId] = frozenset()
+        """Seats whose GPUs are theirs now."""
+
+    @property
+    def seats(self) -> Collection[EngineId]:
+        """All of them."""
+        return self._seats.keys()
+
+    def seat_of(self, actor: EngineId) -> EngineId:
+        """The seat that an actor has, or had."""
+        return self._seat_of[actor].name
+
+    def are_expected(self, seats: Collection[EngineId]) -> bool:
+        """Whether an actor is to take one of these seats, be it only when its GPUs are free for it again."""
+        return any(self._seats[name].is_vacant for name in seats)
+
+    @property
+    def under_way(self) -> list[EngineId]:
+        """The actors that are on their way now."""
+        return [successor_of(seat.name, seat.num_begun) for seat in self._seats.values() if seat.filling]
+
+    def vacate(self, actor: EngineId) -> str:
+        """Have the seat of an actor filled that was lost, and say what follows."""
+        seat = self._seat_of[actor]
+        seat.is_vacant = self._may_restart(seat)
+        what_follows = self._announce(seat)
+        self._fill(seat)
+        return what_follows
+
+    async def fill_only(self, seats: Iterable[EngineId]) -> None:
+        """Fill these seats from now on and no others, whose GPUs are someone else's: what was under way there ends."""
+        self._fillable = frozenset(seats)
+        called_off: list[asyncio.Task[None]] = []
+        for seat in self._seats.values():
+            if seat.name not in self._fillable and seat.filling is not None:
+                seat.filling.cancel()
+                called_off.append(seat.filling)
+                seat.filling = None
+                seat.num_called_off += 1
+            self._fill(seat)
+        await asyncio.gather(*called_off, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        await self.fill_only(())
+
+    def _may_restart(self, seat: _Seat) -> bool:
+        return self._bring is not None and seat.num_restarts < self._max_restarts
+
+    def _announce(self, seat: _Seat) -> str:
+        """Say who takes a seat that has just become vacant."""
+        if self._may_restart(seat):
+            successor = successor_of(seat.name, seat.num_begun + 1)
+            return f"{successor} is to take its place: restart {seat.num_restarts + 1} of {self._max_restarts}."
+        return f"It is not replaced: {self._setting}={self._max_restarts}." if self._bring else "It cannot be replaced."
+
+    def _fill(self, seat: _Seat) -> None:
+        if seat.is_vacant and seat.filling is None and seat.name in self._fillable:
+            seat.filling = asyncio.create_task(self._refill(seat), name=f"replacement of {seat.name}")
+
+    async def _refill(self, seat: _Seat) -> None:
+        """Restart a seat's actor until one is ready, or no restart is left."""
+        assert self._bring is not None
+        while True:
+            pause_s = min(self._first_pause_s * 2**seat.num_restarts, LONGEST_PAUSE_S)
+            seat.num_begun += 1
+            name = successor_of(seat.name, seat.num_begun)
+            self._seat_of[name] = seat
+            try:
+                await asyncio.sleep(pause_s)
+                await self._bring(seat.name, name)
+            except InternalError as error:
+                self._on_error(error)
+                return
+            except RollpackerError as error:
+                self._note(f"{error.problem} {self._announce(seat)}")
+                if not self._may_restart(seat):
+                    seat.is_vacant, seat.filling = False, None
+                    self._on_empty(name, error)
+                    return
+            except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
+                self._on_error(error)
+                return
+            else:
+                seat.is_vacant, seat.filling = False, None
+                self._on_ready(name)
+                return
+
+
+async def within_or_failed(deadline_s: float, what: str, answer: Awaitable[Answer]) -> Answer:
+    """Await an answer for at most so long; raises `EngineFailed`, because one slow actor is no reason to end a run."""
+    try:
+        async with asyncio.timeout(deadline_s) as scope:
+            return await answer
+    except TimeoutError:
+        if not scope.expired():
+            raise
+    raise EngineFailed(f"Waited {deadline_s:g} s for {what}, in vain.", "Deadlines are set under backend.deadlines.")
