@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rollpacker.core.first_guess import DegreeCosts
     from rollpacker.core.ids import Domain, EngineId
     from rollpacker.protocols.engine import Engine
-    from rollpacker.protocols.reward import RewardService
+    from rollpacker.protocols.reward import RewardService, TurnTaking
     from rollpacker.protocols.rollout import TokenizedPrompt
     from rollpacker.protocols.trainer import Trainer
     from rollpacker.protocols.weights import WeightSync
@@ -85,6 +85,8 @@ class Workers:
     """Engines that sleep while the trainer works, and the other way round, since both cannot be in their GPUs' memory.
     They are asleep now, and the trainer is awake. Empty where nobody shares a GPU, and in a modelled run, whose model
     has the price of a turn in its other times."""
+    judges: TurnTaking | None = None
+    """Judges that sleep likewise, on GPUs of a trainer that takes turns; asleep now. None where there are none."""
     replace_engine: ReplaceEngine | None = None
     """Brings an engine in the place of a lost one; None where that cannot be done."""
     rebuild: Rebuild | None = None

@@ -44,6 +44,16 @@ class RewardService(Protocol):
     async def close(self) -> None: ...
 
 
+class TurnTaking(Protocol):
+    """Judges on GPUs of a trainer that takes turns with engines."""
+
+    async def sleep(self) -> None:
+        """Leave GPUs to the trainer, once what is under way has been judged; what comes meanwhile waits."""
+
+    async def wake(self) -> None:
+        """Take them again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringRequest:
     """One response to judge, as text."""

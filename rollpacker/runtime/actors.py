@@ -276,7 +276,13 @@ class JudgeActor(RewardActor):
 
         self._tokenizer = PromptTokenizer(config.model.directory, config.data)
         prompts = JudgePrompts(judge)
-        self._worker = JudgeRewardWorker(open_judge(judge), prompts, judge)
+        self._worker = self._judge = JudgeRewardWorker(open_judge(judge), prompts, judge)
+
+    async def sleep(self) -> None:
+        await self._judge.sleep()
+
+    async def wake(self) -> None:
+        await self._judge.wake()
 
     def _question(self, prompt: Prompt) -> str:
         from rollpacker.rewards.judge.reading import dialogue
@@ -446,10 +452,10 @@ class RemoteTrainer(_Remote):
 
 
 class RemoteReward(_Remote):
-    """A reward service in another process: the rules', or a judge."""
+    """A reward service in another process."""
 
-    def __init__(self, name: str, seat: Seat) -> None:
-        super().__init__(RewardActor if name == "reward" else JudgeActor, name, seat)
+    def __init__(self, name: str, seat: Seat, actor_class: type[RewardActor] = RewardActor) -> None:
+        super().__init__(actor_class, name, seat)
 
     async def start(self, config: RunConfig) -> None:
         await self._call("start", config)
@@ -463,3 +469,16 @@ class RemoteReward(_Remote):
     async def collect(self) -> Sequence[Verdict]:
         verdicts: Sequence[Verdict] = await self._call("collect")
         return verdicts
+
+
+class RemoteJudge(RemoteReward):
+    """A judge in another process."""
+
+    def __init__(self, name: str, seat: Seat) -> None:
+        super().__init__(name, seat, JudgeActor)
+
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        await self._call("wake")

@@ -1,13 +1,16 @@
-"""One reward service of several actors: rules go to the reward, and what a judge reads to a judge that has room.
+"""One reward service of several actors, each with no more answers in hand than it should have.
 
-    driver ── score ──> RoutedReward ──┬── reward         answers that rules check, all at once
-                                       ├── judge-0 ─┐     at most `max_open` answers each; the others wait here,
-                                       └── judge-1 ─┘     for the judge that has room first
+    driver ── score ──> RoutedReward ──┬── reward         at most `reward.max_open` answers that rules check
+                                       ├── judge-0 ─┐     at most `reward.judge.max_open` answers each; the others
+                                       └── judge-1 ─┘     wait here, for the judge that has room first
 
-No actor calls another one. A judge is handed no more than `max_open` answers, so that its queue is short, the next
-answer goes where it is read soonest, and little has to be read again when a judge is lost: its answers go to the other
-judges, in the order in which they came. Without any judge left the run ends, as it does without its reward; it is
-`run.resume=auto` that brings fresh ones.
+No actor calls another one. The queue of a judge is short, so that the next answer goes where it is read soonest, and
+little has to be read again when a judge is lost: its answers go to the other judges, or wait, in the order in which
+they came, and a fresh judge takes its place (`restarts.py`). The run ends when the reward is lost, or when no judge is
+left or to come.
+
+Judges on GPUs of a trainer that takes turns with engines sleep while it works; whose place is empty waits for the end
+of that turn.
 
 Invariant: every response is with one actor, or waits here; its verdict is handed out once.
 """
@@ -16,76 +19,134 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from rollpacker.core.errors import EngineFailed
+from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.ids import EngineId
 from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.protocols.reward import RewardService, TurnTaking
+from rollpacker.runtime.restarts import Restarts
 
 if TYPE_CHECKING:
     from rollpacker.config.sections.reward import RewardSection
     from rollpacker.core.ids import RequestId
-    from rollpacker.protocols.reward import ResponseToScore, RewardService
+    from rollpacker.protocols.reward import ResponseToScore
     from rollpacker.protocols.rollout import Verdict
 
 
+class JudgeService(RewardService, TurnTaking, Protocol):
+    """A judge in a process of its own."""
+
+
+ReplaceJudge = Callable[[EngineId, EngineId], Awaitable[JudgeService]]
+"""Given the seat and the name of who is to take it: ends who was there, and starts a judge within a deadline."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Judge:
-    name: str
+class _Scorer:
+    name: EngineId
     service: RewardService
     open: dict[RequestId, ResponseToScore] = field(default_factory=dict)
     """What it has been handed, in this order."""
 
 
+class _Pool:
+    """Scorers that share what comes, and what waits until one of them has room."""
+
+    def __init__(self, scorers: Iterable[_Scorer], max_open: int) -> None:
+        self.scorers = list(scorers)
+        """Those that are alive."""
+        self.waiting: deque[ResponseToScore] = deque()
+        self._max_open = max_open
+
+    def hand_out(self) -> dict[_Scorer, list[ResponseToScore]]:
+        """Give what waits to those that have room, one by one to the one with the least."""
+        shares: dict[_Scorer, list[ResponseToScore]] = {}
+        while self.waiting and self.scorers:
+            scorer = min(self.scorers, key=lambda scorer: len(scorer.open))
+            if len(scorer.open) >= self._max_open:
+                break
+            response = self.waiting.popleft()
+            scorer.open[response.request] = response
+            shares.setdefault(scorer, []).append(response)
+        return shares
+
+    def forget(self) -> None:
+        self.waiting.clear()
+        for scorer in self.scorers:
+            scorer.open.clear()
+
+
 class RoutedReward:
-    """Implements `rollpacker.protocols.reward.RewardService`; it owns the services.
+    """Implements `RewardService` and `TurnTaking` of `rollpacker.protocols.reward`; it owns the services.
 
     Args:
-        section: Which domains a judge reads, and how many answers it may be handed.
+        section: Which domains a judge reads, how many answers anyone may be handed, and how often a judge is replaced.
         rules: Checks all others; None where a judge reads everything.
         judges: By name.
         note: Tells whoever follows the run.
+        replace_judge: Brings one in the place of a lost one; None where that cannot be done.
+        turn_takers: Judges on GPUs that a trainer has in its turn; asleep.
     """
 
     def __init__(
         self,
         section: RewardSection,
         rules: RewardService | None,
-        judges: Mapping[str, RewardService],
+        judges: Mapping[EngineId, JudgeService],
         note: Callable[[str], None],
+        *,
+        replace_judge: ReplaceJudge | None = None,
+        turn_takers: Collection[EngineId] = (),
     ) -> None:
         self._section = section
-        self._rules = rules
-        self._judges = [_Judge(name=name, service=service) for name, service in judges.items()]
-        """Those that are alive."""
-        self._services = [*judges.values(), *([rules] if rules else [])]
+        self._rules = _Pool(
+            [] if rules is None else [_Scorer(name=EngineId("reward"), service=rules)], section.max_open
+        )
+        self._judges = _Pool(
+            [_Scorer(name=name, service=service) for name, service in judges.items()], section.judge.max_open
+        )
+        self._judging = dict(judges)
+        """By name, every judge that there was."""
+        self._turn_takers = frozenset(turn_takers)
+        """Seats."""
+        self._is_asleep = bool(turn_takers)
         self._note = note
-        self._waiting: deque[ResponseToScore] = deque()
+        self._replace_judge = replace_judge
+        self._restarts = Restarts(
+            seats=judges,
+            bring=None if replace_judge is None else self._bring,
+            max_restarts=section.judge.max_restarts,
+            first_pause_s=section.judge.restart_pause_s,
+            setting="reward.judge.max_restarts",
+            note=note,
+            on_ready=self._join,
+            on_empty=self._require_judge,
+            on_error=self._fail,
+            fillable=self._own_seats(judges),
+        )
         self._verdicts: Arrivals[Verdict] = Arrivals()
         self._failure: Exception | None = None
-        self._pumps: list[asyncio.Task[None]] = []
+        self._pumps: dict[_Scorer, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
+    # Responses in, verdicts out
+
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
-        self._listen()
-        checked = [response for response in responses if self._section.name_of(response.prompt.domain) != "judge"]
-        self._waiting.extend(
-            response for response in responses if self._section.name_of(response.prompt.domain) == "judge"
-        )
+        self._listen_to_all()
+        for response in responses:
+            is_judged = self._section.name_of(response.prompt.domain) == "judge"
+            (self._judges if is_judged else self._rules).waiting.append(response)
         self._hand_out()
-        if checked:
-            assert self._rules is not None
-            await self._rules.score(checked)
 
     async def forget(self) -> None:
-        self._waiting.clear()
-        for judge in self._judges:
-            judge.open.clear()
-        forgetting = asyncio.gather(*(judge.service.forget() for judge in self._judges), return_exceptions=True)
-        if self._rules is not None:
-            await self._rules.forget()
-        await forgetting  # a judge that is lost is noticed by whoever listens to it
+        scorers = [*self._rules.scorers, *self._judges.scorers]
+        self._rules.forget()
+        self._judges.forget()
+        # one that is lost is noticed by whoever listens to it
+        await asyncio.gather(*(scorer.service.forget() for scorer in scorers), return_exceptions=True)
 
     async def collect(self) -> Sequence[Verdict]:
         """Wait until at least one verdict is there, and take all that are.
@@ -93,7 +154,7 @@ class RoutedReward:
         Raises:
             RollpackerError: The reward failed, or no judge is left.
         """
-        self._listen()
+        self._listen_to_all()
         verdicts = await self._verdicts.collect()
         if not verdicts and self._failure is not None:
             raise self._failure
@@ -101,77 +162,118 @@ class RoutedReward:
 
     async def close(self) -> None:
         """Close every service, lost ones too; a pending `collect` returns."""
-        for task in (*self._pumps, *self._sending):
+        await self._restarts.stop()
+        tasks = [*self._pumps.values(), *self._sending]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._pumps, *self._sending, return_exceptions=True)
-        await asyncio.gather(*(service.close() for service in self._services), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        services = [*(scorer.service for scorer in self._rules.scorers), *self._judging.values()]
+        await asyncio.gather(*(service.close() for service in services), return_exceptions=True)
         self._verdicts.close()
 
-    def _listen(self) -> None:
+    # Turns with the trainer
+
+    async def sleep(self) -> None:
+        """Leave GPUs to the trainer."""
+        if self._turn_takers and not self._is_asleep:
+            self._is_asleep = True
+            await self._restarts.fill_only(self._own_seats(self._restarts.seats))
+            await self._each_turn_taker(lambda judge: judge.sleep())
+
+    async def wake(self) -> None:
+        """Take them again."""
+        if self._is_asleep:
+            self._is_asleep = False
+            await self._each_turn_taker(lambda judge: judge.wake())
+            await self._restarts.fill_only(self._restarts.seats)
+
+    def _own_seats(self, seats: Iterable[EngineId]) -> list[EngineId]:
+        """Those whose GPUs are the judges' now."""
+        return [seat for seat in seats if not (self._is_asleep and seat in self._turn_takers)]
+
+    async def _each_turn_taker(self, order: Callable[[JudgeService], Awaitable[None]]) -> None:
+        async def give(scorer: _Scorer) -> None:
+            try:
+                await order(self._judging[scorer.name])
+            except EngineFailed as error:
+                self._lose(scorer, error)
+
+        takers = [each for each in self._judges.scorers if self._restarts.seat_of(each.name) in self._turn_takers]
+        await asyncio.gather(*(give(scorer) for scorer in takers))
+
+    # Scorers
+
+    def _listen_to_all(self) -> None:
         if not self._pumps:
-            self._pumps = [asyncio.create_task(self._pump_judge(judge), name=judge.name) for judge in self._judges]
-            if self._rules is not None:
-                self._pumps.append(asyncio.create_task(self._pump_rules(self._rules), name="rules"))
+            for scorer in [*self._rules.scorers, *self._judges.scorers]:
+                self._listen(scorer)
+
+    def _listen(self, scorer: _Scorer) -> None:
+        self._pumps[scorer] = asyncio.create_task(self._pump(scorer), name=f"verdicts of {scorer.name}")
 
     def _hand_out(self) -> None:
-        """Give what waits to the judges that have room, one by one to the one with the least."""
-        shares: dict[_Judge, list[ResponseToScore]] = {}
-        while self._waiting and self._judges:
-            judge = min(self._judges, key=lambda judge: len(judge.open))
-            if len(judge.open) >= self._section.judge.max_open:
-                break
-            response = self._waiting.popleft()
-            judge.open[response.request] = response
-            shares.setdefault(judge, []).append(response)
-        for judge, share in shares.items():
-            task = asyncio.create_task(self._send(judge, share))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+        for pool in (self._rules, self._judges):
+            for scorer, share in pool.hand_out().items():
+                task = asyncio.create_task(self._send(scorer, share), name=f"answers to {scorer.name}")
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
 
-    async def _send(self, judge: _Judge, share: Sequence[ResponseToScore]) -> None:
+    async def _send(self, scorer: _Scorer, share: Sequence[ResponseToScore]) -> None:
         try:
-            await judge.service.score(share)
+            await scorer.service.score(share)
         except EngineFailed as error:
-            self._lose(judge, error)
+            self._lose(scorer, error)
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it
             self._fail(error)
 
-    async def _pump_judge(self, judge: _Judge) -> None:
+    async def _pump(self, scorer: _Scorer) -> None:
         try:
             while True:
-                verdicts = await judge.service.collect()
+                verdicts = await scorer.service.collect()
                 for verdict in verdicts:
-                    judge.open.pop(verdict.request, None)
-                self._verdicts.put(replace(verdict, scorer=judge.name) for verdict in verdicts)
+                    scorer.open.pop(verdict.request, None)
+                self._verdicts.put(replace(verdict, scorer=scorer.name) for verdict in verdicts)
                 self._hand_out()
         except EngineFailed as error:
-            self._lose(judge, error)
+            self._lose(scorer, error)
         except Exception as error:  # noqa: BLE001 likewise
             self._fail(error)
 
-    async def _pump_rules(self, rules: RewardService) -> None:
-        try:
-            while True:
-                self._verdicts.put(await rules.collect())
-        except Exception as error:  # noqa: BLE001 likewise
+    def _lose(self, scorer: _Scorer, error: EngineFailed) -> None:
+        if scorer in self._rules.scorers:
             self._fail(error)
-
-    def _lose(self, judge: _Judge, error: EngineFailed) -> None:
-        if judge not in self._judges:
+        if scorer not in self._judges.scorers:
             return  # its pump and a call to it may both notice
-        self._judges.remove(judge)
-        self._waiting.extendleft(reversed(judge.open.values()))
-        if not self._judges:
-            self._fail(
-                EngineFailed(
-                    f"{error.problem} No judge is left that could go on.",
-                    error.allowed,
-                    f"Read why in {judge.name}.log under run.dir; run.resume=auto continues from the checkpoint.",
-                )
-            )
-            return
-        self._note(f"{error.problem} The answers that it read go to the other judges.")
+        self._judges.scorers.remove(scorer)
+        self._judges.waiting.extendleft(reversed(scorer.open.values()))
+        what_follows = self._restarts.vacate(scorer.name)
+        if self._require_judge(scorer.name, error):
+            self._note(f"{error.problem} The answers that it had go to other judges, or wait. {what_follows}")
+            self._hand_out()
+
+    async def _bring(self, seat: EngineId, name: EngineId) -> None:
+        assert self._replace_judge is not None
+        self._judging[name] = await self._replace_judge(seat, name)
+
+    def _join(self, name: EngineId) -> None:
+        scorer = _Scorer(name=name, service=self._judging[name])
+        self._judges.scorers.append(scorer)
+        self._note(f"{name} has taken the place of {self._restarts.seat_of(name)}.")
+        self._listen(scorer)
         self._hand_out()
+
+    def _require_judge(self, last: EngineId, error: RollpackerError) -> bool:
+        """End the run when nobody is there, or to come, to read answers; False then."""
+        if self._judges.scorers or self._restarts.are_expected(self._restarts.seats):
+            return True
+        self._fail(
+            EngineFailed(
+                f"{error.problem} No judge is left that could go on.",
+                error.allowed,
+                f"Read why in {last}.log under run.dir; run.resume=auto continues from the checkpoint.",
+            )
+        )
+        return False
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:

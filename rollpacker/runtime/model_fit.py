@@ -20,7 +20,7 @@ from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.runtime.fleets import config_of, degrees_of
 from rollpacker.runtime.machine import gpu_memory_by_name
-from rollpacker.runtime.planning import ClusterSize, Role, placed_actors, shared_by_judges
+from rollpacker.runtime.planning import ClusterSize, Role, placed_actors, shared_by_judges, turn_takers
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -134,10 +134,12 @@ def judge_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | 
 
 
 def _taken_by_judges(config: RunConfig, size: ClusterSize | None) -> dict[Role, float]:
-    """Share of a GPU that judges have where engines or ranks work, too."""
+    """Share of a GPU that judges have where engines or ranks work, too, and do not sleep meanwhile."""
     placed = placed_actors(config, size) if size and config.placement.judge else []
     sharing = shared_by_judges(placed)
     roles = {actor.role for actor in placed if actor.name in sharing}
+    if turn_takers(config, placed, "judge") and not config.system.stream:  # a stream learns while they judge
+        roles.discard("trainer")
     return {role: config.reward.judge.memory_share if role in roles else 0.0 for role in ("engine", "trainer")}
 
 

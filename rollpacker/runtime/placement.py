@@ -6,14 +6,14 @@ Cores are reserved for each actor, GPUs for the run on each node: which actor se
 since Ray could not let an engine of several GPUs share some of them with the trainer.
 
 Where engines and trainer share GPUs, the engines start first and fall asleep before the trainer starts. Judges that
-share GPUs start between the two.
+share GPUs start between the two, and fall asleep likewise if theirs are the trainer's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,10 +25,11 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import Surroundings
-from rollpacker.protocols.reward import RewardService
+from rollpacker.protocols.reward import RewardService, TurnTaking
 from rollpacker.protocols.trainer import TrainerRank
 from rollpacker.runtime.actors import RemoteReward, RemoteTrainer, Seat
 from rollpacker.runtime.engine_seats import EngineSeats
+from rollpacker.runtime.judge_seats import JudgeSeats
 from rollpacker.runtime.judges import RoutedReward
 from rollpacker.runtime.machine import has_mps_daemon
 from rollpacker.runtime.planning import (
@@ -55,6 +56,8 @@ class Actors:
     """Of the trainer; it is used through `trainer`."""
     trainer: TrainerGroup
     reward: RewardService
+    judges: TurnTaking | None
+    """Those of the reward on GPUs of a trainer that takes turns; asleep."""
     gpus: Mapping[EngineId, tuple[int, ...]]
     """The run's GPUs of each engine."""
     trainer_parts: tuple[tuple[int, ...], ...]
@@ -85,13 +88,16 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
     engines = EngineSeats(config, {name: seats[name] for name in degrees}, degrees, surroundings)
     ranks = [RemoteTrainer(actor.name, seats[actor.name]) for actor in placed if actor.role == "trainer"]
     rewards = {actor.name: RemoteReward(actor.name, seats[actor.name]) for actor in placed if actor.role == "reward"}
-    judges = {actor.name: RemoteReward(actor.name, seats[actor.name]) for actor in placed if actor.role == "judge"}
-    for actor in (*ranks, *rewards.values(), *judges.values()):
+    judges = JudgeSeats(
+        config, {EngineId(actor.name): seats[actor.name] for actor in placed if actor.role == "judge"}, surroundings
+    )
+    for actor in (*ranks, *rewards.values()):
         surroundings.add_witness(actor.name, actor.stacks)
     trainer = TrainerGroup(ranks, share=ray.put)
     takers = tuple(EngineId(name) for name in turn_takers(config, placed))
+    judges_in_turns = tuple(EngineId(name) for name in turn_takers(config, placed, "judge"))
     gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
-    waiting_judges = [*judges.values()] if shared_by_judges(placed) else []
+    waiting_judges = [*judges.holders] if shared_by_judges(placed) else []
     if waiting_judges and not has_mps_daemon(os.environ):
         surroundings.note(
             "Judges share GPUs with others, and no daemon of CUDA's Multi-Process Service answers: they take time "
@@ -100,7 +106,7 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
     others = asyncio.gather(
         engines.open(),
         *(reward.start(config) for reward in rewards.values()),
-        *(judge.start(config) for judge in judges.values() if judge not in waiting_judges),
+        judges.open(judge for judge in judges.holders if judge not in waiting_judges),
     )
     engines_s = deadline_s * engines.num_sets_started
     if takers or waiting_judges:
@@ -109,35 +115,30 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
         asleep = asyncio.gather(*(engine.sleep() for name, engine in awake.items() if name in takers))
         await surroundings.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
         # one after the other: an engine measures how much memory is free while it starts
-        await surroundings.within(deadline_s, "judges to start", _start_judges(config, waiting_judges))
+        await surroundings.within(deadline_s, "judges to start", judges.open(waiting_judges))
+        await surroundings.within(deadline_s, "judges to leave their GPUs", judges.sleep(judges_in_turns))
         await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks, gpus_of_replicas))
     else:
         everyone = asyncio.gather(others, _start_trainer(config, ranks, gpus_of_replicas))
         await surroundings.within(engines_s, "engines, trainer and reward to start", everyone)
+    reward = RoutedReward(
+        config.reward,
+        rewards.get("reward"),
+        judges.holders,
+        surroundings.note,
+        replace_judge=judges.replace,
+        turn_takers=judges_in_turns,
+    )
     return Actors(
         seats=engines,
         ranks=ranks,
         trainer=trainer,
-        reward=_reward(config, rewards, judges, surroundings),
+        reward=reward,
+        judges=reward if judges_in_turns else None,
         gpus=engine_gpus(placed, size.num_gpus),
         trainer_parts=trainer_parts(config, placed, size.num_gpus),
         turn_takers=takers,
     )
-
-
-def _reward(
-    config: RunConfig,
-    rewards: Mapping[str, RemoteReward],
-    judges: Mapping[str, RemoteReward],
-    surroundings: Surroundings,
-) -> RewardService:
-    if judges:
-        return RoutedReward(config.reward, rewards.get("reward"), judges, surroundings.note)
-    return rewards["reward"]
-
-
-async def _start_judges(config: RunConfig, judges: Iterable[RemoteReward]) -> None:
-    await asyncio.gather(*(judge.start(config) for judge in judges))
 
 
 async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus: tuple[tuple[int, ...], ...]) -> None:

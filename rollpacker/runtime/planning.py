@@ -142,16 +142,20 @@ def placed_actors(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
     return placed + others
 
 
-def turn_takers(config: RunConfig, placed: Sequence[PlacedActor]) -> tuple[str, ...]:
-    """Engines that share GPUs with the trainer, so that one sleeps while the other works."""
+def turn_takers(
+    config: RunConfig, placed: Sequence[PlacedActor], role: Literal["engine", "judge"] = "engine"
+) -> tuple[str, ...]:
+    """Engines that share GPUs with the trainer, so that one sleeps while the other works; or judges beside them.
+
+    A trainer that shares none with engines never sleeps, and has no turns that judges could keep.
+    """
     if config.placement.maps is None:
         return ()  # who reserves a share of a GPU has it all the time
     of_trainer = {(actor.node, gpu) for actor in placed if actor.role == "trainer" for gpu in actor.gpus}
-    return tuple(
-        actor.name
-        for actor in placed
-        if actor.role == "engine" and any((actor.node, gpu) in of_trainer for gpu in actor.gpus)
-    )
+    sharing = [actor for actor in placed if any((actor.node, gpu) in of_trainer for gpu in actor.gpus)]
+    if not any(actor.role == "engine" for actor in sharing):
+        return ()
+    return tuple(actor.name for actor in sharing if actor.role == role)
 
 
 def trainer_parts(config: RunConfig, placed: Sequence[PlacedActor], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:

@@ -64,6 +64,7 @@ class RayBackend:
                 reward=actors.reward,
                 trainer_parts=actors.trainer_parts,
                 turn_takers=frozenset(actors.turn_takers),
+                judges=actors.judges,
                 replace_engine=actors.seats.replace,
                 rebuild=actors.seats.rebuilding,
             )

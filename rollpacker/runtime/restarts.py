@@ -60,6 +60,7 @@ class Restarts:
         on_ready: Told of an actor that was brought.
         on_empty: Told of a seat that nobody will take: the actor that was tried last, and why it failed.
         on_error: Told of an error that is no actor's failure.
+        fillable: Seats that may be filled before `fill_only` says which.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class Restarts:
         setting: str,
         note: Callable[[str], None],
         on_ready: Callable[[EngineId], None],
-        on_empty: Callable[[EngineId, RollpackerError], None],
+        on_empty: Callable[[EngineId, RollpackerError], object],
         on_error: Callable[[Exception], None],
+        fillable: Iterable[EngineId] = (),
     ) -> None:
         self._seats = {name: _Seat(name) for name in seats}
         self._seat_of = dict(self._seats)
@@ -86,7 +88,7 @@ class Restarts:
         self._on_ready = on_ready
         self._on_empty = on_empty
         self._on_error = on_error
-        self._fillable: frozenset[EngineId] = frozenset()
+        self._fillable = frozenset(fillable)
         """Seats whose GPUs are theirs now."""
 
     @property

@@ -30,6 +30,7 @@ from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_p
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.metrics.tables import MetricsWriter
 from rollpacker.protocols.backend import Backend, Surroundings, Workers
+from rollpacker.protocols.reward import TurnTaking
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.protocols.trainer import Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Published, WeightSync
@@ -100,6 +101,7 @@ class TrainingRun:
         status: StatusBoard,
         stay: Stay,
         turn_takers: frozenset[EngineId],
+        judges: TurnTaking | None,
         is_modelled: bool,
     ) -> None:
         self.config = config
@@ -124,6 +126,7 @@ class TrainingRun:
         self._stay = stay
         self._departure = stay.departure
         self._turn_takers = turn_takers
+        self._judges = judges
         self._is_trainer_asleep = False
         self._is_modelled = is_modelled
         self._deadlines = config.backend.deadlines
@@ -169,6 +172,9 @@ class TrainingRun:
         await self._wake_trainer()
 
     async def _wake_trainer(self) -> None:
+        """Let the trainer have all of its GPUs; judges on them sleep until it has left them."""
+        if self._judges is not None:
+            await self._watchdog.within(self._deadlines.train_s, "judges to fall asleep", self._judges.sleep())
         await self._watchdog.within(self._deadlines.train_s, "the trainer to take its GPUs", self._trainer.wake())
         self._is_trainer_asleep = False
 
@@ -193,6 +199,8 @@ class TrainingRun:
             await self._watchdog.within(self._deadlines.weight_sync_s, "the trainer's weights", prepared)
             self._is_trainer_asleep = True
             await self._watchdog.within(self._deadlines.train_s, "the trainer to leave its GPUs", self._trainer.sleep())
+            if self._judges is not None:
+                await self._watchdog.within(self._deadlines.train_s, "judges to wake", self._judges.wake())
         self._published = await self._watchdog.within(
             self._deadlines.weight_sync_s + self._driver.longest_switch_s,
             "the engines to load the trainer's weights",
@@ -488,6 +496,7 @@ async def _start(
         status=status,
         stay=stay,
         turn_takers=workers.turn_takers,
+        judges=workers.judges,
         is_modelled=backend.is_modelled,
     )
     if checkpoint:

@@ -1,5 +1,6 @@
 """A driver over scripted engines and a scripted reward."""
 
+import asyncio
 import itertools
 from contextlib import asynccontextmanager
 from fractions import Fraction
@@ -123,3 +124,10 @@ def weights(version, straggler_s=5.0):
 
 def batch_of(record):
     return [(str(group.prompt), [response.request.sample for response in group.responses]) for group in record.groups()]
+
+
+async def until(condition):
+    """Let the event loop turn until something has happened."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  (whatever it is that happens)
+            await asyncio.sleep(0)

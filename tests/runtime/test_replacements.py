@@ -6,7 +6,7 @@ import pytest
 
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.settings import ParallelismSettings, StreamSettings
-from tests.runtime.driving import batch_of, driving, fleet_of, settings, weights
+from tests.runtime.driving import batch_of, driving, fleet_of, settings, until, weights
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 
 LOST = "The process of engine-0 died. Its requests go to the other engines."
@@ -59,13 +59,6 @@ class Loading(ScriptedEngine):
         self.num_loads += 1
         await self.may_load.wait()
         return await super().load_weights(weights)
-
-
-async def until(condition):
-    """Let the event loop turn until something has happened."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  (whatever it is that happens)
-            await asyncio.sleep(0)
 
 
 def engines_of(record):

@@ -8,10 +8,10 @@ from rollpacker.core.errors import DeadlineExceeded
 from rollpacker.runtime.reward_line import RewardLine
 from rollpacker.runtime.watchdog import Watchdog
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.runtime.driving import batch_of, driving
+from tests.runtime.driving import batch_of, driving, until
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 from tests.runtime.test_judges import answers
-from tests.runtime.test_replacements import WHOLE_BATCH, Bringer, never, quick, until
+from tests.runtime.test_replacements import WHOLE_BATCH, Bringer, never, quick
 
 
 class StandingReward(ScriptedReward):

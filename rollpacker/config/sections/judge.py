@@ -29,6 +29,8 @@ REAL_KEYS = (
     "max_prompt_tokens",
     "max_batch_tokens",
     "max_open",
+    "max_restarts",
+    "restart_pause_s",
     "memory_share",
     "kv_cache_mb",
     "enforce_eager",
@@ -88,6 +90,11 @@ class JudgeSection(Section):
     """Tokens of one forward pass; an answer that is longer has one for itself."""
     max_open: int = Field(64, ge=1)
     """Answers that one replica holds; further ones wait in the driver for the replica that has room first."""
+    max_restarts: int = Field(3, ge=0)
+    """A judge that is lost is replaced this often in an attempt of the run; after that the others go on without it. The
+    answers that it had go to the others, or wait. 0 replaces none."""
+    restart_pause_s: float = Field(1.0, ge=0)
+    """Before a judge's first restart; the pause doubles with each further one, up to a minute."""
     memory_share: float = Field(0.3, gt=0, le=1)
     """Of the memory of each of its GPUs. Where engines of vLLM work on the same GPU, their `engine.vllm.memory_share`
     is lower by as much."""

@@ -24,9 +24,10 @@ class PlacementSection(Section):
     """GPUs of the trainer's ranks, one each, written likewise. On a GPU that both roles name, the engine sleeps while
     the trainer works, and the other way round."""
     judge: GpuMapText | None = None
-    """GPUs of the LLM judge's replicas, reward.judge.tensor_parallel each, written likewise; they may be those of
-    others, beside whom the judge works and stays loaded. Best under CUDA MPS: see reward.judge.gpu_share. null: it
-    works on cores, or without maps on the GPUs of reward.judge.resources."""
+    """GPUs of the LLM judge's replicas, reward.judge.tensor_parallel each, written likewise. They may be those of
+    engines, beside whom the judge works, best under CUDA MPS (reward.judge.gpu_share). Where engines and trainer take
+    turns, a judge on the trainer's GPUs sleeps in the trainer's turns. null: it works on cores, or without maps on the
+    GPUs of reward.judge.resources."""
 
     @model_validator(mode="after")
     def _maps_can_be_read(self) -> Self:

@@ -27,6 +27,9 @@ class RewardSection(Section):
     the reward before it."""
     overlong_penalty: float = Field(1.0, gt=0)
     """Taken off the reward of a response that reaches the limit; with `overlong_buffer_tokens`."""
+    max_open: int = Field(1024, ge=1)
+    """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
+    and `sandbox.num_workers`. Judges: judge.max_open."""
     num_workers: int = Field(1, ge=1)
     """Responses that are checked at the same time; programs: sandbox.num_workers."""
     timeout_s: float = Field(2.0, gt=0)
@@ -77,6 +80,12 @@ class RewardSection(Section):
     @model_validator(mode="after")
     def _models_nothing_in_reality(self) -> Self:
         modelled = ("kinds", "num_cores", "num_rule_workers")
+        if self.name == "modelled" and self.max_open != type(self).model_fields["max_open"].default:
+            raise ValueError(
+                f"reward.max_open={self.max_open} with reward.name=modelled.\n"
+                "It bounds what the process of a real reward holds; a modelled reward has none.\n"
+                "Leave it out, or choose a real reward such as reward=math."
+            )
         if self.name != "modelled":
             for key in modelled:
                 value, default = getattr(self, key), type(self).model_fields[key].get_default(call_default_factory=True)

@@ -4,7 +4,8 @@ While a batch is in the model the answers that come meanwhile are made ready and
 batch takes as many of them as a forward pass holds. So a batch is small when few answers come, and latency is low, and
 large when many do. How many may wait is the caller's business (`reward.judge.max_open`).
 
-Invariant: each request comes back from `collect` exactly once, unless it was forgotten.
+Invariant: each request comes back from `collect` exactly once, unless it was forgotten. While the model sleeps nothing
+is in it; answers wait.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class JudgeRewardWorker:
         self._prompts = prompts
         self._section = section
         self._is_reading = asyncio.Lock()  # a tokenizer is one thread's at a time
+        self._model_in_use = asyncio.Lock()  # by a batch, or by nobody as long as it sleeps
         self._waiting: deque[tuple[ScoringRequest, TokenIds]] = deque()
         self._has_news = asyncio.Event()
         self._verdicts: Arrivals[Verdict] = Arrivals()
@@ -70,6 +72,20 @@ class JudgeRewardWorker:
             raise self._failure
         return verdicts
 
+    async def sleep(self) -> None:
+        """Have the model give back GPU memory, once it has read the batch under way."""
+        await self._model_in_use.acquire()
+        try:
+            await self._model.sleep()
+        except BaseException:
+            self._model_in_use.release()
+            raise
+
+    async def wake(self) -> None:
+        """Let the model go on."""
+        await self._model.wake()
+        self._model_in_use.release()
+
     async def close(self) -> None:
         """End the model; what was not judged gets no verdict, and a pending `collect` returns."""
         self._is_closed = True
@@ -85,7 +101,9 @@ class JudgeRewardWorker:
                 while not self._waiting:
                     self._has_news.clear()
                     await self._has_news.wait()
-                await self._judge(self._next_batch())
+                async with self._model_in_use:
+                    if self._waiting:  # else it was forgotten meanwhile
+                        await self._judge(self._next_batch())
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it
             is_ours = isinstance(error, RollpackerError)
             self._failure = error if is_ours else EngineFailed(f"The judge failed: {type(error).__name__}: {error}")
