@@ -4,9 +4,12 @@
     python -m analysis table2 --backend sim                   models the runs that are missing, then draws
     python -m analysis table2 --runs runs/e2e                 draws from runs of yours, real or modelled
     python -m analysis all --backend sim --out out            everything, with a page that shows it
+    python -m analysis e2e_performance --scale 8gpus          an experiment of the artifact, on one node
+    python -m analysis e2e_performance --scale tiny --backend ray    the same for real, on this machine
     python -m analysis verdicts --backend sim                 every claim of the paper, and how far it is borne out
 
-Modelled numbers are marked as such wherever they appear.
+Runs on a cluster are brought by the same words: `rollpacker train -m experiment=e2e_performance setup=8gpus
+hydra/launcher=slurm cluster=h800 ...`. Modelled numbers are marked as such wherever they appear.
 """
 
 from __future__ import annotations
@@ -14,19 +17,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 
-from analysis.exhibits import EXHIBITS
+from analysis.bringing import bring
+from analysis.exhibit import ALL_SETUPS, TINY_SETUPS
+from analysis.exhibits import ARTIFACT, EXHIBITS
 from analysis.numbers import Standing
-from analysis.runs import Runs, find_runs, read_runs
-from analysis.sweeps import model_experiment, words_of
+from analysis.runs import PAPER_SETUP, Runs, find_runs, read_runs
 from analysis.verdicts import accept, lost_claims
 from analysis.writing import write_exhibit, write_page
 from rollpacker.core.errors import EXIT_INTERRUPTED, ConfigError, RollpackerError
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from analysis.exhibit import Exhibit
     from analysis.numbers import Numbers
+
+SCALES = tuple(dict.fromkeys((*ALL_SETUPS, *TINY_SETUPS)))
 
 MARKS = {
     Standing.REPRODUCED: "[green]reproduced[/]",
@@ -64,11 +68,18 @@ def _parser() -> argparse.ArgumentParser:
         epilog="\n".join(lines[2:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", help="list, all, verdicts, or the name of an exhibit")
-    parser.add_argument("--backend", choices=["sim"], help="model the runs that are missing, first")
+    parser.add_argument("what", help="list, all, verdicts, an exhibit, or an experiment of the artifact")
+    parser.add_argument(
+        "--backend",
+        choices=["sim", "ray"],
+        help="bring missing runs first: modelled, or real ones of this machine",
+    )
+    parser.add_argument(
+        "--scale", choices=SCALES, metavar="|".join(SCALES), help="size of the runs, as conf/setup has it"
+    )
     parser.add_argument("--runs", type=Path, metavar="DIR", help="where the runs are (default: OUT/runs)")
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where files go (default: out)")
-    parser.add_argument("--seeds", type=_count, default=2, metavar="N", help="of each modelled run (default: 2)")
+    parser.add_argument("--seeds", type=_count, default=2, metavar="N", help="of each run (default: 2)")
     parser.add_argument("--jobs", type=_count, default=_num_cores(), metavar="N", help="modelled runs at a time")
     parser.add_argument("--accept", action="store_true", help="with verdicts: record what holds now")
     return parser
@@ -90,24 +101,37 @@ def _run(chosen: argparse.Namespace) -> int:
     if chosen.what == "list":
         console.print(_listing())
         return 0
-    exhibits = _exhibits_named(chosen.what)
+    exhibits = _of_scale(_exhibits_named(chosen.what), chosen.scale, chosen.what)
     folder = chosen.runs or chosen.out / "runs"
-    if chosen.backend == "sim":
-        _model(exhibits, folder, num_seeds=chosen.seeds, num_jobs=chosen.jobs)
-    numbers = _gather(exhibits, folder)
+    has_failed = False
+    if chosen.backend:
+        failures = bring(
+            exhibits,
+            folder,
+            backend=chosen.backend,
+            scale=chosen.scale,
+            num_seeds=chosen.seeds,
+            num_jobs=chosen.jobs,
+            console=Console(stderr=True, highlight=False),
+        )
+        has_failed = bool(failures)
+        for failure in failures:
+            _note(failure)
+    numbers = _gather(exhibits, folder, chosen.scale)
     if chosen.what == "verdicts":
-        return _judge(numbers, console, must_accept=chosen.accept)
+        return _judge(numbers, console, must_accept=chosen.accept) or int(has_failed)
+    out = chosen.out if chosen.scale in {None, PAPER_SETUP} else chosen.out / chosen.scale
     for exhibit in exhibits:
-        paths = write_exhibit(exhibit, numbers[exhibit.name], chosen.out)
+        paths = write_exhibit(exhibit, numbers[exhibit.name], out)
         console.print(f"[bold]{exhibit.title}[/]\n  {'  '.join(map(str, paths))}", soft_wrap=True)
     if len(exhibits) > 1:
-        page = write_page({exhibit: numbers[exhibit.name] for exhibit in exhibits}, chosen.out)
+        page = write_page({exhibit: numbers[exhibit.name] for exhibit in exhibits}, out)
         console.print(f"[bold]All of it[/]\n  {page}", soft_wrap=True)
     console.print(_verdicts(numbers))
-    return 0
+    return int(has_failed)
 
 
-def _gather(exhibits: Sequence[Exhibit], folder: Path) -> dict[str, Numbers]:
+def _gather(exhibits: Sequence[Exhibit], folder: Path, scale: str | None) -> dict[str, Numbers]:
     """Compute the numbers of every exhibit; what is missing is said, and the rest is computed."""
     runs, problems = read_runs(list(find_runs(folder)))
     if not runs:
@@ -116,9 +140,9 @@ def _gather(exhibits: Sequence[Exhibit], folder: Path) -> dict[str, Numbers]:
             "An exhibit is drawn from runs, by `--runs DIR`, or from modelled ones.",
             "Model them: add --backend sim.",
         )
-    numbers = {exhibit.name: exhibit.gather(Runs(runs=runs)) for exhibit in exhibits}
+    numbers = {exhibit.name: exhibit.gather(Runs(runs=runs, setup=scale or exhibit.setups[0])) for exhibit in exhibits}
     missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]
-    for sentence in [*(f"left out: {problem}" for problem in problems), *missing]:
+    for sentence in [*problems, *missing]:
         _note(sentence)
     return numbers
 
@@ -137,31 +161,40 @@ def _judge(numbers: Mapping[str, Numbers], console: Console, *, must_accept: boo
 def _exhibits_named(name: str) -> list[Exhibit]:
     if name in {"all", "verdicts"}:
         return list(EXHIBITS.values())
+    if name in ARTIFACT:
+        return [EXHIBITS[exhibit] for exhibit in ARTIFACT[name]]
     if name in EXHIBITS:
         return [EXHIBITS[name]]
-    nearest = difflib.get_close_matches(name, [*EXHIBITS, "all", "list", "verdicts"], n=1)
+    nearest = difflib.get_close_matches(name, [*EXHIBITS, *ARTIFACT, "all", "list", "verdicts"], n=1)
     raise ConfigError(
         f"There is no exhibit {name!r}.",
-        f"Exhibits are {', '.join(EXHIBITS)}; further words are list, all and verdicts.",
+        f"Exhibits are {', '.join(EXHIBITS)}; experiments of the artifact {', '.join(ARTIFACT)}; "
+        "further words are list, all and verdicts.",
         f"Did you mean {nearest[0]}?" if nearest else "`python -m analysis list` describes them.",
     )
 
 
-def _model(exhibits: Sequence[Exhibit], folder: Path, *, num_seeds: int, num_jobs: int) -> None:
-    """Run what is missing of every experiment, each once."""
-    for experiment in dict.fromkeys(name for exhibit in exhibits for name in exhibit.experiments):
-        words = words_of(experiment, folder, num_seeds=num_seeds, num_jobs=num_jobs)
-        _note(f"rollpacker train {shlex.join(words)}")
-        with Status("modelling ...", console=Console(stderr=True)) as status:
-            model_experiment(words, status.update)
+def _of_scale(exhibits: Sequence[Exhibit], scale: str | None, what: str) -> list[Exhibit]:
+    """Leave out the exhibits that are not drawn at a scale; refuses when none is left."""
+    found = [exhibit for exhibit in exhibits if scale is None or scale in exhibit.setups]
+    if not found:
+        scales = dict.fromkeys(setup for exhibit in exhibits for setup in exhibit.setups)
+        raise ConfigError(
+            f"{what} is not drawn at --scale {scale}.",
+            f"Its scales are {', '.join(scales)}.",
+            f"Write --scale {next(iter(scales))}, or leave it out.",
+        )
+    return found
 
 
 def _listing() -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "what it shows", "experiments that it needs"):
+    for title in ("name", "what it shows", "experiments that it needs", "scales"):
         table.add_column(title)
     for exhibit in EXHIBITS.values():
-        table.add_row(exhibit.name, exhibit.title, ", ".join(exhibit.experiments))
+        table.add_row(exhibit.name, exhibit.title, ", ".join(exhibit.experiments), ", ".join(exhibit.setups))
+    for name, drawn in ARTIFACT.items():
+        table.add_row(name, f"the artifact's experiment: {', '.join(drawn)}", "", "")
     return table
 
 

@@ -12,6 +12,10 @@ and its exhibit asks for `runs.of(study="correlation-0.3", ...)`; by number of G
 run's folder and `num_gpus` tell the points apart. No other exhibit sees these runs: without `study`, `runs.of` takes
 only runs that have none. `analysis.sweeps` has what else is in a run's folder; tests/analysis holds every experiment
 against it. A variant of a system with a name of its own (`system.name: eta-1.5-1`) needs no study.
+
+Of which size these runs are: `runs.of` takes those of one setup, which is the paper's unless `--scale` says otherwise.
+An exhibit that can be drawn of others names them in `setups`; then it asks `runs.models(...)` for the models, and takes
+the paper's numbers only where `runs.are_papers_size`.
 """
 
 from __future__ import annotations
@@ -20,11 +24,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from analysis.runs import PAPER_SETUP
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from analysis.numbers import Numbers
     from analysis.runs import Runs
+
+ALL_SETUPS = (PAPER_SETUP, "8gpus", "tiny")
+"""Sizes of run: the paper's, one node as the artifact takes it, and this machine."""
+
+TINY_SETUPS = ("tiny", "walks")
+"""Those that this machine trains for real: with three kinds of reward, or one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +52,5 @@ class Exhibit:
     gather: Callable[[Runs], Numbers]
     """Compute the numbers; what is missing is said in them, and the rest is computed."""
     draw: Callable[[Numbers], Figure]
+    setups: tuple[str, ...] = (PAPER_SETUP,)
+    """Of conf/setup, the sizes of run that it can be drawn of; without `--scale` the first."""

@@ -7,6 +7,7 @@ Over several seeds a point is the mean, with the smallest and the largest beside
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -73,8 +74,8 @@ class Place:
         return self._point(self.series or "paper", y, Source.PAPER)
 
     def ours(self, values: Iterable[Value]) -> Point | None:
-        """The mean over runs that differ in their seed; None without any."""
-        values = list(values)
+        """The mean over runs that differ in their seed; None without any, or when none knows its number."""
+        values = [value for value in values if not math.isnan(value.y)]
         if not values:
             return None
         numbers = [value.y for value in values]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,9 @@ import yaml
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import read_frame
+
+PAPER_SETUP = "paper"
+"""Of conf/setup: the size of run that the paper's numbers are of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +53,8 @@ class Run:
 
     @property
     def setup(self) -> str:
-        """The size of run that it is, as conf/setup names it; empty where the run says none."""
-        return str(self.config.get("run", {}).get("setup", ""))
+        """The size of run that it is, as conf/setup names it; one that says none counts as the paper's."""
+        return str(self.config.get("run", {}).get("setup") or PAPER_SETUP)
 
     @property
     def study(self) -> str:
@@ -113,26 +117,47 @@ class Runs:
     """The runs that an exhibit may draw from, and what it missed among them."""
 
     runs: Sequence[Run]
+    setup: str = PAPER_SETUP
+    """Of the runs that are drawn."""
     missing: list[str] = field(default_factory=list)
     """A sentence for each thing that was looked for and is not there."""
+
+    def models(self, *names: str) -> tuple[str, ...]:
+        """The models to draw: these, which are the paper's; at another size those that there are runs of."""
+        if self.are_papers_size:
+            return names
+        return tuple(dict.fromkeys(run.model for run in self.runs if run.setup == self.setup))
+
+    @property
+    def are_papers_size(self) -> bool:
+        """Whether the paper's numbers may stand beside these runs."""
+        return self.setup == PAPER_SETUP
 
     def of(self, **wanted: object) -> list[Run]:
         """Every run that has these values, a run per seed; notes it when there is none.
 
-        Runs of a study are left out unless `study` is among the values: the rule is in `analysis.exhibit`.
+        Runs of another size are left out, and those of a study unless `study` is among the values: the rule is in
+        `analysis.exhibit`.
 
         Args:
             **wanted: Properties of `Run` with the value that each should have.
         """
         described = ", ".join(f"{name} {value}" for name, value in wanted.items())
-        wanted = {"study": ""} | wanted
-        found = [run for run in self.runs if all(getattr(run, name) == value for name, value in wanted.items())]
+        whole = {"setup": self.setup, "study": ""} | wanted
+        found = [run for run in self.runs if all(getattr(run, name) == value for name, value in whole.items())]
         if not found:
             self._miss(f"no run with {described}")
+        elif absent := self._seeds(whole) - {run.seed for run in found}:
+            self._miss(f"no run with {described}, seed {', '.join(map(str, sorted(absent)))}")
         for run in found:
             if not run.is_finished:
                 self._miss(f"{run.folder} has only {len(run.steps)} steps so far")
         return sorted(found, key=lambda run: run.seed)
+
+    def _seeds(self, wanted: Mapping[str, object]) -> set[int]:
+        """Of all runs of the same size, study and model."""
+        shared = {name: wanted[name] for name in ("setup", "study", "model") if name in wanted}
+        return {run.seed for run in self.runs if all(getattr(run, name) == value for name, value in shared.items())}
 
     def _miss(self, what: str) -> None:
         if what not in self.missing:
@@ -144,12 +169,15 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     runs, problems = [], []
     for folder in folders:
         try:
-            steps = read_frame(folder, "steps").sort_values("step", ignore_index=True)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                steps = read_frame(folder, "steps").sort_values("step", ignore_index=True)
         except DataError as error:
-            problems.append(f"{folder}: {error.problem}")
+            problems.append(f"{folder} is left out: {error.problem}")
             continue
+        problems += [f"{folder}: {warning.message}" for warning in told]
         if steps.empty:
-            problems.append(f"{folder}: no step has finished yet")
+            problems.append(f"{folder} is left out: no step has finished yet")
             continue
         runs.append(Run(folder=folder, system=str(steps["system"].iloc[0]), steps=steps))
     return runs, problems

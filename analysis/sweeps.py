@@ -1,9 +1,8 @@
-"""Brings the runs that exhibits need: a modelled multirun for each experiment, points that are finished left alone.
+"""Which runs an experiment has: what `rollpacker train` is told, and the points that come of it.
 
 Invariant: points of different experiments share a folder only if they are the same run, so no run is made twice. The
 folder names setup, study, model, engines, batch, workload, system and seed; an experiment that varies anything else
-names the variant in `run.study` (see `analysis.exhibit`). Everything is done by `rollpacker train -m`; what a person
-would type is printed first.
+names the variant in `run.study` (see `analysis.exhibit`).
 """
 
 from __future__ import annotations
@@ -11,52 +10,112 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from analysis.runs import PAPER_SETUP
+from rollpacker.config.multirun import compose_sweep
 from rollpacker.core.errors import WorldError
+from rollpacker.demo.__main__ import words_of as input_words
+from rollpacker.demo.inputs import Inputs, are_made, make_inputs
+from rollpacker.launch.points import Point
 
-_PLACE = (
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+
+_MODELLED_PLACE = (
     "${run.setup}/${run.study}/${model.name}/${engine.num_engines}x${engine.tensor_parallel}/"
     "${rollout.num_prompts}x${rollout.num_responses}/${workload.name}/${system.name}/seed-${run.seed}"
 )
 """Of a point, below the folder of all runs; a run without a study has one level less."""
 
+_REAL_PLACE = "${run.setup}/${run.study}/${system.name}/seed-${run.seed}"
+
 _LAST_LINES = 12
 """Of a failed multirun, that the error repeats."""
 
 
-def words_of(experiment: str, folder: Path, *, num_seeds: int, num_jobs: int) -> list[str]:
-    """What `rollpacker train` is told to model an experiment."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Where and how the runs of experiments are made."""
+
+    folder: Path
+    """Of all runs."""
+    backend: str = "sim"
+    """`sim` or `ray`."""
+    setup: str = PAPER_SETUP
+    num_seeds: int = 2
+
+
+def words_of(experiment: str, asked: Asked) -> list[str]:
+    """What `rollpacker train` is told to run an experiment; given again, it goes on where it was stopped."""
+    place = _MODELLED_PLACE if asked.backend == "sim" else _REAL_PLACE
     return [
         "-m",
         f"experiment={experiment}",
-        "backend=sim",
-        f"run.seed={','.join(map(str, range(num_seeds)))}",
+        *([] if asked.setup == PAPER_SETUP else [f"setup={asked.setup}"]),
+        f"backend={asked.backend}",
+        f"run.seed={','.join(map(str, range(asked.num_seeds)))}",
         "run.checkpoint_every_steps=0",
+        "run.resume=auto",
         "run.progress=none",
-        "hydra/launcher=slurm",
-        "hydra.launcher.executor=local",
-        f"hydra.launcher.array_parallelism={num_jobs}",
-        f"run.dir={folder}/{_PLACE}",
+        f"run.dir={asked.folder}/{place}",
     ]
 
 
-def model_experiment(words: Sequence[str], on_line: Callable[[str], None]) -> None:
-    """Run a multirun to its end; a second time it finds its points finished.
+def points_of(experiment: str, asked: Asked) -> tuple[RunConfig, ...]:
+    """Compose every run of an experiment, judged by the schema."""
+    return compose_sweep(words_of(experiment, asked)[1:]).configs
+
+
+def train_here(experiment: str, asked: Asked, inputs: Inputs, on_line: Callable[[str], None]) -> None:
+    """Train every run of an experiment on this machine, one after the other; those that are finished are left alone.
 
     Args:
-        words: From `words_of`.
-        on_line: Told each line of its output.
+        experiment: Of conf/experiment.
+        asked: With the backend `ray`.
+        inputs: Model and prompts.
+        on_line: Told the command, and each line of its output.
 
     Raises:
         WorldError: It failed; with its last lines.
     """
+    own = input_words(inputs)[1:]  # without its experiment
+    here = ["hydra/launcher=slurm", "hydra.launcher.executor=local", "hydra.launcher.array_parallelism=1"]
+    words = ["train", *words_of(experiment, asked), *own, *here]
+    on_line(f"rollpacker {shlex.join(words)}")
+    _run_to_its_end([sys.executable, "-m", "rollpacker.cli", *words], on_line)
+
+
+def make_tiny_inputs(inputs: Inputs, on_line: Callable[[str], None]) -> None:
+    """Make a model and prompts for two cores, unless they are there: a minute or two."""
+    if are_made(inputs):
+        return
+    on_line(f"making a tiny model and its prompts in {inputs.folder}: a minute or two")
+    import torch
+
+    from rollpacker.demo import mixed
+    from rollpacker.demo.language import WALKS
+    from rollpacker.demo.warm_start import make_model
+
+    torch.set_num_threads(1)
+    language = mixed.POLICY if inputs.is_mixed else WALKS
+    judge = partial(make_model, language=mixed.JUDGE) if inputs.is_mixed else None
+    make_inputs(inputs, partial(make_model, language=language), judge)
+
+
+def unfinished(points: Iterable[RunConfig]) -> list[RunConfig]:
+    """Those that are still to be run, each folder once."""
+    by_folder = {config.run.dir: config for config in points}
+    return [config for config in by_folder.values() if not Point(number=0, name="", config=config).has_finished]
+
+
+def _run_to_its_end(command: Sequence[str], on_line: Callable[[str], None]) -> None:
     process = subprocess.Popen(  # noqa: S603  (our own command, without a shell)
-        [sys.executable, "-m", "rollpacker.cli", "train", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert process.stdout is not None
     lines: list[str] = []
@@ -71,7 +130,7 @@ def model_experiment(words: Sequence[str], on_line: Callable[[str], None]) -> No
         raise
     if status:
         raise WorldError(
-            "A modelled multirun failed:\n" + "\n".join(lines[-_LAST_LINES:]),
-            "Its points are modelled runs that need nothing but a processor.",
-            f"Try it by hand: rollpacker train {shlex.join(words)}",
+            "A multirun failed:\n" + "\n".join(lines[-_LAST_LINES:]),
+            "Its points are runs of this machine.",
+            f"Try it by hand: {shlex.join(command)}",
         )

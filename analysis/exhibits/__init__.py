@@ -45,3 +45,11 @@ EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
     }
 )
 """In the paper's order, then ours."""
+
+ARTIFACT: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "e2e_performance": ("fig09", "fig10a", "fig10b", "bubbles"),
+        "sensitive_analysis_fig11": ("fig11",),
+    }
+)
+"""The experiments of the paper's artifact, by its names: the exhibits that each of them brings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
+from analysis.exhibit import ALL_SETUPS, Exhibit
 from analysis.numbers import Numbers, Place, Value, comparing
 from analysis.plots import compare_bars
 from analysis.style import PAPER_LABELS
@@ -28,7 +28,7 @@ def gather(runs: Runs) -> Numbers:
             ("idle decode slots", "decode_slot_steps_idle", ("decode_slot_steps_idle", "decode_slot_steps_busy")),
             ("tokens wasted", "tokens_wasted", ("tokens_generated",)),
         )
-        for model in MODELS
+        for model in runs.models(*MODELS)
         for system in SYSTEMS
     ]
     return Numbers(points=comparing(points), missing=runs.missing)
@@ -49,4 +49,5 @@ EXHIBIT = Exhibit(
     experiments=("e2e_performance",),
     gather=gather,
     draw=draw,
+    setups=ALL_SETUPS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
+from analysis.exhibit import ALL_SETUPS, Exhibit
 from analysis.numbers import PAPER_SYSTEMS, Claim, Numbers, Place, Point, Value, comparing, paper_rows, speedups
 from analysis.plots import compare_lines
 
@@ -23,10 +23,10 @@ def gather(runs: Runs) -> Numbers:
     """Step times, and the published speedups: ratios of their sums."""
     points: list[Point | None] = []
     claims: list[Claim] = []
-    for model, name in PANELS.items():
+    for model in runs.models(*PANELS):
         found = {system: runs.of(model=model, system=system, task="mix") for system in SYSTEMS}
         sums = dict.fromkeys(SYSTEMS, 0.0)
-        for row in paper_rows(name):
+        for row in paper_rows(PANELS[model]) if runs.are_papers_size else []:
             system = PAPER_SYSTEMS[row.series]
             points.append(Place(panel=model, x=float(row.x), unit="s", series=system).paper(row.y))
             sums[system] += row.y
@@ -65,4 +65,5 @@ EXHIBIT = Exhibit(
     experiments=("e2e_performance",),
     gather=gather,
     draw=draw,
+    setups=ALL_SETUPS,
 )

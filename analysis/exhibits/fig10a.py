@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
+from analysis.exhibit import ALL_SETUPS, Exhibit
 from analysis.numbers import Numbers
 from analysis.rounds import draw_rounds, gather_rounds
 
@@ -22,7 +22,9 @@ SYSTEMS = ("verl", "rollpacker")
 
 def gather(runs: Runs) -> Numbers:
     """Of the responses that were trained: an aborted one may have been longer."""
-    points = gather_rounds(runs, models=MODELS, systems=SYSTEMS, column="response_length_max_tokens", unit="tokens")
+    points = gather_rounds(
+        runs, models=runs.models(*MODELS), systems=SYSTEMS, column="response_length_max_tokens", unit="tokens"
+    )
     return Numbers(points=points, missing=runs.missing)
 
 
@@ -37,4 +39,5 @@ EXHIBIT = Exhibit(
     experiments=("e2e_performance",),
     gather=gather,
     draw=draw,
+    setups=ALL_SETUPS,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
+from analysis.exhibit import ALL_SETUPS, Exhibit
 from analysis.exhibits.fig10a import MODELS, SYSTEMS
 from analysis.numbers import Numbers
 from analysis.rounds import draw_rounds, gather_rounds
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def gather(runs: Runs) -> Numbers:
     """RollPacker's rollouts hold their rewards, and late in them the trainer has half of the GPUs."""
-    points = gather_rounds(runs, models=MODELS, systems=SYSTEMS, column="rollout_time_s", unit="s")
+    points = gather_rounds(runs, models=runs.models(*MODELS), systems=SYSTEMS, column="rollout_time_s", unit="s")
     return Numbers(points=points, missing=runs.missing)
 
 
@@ -35,4 +35,5 @@ EXHIBIT = Exhibit(
     experiments=("e2e_performance",),
     gather=gather,
     draw=draw,
+    setups=ALL_SETUPS,
 )

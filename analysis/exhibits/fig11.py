@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import seaborn as sns
 
-from analysis.exhibit import Exhibit
+from analysis.exhibit import ALL_SETUPS, Exhibit
 from analysis.numbers import Numbers, Place, Point, Source, Value, comparing
 from analysis.style import FIGURE_WIDTH_INCHES, use_style
 
@@ -33,7 +33,7 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _name(prompts: float, responses: float) -> str:
-    """The system's name in conf/experiment/fig11.yaml; Hydra keeps a number as it is written there."""
+    """The system's name, as the experiment makes it of what the sweep says."""
     return f"eta-{prompts:g}-{responses:g}"
 
 
@@ -65,7 +65,8 @@ def draw(numbers: Numbers) -> Figure:
 EXHIBIT = Exhibit(
     name="fig11",
     title="What speculation pays: rollout time and waste over both factors (Fig 11)",
-    experiments=("fig11",),
+    experiments=("sensitive_analysis_fig11",),
     gather=gather,
     draw=draw,
+    setups=ALL_SETUPS,
 )

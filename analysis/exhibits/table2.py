@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
+from analysis.exhibit import ALL_SETUPS, Exhibit
 from analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
 from analysis.plots import compare_bars
 
@@ -13,30 +13,37 @@ if TYPE_CHECKING:
 
     from analysis.runs import Runs
 
-MODELS = {"Qwen2.5-7B/8k": "Qwen2.5-7B", "Qwen2.5-14B/16k": "Qwen2.5-14B"}
+MODELS = {"Qwen2.5-7B": "Qwen2.5-7B/8k", "Qwen2.5-14B": "Qwen2.5-14B/16k"}
+"""What the paper's rows call them."""
+
 LADDER = {
-    "veRL Baseline": ("verl", "veRL"),
-    "+ Tail Batching": ("tail", "+ tail"),
-    "+ Reward": ("tail-reward", "+ reward"),
-    "+ Parallelism": ("tail-reward-planner", "+ planner"),
-    "+ Trainer": ("rollpacker", "+ stream"),
+    "verl": ("veRL Baseline", "veRL"),
+    "tail": ("+ Tail Batching", "+ tail"),
+    "tail-reward": ("+ Reward", "+ reward"),
+    "tail-reward-planner": ("+ Parallelism", "+ planner"),
+    "rollpacker": ("+ Trainer", "+ stream"),
 }
-"""The paper's rows: the system that has so much, and what the figure calls it."""
+"""Each system: the paper's row that has so much, and what the figure calls it."""
 
 
 def gather(runs: Runs) -> Numbers:
     """Speedups over verl."""
     points: list[Point | None] = []
     claims: list[Claim] = []
-    for row in paper_rows("table02"):
-        model, (system, label) = MODELS[row.series], LADDER[row.x]
-        place = Place(panel=model, x=label, unit="x")
+    of_paper = {(row.series, row.x): row.y for row in paper_rows("table02")} if runs.are_papers_size else {}
+    for model in runs.models(*MODELS):
         plain = runs.of(model=model, system="verl", task="mix")
-        ours = place.ours(speedups(plain, runs.of(model=model, system=system, task="mix")))
-        points += [place.paper(row.y), ours]
-        if system != "verl":
-            rungs = " ".join(name for _, name in LADDER.values()).partition(label)[0] + label
-            claims.append(Claim(text=f"{model}: {rungs}, over veRL", paper=row.y, ours=ours, unit="x", neutral=1.0))
+        rungs = ""
+        for system, (row, label) in LADDER.items():
+            rungs = f"{rungs} {label}".strip()
+            place = Place(panel=model, x=label, unit="x")
+            ours = place.ours(speedups(plain, runs.of(model=model, system=system, task="mix")))
+            points.append(ours)
+            if (paper := of_paper.get((MODELS.get(model, ""), row))) is not None:
+                points.append(place.paper(paper))
+                if system != "verl":
+                    text = f"{model}: {rungs}, over veRL"
+                    claims.append(Claim(text=text, paper=paper, ours=ours, unit="x", neutral=1.0))
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
 
@@ -51,4 +58,5 @@ EXHIBIT = Exhibit(
     experiments=("table2",),
     gather=gather,
     draw=draw,
+    setups=ALL_SETUPS,
 )

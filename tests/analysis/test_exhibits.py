@@ -9,8 +9,7 @@ from analysis.__main__ import main
 from analysis.exhibits import EXHIBITS, fig09, fig10c, table1, table2
 from analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
 from analysis.runs import Runs, find_runs, read_runs
-from analysis.sweeps import words_of
-from rollpacker.config.multirun import compose_sweep
+from analysis.sweeps import Asked, points_of
 from tests.analysis.written_runs import write_run
 
 
@@ -145,7 +144,7 @@ def test_a_misspelt_exhibit_and_a_folder_without_runs_are_answered_with_what_to_
 
 @pytest.mark.parametrize("experiment", sorted({name for exhibit in EXHIBITS.values() for name in exhibit.experiments}))
 def test_the_multirun_behind_an_exhibit_can_be_composed_and_no_two_points_share_a_folder(experiment, tmp_path):
-    sweep = compose_sweep(words_of(experiment, tmp_path, num_seeds=2, num_jobs=1)[1:])
-    folders = [config.run.dir for config in sweep.configs]
+    configs = points_of(experiment, Asked(folder=tmp_path))
+    folders = [config.run.dir for config in configs]
     assert len(set(folders)) == len(folders) == 2 * len({folder.parent for folder in folders})
-    assert all(config.backend.name == "sim" and config.model.name for config in sweep.configs)
+    assert all(config.backend.name == "sim" and config.model.name for config in configs)

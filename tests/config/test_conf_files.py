@@ -32,7 +32,9 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)
 def test_every_option_of_every_group_composes(group: str, option: str) -> None:
     judge = ["reward.judge.model.path=judge"]
-    needed = {("reward", "modelled"): ["backend=sim"], ("reward", "judge"): judge, ("experiment", "mixed"): judge}
+    needed = {("reward", "modelled"): ["backend=sim"]} | dict.fromkeys(
+        [("reward", "judge"), ("experiment", "mixed"), ("setup", "tiny")], judge
+    )
     config = compose([*INPUTS, *needed.get((group, option), []), f"{group}={option}"])
     section = getattr(config, group, None)
     assert (getattr(section, "name", None) or option).lower() == option
