@@ -102,8 +102,9 @@ class RayCluster:
         address = await in_daemon_thread(lambda: self._head.start_head(self._rendezvous.token_file))
         while not await in_daemon_thread(lambda: is_listening(address)):
             if not self._head.is_running or time.monotonic() > self._deadline:
+                in_time = f"within {self._start_deadline_s:g} s" if self._head.is_running else "but has ended"
                 raise WorldError(
-                    f"Ray did not start on {name} within {self._start_deadline_s:g} s.",
+                    f"Ray did not start on {name} {in_time}.",
                     log_tail(self._head.log),
                     f"Is there room in {self._head.folder.parent} and /dev/shm? Raise backend.deadlines.start_s.",
                 )
@@ -116,14 +117,18 @@ class RayCluster:
         import ray
 
         _authenticate(self._rendezvous.token_file)
-        try:
-            ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-        except ConnectionError as error:
-            raise WorldError(
-                f"Ray started but did not let this process in: {error}",
-                f"Its log is {self._head.log}.",
-                "Is the machine overloaded or out of memory? Start the run again with run.resume=auto.",
-            ) from error
+        while not ray.is_initialized():
+            try:
+                ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+            except ConnectionError as error:  # its own limits are of a minute and less, which a busy machine may need
+                if self._head.is_running and time.monotonic() < self._deadline:
+                    time.sleep(_POLL_S)
+                    continue
+                raise WorldError(
+                    f"Ray started but did not let this process in: {error}",
+                    log_tail(self._head.log),
+                    "Is the machine overloaded or out of memory? Start the run again with run.resume=auto.",
+                ) from error
 
     async def _wait_for_nodes(self) -> None:
         last_stage = ""

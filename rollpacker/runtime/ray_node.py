@@ -29,12 +29,30 @@ _LOG_NOISE = "[state-dump]"
 _SEATS_PER_NODE = 10_000
 """How many bundles may be pinned to a node: more than it will ever have."""
 
-_RAY_START = (
-    "import sys; sys.modules['grpc'] = None; sys.argv[0] = 'ray'; "
-    "from ray.scripts.scripts import main; sys.exit(main())"
-)
-"""The `ray` command of this interpreter, whatever PATH says. It is to find no grpc: with that it would start a server
-for Ray's client, which nobody calls, and which takes a second of a core and a port that others may have."""
+_RAY_START = """\
+import sys, time
+sys.modules["grpc"] = None
+deadline, sys.argv = time.monotonic() + float(sys.argv[1]), ["ray", *sys.argv[2:]]
+from ray._private import services
+from ray.scripts.scripts import main
+ask = services.get_node
+def get_node(*arguments):
+    while True:
+        try:
+            return ask(*arguments)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+services.get_node = get_node
+sys.exit(main())
+"""
+"""The `ray` command of this interpreter, whatever PATH says, after a word that is how many seconds to wait.
+
+It is to find no grpc: with that it would start a server for Ray's client, which nobody calls, and which takes a second
+of a core and a port that others may have. And it waits for its raylet as long as it is told: Ray 2.60 itself gives it
+30 s, which a busy machine needs for more than that, and has no setting for it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +77,19 @@ def pin_of(index: int) -> str:
 class RayNode:
     """Starts, watches and ends Ray on this node."""
 
-    def __init__(self, offer: NodeOffer, *, folder: PrivateFolder, log: Path) -> None:
+    def __init__(self, offer: NodeOffer, *, patience_s: float, folder: PrivateFolder, log: Path) -> None:
         """Prepare.
 
         Args:
             offer: This node.
+            patience_s: How long Ray's own parts may take to start.
             folder: For Ray's session; this object's own from now on, until `stop` removes it.
             log: What Ray itself says.
         """
         self.offer = offer
         self.log = log
         self.folder = folder.path
+        self._patience_s = patience_s
         self._folder = folder
         self._guardian: subprocess.Popen[bytes] | None = None
 
@@ -111,7 +131,8 @@ class RayNode:
         }
         if offer.memory_bytes is not None:
             options["--memory"] = offer.memory_bytes - offer.object_store_mb * _MEBIBYTE
-        command = [sys.executable, "-c", _RAY_START, "start", "--block", "--disable-usage-stats", *flags]
+        command = [sys.executable, "-c", _RAY_START, str(self._patience_s), "start", "--block", "--disable-usage-stats"]
+        command += flags
         command += [str(part) for option in options.items() for part in option]
         guardian = str(Path(__file__).with_name("guardian.py"))
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +177,8 @@ def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> Ra
         memory_bytes=allocation.memory_bytes if allocation else None,
         object_store_mb=config.backend.object_store_mb,
     )
-    return RayNode(offer, folder=private_folder(settings.scratch, os.environ), log=log)
+    folder = private_folder(settings.scratch, os.environ)
+    return RayNode(offer, patience_s=config.backend.deadlines.start_s, folder=folder, log=log)
 
 
 def log_tail(log: Path) -> str:

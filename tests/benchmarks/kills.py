@@ -219,6 +219,7 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
     try:
         run.assert_nothing_is_left(PATIENCE_S)
         if exit_code:
+            assert reason or exit_code < 0, f"it did not say why it ended: {run.log}"
             assert kind.name == "driver" or "Traceback" not in run.output(), f"it said why by a traceback: {run.log}"
             run, num_launches = _launch(folder, kind), 2
             assert run.wait(PATIENCE_S) == 0, f"it was not resumed: {run.log}"
@@ -240,9 +241,9 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
 
 
 def _reason(run: LaunchedRun) -> str:
-    """The first line after the one that says that it failed."""
-    said = re.search(r"^.*failed:\n(.*)$", run.output(), re.MULTILINE)
-    return said[1].replace("|", "\\|") if said else ""
+    """The first line after the one that says that it failed, or what Ray says: without a raylet it ends its driver."""
+    said = re.search(r"^.*failed:\n(.*)$|(Raylet is terminated)", run.output(), re.MULTILINE)
+    return (said[1] or f"Ray: {said[2]}").replace("|", "\\|") if said else ""
 
 
 if __name__ == "__main__":
