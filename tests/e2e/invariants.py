@@ -1,7 +1,14 @@
 """What holds of every run that was trained to the end of its epoch, whatever was killed meanwhile."""
 
+import itertools
+import json
+from collections import Counter
 from pathlib import Path
 
+from rollpacker.core.commands import DropPrompt
+from rollpacker.core.events import PromptsDrawn, StepStarted
+from rollpacker.core.ids import PromptId
+from rollpacker.metrics.event_log import LogRecord, attempt_paths, read_event_log
 from rollpacker.runtime.replay import replay
 from tests.e2e.launched import rows, trained_prompts
 
@@ -33,3 +40,45 @@ def assert_all_holds(run_dir: Path, num_prompts: int) -> None:
     for table in sorted(path.name for path in (run_dir / "metrics").iterdir() if path.is_dir()):
         assert rows(run_dir, table), f"{table} is empty"
     replay(run_dir)
+
+
+def assert_dropped_prompts_have_no_signal_and_no_other_is_missing(run_dir: Path, keys: set[str]) -> None:
+    """Of a run with dynamic sampling whose data has not ended; its last checkpoint is of the last step."""
+    rewards: dict[tuple, set[float]] = {}
+    for row in rows(run_dir, "responses"):
+        if row["accepted"]:
+            rewards.setdefault((row["step"], row["epoch"], row["prompt"]), set()).add(row["reward"])
+    assert all(len(each) > 1 for each in rewards.values()), "a group without signal was trained"
+    records = list(itertools.chain.from_iterable(_records_of_steps(run_dir).values()))
+    drawn = Counter(
+        prompt for record in records if isinstance(record.event, PromptsDrawn) for prompt in record.event.prompts
+    )
+    dropped = [command.prompt for record in records for command in record.commands if isinstance(command, DropPrompt)]
+    assert dropped
+    assert len(dropped) == sum(row["num_prompts_dropped"] for row in rows(run_dir, "steps"))
+    last = max((run_dir / "checkpoints").glob("step-*"))
+    batching = json.loads((last / "scheduler.json").read_text())["batching"]
+    waiting = [PromptId(*prompt) for prompt, _ in batching["long_queue"]]
+    waiting += [PromptId(*prompt) for prompts in batching["supply"]["drawn"].values() for prompt in prompts]
+    trained = [PromptId(*each) for each in trained_prompts(run_dir)]
+    assert Counter(trained + dropped + waiting) == drawn
+    by_epoch: dict[int, set[str]] = {}
+    for prompt in drawn:
+        by_epoch.setdefault(prompt.epoch, set()).add(prompt.key)
+    assert all(by_epoch[epoch] == keys for epoch in range(max(by_epoch)))
+
+
+def _records_of_steps(run_dir: Path) -> dict[int, list[LogRecord]]:
+    """What counts of the event logs: of each step its last attempt."""
+    steps: dict[int, list[LogRecord]] = {}
+    for path in attempt_paths(run_dir):
+        is_first = True
+        for record in read_event_log(path).records:
+            if isinstance(record.event, StepStarted):
+                if is_first:
+                    steps = {step: each for step, each in steps.items() if step < record.event.step}
+                is_first = False
+                current = steps[record.event.step] = []
+            if not is_first:  # before it, engines join
+                current.append(record)
+    return steps
