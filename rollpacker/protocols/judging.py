@@ -37,5 +37,8 @@ class JudgeModel(Protocol):
     async def wake(self) -> None:
         """Take it again; the weights are the same as before."""
 
+    async def describe_work(self) -> str:
+        """Say what it has done so far, for its log; empty if nobody counted."""
+
     async def close(self) -> None:
         """End everything; a call under way may fail."""

@@ -47,6 +47,10 @@ class RewardService(Protocol):
 class TurnTaking(Protocol):
     """Judges on GPUs of a trainer that takes turns with engines."""
 
+    @property
+    def takers(self) -> Sequence[str]:
+        """Their names; those that are alive."""
+
     async def sleep(self) -> None:
         """Leave GPUs to the trainer, once what is under way has been judged; what comes meanwhile waits."""
 

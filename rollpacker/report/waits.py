@@ -160,7 +160,8 @@ def _tail(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame, intervals
     median = float(accepted["length_tokens"].median())
     ratio = f", {row['length_tokens'] / median:.0f} times the median" if row["length_tokens"] > 1.5 * median else ""
     cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
-    asleep = intervals[(intervals["activity"] == "asleep") & (intervals["started_at_s"] < last_s)]
+    resting = intervals[(intervals["role"] == "engine") & (intervals["activity"] == "asleep")]
+    asleep = resting[resting["started_at_s"] < last_s]
     num_lent = asleep["actor"].nunique()
     num_engines = stretches["engine"].nunique() - num_lent
     idle = num_engines - _busy_engines(stretches[~stretches["engine"].isin(asleep["actor"])], most_s, last_s)

@@ -284,6 +284,11 @@ class JudgeActor(RewardActor):
     async def wake(self) -> None:
         await self._judge.wake()
 
+    async def close(self) -> None:
+        with suppress(RollpackerError):  # one that has failed has said why
+            sys.stderr.write(f"{await self._judge.describe_work()}\n")
+        await self._judge.close()
+
     def _question(self, prompt: Prompt) -> str:
         from rollpacker.rewards.judge.reading import dialogue
 

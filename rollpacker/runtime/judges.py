@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.arrivals import Arrivals
-from rollpacker.protocols.reward import RewardService, TurnTaking
+from rollpacker.protocols.reward import RewardService
 from rollpacker.runtime.restarts import Restarts
 
 if TYPE_CHECKING:
@@ -36,8 +36,13 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import Verdict
 
 
-class JudgeService(RewardService, TurnTaking, Protocol):
+class JudgeService(RewardService, Protocol):
     """A judge in a process of its own."""
+
+    async def sleep(self) -> None:
+        """Give back GPU memory, once what is being read has been judged; what comes meanwhile waits."""
+
+    async def wake(self) -> None: ...
 
 
 ReplaceJudge = Callable[[EngineId, EngineId], Awaitable[JudgeService]]
@@ -173,6 +178,10 @@ class RoutedReward:
 
     # Turns with the trainer
 
+    @property
+    def takers(self) -> list[EngineId]:
+        return [each.name for each in self._judges.scorers if self._restarts.seat_of(each.name) in self._turn_takers]
+
     async def sleep(self) -> None:
         """Leave GPUs to the trainer."""
         if self._turn_takers and not self._is_asleep:
@@ -198,8 +207,7 @@ class RoutedReward:
             except EngineFailed as error:
                 self._lose(scorer, error)
 
-        takers = [each for each in self._judges.scorers if self._restarts.seat_of(each.name) in self._turn_takers]
-        await asyncio.gather(*(give(scorer) for scorer in takers))
+        await asyncio.gather(*(give(scorer) for scorer in self._judges.scorers if scorer.name in self.takers))
 
     # Scorers
 

@@ -250,8 +250,8 @@ class StepRecorder:
                 began, ended = scoring.get(verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
                 scoring[verdict.scorer] = (min(began, scored_at_s - verdict.time_s), max(ended, scored_at_s))
         for scorer, span in sorted(scoring.items()):
-            role, _, _ = scorer.rpartition("-")
-            rows.append(self._interval_row(record, scorer, role or scorer, "score", span=span))
+            role, _, _ = scorer.partition("-")
+            rows.append(self._interval_row(record, scorer, role, "score", span=span))
         rows += [
             self._interval_row(
                 record,

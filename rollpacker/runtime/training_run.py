@@ -127,6 +127,7 @@ class TrainingRun:
         self._departure = stay.departure
         self._turn_takers = turn_takers
         self._judges = judges
+        self._judges_asleep_since = clock.now()
         self._is_trainer_asleep = False
         self._is_modelled = is_modelled
         self._deadlines = config.backend.deadlines
@@ -175,6 +176,7 @@ class TrainingRun:
         """Let the trainer have all of its GPUs; judges on them sleep until it has left them."""
         if self._judges is not None:
             await self._watchdog.within(self._deadlines.train_s, "judges to fall asleep", self._judges.sleep())
+            self._judges_asleep_since = self._clock.now()
         await self._watchdog.within(self._deadlines.train_s, "the trainer to take its GPUs", self._trainer.wake())
         self._is_trainer_asleep = False
 
@@ -200,6 +202,8 @@ class TrainingRun:
             self._is_trainer_asleep = True
             await self._watchdog.within(self._deadlines.train_s, "the trainer to leave its GPUs", self._trainer.sleep())
             if self._judges is not None:
+                for judge in self._judges.takers:
+                    self._diary.add(judge, "judge", "asleep", self._judges_asleep_since)
                 await self._watchdog.within(self._deadlines.train_s, "judges to wake", self._judges.wake())
         self._published = await self._watchdog.within(
             self._deadlines.weight_sync_s + self._driver.longest_switch_s,

@@ -32,18 +32,26 @@ def judged_run(inputs, tmp_path, *overrides):
     )
 
 
-def test_judges_read_their_domain_a_killed_ones_answers_go_to_the_other_and_the_last_ones_death_ends_the_run(
-    inputs, tmp_path
-):
-    run = judged_run(inputs, tmp_path)
-    run.wait_for_steps(2)
+def joined(run, judge):
+    return f"note: {judge} has taken the place of" in run.output()
+
+
+def test_a_killed_judge_is_replaced_and_the_run_ends_when_no_judge_is_left_or_to_come(inputs, tmp_path):
+    run = judged_run(inputs, tmp_path, "reward.judge.max_restarts=1", "reward.judge.restart_pause_s=0")
+    run.wait_for_steps(1)
     os.kill(run.pid_of("judge-0"), signal.SIGKILL)
+    run.wait_until(lambda: joined(run, "judge-0-r1"))
     run.wait_for_steps(num_recorded_steps(run.run_dir) + 3)
-    os.kill(run.pid_of("judge-1"), signal.SIGKILL)
+    for judge in ("judge-0-r1", "judge-1"):
+        os.kill(run.pid_of(judge), signal.SIGKILL)
+    run.wait_until(lambda: joined(run, "judge-1-r1"))
+    os.kill(run.pid_of("judge-1-r1"), signal.SIGKILL)
     assert run.wait() == 1, run.output()
-    assert "The process of judge-0 died. The answers that it read go to the other judges." in run.output()
-    assert "The process of judge-1 died. No judge is left that could go on." in run.output()
-    assert "judge-1.log" in run.output()
+    lost = "The answers that it had go to other judges, or wait."
+    assert f"The process of judge-0 died. {lost} judge-0-r1 is to take its place: restart 1 of 1." in run.output()
+    assert f"The process of judge-0-r1 died. {lost} It is not replaced: reward.judge.max_restarts=1." in run.output()
+    assert "The process of judge-1-r1 died. No judge is left that could go on." in run.output()
+    assert "judge-1-r1.log" in run.output()
     assert "Traceback" not in run.output()
     run.assert_nothing_is_left()
 
@@ -55,7 +63,23 @@ def test_judges_read_their_domain_a_killed_ones_answers_go_to_the_other_and_the_
     assert {row["reward_reason"] for row in responses if row["domain"] == "walk"} & {"malformed", "wrong_sum"}
     scoring = [row for row in rows(run.run_dir, "intervals") if row["activity"] == "score"]
     actors = {(row["actor"], row["role"]) for row in scoring}
-    assert actors == {("judge-0", "judge"), ("judge-1", "judge"), ("reward", "reward")}
-    last_step = max(row["step"] for row in scoring)
-    assert "judge-0" not in {row["actor"] for row in scoring if row["step"] == last_step}
+    assert {("judge-0", "judge"), ("judge-0-r1", "judge"), ("judge-1", "judge"), ("reward", "reward")} <= actors
+    replay(run.run_dir)
+
+
+def test_a_judge_on_the_gpus_of_engine_and_trainer_sleeps_in_the_trainers_turns(inputs, tmp_path, monkeypatch):
+    """The GPU is not real: a number that Ray hands out."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    words = ("placement=colocated", "placement.judge=0", "engine.num_engines=1", "reward.judge.num_replicas=1")
+    run = judged_run(inputs, tmp_path, *words, "run.num_steps=3", "run.checkpoint_every_steps=2")
+    assert run.wait() == 0, run.output()
+    intervals = rows(run.run_dir, "intervals")
+    asleep = [row for row in intervals if (row["actor"], row["activity"]) == ("judge-0", "asleep")]
+    for step in range(3):
+        [training] = [row for row in intervals if (row["step"], row["activity"]) == (step, "train")]
+        assert any(
+            row["started_at_s"] <= training["started_at_s"] and training["ended_at_s"] <= row["ended_at_s"]
+            for row in asleep
+        )
+        assert any((row["step"], row["actor"], row["activity"]) == (step, "judge-0", "score") for row in intervals)
     replay(run.run_dir)

@@ -188,7 +188,7 @@ class SlowModel:
         self.batches: asyncio.Queue[int] = asyncio.Queue()
         """How many prompts each had."""
         self.may_answer = asyncio.Semaphore(0)
-        self.is_closed = False
+        self.is_closed = self.is_asleep = False
 
     async def next_token_logprobs(self, prompts, candidates):
         self.batches.put_nowait(len(prompts))
@@ -197,8 +197,34 @@ class SlowModel:
             raise RuntimeError("the model broke")
         return [tuple(math.log(0.5 / len(candidates)) for _ in candidates) for _ in prompts]
 
+    async def sleep(self):
+        self.is_asleep = True
+
+    async def wake(self):
+        self.is_asleep = False
+
     async def close(self):
         self.is_closed = True
+
+
+async def test_a_judge_falls_asleep_once_its_batch_is_read_and_what_comes_meanwhile_waits(folder, model, prompts):
+    slow = SlowModel()
+    worker = JudgeRewardWorker(slow, prompts, judge_section(folder))
+    await worker.score([asked("Paris", sample=0)])
+    assert await slow.batches.get() == 1
+    falling_asleep = asyncio.create_task(worker.sleep())
+    await worker.score([asked("Rome", sample=1)])
+    assert not slow.is_asleep
+    slow.may_answer.release()
+    slow.may_answer.release()
+    assert len(await worker.collect()) == 1
+    await falling_asleep
+    assert slow.is_asleep
+    assert slow.batches.empty()
+    await worker.wake()
+    assert await slow.batches.get() == 1
+    assert len(await worker.collect()) == 1
+    await worker.close()
 
 
 async def test_answers_that_come_while_the_judge_reads_are_its_next_batch(folder, model, prompts):

@@ -204,6 +204,7 @@ async def test_judges_on_the_trainers_gpus_sleep_in_its_turn_and_an_empty_place_
     reward = RoutedReward(
         section(), None, judges, note=lambda _: None, replace_judge=bringer, turn_takers=["judge-0", "judge-1"]
     )
+    assert reward.takers == ["judge-0", "judge-1"]
     await reward.wake()
     await reward.score(answers(2))
     first.die()

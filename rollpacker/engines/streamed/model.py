@@ -85,6 +85,16 @@ class StreamingStats:
     num_memory_retries: int
     """Passes that ran out of device memory and were run again with the fewest layers resident."""
 
+    def describe(self) -> str:
+        """Give it in a line for a person."""
+        padded = f"{self.num_padded_tokens / self.num_tokens - 1:.0%} padding" if self.num_tokens else "no padding"
+        return (
+            f"Streamed judge: {self.num_prompts} answers of {self.num_tokens} tokens ({padded}) in {self.num_passes} "
+            f"passes, {self.computing_s:.1f} s in layers; {self.num_resident_layers} of {self.num_layers} layers "
+            f"resident at last; {self.copied_bytes / 1e9:.2f} GB of layers copied in {self.copying_s:.1f} s, for which "
+            f"compute waited {self.exposed_copy_s:.1f} s; {self.num_memory_retries} passes run again for memory."
+        )
+
 
 class StreamedModel:
     """Implements `protocols.judging.JudgeModel`; made by `open_model`."""
@@ -133,6 +143,9 @@ class StreamedModel:
 
     async def stats(self) -> StreamingStats:
         return await self._ask(self._stats)
+
+    async def describe_work(self) -> str:
+        return (await self.stats()).describe()
 
     async def close(self) -> None:
         """End the thread after the pass under way. Calls that still wait fail."""

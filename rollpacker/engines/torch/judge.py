@@ -74,6 +74,9 @@ class TorchJudge:
         if self._device.type == "cuda":
             await self._in_thread(lambda: self._model.to(self._device))
 
+    async def describe_work(self) -> str:
+        return ""
+
     async def close(self) -> None:
         """End the thread; a batch under way ends first."""
         await asyncio.to_thread(self._thread.shutdown)

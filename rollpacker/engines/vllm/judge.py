@@ -86,6 +86,9 @@ class VllmJudge:
     async def wake(self) -> None:
         await self._llm.wake_up(None if self._has_sleep_mode else ["scheduling"])
 
+    async def describe_work(self) -> str:
+        return ""
+
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True

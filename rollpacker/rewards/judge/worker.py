@@ -86,6 +86,10 @@ class JudgeRewardWorker:
         await self._model.wake()
         self._model_in_use.release()
 
+    async def describe_work(self) -> str:
+        """Say what the model has done, for its log; empty if nobody counted."""
+        return await self._model.describe_work()
+
     async def close(self) -> None:
         """End the model; what was not judged gets no verdict, and a pending `collect` returns."""
         self._is_closed = True

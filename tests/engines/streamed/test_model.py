@@ -122,6 +122,8 @@ async def test_it_answers_in_the_order_of_prompts_and_candidates(
     assert stats.num_padded_tokens == 3 * 33 + 2 * 60 + 1
     assert (stats.copied_bytes > 0) == (stats.num_resident_layers < 6)
     assert stats.computing_s > 0
+    words = f"Streamed judge: 6 answers of 167 tokens (32% padding) in 3 passes, {stats.computing_s:.1f} s in layers; "
+    assert stats.describe().startswith(f"{words}{stats.num_resident_layers} of 6 layers resident at last; ")
 
 
 async def test_calls_that_arrive_meanwhile_share_a_pass(model_folder: Path) -> None:
