@@ -17,6 +17,10 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
                      beside engines that decode,
                      where a run scores during its
                      rollouts
+    sandbox_start    judging a program, without its   programs                        0
+                     test cases: a sandbox's start
+    program          all test cases of one that no    programs                        0
+                     limit stopped
     train            an `accumulate`                  responses with an advantage     prompt and response tokens
     train_forward    an `accumulate`                  responses without an advantage  prompt and response tokens
     update           opening and closing a step       0                               0
@@ -25,6 +29,8 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
                      took longer than later ones
     first_train      likewise, a trainer's first step 0                               0
     kv_cache         nothing: it is a size            0                               tokens that fit
+
+`sandbox_start` and `program` are there if responses had programs that a sandbox ran.
 """
 
 from __future__ import annotations
@@ -42,10 +48,13 @@ from rollpacker.metrics.schemas import Column, TableSchema
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 """Grows when a column or a measurement is added, renamed, removed or changes its meaning."""
 
 _VERSION_KEY = b"rollpacker.profile_version"
+
+PROGRAM_MEASUREMENTS = ("sandbox_start", "program")
+"""Of programs in sandboxes."""
 
 MEASUREMENTS = (
     "prefill",
@@ -55,6 +64,7 @@ MEASUREMENTS = (
     "request",
     "response",
     "reward",
+    *PROGRAM_MEASUREMENTS,
     "train",
     "train_forward",
     "update",

@@ -38,6 +38,7 @@ from rollpacker.protocols.rollout import (
     Response,
     RolloutGroup,
     TokenizedPrompt,
+    Verdict,
     VersionSpan,
 )
 from rollpacker.protocols.trainer import BatchShape
@@ -546,7 +547,16 @@ class Profiler:
             verdicts = await self._workers.reward.collect()
             num_judged += len(verdicts)
             judging_s += sum(verdict.time_s for verdict in verdicts)
+            for verdict in verdicts:
+                self._note_program(verdict)
         return judging_s
+
+    def _note_program(self, verdict: Verdict) -> None:
+        """Split the judging of a program that no limit stopped into its sandbox's start and its test cases."""
+        if verdict.case_runs and verdict.reason != "timeout":
+            own_s = math.fsum(run.time_s for run in verdict.case_runs)
+            self._note(("sandbox_start",), 1, 0, verdict.time_s - own_s)
+            self._note(("program",), 1, 0, own_s)
 
     async def _probe_trainer(self, groups: Sequence[RolloutGroup], *, is_trained: bool) -> None:
         """Note what a step on some groups took."""

@@ -65,6 +65,10 @@ class ModelledBackend:
         )
         if plan.profile:
             surroundings.note(f"They follow a profile of {plan.profile.hardware}. {plan.profile.describe_fit()}")
+            if workload.has_programs and plan.profile.programs:
+                workload.take_program_times(plan.profile.programs)
+            elif workload.has_programs:
+                surroundings.note("It has no program in a sandbox: their times are the paper's (Fig 7a).")
         if workload.num_long_prompts:
             verb = "Dropped" if config.data.long_prompts == "drop" else "Shortened"
             limit = config.data.max_prompt_tokens

@@ -19,6 +19,7 @@ from rollpacker.metrics.profile_fits import (
 )
 from rollpacker.metrics.profiles import read_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
+from rollpacker.sim.lengths import Quantiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,16 @@ class CallCosts:
     """Shortest time between two answers of one worker to `collect`."""
     first_rollout_s: float
     """By which an engine's very first passes take longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCosts:
+    """Programs in sandboxes, as the policy that was measured writes them."""
+
+    start_s: float
+    """Of a sandbox, which no limit counts; median."""
+    run_times: Quantiles
+    """Of all test cases of a program: first decile, median and ninth decile, and what lies between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +191,16 @@ class ProfiledCluster:
             collect_interval_s=self._profile.facts.collect_interval_s,
             first_rollout_s=self._points("first_rollout")[0].seconds,
         )
+
+    @property
+    def programs(self) -> ProgramCosts | None:
+        """None where no program was measured."""
+        starts, runs = self._profile.of("sandbox_start"), self._profile.of("program")
+        if not (starts and runs):
+            return None
+        run = runs[0]
+        pairs = ((0.1, run.seconds_low), (0.5, run.seconds), (0.9, run.seconds_high))
+        return ProgramCosts(start_s=starts[0].seconds, run_times=Quantiles(pairs))
 
     def weight_transfer_s(self, tensor_parallel: int) -> float:
         """From the trainer to every engine of some degree."""

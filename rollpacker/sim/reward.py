@@ -38,6 +38,8 @@ class Judgement:
     """On a core of its own, without a limit; infinite for a program that never ends."""
     has_program: bool = False
     """True when test cases run in the sandbox."""
+    start_s: float = 0.0
+    """Of a program's sandbox; no limit counts it."""
     judge_tokens: int | None = None
     """What an LLM judge reads; None when none does."""
 
@@ -89,7 +91,7 @@ class ModelledReward:
                 limit_s = self._timeout_s
                 if judgement.has_program and response.case_limits_s:
                     limit_s = response.case_limits_s[0]
-                item = Program(work_s=judgement.time_s, limit_s=limit_s)
+                item = Program(work_s=judgement.start_s + judgement.time_s, limit_s=judgement.start_s + limit_s)
                 (programs if judgement.has_program else rules).append(item)
             self._in_work[item] = response, judgement
         if programs:
@@ -128,7 +130,7 @@ class ModelledReward:
             reward=0.0 if program.was_killed else judgement.reward,
             reason="timeout" if program.was_killed else judgement.reason,
             time_s=program.time_s,
-            case_runs=(CaseRun(0, program.time_s, is_right),) if judgement.has_program else (),
+            case_runs=(CaseRun(0, program.time_s - judgement.start_s, is_right),) if judgement.has_program else (),
         )
 
     def _answers_judged(self, answers: Sequence[Answer]) -> None:

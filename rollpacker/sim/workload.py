@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.modelled import WorkloadSection
     from rollpacker.protocols.reward import ResponseToScore
     from rollpacker.protocols.rollout import GenerationRequest
+    from rollpacker.sim.profile import ProgramCosts
 
 RewardKind = Literal["rule", "sandbox", "judge"]
 
@@ -88,6 +89,7 @@ class Workload:
         self._drift = Drift(self._section, self._lengths)
         self._run_times = _run_times()
         self._longest_p = self._run_times.share_below(PAPER_LIMIT_S)
+        self._sandbox_start_s = 0.0
         self.prompts: Mapping[str, TokenizedPrompt] = self._make_prompts(config)
         self.num_long_prompts = self._fit_long_prompts(config)
         self._prompt_shifts: dict[str, tuple[float, float]] = {}
@@ -114,6 +116,18 @@ class Workload:
             return False
         return any(self._kind(domain) == "judge" for domain in self.num_prompts_by_domain)
 
+    @property
+    def has_programs(self) -> bool:
+        """True when some responses are run in a sandbox whose times are not given."""
+        if self._section.reward_time_s is not None:
+            return False
+        return any(self._kind(domain) == "sandbox" for domain in self.num_prompts_by_domain)
+
+    def take_program_times(self, programs: ProgramCosts) -> None:
+        """Let programs take what was measured, and no more what the paper says of its own (Fig 7a)."""
+        self._run_times, self._longest_p = programs.run_times, 1.0
+        self._sandbox_start_s = programs.start_s
+
     def judgement_of(self, response: ResponseToScore) -> Judgement:
         """Whether a response is right, and what work it is to tell."""
         name, domain = response.request, response.prompt.domain
@@ -136,7 +150,13 @@ class Workload:
                 has_hung = not is_right and luck - solve_rate < self._section.endless_share
                 is_endless = reason == "timeout" if recorded else has_hung
                 time_s = math.inf if is_endless else self._run_time_s(name.prompt.key, run_time_p)
-                return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(time_s), has_program=True)
+                return Judgement(
+                    reward=reward,
+                    reason=reason,
+                    time_s=self._or_fixed(time_s),
+                    has_program=True,
+                    start_s=self._sandbox_start_s,
+                )
             case _:
                 return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(self._rule_time_s))
 

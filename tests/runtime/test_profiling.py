@@ -3,7 +3,7 @@
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.metrics.profiles import MEASUREMENTS, ProfileFacts
+from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
 from rollpacker.runtime.profiling import NUM_REPEATS, measure
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.plan import plan_cluster
@@ -26,7 +26,7 @@ FACTS = ProfileFacts(
 )
 
 
-def config_of(system, tmp_path):
+def config_of(system, tmp_path, *words):
     return compose(
         [
             "backend=sim",
@@ -42,6 +42,7 @@ def config_of(system, tmp_path):
             "rollout.num_responses=2",
             "rollout.max_response_tokens=200",
             f"run.dir={tmp_path / 'run'}",
+            *words,
         ]
     )
 
@@ -68,7 +69,7 @@ def test_a_profile_of_modelled_workers_has_their_costs(system, num_launched, tmp
     config = config_of(system, tmp_path)
     plan = plan_cluster(config, needs_judge=False)
     profile = measured(config, tmp_path)
-    assert {point.measurement for point in profile.points} == set(MEASUREMENTS)
+    assert {point.measurement for point in profile.points} == {*MEASUREMENTS} - {*PROGRAM_MEASUREMENTS}
     for point in profile.of("decode"):
         if point.num_items == round(point.num_items):  # else some ended within the window
             pass_s = plan.engine.pass_s(round(point.num_items)) + plan.engine.kv_read_s * point.num_tokens
@@ -83,3 +84,13 @@ def test_a_profile_of_modelled_workers_has_their_costs(system, num_launched, tmp
     assert {point.num_items for point in profile.of("request")} == {1, max(1, num_launched // 8), num_launched}
     assert all(point.num_repeats >= NUM_REPEATS for point in profile.of("train"))
     assert {point.num_items for point in profile.of("train")} == {2, 4, 8}
+
+
+def test_programs_are_timed_without_their_sandboxes_start_and_only_those_that_no_limit_stopped(tmp_path):
+    """Modelled programs take the paper's times; those that never end are stopped at 30 s."""
+    words = ("reward.kinds.math=sandbox", "workload.endless_share=0.3", "reward.timeout_s=30", "reward.num_workers=64")
+    profile = measured(config_of("tail-reward", tmp_path, *words, "reward.num_cores=64"), tmp_path)
+    [start], [program] = profile.of("sandbox_start"), profile.of("program")
+    assert start.seconds_high == pytest.approx(0, abs=1e-9)
+    assert 0 < program.seconds_low < program.seconds < program.seconds_high < 30
+    assert start.num_repeats == program.num_repeats > NUM_REPEATS

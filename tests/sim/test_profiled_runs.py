@@ -25,7 +25,7 @@ from rollpacker.sim.profile import CallCosts, ProfiledCluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.clusters import SMALL
-from tests.sim.test_profile import profile
+from tests.sim.test_profile import point, profile
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,22 @@ def test_only_a_runs_first_step_takes_what_workers_do_once_and_a_resumed_run_goe
     train(inputs, tmp_path / "resumed", saved, "run.num_steps=2")
     resumed = read_frame(train(inputs, tmp_path / "resumed", saved, "run.resume=auto"), "steps")
     assert resumed["step_time_s"].tolist() == pytest.approx(cold["step_time_s"].tolist())
+
+
+def test_programs_take_what_was_measured_and_no_limit_counts_their_sandboxes_start(inputs, tmp_path):
+    times = {"sandbox_start": 0.25, "program": 0.5}
+    points = [point(name, 1, 0, seconds) for name, seconds in times.items()]
+    write_profile(tmp_path / "programs.parquet", replace(profile(), points=(*profile().points, *points)))
+    words = (
+        f"hardware.profile={tmp_path}/programs.parquet",
+        *("workload.reward_time_s=null", "reward.kinds.math=sandbox", "workload.endless_share=0"),
+        *("reward.num_workers=64", "reward.num_cores=64", "reward.timeout_s=0.6", "rollout.max_response_tokens=800"),
+    )
+    responses = read_frame(train(inputs, tmp_path / "run", *words), "responses")
+    ran = responses[responses["finish_reason"] != "length"]
+    assert len(ran) > 0
+    assert ran["reward_time_s"].tolist() == pytest.approx([0.75] * len(ran))
+    assert "timeout" not in set(ran["reward_reason"])
 
 
 def test_groups_without_an_advantage_are_trained_in_the_time_of_a_forward_pass(inputs, tmp_path):
