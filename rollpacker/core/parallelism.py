@@ -8,18 +8,21 @@ round has a controller of its own.
     its first one, where what passes take is known              the fastest by a guess (`core.first_guess`)
     more preemptions than max_growth times the reference        doubles
     no preemption in `patience` rounds of the kind in a row     halves
-    the first one on a new degree, slower than on the old one   goes back
+    after a change: slower than on the degree before            goes back
 
 The reference is the previous round of the same kind on the same degree. Without one the counts say nothing: after the
 first round of a kind, and after the first round since its degree changed.
 
-A change has to **pay**, so far as is known. What it gains follows from the kind's last measured rates (tokens per
-second of rollout) on both degrees, if they are at most `num_rounds_remembered` rounds of the kind old; what it costs is
-the time that the last change to that degree took, and where kinds alternate the time of the way back. The gain counts
-for as many rounds as the kind has in a row on average, for `num_rounds_remembered` where there is no other kind. One
-that does not pay is not made: no verdict is given for it, and at the boundary between two kinds whose degrees differ
-the engines stay as they are. What is not known is tried. So a kind whose preemptions grow with its lengths does not go
-to and fro, and a long round that would save a second does not cost two changes.
+How fast a kind is on a degree is a mean: tokens per second of rollout, over those of its last `num_rounds_remembered`
+rounds that ran there. Rounds differ by chance, so a change that one of them made is undone when later ones say so. Only
+tokens that the batch needed count: engines that do more for responses that are aborted in the end are no faster.
+
+A change has to **pay**, so far as is known. What it gains follows from the kind's rates on both degrees; what it costs
+is the time that the last change to that degree took, and where kinds alternate the time of the way back. The gain
+counts for as many rounds as the kind has in a row on average, for `num_rounds_remembered` where there is no other kind.
+One that does not pay is not made: no verdict is given for it, and at the boundary between two kinds whose degrees
+differ the engines stay as they are. What is not known is tried. So a kind whose preemptions grow with its lengths does
+not go to and fro, and a long round that would save a second does not cost two changes.
 
 A round may run on another degree than its kind's: when the change did not pay, or when a draw that meets the end of the
 data turns a short round into a long one. Such a round's rate is remembered; its counts give no verdict.
@@ -52,7 +55,7 @@ class _Controller:
     degree: int
     """What its next round should run on."""
     came_from: int | None = None
-    """The degree before, until the first round on the new one is measured."""
+    """The degree before the last change, until the kind goes back to it."""
     reference: int | None = None
     """Preemptions of its last round on that degree."""
     num_calm: int = 0
@@ -61,15 +64,14 @@ class _Controller:
     """Measured so far."""
     num_rows: int = 0
     """Begun so far, of rounds of this kind without another kind between them."""
-    num_tokens: int = 0
-    """Of its last round."""
-    rates: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Per degree, tokens per second of its last round there, and which of the kind's rounds that was."""
+    rounds: list[tuple[int, int, float]] = field(default_factory=list)
+    """The remembered ones, the last one last: degree, tokens, and seconds of rollout."""
 
-    def rate_on(self, degree: int, num_rounds_remembered: int) -> float | None:
-        """The last rate on a degree, if it is remembered."""
-        rate, measured_at = self.rates.get(degree, (0.0, -num_rounds_remembered - 1))
-        return rate if self.num_rounds - measured_at <= num_rounds_remembered else None
+    def rate_on(self, degree: int) -> float | None:
+        """Tokens per second over all remembered rounds on a degree; None without any."""
+        of_degree = [(num_tokens, time_s) for at, num_tokens, time_s in self.rounds if at == degree]
+        seconds = sum(time_s for _, time_s in of_degree)
+        return sum(num_tokens for num_tokens, _ in of_degree) / seconds if seconds else None
 
     def move(self, degree: int, came_from: int | None) -> None:
         self.degree, self.came_from, self.reference, self.num_calm = degree, came_from, None, 0
@@ -100,7 +102,7 @@ class ParallelismPlanner:
 
     @property
     def gain(self) -> float | None:
-        """The last measured round's rate over that of the last round of its kind on another degree, if remembered."""
+        """The last measured round's rate over that of its kind on the degree of before, if any is remembered."""
         return self._gain
 
     # The round
@@ -154,9 +156,8 @@ class ParallelismPlanner:
 
     def _learn(self, controller: _Controller, event: RoundMeasured) -> None:
         controller.num_rounds += 1
-        controller.num_tokens = event.num_tokens
-        if event.rollout_time_s:
-            controller.rates[self._in_use] = (event.num_tokens / event.rollout_time_s, controller.num_rounds)
+        controller.rounds.append((self._in_use, event.num_tokens, event.rollout_time_s))
+        del controller.rounds[: -self._settings.num_rounds_remembered - 1]
         self._gain = self._compare(controller)
         if controller.num_rounds == 1 and self._settings.costs and event.lengths_tokens:
             self._guess(controller, event.lengths_tokens)
@@ -169,7 +170,7 @@ class ParallelismPlanner:
             controller.move(degree, came_from=self._in_use if self._in_use != degree else None)
 
     def _judge(self, controller: _Controller, num_preemptions: int) -> None:
-        before, controller.came_from = controller.came_from, None
+        before = controller.came_from
         is_slower = before is not None and self._is_slower_than(controller, before)
         if before is not None and is_slower and self._pays(controller, controller.degree, before):
             controller.move(before, came_from=None)
@@ -191,19 +192,18 @@ class ParallelismPlanner:
 
     def _is_slower_than(self, controller: _Controller, other: int) -> bool:
         """Tell whether the kind is slower on its degree than on another, so far as is remembered."""
-        memory = self._settings.num_rounds_remembered
-        here, there = controller.rate_on(controller.degree, memory), controller.rate_on(other, memory)
+        here, there = controller.rate_on(controller.degree), controller.rate_on(other)
         return here is not None and there is not None and here < there
 
     def _pays(self, controller: _Controller, here: int, there: int) -> bool:
         """Tell whether a change would bring in its time; what nobody knows is tried."""
-        memory = self._settings.num_rounds_remembered
-        rate_here, rate_there = controller.rate_on(here, memory), controller.rate_on(there, memory)
+        rate_here, rate_there = controller.rate_on(here), controller.rate_on(there)
         if rate_here is None or rate_there is None:
             return True
         if not (rate_here and rate_there):
             return rate_there >= rate_here
-        gain_s = controller.num_tokens / rate_here - controller.num_tokens / rate_there
+        _, num_tokens, _ = controller.rounds[-1]
+        gain_s = num_tokens / rate_here - num_tokens / rate_there
         return gain_s >= 0 and gain_s * self._num_rounds_in_a_row(controller) >= self._cost_s(here, there)
 
     def _num_rounds_in_a_row(self, controller: _Controller) -> float:
@@ -219,12 +219,10 @@ class ParallelismPlanner:
         return sum(controller.num_rows > 0 for controller in self._controllers.values()) > 1
 
     def _compare(self, controller: _Controller) -> float | None:
-        others = [(measured_at, degree) for degree, (_, measured_at) in controller.rates.items()]
-        others = [(measured_at, degree) for measured_at, degree in others if degree != self._in_use]
-        if not others or self._in_use not in controller.rates:
-            return None
-        before = controller.rate_on(max(others)[1], self._settings.num_rounds_remembered)
-        return controller.rates[self._in_use][0] / before if before else None
+        *earlier, (degree, num_tokens, time_s) = controller.rounds
+        others = [other for other, _, _ in earlier if other != degree]
+        before = controller.rate_on(others[-1]) if others else None
+        return num_tokens / time_s / before if before and time_s else None
 
     # Self-check and snapshot
 
@@ -237,12 +235,12 @@ class ParallelismPlanner:
         degrees = set(self._settings.degrees)
         for kind, controller in self._controllers.items():
             calm_without_reference = controller.reference is None and controller.num_calm
-            used = {controller.degree, self._in_use, *controller.rates, *self._switch_s}
+            used = {controller.degree, self._in_use, *(degree for degree, _, _ in controller.rounds), *self._switch_s}
             if not used <= degrees or calm_without_reference:
                 raise InvariantViolated(f"The planner of {kind} rounds contradicts itself: {controller}")
-            if any(measured_at > controller.num_rounds for _, measured_at in controller.rates.values()):
-                raise InvariantViolated(f"The planner of {kind} rounds remembers rounds to come: {controller}")
-            if controller.came_from is not None and (controller.came_from == controller.degree or controller.num_calm):
+            if len(controller.rounds) > min(controller.num_rounds, self._settings.num_rounds_remembered + 1):
+                raise InvariantViolated(f"The planner of {kind} rounds remembers too many: {controller}")
+            if controller.came_from == controller.degree:
                 raise InvariantViolated(f"The planner of {kind} rounds has not moved: {controller}")
         if self._is_open and self._is_measurable:
             raise InvariantViolated(f"Round {self._round} is open and may be measured.")
@@ -251,8 +249,7 @@ class ParallelismPlanner:
         """Give the whole state as JSON data that shares nothing with the machine."""
         return {
             "controllers": {
-                kind.value: asdict(controller)
-                | {"rates": [[degree, *measured] for degree, measured in controller.rates.items()]}
+                kind.value: asdict(controller) | {"rounds": [list(each) for each in controller.rounds]}
                 for kind, controller in self._controllers.items()
             },
             "in_use": self._in_use,
@@ -270,8 +267,8 @@ class ParallelismPlanner:
         machine = cls(settings)
         allowed = set(settings.degrees)
         for kind, plain in snapshot["controllers"].items():
-            rates = {degree: (rate, measured_at) for degree, rate, measured_at in plain["rates"] if degree in allowed}
-            controller = _Controller(**{**plain, "rates": rates})
+            rounds = [tuple(each) for each in plain["rounds"][-settings.num_rounds_remembered - 1 :]]
+            controller = _Controller(**{**plain, "rounds": [each for each in rounds if each[0] in allowed]})
             if controller.degree not in allowed:
                 controller.move(settings.initial, came_from=None)
             machine._controllers[RoundKind(kind)] = controller

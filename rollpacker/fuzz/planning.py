@@ -24,11 +24,6 @@ class MeasuredRound(NamedTuple):
     kinds: tuple[RoundKind, ...]
     """Of all rounds that had begun by then."""
 
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.num_tokens / self.time_s
-
 
 def degree_after(history: Sequence[MeasuredRound], kind: RoundKind, planner: ParallelismSettings) -> int:
     """Work out the degree that a kind of round wants, from all rounds so far."""
@@ -45,10 +40,9 @@ def degree_after(history: Sequence[MeasuredRound], kind: RoundKind, planner: Par
             continue
         if each.degree != degree:
             continue
-        tried, before = before, None
-        is_worse = tried is not None and is_slower(past, kind, degree, tried, planner)
-        if tried is not None and is_worse and pays(past, kind, degree, tried, planner):
-            degree, counts = tried, []
+        is_worse = before is not None and is_slower(past, kind, degree, before, planner)
+        if before is not None and is_worse and pays(past, kind, degree, before, planner):
+            degree, before, counts = before, None, []
             continue
         counts.append(each.num_preemptions)
         if len(counts) > 1 and each.num_preemptions > planner.max_growth * counts[-2]:
@@ -63,7 +57,7 @@ def degree_after(history: Sequence[MeasuredRound], kind: RoundKind, planner: Par
 def is_slower(
     history: Sequence[MeasuredRound], kind: RoundKind, here: int, there: int, planner: ParallelismSettings
 ) -> bool:
-    """Work out whether a kind's last round on a degree was slower than that on another, as far as is remembered."""
+    """Work out whether a kind's rounds on a degree were slower than those on another, as far as is remembered."""
     rate_here, rate_there = rate_on(history, kind, here, planner), rate_on(history, kind, there, planner)
     return rate_here is not None and rate_there is not None and rate_here < rate_there
 
@@ -92,6 +86,8 @@ def pays(
 def rate_on(
     history: Sequence[MeasuredRound], kind: RoundKind, degree: int, planner: ParallelismSettings
 ) -> float | None:
-    """The last rate of a kind on a degree, unless that is long ago."""
+    """Tokens per second over the rounds of a kind on a degree, except those that are long ago."""
     lately = [each for each in history if each.kind is kind][-planner.num_rounds_remembered - 1 :]
-    return next((each.rate for each in reversed(lately) if each.degree == degree), None)
+    there = [each for each in lately if each.degree == degree]
+    seconds = sum(each.time_s for each in there)
+    return sum(each.num_tokens for each in there) / seconds if seconds else None

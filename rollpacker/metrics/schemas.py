@@ -149,8 +149,8 @@ STEPS = TableSchema(
         _count("tensor_parallel", "GPUs of each engine in the round"),
         _number(
             "parallelism_gain",
-            "Tokens per second of the rollout, engines' own count, over those of the last round of its kind on another "
-            "degree; null when there was none lately",
+            "Tokens that the batch needed per second of rollout, over those of its kind's last rounds on the degree of "
+            "before; null when there was none lately",
             is_nullable=True,
         ),
         _seconds(

@@ -158,7 +158,7 @@ class RoundCosts:
 
     tensor_parallel: int
     parallelism_gain: float | None
-    """Tokens per second over those of the last round of its kind on another degree, if anyone remembers."""
+    """Tokens per second over those of its kind's rounds on the degree of before, if anyone remembers."""
     num_engines_lent: int
     """To the trainer, before the round was over."""
     before: Mapping[EngineId, EngineStats]
@@ -382,7 +382,7 @@ class Driver:
                 round=record.begin.round,
                 num_preemptions=costs.growth("num_preemptions"),
                 rollout_time_s=(record.generated_at_s or record.ended_at_s) - record.began_at_s,
-                num_tokens=costs.growth("num_generated_tokens"),
+                num_tokens=record.num_needed_tokens,
                 switch_time_s=switch_time_s,
                 lengths_tokens=tuple(
                     request.response.num_tokens for request in record.requests.values() if request.response

@@ -128,6 +128,15 @@ class RoundRecord:
     def drop(self, prompt: PromptId) -> None:
         self.dropped[prompt] = None
 
+    @property
+    def num_needed_tokens(self) -> int:
+        """Of the responses without which the batch would not be complete: accepted ones, those of dropped prompts."""
+        return sum(
+            record.response.num_tokens
+            for request, record in self.requests.items()
+            if record.response is not None and (record.is_accepted or request.prompt in self.dropped)
+        )
+
     def groups(self) -> Iterator[RolloutGroup]:
         """The batch, in canonical order."""
         assert self.order is not None

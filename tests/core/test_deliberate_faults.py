@@ -322,8 +322,20 @@ FAULTS = (
     Fault(
         name="a rate is remembered for ever",
         module=parallelism,
-        right="return rate if self.num_rounds - measured_at <= num_rounds_remembered else None",
-        wrong="return rate if degree in self.rates else None",
+        right="del controller.rounds[: -self._settings.num_rounds_remembered - 1]",
+        wrong="pass",
+    ),
+    Fault(
+        name="the last round instead of the mean",
+        module=parallelism,
+        right="for at, num_tokens, time_s in self.rounds if at == degree]",
+        wrong="for at, num_tokens, time_s in self.rounds if at == degree][-1:]",
+    ),
+    Fault(
+        name="a change is judged by its first round alone",
+        module=parallelism,
+        right="before = controller.came_from\n",
+        wrong="before, controller.came_from = controller.came_from, None\n",
     ),
     Fault(
         name="plan for the kind that was",

@@ -7,6 +7,8 @@ import pytest
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
+from rollpacker.core.events import RoundMeasured
+from rollpacker.metrics.event_log import attempt_path, read_event_log
 from rollpacker.metrics.tables import read_frame
 
 SMALL = [
@@ -82,11 +84,21 @@ def test_rounds_that_preempt_more_and_more_move_to_engines_of_more_gpus(tmp_path
     switches = read_frame(tmp_path / "planned", "intervals").query("activity == 'switch'")
     assert switches["step"].tolist() == [step for step, seconds in enumerate(planned["switch_time_s"]) if seconds]
     first = next(step for step, degree in enumerate(degrees) if degree > 1)
-    rates = planned["tokens_per_second"]
-    assert planned["parallelism_gain"][first] == pytest.approx(rates[first] / rates[first - 1])
+    before = planned[:first]
+    rate_before = before["tokens_trained"].sum() / before["rollout_time_s"].sum()
+    rate = planned["tokens_trained"][first] / planned["rollout_time_s"][first]
+    assert planned["parallelism_gain"][first] == pytest.approx(rate / rate_before)
     assert planned["parallelism_gain"][:first].isna().all()
     engines = read_frame(tmp_path / "planned", "responses").groupby("step")["engine"].nunique()
     assert [4 // degree for degree in degrees] == engines.tolist()
+
+
+def test_the_planner_counts_no_tokens_of_responses_that_a_short_round_aborted(tmp_path):
+    steps = steps_of(tmp_path, "system=tail-reward-planner")
+    records = read_event_log(attempt_path(tmp_path, 0)).records
+    measured = [record.event.num_tokens for record in records if isinstance(record.event, RoundMeasured)]
+    assert measured == steps["tokens_trained"].tolist()
+    assert (steps["tokens_trained"] < steps["tokens_generated"])[steps["round_kind"] == "short"].all()
 
 
 @pytest.mark.parametrize("system", ["reward", "planner", "tail-reward-planner"])
