@@ -18,9 +18,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-_WATERMARK = 100
-"""One part in so many of the KV cache stays free when a sequence is admitted, as in vLLM."""
-
 _STRIDE = 0.618
 """Responses are played in steps of this share of their number, so that long ones lie among short ones."""
 
@@ -77,7 +74,7 @@ def round_s(costs: DegreeCosts, lengths_tokens: Sequence[int], prompt_tokens: in
     while waiting or running:
         while waiting and len(running) < costs.max_num_seqs:
             num_tokens = prompt_tokens + waiting[0].num_generated
-            if running and num_cached + num_tokens + len(running) + capacity // _WATERMARK >= capacity:
+            if running and num_cached + num_tokens + len(running) >= capacity:
                 break
             running.append(waiting.popleft())
             num_cached += num_tokens
