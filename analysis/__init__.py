@@ -5,6 +5,6 @@
     numbers      ours beside the paper's, and claims      verdicts     which claims hold, and held before
     plots, rounds, style   what figures look like         writing      files and page
 
-It reads what runs wrote and starts them by their command; of the package it imports how tables are read, and errors.
+It reads what runs wrote and starts them by their command; of the package it imports how that is read, and errors.
 `demo` and `plan` draw for the commands of those names.
 """

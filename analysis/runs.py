@@ -15,6 +15,7 @@ import yaml
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import read_frame
+from rollpacker.runtime.status import read_status
 
 PAPER_SETUP = "paper"
 """Of conf/setup: the size of run that the paper's numbers are of."""
@@ -84,6 +85,12 @@ class Run:
     def tensor_parallel(self) -> int:
         """Of the engines that the run began with."""
         return int(self.steps["tensor_parallel"].iloc[0])
+
+    @property
+    def processor_s(self) -> float | None:
+        """What the run took of a processor, if it did so in one attempt; of a modelled run that is all it takes."""
+        status = read_status(self.folder)
+        return status.processor_s if status and status.attempt == 0 else None
 
     @cached_property
     def task(self) -> str:

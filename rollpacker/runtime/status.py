@@ -41,6 +41,9 @@ class RunStatus:
     host: str
     updated_at: float
     """Seconds since the epoch."""
+    processor_s: float | None = None
+    """Of the attempt so far, in the process that heads it: all that a modelled run takes. None: written by a version
+    that did not count."""
 
 
 def write_status(run_dir: Path, status: RunStatus) -> None:
@@ -79,6 +82,7 @@ class StatusBoard:
         self._finished_steps = finished_steps
         self._num_steps = num_steps
         self._job_id = job_id
+        self._processor_zero_s = time.process_time()
         self._write("running")
 
     def step_finished(self, finished_steps: int) -> None:
@@ -112,5 +116,6 @@ class StatusBoard:
                 job_id=self._job_id,
                 host=socket.gethostname(),
                 updated_at=time.time(),
+                processor_s=time.process_time() - self._processor_zero_s,
             ),
         )

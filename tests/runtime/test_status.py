@@ -1,6 +1,7 @@
 """Whoever looks at a run's folder finds how it stands, whatever happened to it."""
 
 import asyncio
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -35,6 +36,16 @@ def test_the_status_says_how_the_attempt_ended(tmp_path, ending, state, reason):
     status = read_status(tmp_path)
     assert (status.state, status.reason) == (state, reason)
     assert (status.attempt, status.finished_steps, status.num_steps, status.job_id) == (2, 4, 9, "17")
+
+
+def test_the_status_counts_processor_time_from_the_beginning_of_the_attempt(tmp_path):
+    before_s = time.process_time()
+    with shown_status(tmp_path, attempt=0, finished_steps=0, num_steps=1, job_id=None) as board:
+        first_s = read_status(tmp_path).processor_s
+        sum(range(1_000_000))
+        board.step_finished(1)
+    last_s = read_status(tmp_path).processor_s
+    assert 0 <= first_s < last_s < time.process_time() - before_s
 
 
 def test_a_run_that_never_began_or_is_of_another_version_has_no_status(tmp_path):
