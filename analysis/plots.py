@@ -28,6 +28,8 @@ PAPER_COLOR = "#B4B4B4"
 OUR_COLOR = "#0072B2"
 _BAR_WIDTH = 0.38
 _PANEL_HEIGHT_INCHES = 2.6
+_HEADROOM = 1.04
+"""Above the end of a line, so that its mark is whole."""
 
 
 def compare_bars(numbers: Numbers, *, ylabel: str, number: str, num_columns: int | None = None) -> Figure:
@@ -94,20 +96,23 @@ def _bar_legend(frame: pd.DataFrame) -> list[Patch]:
     return handles
 
 
-def compare_lines(numbers: Numbers, *, xlabel: str | Mapping[str, str], ylabel: str) -> Figure:
+def compare_lines(numbers: Numbers, *, xlabel: str | Mapping[str, str], ylabel: str, are_sizes: bool = False) -> Figure:
     """Draw a panel for each `panel` and a colour for each `series`: ours as a line, the paper's as points.
 
-    `xlabel` may differ by panel.
+    `xlabel` may differ by panel. Sizes, as of clusters, lie on a logarithmic axis, each marked and named.
     """
     use_style()
     frame = numbers.frame()
     figure, panels = _panels(frame, None)
+    colors = {system: color_of(system, position) for position, system in enumerate(dict.fromkeys(frame["series"]))}
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
-        for position, (system, of_system) in enumerate(rows.groupby("series", sort=False)):
-            _draw_line(axes, of_system, color_of(str(system), position))
+        for system, of_system in rows.groupby("series", sort=False):
+            _draw_line(axes, of_system, colors[system], marker="o" if are_sizes else None)
+        if are_sizes:
+            _name_sizes(axes, sorted(rows["x"].unique()))
         axes.set_title(panel)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=_HEADROOM * axes.get_ylim()[1])
         axes.set_xlabel(xlabel if isinstance(xlabel, str) else xlabel[panel])
     if ylabel:
         figure.supylabel(ylabel, fontsize=9)
@@ -137,7 +142,13 @@ def compare_curves(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
     return figure
 
 
-def _draw_line(axes: Axes, rows: pd.DataFrame, color: str) -> None:
+def _name_sizes(axes: Axes, sizes: Sequence[float]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+    axes.minorticks_off()
+
+
+def _draw_line(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -> None:
     paper = rows[rows["source"] == Source.PAPER]
     own = rows[rows["source"] != Source.PAPER].sort_values("x")
     axes.scatter(paper["x"], paper["y"], s=9, color=color, alpha=0.55, linewidth=0)
@@ -146,7 +157,9 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, color: str) -> None:
     is_modelled = (own["source"] == Source.MODELLED).any()
     x = own["x"].astype(float)
     axes.fill_between(x, own["y_low"].astype(float), own["y_high"].astype(float), color=color, alpha=0.15, linewidth=0)
-    axes.plot(x, own["y"], color=color, linewidth=1.3, linestyle="--" if is_modelled else "-")
+    axes.plot(
+        x, own["y"], color=color, linewidth=1.3, linestyle="--" if is_modelled else "-", marker=marker, markersize=3
+    )
 
 
 def _line_legend(frame: pd.DataFrame) -> list[Line2D]:

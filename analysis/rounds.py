@@ -66,12 +66,12 @@ def draw_rounds(numbers: Numbers, *, ylabel: str) -> Figure:
         _name_means(axes, of_model.groupby("system", sort=False)["y"].mean(), systems)
         axes.set_title(model)
         axes.set_xlabel("training step")
-        axes.set_ylim(bottom=0, top=_HEADROOM * of_model["y_high"].max())
+        axes.set_ylim(bottom=0, top=max(1.0, _HEADROOM * of_model["y_high"].max()))
     figure.supylabel(ylabel, fontsize=9)
     kinds = dict.fromkeys(zip(frame["system"], frame["kind"], strict=True))
     handles = [_mark(systems[system], system, kind) for system, kind in kinds]
     handles += origin_handles(frame)
-    style = {"fontsize": 8, "handlelength": 1.6, "columnspacing": 1.2}
+    style = {"fontsize": 7.5, "handlelength": 1.6, "columnspacing": 1.2}
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), **style)
     return figure
 

@@ -19,6 +19,8 @@ from analysis.exhibits import (
     fig10b,
     fig10c,
     fig11,
+    fig14,
+    scaling,
     table1,
     table2,
 )
@@ -40,7 +42,9 @@ EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
             fig10b,
             fig10c,
             fig11,
+            fig14,
             bubbles,
+            scaling,
         )
     }
 )

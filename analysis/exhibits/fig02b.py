@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TASKS = ("math", "code", "judge")
 
-RUNNING, RATIO, IDLE = "requests running (%)", "longest over median", "GPUs without a request (%)"
+RUNNING, RATIO, IDLE = "requests running (%)", "longest over median", "idle GPUs (%)"
 XLABELS = {RUNNING: "time of the rollout (%)", RATIO: "training step", IDLE: "training step"}
 
 PASSED = tuple(range(0, 100, 2))
@@ -27,7 +27,10 @@ PASSED = tuple(range(0, 100, 2))
 
 
 def gather(runs: Runs) -> Numbers:
-    """Of Qwen2.5-14B with responses up to 16k on 32 GPUs, one task at a time; a rollout ends with its last response."""
+    """Of Qwen2.5-14B with responses up to 16k on 32 GPUs, one task at a time; a rollout ends with its last response.
+
+    A modelled rollout begins with the start of its engines, a fifth of this one (conf/hardware/h800.yaml).
+    """
     points: list[Point | None] = []
     for task in TASKS:
         found = runs.of(model="Qwen2.5-14B", system="verl", task=task)

@@ -1,0 +1,69 @@
+"""Ours: from 16 to 8,192 GPUs with a batch that grows with them, and what it takes to model so many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.exhibit import Exhibit
+from analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from analysis.plots import compare_lines
+from analysis.rounds import rounds_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from analysis.runs import Runs
+
+GPUS = (16, 128, 1024, 8192)
+SYSTEMS = ("verl", "rollpacker")
+SHORT = "RollPacker's short rounds"
+
+STEP_TIME, SPEEDUP, COST = "step time (s)", "speedup over veRL", "to model a step (s)"
+
+
+def gather(runs: Runs) -> Numbers:
+    """Means over the steps, of tail batching only where a run has a long round; processor time on this machine."""
+    points: list[Point | None] = []
+    for num_gpus in GPUS:
+        found = {system: runs.of(study="scaling", system=system, num_gpus=num_gpus) for system in SYSTEMS}
+        cycles = [run for run in found["rollpacker"] if len(rounds_of(run, "long"))]
+        times = {
+            "verl": [Value(run, float(run.steps["step_time_s"].mean())) for run in found["verl"]],
+            "rollpacker": [Value(run, float(run.steps["step_time_s"].mean())) for run in cycles],
+            SHORT: [Value(run, float(rounds_of(run, "short")["step_time_s"].mean())) for run in found["rollpacker"]],
+        }
+        for series, values in times.items():
+            points.append(Place(panel=STEP_TIME, x=float(num_gpus), unit="s", series=series).ours(values))
+        place = Place(panel=SPEEDUP, x=float(num_gpus), unit="x", series="rollpacker")
+        points.append(place.ours(speedups(found["verl"], cycles)))
+        for system in SYSTEMS:
+            place = Place(panel=COST, x=float(num_gpus), unit="s of a processor", series=system)
+            points.append(
+                place.ours(
+                    Value(run, run.processor_s / len(run.steps))
+                    for run in found[system]
+                    if run.is_modelled and run.processor_s is not None
+                )
+            )
+    return Numbers(points=comparing(points), missing=runs.missing)
+
+
+def draw(numbers: Numbers) -> Figure:
+    """Step time and speedup over the number of GPUs, and what modelling them takes on logarithmic axes."""
+    figure = compare_lines(numbers, xlabel="GPUs", ylabel="", are_sizes=True)
+    for axes in figure.axes:
+        if axes.get_title(loc="left") == COST:
+            axes.set_ylim(auto=True)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
+    return figure
+
+
+EXHIBIT = Exhibit(
+    name="scaling",
+    title="From 16 to 8,192 GPUs, Qwen2.5-32B, and the processor time of a modelled step (ours)",
+    experiments=("scaling", "scaling-8192"),
+    gather=gather,
+    draw=draw,
+)
