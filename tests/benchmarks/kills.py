@@ -208,16 +208,18 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began_s = time.monotonic()
+    after_s, num_steps, exit_code, reason, num_launches, trouble = 0.0, 0, 0, "", 1, ""
     run = _launch(folder, kind)
-    if not (found := _wait_for_moment(run, kind, rng, began_s)):
-        assert run.wait(PATIENCE_S) == 0, f"it failed though nothing was killed: {run.log}"
-        return None
-    num_steps, after_s = num_recorded_steps(run.run_dir), time.monotonic() - began_s
-    os.kill(rng.choice(found), signal.SIGKILL)
-    exit_code, num_launches, trouble = run.wait(PATIENCE_S), 1, ""
-    reason = _reason(run) if exit_code > 0 else ""
     try:
+        found = _wait_for_moment(run, kind, rng, began_s)
+        after_s, num_steps = time.monotonic() - began_s, num_recorded_steps(run.run_dir)
+        was_killed = bool(found) and _kill(rng.choice(found))
+        exit_code = run.wait(PATIENCE_S)
+        reason = _reason(run) if exit_code > 0 else ""
         run.assert_nothing_is_left(PATIENCE_S)
+        if not was_killed:
+            assert exit_code == 0, f"it failed though nothing was killed: {run.log}"
+            return None
         if exit_code:
             assert reason or exit_code < 0, f"it did not say why it ended: {run.log}"
             assert kind.name == "driver" or "Traceback" not in run.output(), f"it said why by a traceback: {run.log}"
@@ -238,6 +240,14 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
         took_s=time.monotonic() - began_s,
         trouble=trouble,
     )
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has just ended
+        return False
+    return True
 
 
 def _reason(run: LaunchedRun) -> str:
