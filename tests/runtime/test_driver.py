@@ -15,6 +15,9 @@ from rollpacker.runtime.driver import sample_seed
 from tests.runtime.driving import PROMPTS, batch_of, driving, fleet_of, settings, weights
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 
+STALL_S = 0.5
+"""What hangs for ever is waited for so long, and nothing else takes that, also where many processes share a core."""
+
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_plain_batch_is_the_same_in_whatever_order_its_responses_finish(tmp_path, seed):
@@ -86,14 +89,14 @@ async def test_losing_the_last_engine_ends_the_round_with_its_name(tmp_path):
 
 async def test_a_stalled_rollout_says_what_it_waits_for(tmp_path):
     engines = [ScriptedEngine("engine-0", lambda _: 1), ScriptedEngine("engine-1", lambda _: None)]
-    async with driving(tmp_path, engines, stall_s=0.05) as driver:
+    async with driving(tmp_path, engines, stall_s=STALL_S) as driver:
         with pytest.raises(DeadlineExceeded, match="4 responses of engine-1"):
             await driver.run_round(step=0, policy_version=0)
 
 
 async def test_an_abort_that_an_engine_ignores_is_named_too(tmp_path):
     deaf = ScriptedEngine("engine-0", lambda request: 1 if request.prompt.key < "4" else None, ignores_aborts=True)
-    async with driving(tmp_path, [deaf], policy=settings("tail"), stall_s=0.05) as driver:
+    async with driving(tmp_path, [deaf], policy=settings("tail"), stall_s=STALL_S) as driver:
         await driver.run_round(step=0, policy_version=0)
         with pytest.raises(DeadlineExceeded, match="responses of engine-0"):
             await driver.quiesce()

@@ -234,7 +234,7 @@ async def test_who_does_not_get_new_weights_is_replaced_and_the_others_do_not_wa
     engines = [Troubled("engine-0", quick), ScriptedEngine("engine-1", quick)]
     bringer = Bringer()
     async with driving(tmp_path, engines, replace=bringer) as driver:
-        published = await driver.publish(weights(1, straggler_s=0.01))
+        published = await driver.publish(weights(1, straggler_s=0.5))
         assert list(published.lost) == ["engine-0"]
         assert list(driver.engines) == ["engine-1"]
         engines[1]._num_turns = never
