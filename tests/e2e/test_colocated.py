@@ -15,7 +15,7 @@ from rollpacker.metrics.event_log import attempt_paths, read_event_log
 from tests.e2e.invariants import assert_all_holds, assert_dropped_prompts_have_no_signal_and_no_other_is_missing
 from tests.e2e.launched import LaunchedRun, num_recorded_steps, rows, small_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 FREEZER = Path(__file__).with_name("freezer")
@@ -124,7 +124,8 @@ def test_a_rank_streams_while_the_last_engine_is_replaced_and_its_step_is_made_a
     steps = rows(run.run_dir, "steps")
     assert {row["num_engines_lent"] for row in steps} <= {0, 1}
     assert sum(row["num_engines_lost"] for row in steps) == 1
-    assert lent_when_an_engine_was_lost(run.run_dir) == {f"engine-{1 - kept}"}
+    # none, if the rollout had ended in the moment before
+    assert lent_when_an_engine_was_lost(run.run_dir) in ({f"engine-{1 - kept}"}, set())
     moved = {
         record.event.request
         for path in attempt_paths(run.run_dir)
