@@ -63,7 +63,10 @@ class LengthSource(Protocol):
         """Reward and reason of a response, where a recorded run has them."""
 
     def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
-        """A length in tokens before any limit; infinite when it is only known to be above all that was seen."""
+        """A length in tokens before any limit."""
+
+    def distribution(self, domain: Domain) -> Quantiles:
+        """Of a domain's lengths, whatever the prompt."""
 
 
 class Quantiles:
@@ -171,8 +174,11 @@ class SampledLengths:
             return lengths[int(uniforms.of_sample * len(lengths))]
         return self.table.length(request, domain, uniforms)
 
+    def distribution(self, domain: Domain) -> Quantiles:
+        return self.table.distribution(domain)
+
     def _longer_than(self, num_tokens: float, domain: Domain, uniform: float) -> float:
-        distribution = self.table.distribution(domain)
+        distribution = self.distribution(domain)
         below = distribution.share_below(num_tokens)
         return max(distribution.value(below + (1 - below) * uniform), num_tokens + 1)
 

@@ -61,6 +61,9 @@ REWARD_KINDS: Mapping[Domain, RewardKind] = {Domain("code"): "sandbox", Domain("
 PAPER_LIMIT_S = 30.0
 """At which the sandbox of Fig 7a stopped programs."""
 
+TAIL_FROM = 0.9
+"""The quantile of a domain's lengths above which `workload.tail_scale` scales them."""
+
 _STANDARD = NormalDist()
 _TWO_TO_63 = float(1 << 63)
 
@@ -73,7 +76,8 @@ class Workload:
 
         Raises:
             DataError: A file cannot be read.
-            ConfigError: The lengths do not serve the prompts' domains, or have a drift of their own beside a given one.
+            ConfigError: The lengths do not serve the prompts' domains, or have a drift or a tail of their own beside a
+                given one.
         """
         assert config.workload is not None
         self._section = config.workload
@@ -87,6 +91,7 @@ class Workload:
         path = self._section.lengths
         self._lengths: LengthSource = paper_lengths() if path is None else read_lengths(path)
         self._drift = Drift(self._section, self._lengths)
+        self._tail = Tail(self._section, self._lengths)
         self._run_times = _run_times()
         self._longest_p = self._run_times.share_below(PAPER_LIMIT_S)
         self._sandbox_start_s = 0.0
@@ -104,7 +109,7 @@ class Workload:
         name = request.request
         domain = self.prompts[name.prompt.key].prompt.domain
         length = self._lengths.length(name, domain, self._uniforms(name.prompt.key, request.seed))
-        length *= self._drift.factor(name.round)
+        length = self._tail.scale(domain, length) * self._drift.factor(name.round)
         if length >= request.max_response_tokens:
             return ResponseLength(request.max_response_tokens, is_truncated=True)
         return ResponseLength(max(1, round(length)), is_truncated=False)
@@ -319,6 +324,27 @@ class Drift:
             return self._factors[max(index - 1, 0)]
         (begin, end), (low, high) = (pair[index - 1 : index + 1] for pair in (self._steps, self._factors))
         return low + (high - low) * (step - begin) / (end - begin)
+
+
+class Tail:
+    """What lengths have above the `TAIL_FROM` quantile of their domain."""
+
+    def __init__(self, section: WorkloadSection, lengths: LengthSource) -> None:
+        self._scale = section.tail_scale
+        self._lengths = lengths
+        if lengths.is_recording and self._scale != 1:
+            raise ConfigError(
+                f"workload.tail_scale={self._scale:g} with the lengths of a recorded run.",
+                "A recorded run has its own tail.",
+                "Leave it out, or take lengths from a table or a file.",
+            )
+
+    def scale(self, domain: Domain, length: float) -> float:
+        """Give the length that a response has with this tail."""
+        if self._scale == 1:
+            return length
+        begin = self._lengths.distribution(domain).value(TAIL_FROM)
+        return length if length <= begin else begin + self._scale * (length - begin)
 
 
 def _correlated(rho: float, z_prompt: float, of_sample: float) -> float:

@@ -17,7 +17,7 @@ from rollpacker.runtime.driver import sample_seed
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.lengths import Quantiles, SampledLengths, paper_lengths
 from rollpacker.sim.reward import Judgement
-from rollpacker.sim.workload import Drift, Workload
+from rollpacker.sim.workload import Drift, Tail, Workload
 
 
 def workload(*words: str) -> Workload:
@@ -283,6 +283,26 @@ def test_the_share_of_right_responses_is_a_domains_own_and_drifts_up_to_all():
         for domain, step in (("math", 0), ("math", 30), ("code", 0), ("code", 70))
     }
     assert rates == pytest.approx({("math", 0): 0.2, ("math", 30): 0.5, ("code", 0): 0.5, ("code", 70): 1}, abs=0.04)
+
+
+@pytest.mark.parametrize("scale", [0, 0.5, 2])
+def test_only_what_is_above_the_90_percent_quantile_of_a_domain_is_scaled(scale):
+    for domain in PAPER:
+        begin = paper_lengths().distribution(Domain(domain)).value(0.9)
+        before, after = (
+            flat(many(workload(f"workload={domain}", *words), 500, 2, limit=10**9))
+            for words in ([], [f"workload.tail_scale={scale}"])
+        )
+        assert 0.05 < sum(length > begin for length in before) / len(before) < 0.15
+        for old, new in zip(before, after, strict=True):
+            assert new == pytest.approx(old if old <= begin else begin + scale * (old - begin), abs=2)
+
+
+def test_a_recorded_run_takes_no_other_tail():
+    recorded = SampledLengths(table=paper_lengths(), prompts={}, by_prompt={}, exact={(0, 0, "a", 0): 5.0})
+    section = compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.tail_scale=2"]).workload
+    with pytest.raises(ConfigError, match="has its own tail"):
+        Tail(section, recorded)
 
 
 def test_a_recorded_run_takes_no_further_drift():

@@ -28,6 +28,9 @@ class WorkloadSection(Section):
     rho: float = Field(0.3, ge=0, lt=1)
     """Correlation of the lengths within a prompt (Gaussian copula), where the lengths do not name their prompts.
     A guess: the paper shows marginals only."""
+    tail_scale: float = Field(1.0, ge=0, le=10)
+    """Factor on what a length has above the 90 % quantile of its domain: 0 ends all such responses there, 1 leaves them
+    as they are, 2 makes the tail twice as long. Not of a recorded run, which has its own."""
     drift_per_step: float = Field(0.0, gt=-1, le=1)
     """By which share lengths grow from one step to the next: 0.01 makes them 1.65 times as long after 50 steps. Not of
     a recorded run, which has its own."""
