@@ -155,16 +155,17 @@ def paper_rows(name: str) -> list[PaperRow]:
         return [PaperRow(row["series"], row["x"], float(row["y"])) for row in csv.DictReader(lines)]
 
 
-def speedups(baselines: Iterable[Run], runs: Iterable[Run]) -> list[Value]:
+def speedups(baselines: Iterable[Run], runs: Iterable[Run], *, column: str = "step_time_s") -> list[Value]:
     """Each run's speedup over the baseline of its seed.
 
-    A ratio of sums of step times over the steps that both have, as the paper's published speedups are.
+    A ratio of sums over the steps that both have, as the paper's published speedups are; of step times, or of another
+    time of the `steps` table.
     """
     by_seed = {run.seed: run for run in baselines}
     values = []
     for run in runs:
         if run.seed in by_seed:
-            base, own = by_seed[run.seed].steps["step_time_s"], run.steps["step_time_s"]
+            base, own = by_seed[run.seed].steps[column], run.steps[column]
             num_steps = min(len(base), len(own))
             values.append(Value(run, float(base.head(num_steps).sum() / own.head(num_steps).sum())))
     return values

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from analysis.exhibit import Exhibit
 from analysis.exhibits import (
     bubbles,
+    correlation,
     fig02a,
     fig02b,
     fig04a,
@@ -20,9 +21,12 @@ from analysis.exhibits import (
     fig10c,
     fig11,
     fig14,
+    length_bias,
+    limits,
     scaling,
     table1,
     table2,
+    tail_weight,
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
@@ -44,6 +48,10 @@ EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
             fig11,
             fig14,
             bubbles,
+            length_bias,
+            correlation,
+            tail_weight,
+            limits,
             scaling,
         )
     }

@@ -25,14 +25,14 @@ def gather(runs: Runs) -> Numbers:
     points: list[Point | None] = []
     for prompts in FACTORS:
         for responses in FACTORS:
-            found = runs.of(system=_name(prompts, responses))
+            found = runs.of(system=system_name(prompts, responses))
             for panel, unit, value_of in ((ROLLOUT, "s", _rollout_s), (WASTE, "%", _wasted)):
                 place = Place(panel=panel, x=f"{responses:g}", unit=unit, series=f"{prompts:g}")
                 points.append(place.ours(Value(run, value_of(run)) for run in found))
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
-def _name(prompts: float, responses: float) -> str:
+def system_name(prompts: float, responses: float) -> str:
     """The system's name, as the experiment makes it of what the sweep says."""
     return f"eta-{prompts:g}-{responses:g}"
 

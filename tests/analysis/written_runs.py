@@ -34,16 +34,21 @@ def write_run(
     """A run with these step times, which has a second of training in each step; `num_steps` it was to have.
 
     Sections of `config` add to what its config.yaml says. Every step has the same `responses`, given by what is not
-    zero in their rows.
+    zero in their rows, but for those that name their step. Of `values`, a list has one for each step.
     """
     writer = MetricsWriter(folder / "metrics")
     domains = ["math", "code"] if task == "mix" else [task]
     for step, step_time in enumerate(step_times):
         kind = "plain" if system in {"verl", "rlhfuse"} else "long" if step % 5 == 4 else "short"
         times = {"step_time_s": step_time, "rollout_time_s": step_time - 1, "train_time_s": 1.0}
-        row = row_of(STEPS, step=step, round=step, system=system, **{"round_kind": kind} | times | values)
+        of_step = {name: value[step] if isinstance(value, list) else value for name, value in values.items()}
+        row = row_of(STEPS, step=step, round=step, system=system, **{"round_kind": kind} | times | of_step)
         of_domains = [row_of(DOMAINS, step=step, domain=domain) for domain in domains]
-        told = [row_of(RESPONSES, step=step, round=step, sample=sample, **own) for sample, own in enumerate(responses)]
+        told = [
+            row_of(RESPONSES, **{"step": step, "round": step, "sample": sample} | own)
+            for sample, own in enumerate(responses)
+            if own.get("step", step) == step
+        ]
         writer.write_step(step, {"steps": [row], "domains": of_domains, "responses": told, "intervals": []})
     writer.close()
     run = {"seed": seed, "num_steps": num_steps or len(step_times)}

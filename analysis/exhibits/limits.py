@@ -1,0 +1,148 @@
+"""Ours: where tail batching does not pay.
+
+It throws away the work of a race, and wins when engines stand idle at the end of a rollout. So it loses where they
+never stand idle: without a tail, or with so many responses per GPU that decoding is as fast as it gets. And whatever it
+saves in the rollout is a share of the step that shrinks as rewards or training grow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from analysis.exhibit import Exhibit
+from analysis.numbers import Numbers, Place, Value, comparing, speedups
+from analysis.sensitivity import BASELINE, TAIL, origin_of
+from analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from analysis.numbers import Point
+    from analysis.runs import Run, Runs
+
+LOAD, STAGES, SHARE = "speedup over plain batches, 2 GPUs", "speedup over plain batches, 16 GPUs", "rollout share"
+TAIL_SCALES: Final = ("0.0", "0.2", "1.0")
+NUM_PROMPTS: Final = (4, 32, 128)
+
+_PALE: Final = 1.8
+"""How far the map's colours go beyond its values, so that numbers stay readable on them."""
+
+CASES: Final = {
+    "as usual": "lengths-0.3-1.0",
+    "cap 2,048": "cap-2048",
+    "cap 512": "cap-512",
+    "judge reads 8k": "judge-8192",
+    "judge reads 32k": "judge-32768",
+    "training 4x": "training-1.0",
+    "training 13x": "training-4.0",
+}
+"""Steps of 16 GPUs by what they are bound by, with the study that their runs name."""
+
+
+def gather(runs: Runs) -> Numbers:
+    """Speedups of step times, over tail and load, and over the share of a plain step that is rollout."""
+    points = [*_map(runs), *_cases(runs)]
+    return Numbers(points=comparing(points), missing=runs.missing)
+
+
+def _map(runs: Runs) -> Iterator[Point | None]:
+    for scale in TAIL_SCALES:
+        for num_prompts in NUM_PROMPTS:
+            plain, tail = (
+                runs.of(study=f"load-{scale}", system=system, num_prompts=num_prompts) for system in (BASELINE, TAIL)
+            )
+            load = [run.num_prompts * run.num_responses // run.num_gpus for run in plain]
+            x = str(load[0]) if load else ""
+            yield Place(panel=LOAD, x=x, unit="x", series=scale).ours(speedups(plain, tail))
+
+
+def _cases(runs: Runs) -> Iterator[Point | None]:
+    for name, study in CASES.items():
+        plain, tail = (runs.of(study=study, system=system) for system in (BASELINE, TAIL))
+        yield Place(panel=STAGES, x=name, unit="x", series="step").ours(speedups(plain, tail))
+        rollouts = speedups(plain, tail, column="rollout_time_s")
+        yield Place(panel=STAGES, x=name, unit="x", series="rollout").ours(rollouts)
+        shares = (Value(run, _rollout_share(run)) for run in plain)
+        yield Place(panel=SHARE, x=name, unit="%", series="plain").ours(shares)
+
+
+def _rollout_share(run: Run) -> float:
+    return float(100 * run.steps["rollout_time_s"].sum() / run.steps["step_time_s"].sum())
+
+
+def draw(numbers: Numbers) -> Figure:
+    """Draw a map of tail and load with the line of no gain, and steps by their share of rollout."""
+    use_style()
+    frame = numbers.frame()
+    figure: Figure
+    figure, (load, stages) = plt.subplots(1, 2, figsize=(FIGURE_WIDTH_INCHES, 3.1), width_ratios=(5, 6))
+    _draw_map(load, frame[frame["panel"] == LOAD])
+    _draw_cases(stages, frame[frame["panel"] == STAGES], frame[frame["panel"] == SHARE])
+    figure.supxlabel(f"below 1, and below the black line: it loses; {origin_of(frame)}", fontsize=8)
+    return figure
+
+
+def _draw_map(axes: Axes, rows: pd.DataFrame) -> None:
+    axes.set_title("a  tail and load, 2 GPUs")
+    if rows.empty:
+        return
+    columns = sorted(dict.fromkeys(rows["x"]), key=int)
+    scales = sorted(dict.fromkeys(rows["series"]), key=float)
+    grid = rows.pivot(index="series", columns="x", values="y").loc[scales, columns]
+    speedup = grid.to_numpy(dtype=float)
+    limit = _PALE * max(float(np.nanmax(np.abs(np.log(speedup)))), 0.01)
+    axes.imshow(np.log(speedup), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+    for (row, column), value in np.ndenumerate(speedup):
+        axes.text(column, row, f"{value:.2f}x", ha="center", va="center", fontsize=9)
+    _draw_border(axes, speedup)
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(scales)), [f"{float(scale):g}" for scale in scales])
+    axes.set(xlabel="responses per GPU", ylabel="factor on lengths above P90")
+
+
+def _draw_border(axes: Axes, speedup: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> None:
+    """The line between the cells that gain and those that lose."""
+    gains = speedup >= 1
+    for row, column in np.ndindex(*gains.shape):
+        if column + 1 < gains.shape[1] and gains[row, column] != gains[row, column + 1]:
+            axes.plot([column + 0.5] * 2, [row - 0.5, row + 0.5], color="black", linewidth=2)
+        if row + 1 < gains.shape[0] and gains[row, column] != gains[row + 1, column]:
+            axes.plot([column - 0.5, column + 0.5], [row + 0.5] * 2, color="black", linewidth=2)
+
+
+def _draw_cases(axes: Axes, rows: pd.DataFrame, shares: pd.DataFrame) -> None:
+    axes.set_title("b  what bounds the step, 16 GPUs")
+    names: Sequence[str] = list(dict.fromkeys(rows["x"]))
+    share_of = dict(zip(shares["x"], shares["y"], strict=True))
+    for series, color, offset in (("step", SYSTEM_COLORS["rollpacker"], 0.2), ("rollout", OTHER_COLORS[3], -0.2)):
+        of_series = rows[rows["series"] == series]
+        places = [names.index(name) + offset for name in of_series["x"]]
+        bars = axes.barh(
+            places, of_series["y"], height=0.36, color=color, edgecolor="white", hatch="////", label=series
+        )
+        axes.bar_label(bars, labels=[f"{value:.2f}" for value in of_series["y"]], fontsize=7, padding=2)
+    axes.axvline(1, color="black", linewidth=1.5)
+    axes.set_yticks(range(len(names)), [f"{name}\n{share_of.get(name, float('nan')):.0f} % rollout" for name in names])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=7)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.35 * float(rows["y"].max()))
+    axes.set_xlabel("speedup over plain batches (x)")
+    axes.legend(fontsize=7, loc="center right")
+
+
+EXHIBIT = Exhibit(
+    name="limits",
+    title="Where tail batching does not pay (ours)",
+    experiments=("limits", "limits-cap", "limits-judge", "limits-training", "tail_weight"),
+    gather=gather,
+    draw=draw,
+)

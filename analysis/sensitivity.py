@@ -1,0 +1,138 @@
+"""What an exhibit shows that varies one number of the workload: tail batching against plain batches, in three panels.
+
+Both systems meet the same prompts; a point of a variant is a pair of runs of one seed, or a run of tail batching.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import matplotlib.pyplot as plt
+
+from analysis.numbers import Numbers, Place, Source, Value, comparing, speedups
+from analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from analysis.numbers import Point
+    from analysis.runs import Run, Runs
+
+BASELINE, TAIL = "verl", "tail"
+SPEEDUP, SHARES, TIMES = "speedup over plain batches (x)", "shares (%)", "rollout time per round (s)"
+
+_SERIES: Final = {
+    SPEEDUP: {"step": SYSTEM_COLORS["rollpacker"], "rollout": OTHER_COLORS[3]},
+    SHARES: {
+        "idle slots, plain": SYSTEM_COLORS["verl"],
+        "idle slots, tail": SYSTEM_COLORS["rollpacker"],
+        "tokens wasted, tail": OTHER_COLORS[1],
+    },
+    TIMES: {
+        "plain": SYSTEM_COLORS["verl"],
+        "long": "#0072B2",
+        "short": OTHER_COLORS[2],
+        "tail, mean": SYSTEM_COLORS["rollpacker"],
+    },
+}
+
+
+def compare_variants(runs: Runs, studies: Mapping[float, str], **wanted: object) -> Numbers:
+    """Give speedups, shares and round times at each value of what is varied.
+
+    Args:
+        runs: To choose from.
+        studies: By the value, the study that its runs name.
+        **wanted: What the runs of all variants have, besides.
+    """
+    points: list[Point | None] = []
+    for value, study in studies.items():
+        plain, tail = (runs.of(study=study, system=system, **wanted) for system in (BASELINE, TAIL))
+        found: dict[str, dict[str, Iterable[Value]]] = {
+            SPEEDUP: {"step": speedups(plain, tail), "rollout": speedups(plain, tail, column="rollout_time_s")},
+            SHARES: {
+                "idle slots, plain": _idle(plain),
+                "idle slots, tail": _idle(tail),
+                "tokens wasted, tail": [Value(run, wasted(run)) for run in tail],
+            },
+            TIMES: {
+                "plain": _round_times(plain, "plain"),
+                "long": _round_times(tail, "long"),
+                "short": _round_times(tail, "short"),
+                "tail, mean": _round_times(tail, None),
+            },
+        }
+        points += [
+            Place(panel=panel, x=value, unit=unit, series=series).ours(values)
+            for (panel, of_panel), unit in zip(found.items(), ("x", "%", "s"), strict=True)
+            for series, values in of_panel.items()
+        ]
+    return Numbers(points=comparing(points), missing=runs.missing)
+
+
+def _idle(runs: Sequence[Run]) -> Iterator[Value]:
+    for run in runs:
+        idle, busy = run.steps["decode_slot_steps_idle"].sum(), run.steps["decode_slot_steps_busy"].sum()
+        yield Value(run, float(100 * idle / max(1, idle + busy)))
+
+
+def wasted(run: Run) -> float:
+    """Share of the tokens generated that were not trained, in percent."""
+    return float(100 * run.steps["tokens_wasted"].sum() / max(1, run.steps["tokens_generated"].sum()))
+
+
+def _round_times(runs: Sequence[Run], kind: str | None) -> Iterator[Value]:
+    for run in runs:
+        times = run.steps if kind is None else run.steps[run.steps["round_kind"] == kind]
+        if len(times):
+            yield Value(run, float(times["rollout_time_s"].mean()))
+
+
+def draw_variants(numbers: Numbers, *, xlabel: str, usual: float) -> Figure:
+    """Draw the three panels over what is varied.
+
+    Args:
+        numbers: From `compare_variants`.
+        xlabel: What is varied.
+        usual: Its value in all other exhibits, which is marked.
+    """
+    use_style()
+    frame = numbers.frame()
+    figure: Figure
+    figure, panels = plt.subplots(1, 3, figsize=(FIGURE_WIDTH_INCHES, 2.9))
+    for axes, (panel, colors) in zip(panels, _SERIES.items(), strict=True):
+        _draw_panel(axes, frame[frame["panel"] == panel], colors)
+        axes.axvline(usual, color="#444444", linewidth=1.0, linestyle=":", zorder=1)
+        axes.set_title(panel, fontsize=8.5)
+        axes.tick_params(labelsize=7.5)
+    panels[0].axhline(1, color="#444444", linewidth=0.8)
+    panels[1].set_ylim(0, 100)
+    panels[2].set_ylim(bottom=0)
+    figure.supxlabel(f"{xlabel}; dotted: in all other exhibits\n{origin_of(frame)}", fontsize=8)
+    return figure
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str]) -> None:
+    for series, color in colors.items():
+        of_series = rows[rows["series"] == series].sort_values("x")
+        if of_series.empty:
+            continue
+        x = of_series["x"].astype(float)
+        style = "--" if (of_series["source"] == Source.MODELLED).any() else "-"
+        axes.fill_between(x, of_series["y_low"], of_series["y_high"], color=color, alpha=0.15, linewidth=0)
+        axes.plot(
+            x, of_series["y"], color=color, linestyle=style, marker="o", markersize=3, linewidth=1.3, label=series
+        )
+    axes.legend(fontsize=7, loc="best")
+
+
+def origin_of(frame: pd.DataFrame) -> str:
+    """Say below a figure where its numbers come from."""
+    num_seeds = int(frame["num_seeds"].max())
+    spread = f"mean of {num_seeds} seeds and their range" if num_seeds > 1 else "one seed"
+    is_modelled = (frame["source"] == Source.MODELLED).any()
+    return f"modelled, Qwen2.5-7B, {spread}" if is_modelled else f"measured, {spread}"
