@@ -99,6 +99,7 @@ def measure(inputs: Inputs, run_dir: Path, words: Sequence[str], num_steps: int,
         share.write_text(str(wait_for_quiet(patience_s)))
         command = [sys.executable, "-m", "rollpacker.cli", "train", *words_of(inputs), *words, f"run.dir={run_dir}"]
         command += [f"run.num_steps={num_steps + 1}", "run.checkpoint_every_steps=0", "run.progress=plain"]
+        command += ["backend.deadlines.start_s=600"]  # the machine may be busy
         with run_dir.with_suffix(".log").open("wb") as log:
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
