@@ -286,7 +286,8 @@ class JudgeActor(RewardActor):
 
     async def close(self) -> None:
         with suppress(RollpackerError):  # one that has failed has said why
-            sys.stderr.write(f"{await self._judge.describe_work()}\n")
+            if words := await self._judge.describe_work():
+                sys.stderr.write(f"{words}\n")
         await self._judge.close()
 
     def _question(self, prompt: Prompt) -> str:
