@@ -74,6 +74,7 @@ NOT_DEFINING = (
     "reward.judge.tensor_parallel",
     "reward.judge.gpu_share",
     "reward.judge.resident_share",
+    "reward.judge.num_slots",
     "reward.judge.max_batch_tokens",
     "reward.judge.max_open",
     "reward.judge.memory_share",

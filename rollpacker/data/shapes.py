@@ -38,10 +38,15 @@ class Transformer:
     @property
     def num_multiplied_parameters(self) -> int:
         """Those that every token is multiplied with: all but the embedding that is only looked up."""
+        return self.num_layer_parameters + self.shape.vocab_size * self.shape.hidden_size
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Those of all decoder layers."""
         shape = self.shape
         attention = shape.hidden_size * shape.head_dim * 2 * (shape.num_heads + shape.num_kv_heads)
         mlp = 3 * shape.hidden_size * shape.intermediate_size
-        return shape.num_layers * (attention + mlp) + shape.vocab_size * shape.hidden_size
+        return shape.num_layers * (attention + mlp)
 
     @property
     def num_weight_bytes(self) -> int:

@@ -11,8 +11,11 @@ verdicts of a batch at its end; one answer longer than a pass takes several pass
     turns       the actor's, once the rollout ended  loading before each batch  nothing: they are idle
                 (as veRL does)
 
-Layers that are not resident stream from host memory in step with compute, so a pass takes the longer of its compute
-and of their bytes over PCIe (paper, section 4.3).
+Layers that are not resident stream from host memory, into `num_slots` buffers (paper, section 4.3). With two, the next
+layer arrives while one computes; with one, each waits for its own. So a pass takes
+
+    two slots    max(compute, copies)        copies = (1 - resident_share) layer bytes / (PCIe rate * link_efficiency)
+    one slot     compute + copies
 
 A simplification: MPS is modelled as a fixed split of the processors (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), whether the
 judge has work or not, and memory bandwidth as large enough for both: a prefill reads the weights once for thousands of
@@ -40,9 +43,6 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.modelled import HardwareSection
 
-_STREAMING_BUFFERS = 2
-"""Layers that lie in GPU memory while others stream: one computes, the next one arrives."""
-
 _ROUNDING = 1e-6
 """Relative difference that a sum of times may have."""
 
@@ -55,6 +55,8 @@ class JudgeCosts:
     """Of one replica, by the judge's shape and its share of the GPUs."""
     resident_share: float
     """Of the layers, which stay in GPU memory."""
+    num_slots: int
+    """Layers that lie in GPU memory while others stream."""
     is_loaded_per_batch: bool
     """True when the weights must be brought before idle replicas can work."""
     start_s: float
@@ -66,15 +68,19 @@ class JudgeCosts:
         full, rest = divmod(num_tokens, PREFILL_TOKENS_PER_PASS)
         passes = [PREFILL_TOKENS_PER_PASS] * full + ([rest] if rest else [])
         attention_s = sum(costs.prefill_attention_s(0, length) for length in lengths_tokens)
-        stream_s = self._bytes_per_gpu * (1 - self.resident_share) / pcie_rate(costs.hardware)
-        return sum(max(costs.forward_s(size) + attention_s * size / num_tokens, stream_s) for size in passes)
+        copies_s = self._layer_bytes_per_gpu * (1 - self.resident_share) / pcie_rate(costs.hardware)
+        computes_s = [costs.forward_s(size) + attention_s * size / num_tokens for size in passes]
+        if self.num_slots == 1:
+            return sum(computes_s) + copies_s * len(passes)
+        return sum(max(compute_s, copies_s) for compute_s in computes_s)
 
     @property
     def load_s(self) -> float:
-        """Bring the resident layers; every GPU has a PCIe link of its own."""
+        """Bring what does not stream; every GPU has a PCIe link of its own."""
         if not self.is_loaded_per_batch:
             return 0.0
-        return self.start_s + self._bytes_per_gpu * self.resident_share / pcie_rate(self.engine.hardware)
+        streamed = self._layer_bytes_per_gpu * (1 - self.resident_share)
+        return self.start_s + (self._bytes_per_gpu - streamed) / pcie_rate(self.engine.hardware)
 
     @property
     def memory_bytes_per_gpu(self) -> float:
@@ -82,12 +88,17 @@ class JudgeCosts:
         num_layers = self.engine.model.shape.num_layers
         share = self.resident_share
         if share < 1:
-            share = min(1.0, share + _STREAMING_BUFFERS / num_layers)
-        return self._bytes_per_gpu * share
+            share = min(1.0, share + self.num_slots / num_layers)
+        return self._bytes_per_gpu - self._layer_bytes_per_gpu * (1 - share)
 
     @property
     def _bytes_per_gpu(self) -> float:
         return self.engine.model.num_weight_bytes / self.engine.tensor_parallel
+
+    @property
+    def _layer_bytes_per_gpu(self) -> float:
+        model = self.engine.model
+        return model.num_layer_parameters * model.bytes_per_number / self.engine.tensor_parallel
 
 
 def pcie_rate(hardware: HardwareSection) -> float:
@@ -127,6 +138,7 @@ def plan_judge(config: RunConfig) -> JudgePlan:
             tensor_parallel=judge.tensor_parallel,
         ),
         resident_share=1.0 if judge.resident_share is None else judge.resident_share,
+        num_slots=judge.num_slots,
         is_loaded_per_batch=placement == "turns",
         start_s=judge.start_s,
     )

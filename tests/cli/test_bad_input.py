@@ -57,6 +57,10 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "system=rlhfuse", "trainer.loss_normalisation=token_mean"],
         ["trainer.loss_normalisation=token_mean", "the group itself", "trainer.loss_normalisation=token_bound"],
     ),
+    "a slot for layers that never stream": (
+        [*RUN, "reward=judge", "reward.judge.model.path=model", "reward.judge.num_slots=1"],
+        ["reward.judge.num_slots=1, and no layer of the judge streams", "reward.judge.engine=streamed"],
+    ),
     "a share to stream at without a stream": (
         [*RUN, "system=tail", "system.stream_at=0.3"],
         ["system.stream_at=0.3 without system.stream", "system.stream=true"],

@@ -12,7 +12,7 @@ from rollpacker.config.roots import SCORE, TRAIN, conf_dir, groups, option_summa
 from rollpacker.config.schema import RunConfig
 
 INPUTS = ["model.path=model", "data.path=prompts.jsonl"]
-WHOLE = {"experiment", "setup"}
+WHOLE = {"experiment", "setup", "variant"}
 """Groups whose options set keys of every section."""
 FILES = sorted(conf_dir().rglob("*.yaml"))
 OPTIONS = [(group.name, option) for group in groups(TRAIN).values() for option in group.options]
@@ -35,6 +35,7 @@ def test_every_option_of_every_group_composes(group: str, option: str) -> None:
     needed = {("reward", "modelled"): ["backend=sim"]} | dict.fromkeys(
         [("reward", "judge"), ("experiment", "mixed"), ("setup", "tiny")], judge
     )
+    needed |= {(each, name): ["backend=sim"] for each, name in OPTIONS if each == "variant"}
     config = compose([*INPUTS, *needed.get((group, option), []), f"{group}={option}"])
     section = getattr(config, group, None)
     assert (getattr(section, "name", None) or option).lower() == option

@@ -16,10 +16,15 @@ from tests.sim.clusters import SMALL, hardware
 WORDS = ["backend=sim", "model=qwen2.5-7b", "run.dir=x", "engine.num_engines=16", "reward.judge.placement=dedicated"]
 
 
+LAYERS_BYTES = 2 * 28 * (3584 * 128 * 2 * (28 + 4) + 3 * 3584 * 18944)
+"""Of Qwen2.5-7B in bf16: 13.1 GB of 15.2."""
+
+
 def judge_costs(**changes) -> JudgeCosts:
     values = {
         "engine": EngineCosts(model=SMALL, hardware=hardware(), tensor_parallel=1),
         "resident_share": 1.0,
+        "num_slots": 2,
         "is_loaded_per_batch": False,
         "start_s": 0.0,
     }
@@ -54,10 +59,26 @@ def test_what_is_longer_than_a_pass_takes_several():
 def test_streamed_layers_cost_time_only_when_compute_does_not_hide_them():
     resident, half, streamed = (planned(f"reward.judge.resident_share={share}").costs for share in (1, 0.5, 0))
     few, many = [500], [1000] * 8
-    transfer_s = 7_615_283_200 * 2 / (64e9 * 0.7)  # 15.2 GB in bf16 over PCIe 5.0 x16 at 70 %
+    transfer_s = LAYERS_BYTES / (64e9 * 0.7)  # over PCIe 5.0 x16 at 70 %
     assert streamed.batch_s(few) == pytest.approx(transfer_s, rel=1e-3)
     assert half.batch_s(few) == pytest.approx(transfer_s / 2, rel=1e-3)
     assert half.batch_s(many) == resident.batch_s(many) < streamed.batch_s(many)
+
+
+def test_with_one_slot_every_copy_is_waited_for():
+    resident, streamed, waited = (
+        planned(*words).costs
+        for words in (
+            ["reward.judge.resident_share=1"],
+            ["reward.judge.resident_share=0"],
+            ["reward.judge.resident_share=0", "reward.judge.num_slots=1"],
+        )
+    )
+    transfer_s = LAYERS_BYTES / (64e9 * 0.7)
+    for lengths, num_passes in (([500], 1), ([1000] * 8, 1), ([20_000], 3)):
+        assert waited.batch_s(lengths) == pytest.approx(resident.batch_s(lengths) + num_passes * transfer_s)
+        assert waited.batch_s(lengths) > streamed.batch_s(lengths)
+    assert streamed.memory_bytes_per_gpu - waited.memory_bytes_per_gpu == pytest.approx(LAYERS_BYTES / 28)
 
 
 def test_a_dedicated_judge_counts_its_own_gpus_and_takes_nothing_from_the_engines():

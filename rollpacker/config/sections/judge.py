@@ -55,6 +55,10 @@ class JudgeSection(Section):
     """Of a `streamed` judge's layers that stay in GPU memory; the others stream over PCIe in step with compute. null
     decides batch by batch: as many as keep copies hidden behind compute, if `memory_share` holds them. In a modelled
     run a `shared` judge takes their bytes from the engines' KV cache, and null keeps all."""
+    num_slots: int = Field(2, ge=1, le=4)
+    """Of a `streamed` judge, or a modelled one with a `resident_share`: layers that lie in device memory while others
+    stream. With 2 the next layer arrives while one computes; with 1 every copy is waited for (Fig 13b without
+    pipelining)."""
 
     # of a real judge
     engine: Literal["torch", "vllm", "streamed"] = "torch"
@@ -135,6 +139,16 @@ class JudgeSection(Section):
             raise ValueError(
                 f"reward.judge.yes and reward.judge.no both name {min(both)!r}.\n"
                 "A verdict is for a response or against it.\nTake it out of one of them."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _slots_are_of_layers_that_stream(self) -> Self:
+        if self.changed(("num_slots",)) and self.engine != "streamed" and self.resident_share is None:
+            raise ValueError(
+                f"reward.judge.num_slots={self.num_slots}, and no layer of the judge streams.\n"
+                "They do in a judge with reward.judge.engine=streamed, and in a modelled one with a resident_share.\n"
+                "Leave it out, or set one of these."
             )
         return self
 

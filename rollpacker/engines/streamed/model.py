@@ -26,7 +26,6 @@ from rollpacker.engines.streamed.decoder import PassTimes, StreamedDecoder
 from rollpacker.engines.streamed.devices import choose_device
 from rollpacker.engines.streamed.loading import load_on_host
 from rollpacker.engines.streamed.residency import (
-    NUM_SLOTS,
     MeasuredRates,
     Residency,
     num_resident_layers,
@@ -58,7 +57,7 @@ def open_model(section: JudgeSection, device: Device | None = None) -> StreamedM
     """
     place = device or choose_device(section.memory_share)
     model = load_on_host(section.model.directory, section.model.dtype)
-    return StreamedModel(StreamedDecoder(model, place, NUM_SLOTS), place, section)
+    return StreamedModel(StreamedDecoder(model, place, section.num_slots), place, section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,17 @@ async def test_a_pass_has_fewer_prompts_where_memory_has_no_room_for_more(
         assert (await model.stats()).num_passes == 4
 
 
+async def test_it_has_as_many_slots_as_it_is_told(model_folder: Path) -> None:
+    layers_held = {}
+    for num_slots in (1, 2):
+        device = SmallDevice(num_bytes=10**9)
+        async with opened(model_folder, device, resident_share=0.0, num_slots=num_slots) as model:
+            check(model_folder, make_prompts(30), await model.next_token_logprobs(make_prompts(30), CANDIDATES))
+            layer_bytes = model._decoder.sizes.layer_bytes
+        layers_held[num_slots] = sum(buffer.numel() == layer_bytes for buffer in device.buffers)
+    assert layers_held == {1: 1, 2: 2}
+
+
 async def test_exposed_copies_are_counted(model_folder: Path) -> None:
     async with opened(model_folder, resident_share=0.0) as model:
         await model.next_token_logprobs(make_prompts(30), CANDIDATES)
