@@ -20,12 +20,16 @@ from analysis.exhibits import (
     fig10b,
     fig10c,
     fig11,
+    fig12,
+    fig13,
     fig14,
     length_bias,
     limits,
     scaling,
     table1,
     table2,
+    table3,
+    table4,
     tail_weight,
 )
 
@@ -35,6 +39,8 @@ EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
         for module in (
             table1,
             table2,
+            table3,
+            table4,
             fig02a,
             fig02b,
             fig04a,
@@ -46,6 +52,8 @@ EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
             fig10b,
             fig10c,
             fig11,
+            fig12,
+            fig13,
             fig14,
             bubbles,
             length_bias,
@@ -62,6 +70,8 @@ ARTIFACT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "e2e_performance": ("fig09", "fig10a", "fig10b", "bubbles"),
         "sensitive_analysis_fig11": ("fig11",),
+        "benchmark_fig13": ("fig13",),
+        "stream_trainer_table3": ("table3",),
     }
 )
 """The experiments of the paper's artifact, by its names: the exhibits that each of them brings."""
