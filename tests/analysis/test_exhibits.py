@@ -6,11 +6,12 @@ import pytest
 
 from analysis import verdicts
 from analysis.__main__ import main
-from analysis.exhibits import EXHIBITS, fig09, fig10c, table1, table2
+from analysis.exhibit import ALL_SETUPS
+from analysis.exhibits import ARTIFACT, EXHIBITS, fig08, fig09, fig10c, table1, table2
 from analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
 from analysis.runs import Runs, find_runs, read_runs
 from analysis.sweeps import Asked, points_of
-from tests.analysis.written_runs import write_run
+from tests.analysis.written_runs import forget_column, write_run
 
 
 def runs_below(folder):
@@ -148,3 +149,80 @@ def test_the_multirun_behind_an_exhibit_can_be_composed_and_no_two_points_share_
     folders = [config.run.dir for config in configs]
     assert len(set(folders)) == len(folders) == 2 * len({folder.parent for folder in folders})
     assert all(config.backend.name == "sim" and config.model.name for config in configs)
+
+
+def test_the_reward_is_a_mean_over_a_cycle_of_rounds_and_reaches_as_far_as_every_seed(tmp_path):
+    walks = {"run": {"setup": "walks"}}
+    write_run(tmp_path / "seed-0", "tail", [2.0] * 7, config=walks, reward_mean=0.5)
+    write_run(tmp_path / "seed-1", "tail", [4.0] * 6, seed=1, num_steps=7, config=walks, reward_mean=0.7)
+    numbers = fig08.gather(Runs(runs=runs_below(tmp_path).runs, setup="walks"))
+    over_steps = own(numbers, panel=fig08.STEPS)
+    assert [(point.x, round(point.y, 3), point.num_seeds) for point in over_steps] == [(5.0, 0.6, 2), (6.0, 0.6, 2)]
+    times = [point.x for point in own(numbers, panel=fig08.TIME)]
+    assert (times[0], times[-1]) == (20.0, 14.0)
+    assert any("seed-1 has only 6 steps" in sentence for sentence in numbers.missing)
+    assert "no run with system verl" in numbers.missing
+
+
+def test_runs_of_another_size_are_drawn_alone_and_without_the_papers_numbers(tmp_path):
+    for system, times in (("verl", [9.0, 9.0]), ("rollpacker", [6.0, 6.0])):
+        write_run(tmp_path / "runs" / "paper" / system, system, times)
+        tiny = {"run": {"setup": "tiny"}}
+        write_run(tmp_path / "runs" / "tiny" / system, system, [time / 9 for time in times], model="tiny", config=tiny)
+    folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    assert main(["e2e_performance", "--scale", "tiny", *folders]) == 0
+    with (tmp_path / "out" / "tiny" / "fig09.csv").open() as lines:
+        assert {(row["panel"], row["source"]) for row in csv.DictReader(lines)} == {("tiny", "measured")}
+    assert main(["fig09", *folders]) == 0
+    with (tmp_path / "out" / "fig09.csv").open() as lines:
+        assert {row["panel"] for row in csv.DictReader(lines)} == {"Qwen2.5-7B", "Qwen2.5-14B"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fig06", "--scale", "tiny"], "Write --scale paper"),
+        (["fig08", "--backend", "sim"], "brings no run of fig08"),
+        (["fig09", "--backend", "ray"], "brings no run of fig09"),
+        (["e2e_performanse"], "Did you mean e2e_performance?"),
+        (["table2", "--runs", "nowhere"], "no run with a finished step below nowhere"),
+    ],
+)
+def test_what_cannot_be_drawn_or_brought_is_refused_with_what_to_do(words, said, tmp_path, capsys):
+    assert main([*words, "--out", str(tmp_path)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_seed_that_only_some_systems_have_is_named(tmp_path):
+    write_run(tmp_path / "a", "verl", [4.0])
+    write_run(tmp_path / "b", "verl", [4.0], seed=1)
+    write_run(tmp_path / "c", "tail", [2.0])
+    runs = runs_below(tmp_path)
+    assert len(runs.of(model="Qwen2.5-7B", system="tail")) == 1
+    assert runs.missing == ["no run with model Qwen2.5-7B, system tail, seed 1"]
+
+
+def test_runs_that_are_broken_or_old_are_named_and_the_rest_is_drawn(tmp_path, capsys):
+    for system in ("verl", "tail"):
+        write_run(tmp_path / "runs" / system, system, [4.0, 4.0], modelled=True)
+    empty = write_run(tmp_path / "runs" / "empty", "tail-reward", [4.0])
+    for part in (empty / "metrics").rglob("*.parquet"):
+        part.write_bytes(b"")
+    write_run(tmp_path / "runs" / "nothing", "tail-reward", [])
+    write_run(tmp_path / "runs" / "older", "rollpacker", [2.0, 2.0])
+    forget_column(tmp_path / "runs" / "older", "decode_slot_steps_idle")
+    no_config = write_run(tmp_path / "runs" / "no_config", "verl", [1.0])
+    (no_config / "config.yaml").write_text("[")
+    assert main(["all", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "empty is left out" in said
+    assert "nothing is left out: no step has finished yet" in said
+    assert "before there were the columns decode_slot_steps_idle" in said
+    with (tmp_path / "out" / "table2.csv").open() as lines:
+        drawn = {row["x"]: float(row["y"]) for row in csv.DictReader(lines) if row["series"] == "ours"}
+    assert drawn == {"veRL": 1.0, "+ tail": 1.0, "+ stream": 2.0}
+
+
+def test_every_experiment_of_the_artifact_brings_exhibits_that_are_drawn_at_its_three_scales():
+    for drawn in ARTIFACT.values():
+        assert all(EXHIBITS[name].setups == ALL_SETUPS for name in drawn)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pyarrow.parquet as pq
 import yaml
 
-from rollpacker.metrics.schemas import DOMAINS, RESPONSES, STEPS
+from rollpacker.metrics.schemas import DOMAINS, RESPONSES, STEPS, VERSION_KEY
 from rollpacker.metrics.tables import MetricsWriter
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
@@ -58,3 +59,10 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(record))
     (folder / "run.json").write_text(json.dumps({}))
     return folder
+
+
+def forget_column(folder, name):
+    """Make a run look as if an older version had written it, which did not know a column of `steps`."""
+    for part in (folder / "metrics" / "steps").glob("*.parquet"):
+        table = pq.ParquetFile(part).read().drop_columns([name])
+        pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"1"}), part)
