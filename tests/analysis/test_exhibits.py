@@ -143,11 +143,15 @@ def test_a_misspelt_exhibit_and_a_folder_without_runs_are_answered_with_what_to_
     assert "--backend sim" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("experiment", sorted({name for exhibit in EXHIBITS.values() for name in exhibit.experiments}))
+@pytest.mark.parametrize(
+    "experiment",
+    sorted({name for exhibit in EXHIBITS.values() for name in exhibit.experiments if "walks" not in exhibit.setups}),
+)
 def test_the_multirun_behind_an_exhibit_can_be_composed_and_no_two_points_share_a_folder(experiment, tmp_path):
-    configs = points_of(experiment, Asked(folder=tmp_path))
+    configs = points_of(experiment, Asked(folder=tmp_path, num_seeds=1))
     folders = [config.run.dir for config in configs]
-    assert len(set(folders)) == len(folders) == 2 * len({folder.parent for folder in folders})
+    assert len(set(folders)) == len(folders)
+    assert {folder.name for folder in folders} == {"seed-0"}
     assert all(config.backend.name == "sim" and config.model.name for config in configs)
 
 
@@ -213,11 +217,11 @@ def test_runs_that_are_broken_or_old_are_named_and_the_rest_is_drawn(tmp_path, c
     forget_column(tmp_path / "runs" / "older", "decode_slot_steps_idle")
     no_config = write_run(tmp_path / "runs" / "no_config", "verl", [1.0])
     (no_config / "config.yaml").write_text("[")
-    assert main(["all", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["table2", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "empty is left out" in said
     assert "nothing is left out: no step has finished yet" in said
-    assert "before there were the columns decode_slot_steps_idle" in said
+    assert "before there were the columns decode_slot_steps_idle: they are null" in said
     with (tmp_path / "out" / "table2.csv").open() as lines:
         drawn = {row["x"]: float(row["y"]) for row in csv.DictReader(lines) if row["series"] == "ours"}
     assert drawn == {"veRL": 1.0, "+ tail": 1.0, "+ stream": 2.0}
