@@ -6,6 +6,7 @@ Invariant: every file is complete or absent, and every summary says where its nu
 from __future__ import annotations
 
 import html
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,8 +80,21 @@ def write_page(shown: Mapping[Exhibit, Numbers], out: Path) -> Path:
     """Write `index.html`, which shows every exhibit that is in `out`."""
     sections = [_section(exhibit, numbers) for exhibit, numbers in shown.items()]
     page = out / "index.html"
-    write_atomically(page, _PAGE.format(sections="\n".join(sections)).encode())
+    contents = "\n".join(_entry(exhibit, numbers) for exhibit, numbers in shown.items())
+    write_atomically(page, _PAGE.format(contents=contents, sections="\n".join(sections)).encode())
     return page
+
+
+def _entry(exhibit: Exhibit, numbers: Numbers) -> str:
+    """A line of the table of contents, with how many claims stand how."""
+    counts = Counter(claim.standing for claim in numbers.claims)
+    marks = ", ".join(
+        f'<span class="{standing.name.lower()}">{counts[standing]} {standing}</span>'
+        for standing in Standing
+        if counts[standing]
+    )
+    told = marks or ("" if numbers.points else "no runs")
+    return f'<tr><td><a href="#{exhibit.name}">{html.escape(exhibit.title)}</a></td><td>{told}</td></tr>'
 
 
 def _section(exhibit: Exhibit, numbers: Numbers) -> str:
@@ -116,6 +130,8 @@ _PAGE = """<!doctype html>
 :root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
 img {{ width: 100%; max-width: 46rem; background: white; }}
+a {{ color: LinkText; text-decoration: none; }} a:hover {{ text-decoration: underline; }}
+.contents {{ margin-bottom: 1.5rem; }}
 section {{ border-top: 1px solid #8886; padding: 1rem 0; }}
 table {{ border-collapse: collapse; font-size: 13px; }}
 td, th {{ padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top; }}
@@ -124,6 +140,7 @@ p {{ font-size: 13px; margin: .3rem 0; }}
 .unknown {{ color: #888; }}
 </style></head><body>
 <h1>RollPacker: tables and figures</h1>
+<table class="contents">{contents}</table>
 {sections}
 </body></html>
 """

@@ -18,13 +18,23 @@ if TYPE_CHECKING:
 PANELS = {"Qwen2.5-7B": "fig09a", "Qwen2.5-14B": "fig09b", "Qwen2.5-32B": "fig09c"}
 SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 
+# What the paper says in its text alone.
+SPEEDUP_32B = 2.56
+"""Over veRL; the steps of 32B are not at hand."""
+MOST_OVER_RLHFUSE = 2.24
+"""Of any model."""
+SHORT_PER_LONG = 4.0
+"""Rounds, at eta 1.25."""
+
 
 def gather(runs: Runs) -> Numbers:
     """Step times, and the published speedups: ratios of their sums."""
     points: list[Point | None] = []
     claims: list[Claim] = []
+    by_model: dict[str, dict[str, list[Run]]] = {}
     for model in runs.models(*PANELS):
         found = {system: runs.of(model=model, system=system, task="mix") for system in SYSTEMS}
+        by_model[model] = found
         sums = dict.fromkeys(SYSTEMS, 0.0)
         for row in paper_rows(PANELS[model]) if runs.are_papers_size else []:
             system = PAPER_SYSTEMS[row.series]
@@ -33,6 +43,8 @@ def gather(runs: Runs) -> Numbers:
         points += [point for system in SYSTEMS for point in _step_times(model, system, found[system])]
         if all(sums.values()):
             claims += _claims(model, sums, found)
+    if runs.are_papers_size:
+        claims += _claims_of_the_text(by_model)
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
 
@@ -51,6 +63,38 @@ def _claims(model: str, sums: Mapping[str, float], found: Mapping[str, Sequence[
             ours=place.ours(speedups(found[base], found["rollpacker"])),
             unit="x",
             neutral=1.0,
+        )
+
+
+def _claims_of_the_text(by_model: Mapping[str, Mapping[str, Sequence[Run]]]) -> Iterator[Claim]:
+    largest = by_model["Qwen2.5-32B"]
+    yield Claim(
+        text="Qwen2.5-32B: rollpacker over verl, as the text has it",
+        paper=SPEEDUP_32B,
+        ours=Place(panel="Qwen2.5-32B", x="verl", unit="x").ours(speedups(largest["verl"], largest["rollpacker"])),
+        unit="x",
+        neutral=1.0,
+    )
+    over_rlhfuse = comparing(
+        Place(panel=model, x="rlhfuse", unit="x").ours(speedups(found["rlhfuse"], found["rollpacker"]))
+        for model, found in by_model.items()
+    )
+    yield Claim(
+        text="the most that rollpacker gains over rlhfuse with any model",
+        paper=MOST_OVER_RLHFUSE,
+        ours=max(over_rlhfuse, key=lambda point: point.y, default=None),
+        unit="x",
+        neutral=1.0,
+    )
+    for model, found in by_model.items():
+        counted = ((run, run.steps["round_kind"].value_counts()) for run in found["rollpacker"])
+        yield Claim(
+            text=f"{model}: short rounds per long round",
+            paper=SHORT_PER_LONG,
+            ours=Place(panel=model, x="rounds", unit="rounds").ours(
+                Value(run, float(kinds.get("short", 0) / kinds["long"])) for run, kinds in counted if "long" in kinds
+            ),
+            unit="rounds",
         )
 
 

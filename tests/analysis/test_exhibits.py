@@ -79,6 +79,18 @@ def test_stages_are_means_over_the_rounds_of_a_kind(tmp_path):
     assert of_kind == {"Qwen2.5-14B, short rounds": 3.0, "Qwen2.5-14B, long rounds": 20.0}
 
 
+def test_what_the_papers_text_says_is_held_against_the_runs_of_every_model(tmp_path):
+    for model, faster in (("Qwen2.5-7B", 5.0), ("Qwen2.5-32B", 4.0)):
+        write_run(tmp_path / model / "base", "rlhfuse", [10.0] * 10, model=model)
+        write_run(tmp_path / model / "own", "rollpacker", [faster] * 10, model=model)
+    claims = {claim.text: claim for claim in fig09.gather(runs_below(tmp_path)).claims}
+    most = claims["the most that rollpacker gains over rlhfuse with any model"]
+    assert (most.ours.y, most.standing) == (2.5, Standing.DIRECTION)
+    assert claims["Qwen2.5-7B: short rounds per long round"].ours.y == 4.0
+    assert claims["Qwen2.5-14B: short rounds per long round"].standing is Standing.UNKNOWN
+    assert claims["Qwen2.5-32B: rollpacker over verl, as the text has it"].standing is Standing.UNKNOWN
+
+
 def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
     write_run(tmp_path / "run", "rollpacker", [3.0, 4.0])
     numbers = fig09.gather(runs_below(tmp_path))
