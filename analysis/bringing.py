@@ -1,6 +1,6 @@
 """Brings the runs that exhibits need: models what is missing, or trains it for real on this machine.
 
-Each experiment is run once, whoever needs it. What a person would type for the same is printed first.
+Each experiment is run once, whoever needs it. For one exhibit, what a person would type for the same is printed first.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def bring(
             f"`sim` models the scales of a cluster, `ray` trains those of this machine, {' and '.join(TINY_SETUPS)}.",
             "See `python -m analysis list` for the scales of each.",
         )
-    for experiment, asked in by_experiment.items():
-        line = f"rollpacker train {shlex.join(words_of(experiment, asked))}"
-        console.print(line, style="dim", soft_wrap=True, markup=False)
+    if len(exhibits) == 1:
+        for experiment, asked in by_experiment.items():
+            line = f"rollpacker train {shlex.join(words_of(experiment, asked))}"
+            console.print(line, style="dim", soft_wrap=True, markup=False)
     if backend == "ray":
         return _train(by_experiment, console)
     return _model(by_experiment, num_jobs, console)

@@ -15,7 +15,7 @@ from analysis.plots import origin_handles
 from analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
@@ -48,6 +48,11 @@ def gather_rounds(runs: Runs, *, models: Sequence[str], systems: Sequence[str], 
 def rounds_of(run: Run, kind: str) -> pd.DataFrame:
     """The steps of a run whose round is of one kind."""
     return run.steps[run.steps["round_kind"] == kind]
+
+
+def means(runs: Iterable[Run], kind: str, column: str) -> list[Value]:
+    """Of one column over each run's rounds of a kind; no value where there are none."""
+    return [Value(run, float(rounds[column].mean())) for run in runs if len(rounds := rounds_of(run, kind))]
 
 
 def draw_rounds(numbers: Numbers, *, ylabel: str) -> Figure:

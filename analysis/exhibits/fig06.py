@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from analysis.exhibit import Exhibit
 from analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
 from analysis.plots import compare_bars
+from analysis.rounds import means
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,12 +58,6 @@ def gather(runs: Runs) -> Numbers:
                 )
             )
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
-
-
-def means(runs: Iterable[Run], kind: str, column: str) -> list[Value]:
-    """Over each run's rounds of a kind."""
-    of_kind = ((run, run.steps.loc[run.steps["round_kind"] == kind, column]) for run in runs)
-    return [Value(run, float(values.mean())) for run, values in of_kind if len(values)]
 
 
 def changes(before: Iterable[Run], after: Iterable[Run], kind: str, column: str) -> list[Value]:

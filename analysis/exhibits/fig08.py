@@ -97,10 +97,11 @@ def draw(numbers: Numbers) -> Figure:
 def _draw_curve(axes: Axes, rows: pd.DataFrame, color: str, name: str) -> None:
     if rows.empty:
         return
-    seeds = int(rows["num_seeds"].max())
+    num_seeds = int(rows["num_seeds"].max())
+    seeds = f"{num_seeds} seeds and their range" if num_seeds > 1 else "one seed"
     x = rows["x"].astype(float)
     axes.fill_between(x, rows["y_low"].astype(float), rows["y_high"].astype(float), color=color, alpha=0.2, linewidth=0)
-    axes.plot(x, rows["y"], color=color, linewidth=1.5, label=f"{name}, measured, {seeds} seeds and their range")
+    axes.plot(x, rows["y"], color=color, linewidth=1.5, label=f"{name}, measured, {seeds}")
 
 
 EXHIBIT = Exhibit(

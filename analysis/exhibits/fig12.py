@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.exhibit import Exhibit
-from analysis.exhibits.fig06 import means
 from analysis.numbers import Numbers, Place, Point, comparing
 from analysis.plots import compare_bars
+from analysis.rounds import means
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

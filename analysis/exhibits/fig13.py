@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.exhibit import ALL_SETUPS, Exhibit
-from analysis.exhibits.fig06 import means
 from analysis.numbers import Numbers, Place, Point, Value, comparing
 from analysis.plots import compare_bars
+from analysis.rounds import means
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
