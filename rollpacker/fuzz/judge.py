@@ -171,6 +171,8 @@ class Judge:
         else:
             self._note_news(event, commands)
         for command in commands:
+            if isinstance(command, GiveUp):  # it counts what nobody could be told to launch
+                self._note_waiting(waiting)
             self._note_command(command, is_relaunch=bool(due))
         if self.sampling:
             self._note_waiting(waiting)
