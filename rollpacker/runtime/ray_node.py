@@ -30,9 +30,9 @@ _SEATS_PER_NODE = 10_000
 """How many bundles may be pinned to a node: more than it will ever have."""
 
 _RAY_START = """\
-import sys, time
+import os, sys, time
 sys.modules["grpc"] = None
-deadline, sys.argv = time.monotonic() + float(sys.argv[1]), ["ray", *sys.argv[2:]]
+began, patience, sys.argv = time.monotonic(), float(sys.argv[1]), ["ray", *sys.argv[2:]]
 from ray._private import services
 from ray.scripts.scripts import main
 ask = services.get_node
@@ -41,7 +41,8 @@ def get_node(*arguments):
         try:
             return ask(*arguments)
         except RuntimeError:
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > patience or waited > 30 and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 raise
             time.sleep(0.1)
 services.get_node = get_node
@@ -51,7 +52,8 @@ sys.exit(main())
 
 It is to find no grpc: with that it would start a server for Ray's client, which nobody calls, and which takes a second
 of a core and a port that others may have. And it waits for its raylet as long as it is told: Ray 2.60 itself gives it
-30 s, which a busy machine needs for more than that, and has no setting for it.
+30 s, which a busy machine needs for more than that, and has no setting for it. A part that has died is not waited for
+longer than by Ray itself.
 """
 
 
