@@ -48,6 +48,9 @@ MARKS = {
     Standing.UNKNOWN: "[dim]no runs[/]",
 }
 
+_FILE_WIDTH = 150
+"""Characters of a line where no terminal says how many there are."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry one command out; exits like `rollpacker` does."""
@@ -97,7 +100,7 @@ def _count(text: str) -> int:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
     if chosen.what == "list":
         console.print(_listing())
         return 0
@@ -204,8 +207,7 @@ def _verdicts(numbers: Mapping[str, Numbers]) -> Table:
         table.add_column(title)
     for name, of_exhibit in numbers.items():
         for claim in of_exhibit.claims:
-            ours = "" if claim.ours is None else f"{claim.ours.y:.3g} {claim.unit} ({claim.ours.source})"
-            table.add_row(name, claim.text, f"{claim.paper:.3g} {claim.unit}", ours, MARKS[claim.standing])
+            table.add_row(name, claim.text, claim.paper_said, claim.ours_said, MARKS[claim.standing])
     return table
 
 

@@ -23,6 +23,9 @@ PAPER = Path(__file__).parent / "paper"
 GOOD_WITHIN = 0.10
 """Relative error up to which a number counts as reproduced."""
 
+FELT_FROM = 0.10
+"""Share of the paper's effect from which ours goes in its direction; less says nothing."""
+
 PAPER_SYSTEMS = {"veRL": "verl", "RLHFuse": "rlhfuse", "Flexes": "rollpacker"}
 """Flexes is the name of RollPacker's submission."""
 
@@ -107,16 +110,40 @@ class Claim:
     neutral: float | None = None
     """What says nothing: 1 for a speedup. A number on the paper's side of it has the paper's direction; None: there is
     no direction, as in a time or a share."""
+    is_bound: bool = False
+    """The paper only says that it is more than `paper`: reproduced where it is with every seed, `direction only` where
+    the mean is."""
 
     @property
     def standing(self) -> Standing:
         if self.ours is None:
             return Standing.UNKNOWN
+        if self.is_bound:
+            lowest = self.ours.y if self.ours.y_low is None else self.ours.y_low
+            if self.ours.y <= self.paper:
+                return Standing.NOT
+            return Standing.REPRODUCED if lowest > self.paper else Standing.DIRECTION
         if abs(self.ours.y - self.paper) <= GOOD_WITHIN * abs(self.paper):
             return Standing.REPRODUCED
-        if self.neutral is not None and (self.ours.y - self.neutral) * (self.paper - self.neutral) > 0:
-            return Standing.DIRECTION
+        if self.neutral is not None and self.paper != self.neutral:
+            share_of_effect = (self.ours.y - self.neutral) / (self.paper - self.neutral)
+            return Standing.DIRECTION if share_of_effect >= FELT_FROM else Standing.NOT
         return Standing.NOT
+
+    @property
+    def paper_said(self) -> str:
+        """The paper's number, for people."""
+        return f"{'more than ' if self.is_bound else ''}{said(self.paper, self.unit)}"
+
+    @property
+    def ours_said(self) -> str:
+        """Our number and where it comes from, for people; empty without any."""
+        return "" if self.ours is None else f"{said(self.ours.y, self.unit)} ({self.ours.source})"
+
+
+def said(y: float, unit: str) -> str:
+    """A number for people, in three digits or whole, with its unit."""
+    return f"{y:,.0f} {unit}" if abs(y) >= 1000 else f"{y:.3g} {unit}"  # noqa: PLR2004  (from four digits on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

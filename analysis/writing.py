@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-from analysis.numbers import GOOD_WITHIN, Source, Standing
+from analysis.numbers import FELT_FROM, GOOD_WITHIN, Source, Standing
 from analysis.style import save_figure
 from rollpacker.metrics.files import write_atomically
 
@@ -50,12 +50,9 @@ def summary(exhibit: Exhibit, numbers: Numbers) -> str:
 def claim_line(claim: Claim) -> str:
     """Say one claim with both numbers and what to think of it."""
     if claim.ours is None:
-        return f"{claim.text}: paper {claim.paper:.3g} {claim.unit}; {Standing.UNKNOWN}"
-    error = claim.ours.y / claim.paper - 1 if claim.paper else float("nan")
-    return (
-        f"{claim.text}: paper {claim.paper:.3g} {claim.unit}, {claim.ours.source} {claim.ours.y:.3g} ({error:+.0%}); "
-        f"{claim.standing}"
-    )
+        return f"{claim.text}: paper {claim.paper_said}; {Standing.UNKNOWN}"
+    error = f", {claim.ours.y / claim.paper - 1:+.0%}" if claim.paper and not claim.is_bound else ""
+    return f"{claim.text}: paper {claim.paper_said}, ours {claim.ours_said}{error}; {claim.standing}"
 
 
 def _origin(numbers: Numbers) -> Iterator[str]:
@@ -65,7 +62,10 @@ def _origin(numbers: Numbers) -> Iterator[str]:
     if Source.MEASURED in sources:
         yield "Measured on real engines."
     yield STATISTICS
-    yield f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper; `direction only` is on its side of no effect."
+    yield (
+        f"`reproduced` is within {GOOD_WITHIN:.0%} of the paper; `direction only` has {FELT_FROM:.0%} of its effect "
+        "or more."
+    )
     yield ""
 
 
@@ -116,8 +116,7 @@ def _claims_table(claims: Sequence[Claim]) -> str:
     if not claims:
         return ""
     rows = "".join(
-        f"<tr><td>{html.escape(claim.text)}</td><td>{claim.paper:.3g} {claim.unit}</td>"
-        f"<td>{'' if claim.ours is None else f'{claim.ours.y:.3g} {claim.unit} ({claim.ours.source})'}</td>"
+        f"<tr><td>{html.escape(claim.text)}</td><td>{claim.paper_said}</td><td>{claim.ours_said}</td>"
         f'<td class="{claim.standing.name.lower()}">{claim.standing}</td></tr>'
         for claim in claims
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.exhibit import ALL_SETUPS, Exhibit
-from analysis.numbers import Numbers, Place, comparing
+from analysis.numbers import Claim, Numbers, Place, Value, comparing
 from analysis.plots import compare_bars
 from analysis.rounds import means
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Runs
+    from analysis.runs import Run, Runs
 
 SHARES = {"0.2": "20 %", "0.3": "30 %", "0.4": "40 %", "None": "adaptive"}
 """In the studies of conf/experiment/stream_trainer_table3.yaml, and what they are called."""
@@ -37,7 +37,27 @@ def gather(runs: Runs) -> Numbers:
         for stage, column in STAGES.items()
         for label, of_share in found.items()
     ]
-    return Numbers(points=comparing(points), missing=runs.missing)
+    return Numbers(points=comparing(points), claims=_claims(found), missing=runs.missing)
+
+
+def _claims(found: dict[str, list[Run]]) -> list[Claim]:
+    """Long rounds, by how much longer they take when engines are lent at a fixed share."""
+    adaptive = {value.run.seed: value.y for value in means(found["adaptive"], "long", "step_time_s")}
+    return [
+        Claim(
+            text=f"adaptive lending against lending at {label}: speedup of long rounds",
+            paper=1.0,
+            ours=Place(panel="long rounds: step", x=label, unit="x").ours(
+                Value(value.run, value.y / adaptive[value.run.seed])
+                for value in means(of_share, "long", "step_time_s")
+                if value.run.seed in adaptive
+            ),
+            unit="x",
+            is_bound=True,
+        )
+        for label, of_share in found.items()
+        if label != "adaptive"
+    ]
 
 
 def draw(numbers: Numbers) -> Figure:

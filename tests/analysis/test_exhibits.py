@@ -104,6 +104,7 @@ def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
     [
         (2.0, 2.19, 1.0, Standing.REPRODUCED),
         (2.0, 1.2, 1.0, Standing.DIRECTION),
+        (2.0, 1.09, 1.0, Standing.NOT),
         (2.0, 0.9, 1.0, Standing.NOT),
         (0.5, 0.9, 1.0, Standing.DIRECTION),
         (30.0, 20.0, None, Standing.NOT),
@@ -113,6 +114,18 @@ def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
 def test_a_claim_is_reproduced_within_a_tenth_and_else_has_its_direction_or_not(paper, ours, neutral, standing):
     point = None if ours is None else Place(panel="", x="", unit="x").paper(ours)
     assert Claim(text="", paper=paper, ours=point, unit="x", neutral=neutral).standing is standing
+
+
+@pytest.mark.parametrize(
+    ("speedups", "standing"),
+    [([1.1, 1.3], Standing.REPRODUCED), ([0.9, 1.3], Standing.DIRECTION), ([0.9, 1.1], Standing.NOT)],
+)
+def test_a_claim_of_more_than_a_number_is_reproduced_if_every_seed_says_so(tmp_path, speedups, standing):
+    for seed in (0, 1):
+        write_run(tmp_path / f"run-{seed}", "tail", [1.0], modelled=True)
+    values = map(Value, runs_below(tmp_path).runs, speedups)
+    claim = Claim(text="", paper=1.0, ours=Place(panel="", x="", unit="x").ours(values), unit="x", is_bound=True)
+    assert (claim.standing, claim.paper_said) == (standing, "more than 1 x")
 
 
 def test_a_claim_that_used_to_hold_and_no_longer_does_is_lost(tmp_path):
