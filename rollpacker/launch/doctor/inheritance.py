@@ -10,6 +10,9 @@ from rollpacker.launch.doctor.findings import Finding, fine, warning
 RAY_TOKEN = Path(".ray", "auth_token")
 """Below the home directory: it turns Ray's authentication on for whoever asks for none."""
 
+RAY_SETS = ("RAY_CLIENT_MODE", "0")
+"""In every process that imports it, this one too."""
+
 
 def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) -> Iterator[Finding]:
     """Judge them."""
@@ -20,7 +23,7 @@ def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) ->
 
 def check_ray(environment: Mapping[str, str], *, has_ray_token: bool) -> Finding:
     """Judge what another Ray left; a run sets its own address and token, and its daemons get none of the rest."""
-    names = sorted(name for name in environment if name.startswith("RAY_"))
+    names = sorted(name for name, value in environment.items() if name.startswith("RAY_") and (name, value) != RAY_SETS)
     if names:
         return warning(
             "other Rays",

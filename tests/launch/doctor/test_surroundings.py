@@ -74,7 +74,8 @@ def test_what_a_shell_hands_on_by_mistake_is_a_warning(environment: dict[str, st
 
 
 def test_a_clean_shell_has_nothing_to_hand_on() -> None:
-    shell = {"https_proxy": "http://proxy:3128", "no_proxy": "node1", "SBATCH_EXPORT": "ALL"}
+    set_by_importing_ray = {"RAY_CLIENT_MODE": "0"}
+    shell = {"https_proxy": "http://proxy:3128", "no_proxy": "node1", "SBATCH_EXPORT": "ALL"} | set_by_importing_ray
 
     findings = list(check_inheritance(shell, has_ray_token=True))
 
