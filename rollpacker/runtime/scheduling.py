@@ -64,7 +64,7 @@ def scheduler_settings(
             if config.system.dynamic_sampling
             else None
         ),
-        reward_budget=RewardBudgetSettings() if config.system.reward == "scheduled" else None,
+        reward_budget=_reward_budget(config) if config.system.reward == "scheduled" else None,
         parallelism=(
             ParallelismSettings(
                 degrees=tuple(sorted(degrees)),
@@ -77,6 +77,14 @@ def scheduler_settings(
         ),
         stream=_stream_settings(config, trainer_parts) if config.system.stream else None,
     )
+
+
+def _reward_budget(config: RunConfig) -> RewardBudgetSettings:
+    """The paper's limits, none of them above what the run gives a test case at most."""
+    paper = RewardBudgetSettings()
+    reward = config.reward
+    longest_s = reward.timeout_s if reward.name == "modelled" else reward.sandbox.max_case_s
+    return replace(paper, min_limit_s=min(paper.min_limit_s, longest_s), max_limit_s=longest_s)
 
 
 def can_stream(

@@ -21,8 +21,9 @@ class SandboxSection(Section):
     num_workers: int | None = Field(None, ge=1)
     """Programs at the same time; null: as many as the cores that the reward's process may use."""
     max_case_s: float = Field(30.0, gt=0)
-    """Limit of a test case where the scheduler gives none, that is with system.reward=async or batch. It counts the
-    program's own time: on cores, or asleep; not what it waits for a core that others have."""
+    """The longest limit of a test case: with system.reward=async or batch that of every one, with scheduled that of one
+    that nobody has passed (the paper's T_max). It counts the program's own time: on cores, or asleep; not what it waits
+    for a core that others have."""
     memory_mb: int = Field(1024, ge=64)
     """Of all processes of a program together."""
     processes: int = Field(32, ge=1)
