@@ -19,7 +19,8 @@ class SandboxSection(Section):
     resources alone, where user namespaces are missing; a program then may read what the run's user may, write where it
     may, use the network, and end the user's processes, the run's too."""
     num_workers: int | None = Field(None, ge=1)
-    """Programs at the same time; null: as many as the cores that the reward's process may use."""
+    """Programs at the same time; null: as many as the cores that the reward's process may use. Where programs may never
+    end, several for each core let the others pass: limits count a program's own time, and a race does not wait."""
     max_case_s: float = Field(30.0, gt=0)
     """The longest limit of a test case: with system.reward=async or batch that of every one, with scheduled that of one
     that nobody has passed (the paper's T_max). It counts the program's own time: on cores, or asleep; not what it waits
