@@ -130,7 +130,8 @@ def _run(chosen: argparse.Namespace) -> int:
     if len(exhibits) > 1:
         page = write_page({exhibit: numbers[exhibit.name] for exhibit in exhibits}, out)
         console.print(f"[bold]All of it[/]\n  {page}", soft_wrap=True)
-    console.print(_verdicts(numbers))
+    if any(of_exhibit.claims for of_exhibit in numbers.values()):
+        console.print(_verdicts(numbers))
     return int(has_failed)
 
 
