@@ -37,7 +37,9 @@ def gather(runs: Runs) -> Numbers:
         for stage, column in STAGES.items()
         for label, of_share in found.items()
     ]
-    return Numbers(points=comparing(points), claims=_claims(found), missing=runs.missing)
+    return Numbers(
+        points=comparing(points), claims=_claims(found) if runs.are_papers_size else (), missing=runs.missing
+    )
 
 
 def _claims(found: dict[str, list[Run]]) -> list[Claim]:
