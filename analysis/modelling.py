@@ -8,7 +8,6 @@ anew by the next call, and one that failed does not keep the others from being m
 from __future__ import annotations
 
 import multiprocessing
-import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -16,11 +15,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import RollpackerError, WorldError
+from rollpacker.whatif.workers import interrupts_wait
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def model_runs(configs: Iterable[RunConfig], num_processes: int) -> Iterator[tuple[RunConfig, str]]:
@@ -30,7 +28,7 @@ def model_runs(configs: Iterable[RunConfig], num_processes: int) -> Iterator[tup
         WorldError: A process died.
     """
     with _processes(num_processes) as pool:
-        with _children_hear_no_signal():
+        with interrupts_wait():  # the processes start here, and inherit that signals are blocked
             futures = {pool.submit(_model, config): config for config in configs}
         try:
             for future in as_completed(futures):
@@ -52,16 +50,6 @@ def _processes(number: int) -> Iterator[ProcessPoolExecutor]:
         for child in multiprocessing.active_children():
             child.kill()
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _children_hear_no_signal() -> Iterator[None]:
-    """Processes that start within inherit that signals are blocked; ours waits until the block ends."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _model(config: RunConfig) -> str:

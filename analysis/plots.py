@@ -94,7 +94,7 @@ def _bar_legend(frame: pd.DataFrame) -> list[Patch]:
     for source in (Source.MODELLED, Source.MEASURED):
         if (frame["source"] == source).any():
             hatch = "////" if source is Source.MODELLED else None
-            handles.append(Patch(facecolor=OUR_COLOR, edgecolor="white", hatch=hatch, label=_seeds(frame, source)))
+            handles.append(Patch(facecolor=OUR_COLOR, edgecolor="white", hatch=hatch, label=seeds_said(frame, source)))
     return handles
 
 
@@ -180,11 +180,11 @@ def origin_handles(frame: pd.DataFrame) -> list[Line2D]:
     for source in (Source.MODELLED, Source.MEASURED):
         if (frame["source"] == source).any():
             style = "--" if source is Source.MODELLED else "-"
-            handles.append(Line2D([], [], color="#555555", linestyle=style, label=_seeds(frame, source)))
+            handles.append(Line2D([], [], color="#555555", linestyle=style, label=seeds_said(frame, source)))
     return handles
 
 
-def _seeds(frame: pd.DataFrame, source: Source) -> str:
+def seeds_said(frame: pd.DataFrame, source: Source) -> str:
     """Name our numbers, with the number of seeds behind them."""
     num_seeds = int(frame.loc[frame["source"] == source, "num_seeds"].max())
     return f"{source}, mean of {num_seeds} seeds and their range" if num_seeds > 1 else f"{source}, one seed"

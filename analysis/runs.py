@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,23 @@ class Run:
     @property
     def max_response_tokens(self) -> int:
         return int(self.config.get("rollout", {}).get("max_response_tokens", 0))
+
+    @property
+    def idle_percent(self) -> float:
+        """Share of all decode slots in which no request ran, over all steps."""
+        return self._percent("decode_slot_steps_idle", "decode_slot_steps_idle", "decode_slot_steps_busy")
+
+    @property
+    def wasted_percent(self) -> float:
+        """Share of the tokens generated that were not trained, over all steps."""
+        return self._percent("tokens_wasted", "tokens_generated")
+
+    def _percent(self, part: str, *whole: str) -> float:
+        return float(100 * self.steps[part].sum() / max(1, sum(self.steps[column].sum() for column in whole)))
+
+    def first(self, num_steps: int) -> Run:
+        """The run as it was after so many steps; other tables than `steps` stay whole."""
+        return replace(self, steps=self.steps.head(num_steps))
 
     @property
     def tensor_parallel(self) -> int:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Final
 import matplotlib.pyplot as plt
 
 from analysis.numbers import Numbers, Place, Source, Value, comparing, speedups
+from analysis.plots import seeds_said
+from analysis.rounds import means
 from analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from analysis.numbers import Point
-    from analysis.runs import Run, Runs
+    from analysis.runs import Runs
 
 BASELINE, TAIL = "verl", "tail"
 SPEEDUP, SHARES, TIMES = "speedup over plain batches (x)", "shares (%)", "rollout time per round (s)"
@@ -55,15 +57,15 @@ def compare_variants(runs: Runs, studies: Mapping[float, str], **wanted: object)
         found: dict[str, dict[str, Iterable[Value]]] = {
             SPEEDUP: {"step": speedups(plain, tail), "rollout": speedups(plain, tail, column="rollout_time_s")},
             SHARES: {
-                "idle slots, plain": _idle(plain),
-                "idle slots, tail": _idle(tail),
-                "tokens wasted, tail": [Value(run, wasted(run)) for run in tail],
+                "idle slots, plain": [Value(run, run.idle_percent) for run in plain],
+                "idle slots, tail": [Value(run, run.idle_percent) for run in tail],
+                "tokens wasted, tail": [Value(run, run.wasted_percent) for run in tail],
             },
             TIMES: {
-                "plain": _round_times(plain, "plain"),
-                "long": _round_times(tail, "long"),
-                "short": _round_times(tail, "short"),
-                "tail, mean": _round_times(tail, None),
+                "plain": means(plain, "plain", "rollout_time_s"),
+                "long": means(tail, "long", "rollout_time_s"),
+                "short": means(tail, "short", "rollout_time_s"),
+                "tail, mean": [Value(run, float(run.steps["rollout_time_s"].mean())) for run in tail],
             },
         }
         points += [
@@ -72,24 +74,6 @@ def compare_variants(runs: Runs, studies: Mapping[float, str], **wanted: object)
             for series, values in of_panel.items()
         ]
     return Numbers(points=comparing(points), missing=runs.missing)
-
-
-def _idle(runs: Sequence[Run]) -> Iterator[Value]:
-    for run in runs:
-        idle, busy = run.steps["decode_slot_steps_idle"].sum(), run.steps["decode_slot_steps_busy"].sum()
-        yield Value(run, float(100 * idle / max(1, idle + busy)))
-
-
-def wasted(run: Run) -> float:
-    """Share of the tokens generated that were not trained, in percent."""
-    return float(100 * run.steps["tokens_wasted"].sum() / max(1, run.steps["tokens_generated"].sum()))
-
-
-def _round_times(runs: Sequence[Run], kind: str | None) -> Iterator[Value]:
-    for run in runs:
-        times = run.steps if kind is None else run.steps[run.steps["round_kind"] == kind]
-        if len(times):
-            yield Value(run, float(times["rollout_time_s"].mean()))
 
 
 def draw_variants(numbers: Numbers, *, xlabel: str, usual: float) -> Figure:
@@ -132,7 +116,6 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str]) -> No
 
 def origin_of(frame: pd.DataFrame) -> str:
     """Say below a figure where its numbers come from."""
-    num_seeds = int(frame["num_seeds"].max())
-    spread = f"mean of {num_seeds} seeds and their range" if num_seeds > 1 else "one seed"
-    is_modelled = (frame["source"] == Source.MODELLED).any()
-    return f"modelled, Qwen2.5-7B, {spread}" if is_modelled else f"measured, {spread}"
+    source = Source.MODELLED if (frame["source"] == Source.MODELLED).any() else Source.MEASURED
+    said = seeds_said(frame, source)
+    return f"{said}, Qwen2.5-7B" if source is Source.MODELLED else said

@@ -12,7 +12,7 @@ from analysis.style import PAPER_LABELS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from analysis.runs import Runs
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
 SYSTEMS = ("verl", "rlhfuse", "rollpacker")
@@ -22,20 +22,13 @@ def gather(runs: Runs) -> Numbers:
     """Shares over all steps: idle decode slots of all slots, and tokens wasted of those generated."""
     points = [
         Place(panel=f"{model}\n{title}", x=PAPER_LABELS[system], unit="%").ours(
-            Value(run, _share(run, part, whole)) for run in runs.of(model=model, system=system, task="mix")
+            Value(run, getattr(run, share)) for run in runs.of(model=model, system=system, task="mix")
         )
-        for title, part, whole in (
-            ("idle decode slots", "decode_slot_steps_idle", ("decode_slot_steps_idle", "decode_slot_steps_busy")),
-            ("tokens wasted", "tokens_wasted", ("tokens_generated",)),
-        )
+        for title, share in (("idle decode slots", "idle_percent"), ("tokens wasted", "wasted_percent"))
         for model in runs.models(*MODELS)
         for system in SYSTEMS
     ]
     return Numbers(points=comparing(points), missing=runs.missing)
-
-
-def _share(run: Run, part: str, whole: tuple[str, ...]) -> float:
-    return float(100 * run.steps[part].sum() / max(1, sum(run.steps[column].sum() for column in whole)))
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
@@ -26,7 +27,7 @@ def gather(runs: Runs) -> Numbers:
     for prompts in FACTORS:
         for responses in FACTORS:
             found = runs.of(system=system_name(prompts, responses))
-            for panel, unit, value_of in ((ROLLOUT, "s", _rollout_s), (WASTE, "%", _wasted)):
+            for panel, unit, value_of in ((ROLLOUT, "s", _rollout_s), (WASTE, "%", attrgetter("wasted_percent"))):
                 place = Place(panel=panel, x=f"{responses:g}", unit=unit, series=f"{prompts:g}")
                 points.append(place.ours(Value(run, value_of(run)) for run in found))
     return Numbers(points=comparing(points), missing=runs.missing)
@@ -39,10 +40,6 @@ def system_name(prompts: float, responses: float) -> str:
 
 def _rollout_s(run: Run) -> float:
     return float(run.steps["rollout_time_s"].mean())
-
-
-def _wasted(run: Run) -> float:
-    return float(100 * run.steps["tokens_wasted"].sum() / max(1, run.steps["tokens_generated"].sum()))
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,7 +6,6 @@ of this figure are not at hand. Each model's runs are compared over the steps th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.exhibit import Exhibit
@@ -37,7 +36,7 @@ def gather(runs: Runs) -> Numbers:
             for title, (column, unit) in PANELS.items():
                 for label, found in of_model.items():
                     place = Place(panel=f"{model}, {kind}:\n{title}", x=label, unit=unit)
-                    points.append(place.ours(means([_first(run, num_steps) for run in found], kind, column)))
+                    points.append(place.ours(means([run.first(num_steps) for run in found], kind, column)))
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
@@ -58,10 +57,6 @@ def _runs_by_model(runs: Runs) -> dict[str, dict[str, list[Run]]]:
         | {"planner": runs.of(model=smaller, system="tail-reward-planner", task="mix")},
         "32B": fixed(larger, 2, 4, 8) | {"planner": runs.of(study="fig12", model=larger, system="tail-reward-planner")},
     }
-
-
-def _first(run: Run, num_steps: int) -> Run:
-    return replace(run, steps=run.steps.head(num_steps))
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,7 +6,6 @@ algorithm's, and whoever adds GPUs wants the same training sooner. `scaling` has
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.exhibit import Exhibit
@@ -39,7 +38,7 @@ def gather(runs: Runs) -> Numbers:
     for num_gpus, study in STUDIES.items():
         found = {
             system: [
-                _first_steps(run)
+                run.first(NUM_STEPS)
                 for run in runs.of(model=MODEL, system=system, task="mix", study=study, num_gpus=num_gpus)
             ]
             for system in SYSTEMS
@@ -51,10 +50,6 @@ def gather(runs: Runs) -> Numbers:
         place = Place(panel=SPEEDUP, x=float(num_gpus), unit="x", series="rollpacker")
         gains += comparing([place.ours(speedups(found["verl"], found["rollpacker"]))])
     return Numbers(points=[*comparing(points), *gains], claims=_claims(gains), missing=runs.missing)
-
-
-def _first_steps(run: Run) -> Run:
-    return replace(run, steps=run.steps.head(NUM_STEPS))
 
 
 def _step_s(run: Run) -> float:

@@ -106,7 +106,7 @@ def open_workers(num_workers: int) -> Iterator[Workers]:
                 folder = Path(scratch) / f"worker-{index}"
                 folder.mkdir()
                 process = context.Process(target=_work, args=(its, folder), name=f"plan-worker-{index}", daemon=True)
-                with _interrupts_wait():
+                with interrupts_wait():
                     process.start()
                     processes.append((process, own))
                 its.close()
@@ -120,7 +120,7 @@ def open_workers(num_workers: int) -> Iterator[Workers]:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """Answer Ctrl-C and SIGTERM after the block: nobody could end a process that is half started.
 
     They are blocked, too, which a process that starts inherits: it must not answer a Ctrl-C of the whole terminal.

@@ -2,23 +2,7 @@
 
 from analysis.exhibits import fig02b, fig04a, fig04b, fig10a, fig10b
 from analysis.numbers import Standing
-from analysis.runs import Runs, find_runs, read_runs
-from tests.analysis.written_runs import write_run
-
-
-def numbers_of(exhibit, folder):
-    runs, problems = read_runs(list(find_runs(folder)))
-    assert not problems
-    return exhibit.gather(Runs(runs=runs))
-
-
-def series(numbers, panel):
-    """x and y of every series of a panel."""
-    shown = {}
-    for point in numbers.points:
-        if point.panel == panel:
-            shown.setdefault(point.series, []).append((point.x, point.y))
-    return shown
+from tests.analysis.written_runs import numbers_of, series, write_run
 
 
 def test_a_rollout_is_unbalanced_by_its_longest_response_and_by_the_engines_that_wait_for_it(tmp_path):

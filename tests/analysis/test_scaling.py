@@ -4,23 +4,7 @@ import json
 
 from analysis.exhibits import fig14, scaling
 from analysis.numbers import Standing
-from analysis.runs import Runs, find_runs, read_runs
-from tests.analysis.written_runs import write_run
-
-
-def numbers_of(exhibit, folder):
-    runs, problems = read_runs(list(find_runs(folder)))
-    assert not problems
-    return exhibit.gather(Runs(runs=runs))
-
-
-def series(numbers, panel):
-    """x and y of every series of a panel."""
-    shown = {}
-    for point in numbers.points:
-        if point.panel == panel:
-            shown.setdefault(point.series, []).append((point.x, point.y))
-    return shown
+from tests.analysis.written_runs import numbers_of, series, write_run
 
 
 def write_scaled(folder, system, times, *, num_engines, study="", processor_s=None, **values):

@@ -7,6 +7,7 @@ import json
 import pyarrow.parquet as pq
 import yaml
 
+from analysis.runs import Runs, find_runs, read_runs
 from rollpacker.metrics.schemas import DOMAINS, RESPONSES, STEPS, VERSION_KEY
 from rollpacker.metrics.tables import MetricsWriter
 
@@ -59,6 +60,22 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(record))
     (folder / "run.json").write_text(json.dumps({}))
     return folder
+
+
+def numbers_of(exhibit, folder):
+    """What an exhibit gathers from the runs below a folder, all of which can be read."""
+    runs, problems = read_runs(list(find_runs(folder)))
+    assert not problems
+    return exhibit.gather(Runs(runs=runs))
+
+
+def series(numbers, panel):
+    """x and y of every series of a panel."""
+    shown = {}
+    for point in numbers.points:
+        if point.panel == panel:
+            shown.setdefault(point.series, []).append((point.x, point.y))
+    return shown
 
 
 def forget_column(folder, name):
