@@ -50,8 +50,6 @@ def compare_bars(numbers: Numbers, *, ylabel: str, number: str, num_columns: int
         axes.set_title(panel)
         axes.margins(y=0.16)
         axes.set_ylim(bottom=0)
-        if not rows["y"].any():
-            axes.set_yticks([0])
     if ylabel:
         figure.supylabel(ylabel, fontsize=9)
     figure.legend(handles=_bar_legend(frame), loc="outside lower center", ncols=2)

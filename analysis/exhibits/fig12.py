@@ -6,6 +6,8 @@ of this figure are not at hand. Each model's runs are compared over the steps th
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.exhibit import Exhibit
@@ -60,8 +62,11 @@ def _runs_by_model(runs: Runs) -> dict[str, dict[str, list[Run]]]:
 
 
 def draw(numbers: Numbers) -> Figure:
-    """A row per model and kind of round."""
-    return compare_bars(numbers, ylabel="", number="{:,.0f}", num_columns=3)
+    """A row per model and kind of round; preemptions only if there were any."""
+    panels = {point.panel for point in numbers.points if point.y}
+    shown = replace(numbers, points=[point for point in numbers.points if point.panel in panels])
+    num_columns = max(Counter(panel.partition("\n")[0] for panel in panels).values(), default=1)
+    return compare_bars(shown, ylabel="", number="{:,.0f}", num_columns=num_columns)
 
 
 EXHIBIT = Exhibit(
