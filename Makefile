@@ -27,7 +27,7 @@ help: ## show this
 	@echo "PYTHON=/path/to/python3 chooses the Python (3.11 or newer) that a new environment is made from."
 
 demo: .venv/.demo ## install what the demo needs, train under both systems on this machine, draw table and figure
-	@$(BIN)/python -m rollpacker.demo
+	@$(BIN)/rollpacker demo
 
 slurm-demo: .venv/.demo slurm ## the same as jobs of two nodes each of a Slurm cluster that it starts for that and stops
 	@$(BIN)/python -m slurm.demo

@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 from rich.status import Status
 
-from analysis.exhibit import TINY_SETUPS
-from analysis.modelling import model_runs
-from analysis.progress import shown_progress
-from analysis.sweeps import Asked, make_tiny_inputs, points_of, train_here, unfinished, words_of
+from rollpacker.analysis.exhibit import TINY_SETUPS
+from rollpacker.analysis.modelling import model_runs
+from rollpacker.analysis.progress import shown_progress
+from rollpacker.analysis.sweeps import Asked, make_tiny_inputs, points_of, train_here, unfinished, words_of
 from rollpacker.core.errors import ConfigError, RollpackerError
 from rollpacker.demo.inputs import Inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
-
-    from analysis.exhibit import Exhibit
+    from rollpacker.analysis.exhibit import Exhibit
     from rollpacker.config.schema import RunConfig
+    from rollpacker.terminal import Terminal
 
 
 def bring(
@@ -35,8 +34,8 @@ def bring(
     scale: str | None,
     num_seeds: int,
     num_jobs: int,
-    console: Console,
-) -> list[str]:
+    console: Terminal,
+) -> dict[str, list[str]]:
     """Run what is missing of every experiment; says to `console` what is done and how far it is.
 
     Args:
@@ -49,7 +48,7 @@ def bring(
         console: That people read.
 
     Returns:
-        A sentence for each run that failed.
+        By experiment, a sentence for each run of it that failed.
 
     Raises:
         ConfigError: None of the exhibits can be brought by this backend.
@@ -58,20 +57,20 @@ def bring(
     for exhibit in exhibits:
         setup = scale or exhibit.setups[0]
         if (setup in TINY_SETUPS) != (backend == "ray"):
-            console.print(f"{exhibit.name}: {_why_not(exhibit, setup)}", style="dim", soft_wrap=True, markup=False)
+            console.print(f"{exhibit.name}: {_why_not(exhibit, setup)}", style="dim", soft_wrap=True)
             continue
         asked = Asked(folder=folder, backend=backend, setup=setup, num_seeds=num_seeds)
         by_experiment |= dict.fromkeys(exhibit.experiments, asked)
     if not by_experiment:
         raise ConfigError(
-            f"--backend {backend} brings no run of {', '.join(exhibit.name for exhibit in exhibits)} at this scale.",
+            f"backend={backend} brings no run of {', '.join(exhibit.name for exhibit in exhibits)} at this scale.",
             f"`sim` models the scales of a cluster, `ray` trains those of this machine, {' and '.join(TINY_SETUPS)}.",
-            "See `python -m analysis list` for the scales of each.",
+            "See `rollpacker analysis list` for the scales of each.",
         )
     if len(exhibits) == 1:
         for experiment, asked in by_experiment.items():
             line = f"rollpacker train {shlex.join(words_of(experiment, asked))}"
-            console.print(line, style="dim", soft_wrap=True, markup=False)
+            console.print(line, style="dim", soft_wrap=True)
     if backend == "ray":
         return _train(by_experiment, console)
     return _model(by_experiment, num_jobs, console)
@@ -79,38 +78,39 @@ def bring(
 
 def _why_not(exhibit: Exhibit, setup: str) -> str:
     if setup in TINY_SETUPS:
-        scale = "" if setup == exhibit.setups[0] else f" --scale {setup}"
-        return f"no model learns; for real runs: python -m analysis {exhibit.name}{scale} --backend ray"
-    return f"runs at scale {setup} are for a cluster (hydra/launcher=slurm) or --backend sim"
+        scale = "" if setup == exhibit.setups[0] else f" scale={setup}"
+        return f"no model learns; for real runs: rollpacker analysis {exhibit.name}{scale} backend=ray"
+    return f"runs at scale {setup} are for a cluster (hydra/launcher=slurm) or backend=sim"
 
 
-def _model(by_experiment: dict[str, Asked], num_jobs: int, console: Console) -> list[str]:
+def _model(by_experiment: dict[str, Asked], num_jobs: int, console: Terminal) -> dict[str, list[str]]:
     with Status("looking which runs are missing ...", console=console):
         to_do = {name: unfinished(points_of(name, asked)) for name, asked in by_experiment.items()}
     configs: dict[Path, RunConfig] = {config.run.dir: config for points in to_do.values() for config in points}
     if not configs:
         console.print("Every run is there.", style="dim")
-        return []
-    failures = []
-    with shown_progress({name: {c.run.dir for c in points} for name, points in to_do.items()}, console) as on_run:
+        return {}
+    folders = {name: {config.run.dir for config in points} for name, points in to_do.items()}
+    failures: dict[str, list[str]] = {}
+    with shown_progress(folders, console) as on_run:
         for config, failure in model_runs(configs.values(), num_jobs):
-            if failure:
-                failures.append(f"{config.run.dir} failed: {failure}")
+            for name in [name for name, own in folders.items() if failure and config.run.dir in own]:
+                failures.setdefault(name, []).append(f"{config.run.dir} failed: {failure}")
             on_run(config.run.dir)
     return failures
 
 
-def _train(by_experiment: dict[str, Asked], console: Console) -> list[str]:
-    failures = []
+def _train(by_experiment: dict[str, Asked], console: Terminal) -> dict[str, list[str]]:
+    failures = {}
     for experiment, asked in by_experiment.items():
         inputs = Inputs(folder=asked.folder.parent / "inputs" / asked.setup, is_mixed=asked.setup == "tiny")
 
         def say(line: str) -> None:
-            console.print(f"  {line}", style="dim", soft_wrap=True, markup=False)
+            console.print(f"  {line}", style="dim", soft_wrap=True)
 
         make_tiny_inputs(inputs, say)
         try:
             train_here(experiment, asked, inputs, say)
         except RollpackerError as error:
-            failures.append(f"{experiment}: {error}")
+            failures[experiment] = [f"{experiment}: {error}"]
     return failures

@@ -1,6 +1,6 @@
 """What tail batching saved in the demo: a table, and rollout time and reward over the steps of both systems.
 
-    python -m analysis.demo --runs RUN [RUN ...] --out DIR
+    rollpacker analysis demo RUN [RUN ...] [out=DIR]
 
 The first run is the baseline. All numbers come from the `steps` table; runs of unequal length are compared over the
 steps that both have. Speedups are ratios of sums over the steps, as in the paper.
@@ -8,22 +8,17 @@ steps that both have. Speedups are ratios of sums over the steps, as in the pape
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from rich.console import Console
 from rich.table import Table
 
-from analysis.runs import Run, read_runs
-from analysis.style import FIGURE_WIDTH_INCHES, color_of, label_of, save_figure, use_style
-
-CYCLE_STEPS = 5
-"""Four short rounds and a long one at eta 1.25: rewards are averaged over so many steps, since long rounds hold the
-harder prompts."""
+from rollpacker.analysis.runs import Run, read_runs
+from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, label_of, save_figure, use_style
+from rollpacker.core.errors import ConfigError
+from rollpacker.terminal import Terminal
 
 NUM_END_STEPS = 2 * CYCLE_STEPS
 """First and last reward are means over two cycles."""
@@ -99,7 +94,7 @@ def draw(runs: Sequence[Run], stem: Path) -> tuple[Path, Path]:
     times.set_title(f"Rollout time of each step ({origin})")
     times.set_ylabel("seconds")
     times.set_ylim(bottom=0)
-    times.margins(x=0.01)
+    times.margins(x=0.02)
     _name_means(times, runs)
     figure.legend(*times.get_legend_handles_labels(), loc="outside lower left", ncols=4, columnspacing=1.4)
     rewards.set_title(f"Mean reward of each batch, and over {CYCLE_STEPS} steps (thick)")
@@ -113,11 +108,11 @@ def draw(runs: Sequence[Run], stem: Path) -> tuple[Path, Path]:
 def _draw_times(axes: Axes, run: Run, color: str) -> None:
     steps = run.steps
     mean = steps["rollout_time_s"].mean()
-    axes.plot(steps["step"], steps["rollout_time_s"], color=color, linewidth=0.8, alpha=0.4)
+    axes.plot(steps["step"] + 1, steps["rollout_time_s"], color=color, linewidth=0.8, alpha=0.4)
     for kind, rows in steps.groupby("round_kind", sort=False):
         is_long = kind == "long"
         axes.scatter(
-            rows["step"],
+            rows["step"] + 1,
             rows["rollout_time_s"],
             marker=ROUND_MARKERS.get(str(kind), "o"),
             s=42 if is_long else 18,
@@ -147,31 +142,30 @@ def _name_means(axes: Axes, runs: Sequence[Run]) -> None:
 def _draw_rewards(axes: Axes, run: Run, color: str) -> None:
     steps = run.steps
     smooth = steps["reward_mean"].rolling(CYCLE_STEPS).mean()
-    axes.plot(steps["step"], steps["reward_mean"], color=color, alpha=0.3, linewidth=0.8)
-    axes.plot(steps["step"], smooth, color=color, linewidth=2.2)
-    axes.margins(x=0.01)
+    axes.plot(steps["step"] + 1, steps["reward_mean"], color=color, alpha=0.3, linewidth=0.8)
+    axes.plot(steps["step"] + 1, smooth, color=color, linewidth=2.2)
+    axes.margins(x=0.02)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and write the figure; 2 when no run could be read."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", nargs="+", type=Path, required=True, metavar="RUN", help="run.dir of each run")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the figure goes (default: here)")
-    chosen = parser.parse_args(arguments)
-    console = Console(highlight=False)
-    runs, problems = read_runs(chosen.runs)
+def show(folders: Sequence[Path], out: Path) -> None:
+    """Print the table and write the figure; what cannot be read is left out.
+
+    Raises:
+        ConfigError: No run could be read.
+    """
+    console = Terminal()
+    runs, problems = read_runs(folders)
     for problem in problems:
-        Console(stderr=True, highlight=False).print(f"left out: {problem}", soft_wrap=True)
+        Terminal(stderr=True).print(f"left out: {problem}", soft_wrap=True)
     if not runs:
-        return 2
+        raise ConfigError(
+            f"There is no run with a finished step in {', '.join(map(str, folders)) or 'what was given'}.",
+            "The demo's table and figure compare runs with the first of them.",
+            "For example: rollpacker analysis demo runs/demo/DATE/verl runs/demo/DATE/rollpacker",
+        )
     console.print(table_of(runs))
     lengths = {len(run.steps) for run in runs}
     if len(lengths) > 1:
         console.print(f"The runs have {', '.join(map(str, sorted(lengths)))} steps; the table compares the first ones.")
-    for path in draw(runs, chosen.out / "demo"):
+    for path in draw(runs, out / "demo"):
         console.print(f"figure: {path}", soft_wrap=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

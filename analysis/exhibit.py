@@ -10,10 +10,11 @@ key of a system whose name stays) sets `run.study` in conf/experiment to a name 
 
 and its exhibit asks for `runs.of(study="correlation-0.3", ...)`; by number of GPUs, `study: scaling` is enough, as the
 run's folder and `num_gpus` tell the points apart. No other exhibit sees these runs: without `study`, `runs.of` takes
-only runs that have none. `analysis.sweeps` has what else is in a run's folder; tests/analysis holds every experiment
-against it. A variant of a system with a name of its own (`system.name: eta-1.5-1`) needs no study.
+only runs that have none. `rollpacker.analysis.sweeps` has what else is in a run's folder; tests/analysis
+holds every experiment against it. A variant of a system with a name of its own (`system.name: eta-1.5-1`) needs no
+study.
 
-Of which size these runs are: `runs.of` takes those of one setup, which is the paper's unless `--scale` says otherwise.
+Of which size these runs are: `runs.of` takes those of one setup, which is the paper's unless `scale` says otherwise.
 An exhibit that can be drawn of others names them in `setups`; then it asks `runs.models(...)` for the models, and takes
 the paper's numbers only where `runs.are_papers_size`.
 """
@@ -24,13 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.runs import PAPER_SETUP
+from rollpacker.analysis.runs import PAPER_SETUP
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.numbers import Numbers
-    from analysis.runs import Runs
+    from rollpacker.analysis.numbers import Numbers
+    from rollpacker.analysis.runs import Runs
 
 ALL_SETUPS = (PAPER_SETUP, "8gpus", "tiny")
 """Sizes of run: the paper's, one node as the artifact takes it, and this machine."""
@@ -53,4 +54,4 @@ class Exhibit:
     """Compute the numbers; what is missing is said in them, and the rest is computed."""
     draw: Callable[[Numbers], Figure]
     setups: tuple[str, ...] = (PAPER_SETUP,)
-    """Of conf/setup, the sizes of run that it can be drawn of; without `--scale` the first."""
+    """Of conf/setup, the sizes of run that it can be drawn of; without `scale` the first."""

@@ -16,12 +16,16 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.runs import Run
+from rollpacker.analysis.runs import Run
 
 PAPER = Path(__file__).parent / "paper"
 
 GOOD_WITHIN = 0.10
 """Relative error up to which a number counts as reproduced."""
+
+HALF_THE_EFFECT = 0.5
+"""Share of the paper's effect below which a number is nearer to no effect than to the paper's: it does not reproduce an
+effect of some per cent, however near it is."""
 
 FELT_FROM = 0.10
 """Share of the paper's effect from which ours goes in its direction; less says nothing."""
@@ -123,12 +127,13 @@ class Claim:
             if self.ours.y <= self.paper:
                 return Standing.NOT
             return Standing.REPRODUCED if lowest > self.paper else Standing.DIRECTION
-        if abs(self.ours.y - self.paper) <= GOOD_WITHIN * abs(self.paper):
+        is_near = abs(self.ours.y - self.paper) <= GOOD_WITHIN * abs(self.paper)
+        if self.neutral is None or self.paper == self.neutral:
+            return Standing.REPRODUCED if is_near else Standing.NOT
+        share_of_effect = (self.ours.y - self.neutral) / (self.paper - self.neutral)
+        if is_near and share_of_effect >= HALF_THE_EFFECT:
             return Standing.REPRODUCED
-        if self.neutral is not None and self.paper != self.neutral:
-            share_of_effect = (self.ours.y - self.neutral) / (self.paper - self.neutral)
-            return Standing.DIRECTION if share_of_effect >= FELT_FROM else Standing.NOT
-        return Standing.NOT
+        return Standing.DIRECTION if share_of_effect >= FELT_FROM else Standing.NOT
 
     @property
     def paper_said(self) -> str:

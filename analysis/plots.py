@@ -6,57 +6,79 @@ Invariant: what a model computed is drawn hatched or dashed and named `modelled`
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.numbers import Source
-from analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
+from rollpacker.analysis.numbers import Source
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, PAPER_LABELS, color_of, use_style
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from analysis.numbers import Numbers
+    from rollpacker.analysis.numbers import Numbers
 
-PAPER_COLOR = "#B4B4B4"
-OUR_COLOR = "#0072B2"
+PAPER_COLOR = "#C4C4C4"
+PAPER_DOT = "#555555"
+OUR_COLOR = OTHER_COLORS[0]
+"""Of our numbers where no system has a colour."""
 _BAR_WIDTH = 0.38
 _PANEL_HEIGHT_INCHES = 2.6
 _HEADROOM = 1.04
 """Above the end of a line, so that its mark is whole."""
 
 
-def compare_bars(numbers: Numbers, *, ylabel: str, number: str, num_columns: int | None = None) -> Figure:
-    """Draw a panel for each `panel`, the paper's bar beside ours at each `x`, each with its number."""
+def compare_bars(
+    numbers: Numbers,
+    *,
+    ylabel: str,
+    number: str = "",
+    num_columns: int | None = None,
+    axis_of: Callable[[str], str] = lambda _: "",
+    colors: Mapping[str, str] | None = None,
+) -> Figure:
+    """Draw a panel for each `panel`, the paper's bar beside ours at each `x`, each with its number.
+
+    Args:
+        numbers: To draw.
+        ylabel: Of all panels; empty where their titles say it.
+        number: Format of the bars' numbers; empty is a digit more below ten.
+        num_columns: Panels beside each other.
+        axis_of: Panels of one unit share a y axis where this gives the same for their names.
+        colors: Of our bars, by `x`.
+    """
     use_style()
     frame = numbers.frame()
-    figure, panels = _panels(frame, num_columns)
+    figure, panels, first_column = _panels(frame, num_columns)
+    colors = colors or {}
+    highest = frame["y_high"].fillna(frame["y"]).groupby([frame["unit"], frame["panel"].map(axis_of)]).transform("max")
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
         places = {x: place for place, x in enumerate(dict.fromkeys(rows["x"]))}
         is_compared = (rows["series"] == "paper").any()
         shift = _BAR_WIDTH / 2 if is_compared else 0.0
         for offset, series in ((-shift, "paper"), (shift, "ours")):
-            _draw_bars(axes, rows[rows["series"] == series], places, offset, number)
+            _draw_bars(axes, rows[rows["series"] == series], places, offset, number, colors)
         axes.set_xticks(list(places.values()), list(places))
         axes.tick_params(axis="x", labelsize=8)
         axes.grid(visible=False, axis="x")
         axes.set_title(panel)
-        axes.margins(y=0.16)
-        axes.set_ylim(bottom=0)
-    if ylabel:
-        figure.supylabel(ylabel, fontsize=9)
+        axes.set_ylim(0, 1.16 * float(highest[rows.index].max()) or 1.0)
+        if axes in first_column:
+            axes.set_ylabel(ylabel, fontsize=8.5)
     figure.legend(handles=_bar_legend(frame), loc="outside lower center", ncols=2)
     return figure
 
 
-def _draw_bars(axes: Axes, rows: pd.DataFrame, places: dict[str, int], offset: float, number: str) -> None:
+def _draw_bars(  # noqa: PLR0917
+    axes: Axes, rows: pd.DataFrame, places: dict[str, int], offset: float, number: str, colors: Mapping[str, str]
+) -> None:
     if rows.empty:
         return
     is_paper = rows["source"].iloc[0] == Source.PAPER
@@ -65,7 +87,7 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame, places: dict[str, int], offset: f
         [places[x] + offset for x in rows["x"]],
         rows["y"],
         width=_BAR_WIDTH,
-        color=PAPER_COLOR if is_paper else OUR_COLOR,
+        color=[PAPER_COLOR if is_paper else colors.get(x, OUR_COLOR) for x in rows["x"]],
         edgecolor="white",
         hatch="////" if is_modelled else None,
         linewidth=0.5,
@@ -77,7 +99,7 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame, places: dict[str, int], offset: f
     tops = rows["y_high"].fillna(rows["y"])
     for bar, value, top in zip(bars, rows["y"], tops, strict=True):
         axes.annotate(
-            number.format(value),
+            number.format(value) if number else f"{value:.0f}" if value >= 10 else f"{value:.1f}",  # noqa: PLR2004
             (bar.get_x() + bar.get_width() / 2, top),
             xytext=(0, 2),
             textcoords="offset points",
@@ -103,7 +125,7 @@ def compare_lines(numbers: Numbers, *, xlabel: str | Mapping[str, str], ylabel: 
     """
     use_style()
     frame = numbers.frame()
-    figure, panels = _panels(frame, None)
+    figure, panels, _ = _panels(frame, None)
     colors = {system: color_of(system, position) for position, system in enumerate(dict.fromkeys(frame["series"]))}
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
@@ -124,20 +146,29 @@ def compare_curves(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
     """Draw shares (`x`, %) over quantities (`y`) on a logarithmic axis: ours as a line, the paper's as points."""
     use_style()
     frame = numbers.frame()
-    figure, panels = _panels(frame, None)
+    figure, panels, first_column = _panels(frame, None)
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
         paper, own = rows[rows["source"] == Source.PAPER], rows[rows["source"] != Source.PAPER].sort_values("x")
-        axes.scatter(paper["y"], paper["x"], s=9, color=PAPER_COLOR, linewidth=0)
+        axes.scatter(paper["y"], paper["x"], s=9, color=PAPER_DOT, linewidth=0)
         if not own.empty:
             style = "--" if (own["source"] == Source.MODELLED).any() else "-"
-            axes.plot(own["y"], own["x"].astype(float), color=OUR_COLOR, linewidth=1.4, linestyle=style)
+            axes.plot(
+                own["y"],
+                own["x"].astype(float),
+                color=OUR_COLOR,
+                linewidth=1.2,
+                linestyle=style,
+                marker="o",
+                markersize=2.5,
+            )
         axes.set_xscale("log")
         axes.set_title(panel)
         axes.set_xlabel(xlabel)
         axes.set_ylim(0, 101)
-    figure.supylabel(ylabel, fontsize=9)
-    handles = [handle for handle in _line_legend(frame) if handle.get_label() not in set(frame["series"])]
+        if axes in first_column:
+            axes.set_ylabel(ylabel, fontsize=8.5)
+    handles = origin_handles(frame, paper_color=PAPER_DOT, our_color=OUR_COLOR, our_marker="o")
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
@@ -163,22 +194,32 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -
 
 
 def _line_legend(frame: pd.DataFrame) -> list[Line2D]:
+    style = "--" if (frame["source"] == Source.MODELLED).any() else "-"
     handles = [
-        Line2D([], [], color=color_of(str(system), position), label=PAPER_LABELS.get(str(system), str(system)))
+        Line2D(
+            [],
+            [],
+            color=color_of(str(system), position),
+            linestyle=style,
+            label=PAPER_LABELS.get(str(system), str(system)),
+        )
         for position, system in enumerate(dict.fromkeys(frame["series"]))
     ]
     return [*handles, *origin_handles(frame)]
 
 
-def origin_handles(frame: pd.DataFrame) -> list[Line2D]:
+def origin_handles(
+    frame: pd.DataFrame, *, paper_color: str = "#555555", our_color: str = "#555555", our_marker: str | None = None
+) -> list[Line2D]:
     """Say in a legend of lines where numbers come from, and what marks it."""
     handles = []
     if (frame["source"] == Source.PAPER).any():
-        handles.append(Line2D([], [], color="#555555", marker="o", markersize=3, linestyle="none", label="paper"))
+        handles.append(Line2D([], [], color=paper_color, marker="o", markersize=3, linestyle="none", label="paper"))
     for source in (Source.MODELLED, Source.MEASURED):
         if (frame["source"] == source).any():
             style = "--" if source is Source.MODELLED else "-"
-            handles.append(Line2D([], [], color="#555555", linestyle=style, label=seeds_said(frame, source)))
+            mark: dict[str, Any] = {"color": our_color, "linestyle": style, "marker": our_marker, "markersize": 2.5}
+            handles.append(Line2D([], [], label=seeds_said(frame, source), **mark))
     return handles
 
 
@@ -188,7 +229,8 @@ def seeds_said(frame: pd.DataFrame, source: Source) -> str:
     return f"{source}, mean of {num_seeds} seeds and their range" if num_seeds > 1 else f"{source}, one seed"
 
 
-def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Sequence[tuple[str, Axes]]]:
+def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Sequence[tuple[str, Axes]], Sequence[Axes]]:
+    """A panel for each `panel` with its axes, and those of the first column."""
     names = list(dict.fromkeys(frame["panel"]))
     columns = min(num_columns or 3, len(names))
     num_rows = math.ceil(len(names) / columns)
@@ -196,4 +238,4 @@ def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Seque
     figure, axes = plt.subplots(num_rows, columns, figsize=size, squeeze=False)
     for unused in axes.flat[len(names) :]:
         unused.set_visible(False)
-    return figure, list(zip(names, axes.flat, strict=False))
+    return figure, list(zip(names, axes.flat, strict=False)), list(axes[:, 0])

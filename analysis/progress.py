@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rich.console import Console
+    from rollpacker.terminal import Terminal
 
 
 @contextmanager
-def shown_progress(runs: Mapping[str, set[Path]], console: Console) -> Iterator[Callable[[Path], None]]:
+def shown_progress(runs: Mapping[str, set[Path]], console: Terminal) -> Iterator[Callable[[Path], None]]:
     """Show how many runs are done; yields what is to be told the folder of each run as it ends.
 
     Args:
@@ -27,7 +27,7 @@ def shown_progress(runs: Mapping[str, set[Path]], console: Console) -> Iterator[
     began = time.monotonic()
     waiting = {experiment: set(folders) for experiment, folders in runs.items()}
     columns = (
-        TextColumn("modelling {task.description}"),
+        TextColumn("modelling {task.description}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn("runs"),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 
-from analysis.numbers import Place, Value, comparing
-from analysis.plots import origin_handles
-from analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
+from rollpacker.analysis.numbers import Place, Value, comparing
+from rollpacker.analysis.plots import origin_handles
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from analysis.numbers import Numbers, Point
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.numbers import Numbers, Point
+    from rollpacker.analysis.runs import Run, Runs
 
 KINDS = ("plain", "short", "long")
 _MARKERS = {"plain": "o", "short": "o", "long": "D"}
@@ -63,15 +63,17 @@ def draw_rounds(numbers: Numbers, *, ylabel: str) -> Figure:
     models = list(dict.fromkeys(frame["panel"]))
     systems = {system: color_of(system, position) for position, system in enumerate(dict.fromkeys(frame["system"]))}
     figure: Figure
-    figure, panels = plt.subplots(1, len(models), figsize=(FIGURE_WIDTH_INCHES, 3.0), squeeze=False)
+    figure, panels = plt.subplots(1, len(models), figsize=(FIGURE_WIDTH_INCHES, 3.0), squeeze=False, sharey=True)
     for model, axes in zip(models, panels.flat, strict=True):
         of_model = frame[frame["panel"] == model]
         for system, color in systems.items():
             _draw_system(axes, of_model[of_model["system"] == system].sort_values("x"), color)
-        _name_means(axes, of_model.groupby("system", sort=False)["y"].mean(), systems)
+        unit = f" {frame['unit'].iloc[0]}" if frame["unit"].iloc[0] == "s" else ""
+        _name_means(axes, of_model.groupby("system", sort=False)["y"].mean(), systems, unit)
         axes.set_title(model)
         axes.set_xlabel("training step")
-        axes.set_ylim(bottom=0, top=max(1.0, _HEADROOM * of_model["y_high"].max()))
+        axes.set_ylim(bottom=0, top=max(1.0, _HEADROOM * frame["y_high"].max()))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     figure.supylabel(ylabel, fontsize=9)
     kinds = dict.fromkeys(zip(frame["system"], frame["kind"], strict=True))
     handles = [_mark(systems[system], system, kind) for system, kind in kinds]
@@ -98,13 +100,13 @@ def _draw_system(axes: Axes, rows: pd.DataFrame, color: str) -> None:
         )
 
 
-def _name_means(axes: Axes, means: pd.Series, systems: dict[str, str]) -> None:
+def _name_means(axes: Axes, means: pd.Series, systems: dict[str, str], unit: str) -> None:
     """Write each mean at the right end of its line; the largest above the line and the others below, to keep apart."""
     for system, mean in means.items():
         color = systems[str(system)]
         axes.axhline(mean, color=color, linestyle=":", linewidth=1.2)
         axes.annotate(
-            f"mean\n{mean:,.0f}",
+            f"mean\n{mean:,.0f}{unit}",
             xy=(1.01, mean),
             xycoords=("axes fraction", "data"),
             va="bottom" if mean >= means.max() else "top",

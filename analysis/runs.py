@@ -15,7 +15,7 @@ import yaml
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.status import read_status
+from rollpacker.runtime.run.status import read_status
 
 PAPER_SETUP = "paper"
 """Of conf/setup: the size of run that the paper's numbers are of."""
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def study(self) -> str:
-        """What it varies beyond model, task, system and seed (see `analysis.exhibit`); empty for nothing."""
+        """What it varies beyond model, task, system and seed (see `rollpacker.analysis.exhibit`); empty for nothing."""
         return str(self.config.get("run", {}).get("study", ""))
 
     @property
@@ -161,7 +161,7 @@ class Runs:
         """Every run that has these values, a run per seed; notes it when there is none.
 
         Runs of another size are left out, and those of a study unless `study` is among the values: the rule is in
-        `analysis.exhibit`.
+        `rollpacker.analysis.exhibit`.
 
         Args:
             **wanted: Properties of `Run` with the value that each should have.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import matplotlib.pyplot as plt
 
-from analysis.numbers import Numbers, Place, Source, Value, comparing, speedups
-from analysis.plots import seeds_said
-from analysis.rounds import means
-from analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
+from rollpacker.analysis.numbers import Numbers, Place, Source, Value, comparing, speedups
+from rollpacker.analysis.plots import seeds_said
+from rollpacker.analysis.rounds import means
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from analysis.numbers import Point
-    from analysis.runs import Runs
+    from rollpacker.analysis.numbers import Point
+    from rollpacker.analysis.runs import Runs
 
 BASELINE, TAIL = "verl", "tail"
 SPEEDUP, SHARES, TIMES = "speedup over plain batches (x)", "shares (%)", "rollout time per round (s)"

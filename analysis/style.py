@@ -1,26 +1,27 @@
-"""How every figure looks: one colour and one name per system, sizes that stay readable in a column.
-
-Colours are Okabe and Ito's, which colour-blind readers can tell apart and which differ in grey, too.
-"""
+"""How every figure looks: names of systems, sizes that stay readable in a column, and the colours of all pictures."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import seaborn as sns
 
+from rollpacker.metrics.files import write_atomically
+from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, RC, SYSTEM_COLORS, color_of
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SYSTEM_COLORS = {"verl": "#7A7A7A", "rlhfuse": "#0072B2", "tail": "#E69F00", "rollpacker": "#D55E00"}
+__all__ = ["CYCLE_STEPS", "OTHER_COLORS", "SYSTEM_COLORS", "color_of"]
+
 SYSTEM_LABELS = {"verl": "plain batches", "rlhfuse": "RLHFuse", "rollpacker": "tail batching"}
 """For people who have not read the paper: what a system does."""
 
 PAPER_LABELS = {"verl": "veRL", "rlhfuse": "RLHFuse", "tail": "tail batching", "rollpacker": "RollPacker"}
 """Beside the paper's numbers: what it calls them."""
-OTHER_COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 
 FIGURE_WIDTH_INCHES = 7.0
 PNG_DPI = 200
@@ -32,23 +33,14 @@ def use_style() -> None:
     sns.set_theme(
         context="paper",
         style="whitegrid",
-        rc={
+        rc=RC
+        | {
             "axes.edgecolor": "#444444",
-            "axes.spines.right": False,
-            "axes.spines.top": False,
-            "axes.titlelocation": "left",
-            "axes.titleweight": "bold",
             "figure.constrained_layout.use": True,
             "grid.color": "#E4E4E4",
-            "legend.frameon": False,
             "pdf.fonttype": 42,
         },
     )
-
-
-def color_of(system: str, position: int) -> str:
-    """The system's own colour, or one by its position among those that have none."""
-    return SYSTEM_COLORS.get(system, OTHER_COLORS[position % len(OTHER_COLORS)])
 
 
 def label_of(system: str) -> str:
@@ -56,10 +48,20 @@ def label_of(system: str) -> str:
     return SYSTEM_LABELS.get(system, system)
 
 
+def title_figure(figure: Figure, title: str, incomplete: str = "") -> None:
+    """Say above a figure what it shows; with the file that says what is missing where runs or steps are."""
+    if incomplete:
+        title = f"INCOMPLETE: runs or steps are missing, see {incomplete}\n{title}"
+    color = "tab:red" if incomplete else "#333333"
+    figure.suptitle(title, x=0.01, ha="left", color=color, fontsize=8.5, wrap=True)
+
+
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write `stem`.png and `stem`.pdf."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = stem.with_suffix(".png"), stem.with_suffix(".pdf")
     for path in paths:
-        figure.savefig(path, dpi=PNG_DPI)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=path.suffix[1:], dpi=PNG_DPI)
+        write_atomically(path, drawn.getbuffer())
     return paths

@@ -2,7 +2,7 @@
 
 Invariant: points of different experiments share a folder only if they are the same run, so no run is made twice. The
 folder names setup, study, model, engines, batch, workload, system and seed; an experiment that varies anything else
-names the variant in `run.study` (see `analysis.exhibit`).
+names the variant in `run.study` (see `rollpacker.analysis.exhibit`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.runs import PAPER_SETUP
+from rollpacker.analysis.runs import PAPER_SETUP
 from rollpacker.config.multirun import compose_sweep
+from rollpacker.config.words import replaced
 from rollpacker.core.errors import WorldError
-from rollpacker.demo.__main__ import words_of as input_words
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
+from rollpacker.demo.three_commands import words_of as input_words
 from rollpacker.launch.points import Point
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def train_here(experiment: str, asked: Asked, inputs: Inputs, on_line: Callable[
     """
     own = input_words(inputs)[1:]  # without its experiment
     here = ["hydra/launcher=slurm", "hydra.launcher.executor=local", "hydra.launcher.array_parallelism=1"]
-    words = ["train", *words_of(experiment, asked), *own, *here]
+    words = replaced(["train", *words_of(experiment, asked)], [*own, *here])
     on_line(f"rollpacker {shlex.join(words)}")
     _run_to_its_end([sys.executable, "-m", "rollpacker.cli", *words], on_line)
 

@@ -1,6 +1,6 @@
 """Which claims of the paper hold, against the record of those that held before.
 
-The record is `analysis/verdicts.csv`, of modelled runs; `python -m analysis verdicts --accept` writes it anew.
+The record is `analysis/verdicts.csv`, of modelled runs; `rollpacker analysis verdicts accept=true` rewrites it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from analysis.numbers import Source, Standing
+from rollpacker.analysis.numbers import Source, Standing
 from rollpacker.metrics.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from analysis.numbers import Claim, Numbers
+    from rollpacker.analysis.numbers import Claim, Numbers
 
 RECORD: Final = Path(__file__).parent / "verdicts.csv"
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-from analysis.numbers import FELT_FROM, GOOD_WITHIN, Source, Standing
-from analysis.style import save_figure
+from rollpacker.analysis.numbers import FELT_FROM, GOOD_WITHIN, Source, Standing
+from rollpacker.analysis.style import save_figure, title_figure
 from rollpacker.metrics.files import write_atomically
+from rollpacker.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from analysis.exhibit import Exhibit
-    from analysis.numbers import Claim, Numbers
+    from rollpacker.analysis.exhibit import Exhibit
+    from rollpacker.analysis.numbers import Claim, Numbers
 
 STATISTICS = (
     "Speedups are ratios of sums of step times over the steps that both runs have, per seed; shares and stages are "
@@ -33,10 +34,13 @@ def write_exhibit(exhibit: Exhibit, numbers: Numbers, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     table, text = out / f"{exhibit.name}.csv", out / f"{exhibit.name}.txt"
     write_atomically(table, numbers.frame().to_csv(index=False).encode())
-    write_atomically(text, summary(exhibit, numbers).encode())
+    write_atomically(text, printable(summary(exhibit, numbers)).encode())
     if not numbers.points:
         return [table, text]
     figure = exhibit.draw(numbers)
+    origins = [source for source in (Source.MODELLED, Source.MEASURED) if source in {p.source for p in numbers.points}]
+    title = f"{exhibit.title}: {' and '.join(origins)}" if origins else exhibit.title
+    title_figure(figure, title, text.name if numbers.missing else "")
     figures = save_figure(figure, out / exhibit.name)
     plt.close(figure)
     return [*figures, table, text]
@@ -83,7 +87,7 @@ def write_page(shown: Mapping[Exhibit, Numbers], out: Path) -> Path:
     sections = [_section(exhibit, numbers) for exhibit, numbers in shown.items()]
     page = out / "index.html"
     contents = "\n".join(_entry(exhibit, numbers) for exhibit, numbers in shown.items())
-    write_atomically(page, _PAGE.format(contents=contents, sections="\n".join(sections)).encode())
+    write_atomically(page, printable(_PAGE.format(contents=contents, sections="\n".join(sections))).encode())
     return page
 
 

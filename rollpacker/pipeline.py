@@ -1,27 +1,26 @@
 """The RL loop on one screen: roll out, learn, publish, record. Read this first.
 
-What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`); who generates,
-judges and learns is the configuration's: a backend brings them, and `rollpacker.runtime.training_run` opens the run.
-What is left is the order of a synchronous, strictly on-policy step: every trained token comes from the policy that the
-step began with. Where engines and trainer share GPUs, they take turns: engines sleep while the trainer learns, and the
+What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`). Engines, reward and
+trainer are the configuration's: a backend provides them, and `rollpacker.runtime.run.training_run` opens the run. What
+is left is the order of a synchronous, strictly on-policy step: every trained token comes from the policy that the step
+began with. Where engines and trainer share GPUs, they take turns: engines sleep while the trainer learns, and the
 trainer sleeps from then on until the next batch is there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from typing import TYPE_CHECKING
 
-from rollpacker.runtime.notices import Ears
-from rollpacker.runtime.stay import JobStay, Stay, modelled_job_stay
-from rollpacker.runtime.training_run import open_run
+from rollpacker.runtime.job.notices import Ears
+from rollpacker.runtime.job.stay import JobStay, ShellStay, Stay, modelled_job_stay
+from rollpacker.runtime.run.training_run import open_run
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import Backend
-    from rollpacker.runtime.allocation import Allocation
-    from rollpacker.runtime.training_run import Watch
+    from rollpacker.runtime.job.allocation import Allocation
+    from rollpacker.runtime.run.training_run import Watch
 
 
 def run(config: RunConfig, allocation: Allocation | None = None, ears: Ears | None = None) -> None:
@@ -35,11 +34,12 @@ def run(config: RunConfig, allocation: Allocation | None = None, ears: Ears | No
     Raises:
         RollpackerError: Why the run could not start or go on; everything it had started has ended.
         Departed: Slurm wants the machines back, and a checkpoint says where to go on; likewise.
-        KeyboardInterrupt: Ctrl-C, or SIGTERM outside Slurm; likewise.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP outside Slurm; likewise.
+        KeyboardInterrupt: They came a third time, and nothing was waited for.
     """
     match config.backend.name:
         case "ray":
-            from rollpacker.runtime.ray_backend import RayBackend
+            from rollpacker.runtime.ray.backend import RayBackend
 
             asyncio.run(_train(config, RayBackend(config, allocation), allocation, ears))
         case "sim":
@@ -51,8 +51,7 @@ def run(config: RunConfig, allocation: Allocation | None = None, ears: Ears | No
 
 async def _train(config: RunConfig, backend: Backend, allocation: Allocation | None, ears: Ears | None) -> None:
     if allocation is None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-        await train(config, backend)
+        await train(config, backend, stay=ShellStay(config))
     else:
         stay = modelled_job_stay if backend.is_modelled else JobStay
         await train(config, backend, stay=stay(config, allocation, ears or Ears()))

@@ -1,6 +1,6 @@
 """`python -m slurm.demo [KEY=VALUE...]`: the demo as jobs of a Slurm cluster that lives as long as the demo.
 
-It starts a mini cluster of two nodes, gives `rollpacker.demo` the overrides that make its multirun two jobs of two
+It starts a mini cluster of two nodes, gives `rollpacker demo` the overrides that make its multirun two jobs of two
 nodes each, one after the other, and stops the cluster. Needs root, and what `make slurm` installs. Ctrl-C ends it all.
 """
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from rollpacker.config.words import replaced
 from slurm.mini_cluster import MiniCluster
 from slurm.mini_daemons import DaemonError, bound
 from slurm.mini_machine import ClusterUnavailableError
@@ -32,7 +33,7 @@ def main(overrides: Sequence[str]) -> int:
         with MiniCluster() as cluster:
             print(f"A Slurm cluster of {cluster.shape.nodes} nodes runs on this machine.")
             print(f"See it from elsewhere:  SLURM_CONF={cluster.environment['SLURM_CONF']} squeue", flush=True)
-            code = _run_demo([*OVERRIDES, *overrides], cluster)
+            code = _run_demo(replaced(OVERRIDES, overrides), cluster)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except (ClusterUnavailableError, DaemonError) as error:
@@ -43,7 +44,7 @@ def main(overrides: Sequence[str]) -> int:
 
 
 def _run_demo(overrides: Sequence[str], cluster: MiniCluster) -> int:
-    command = [sys.executable, "-m", "rollpacker.demo", *overrides]
+    command = [sys.executable, "-m", "rollpacker.cli", "demo", *overrides]
     demo = subprocess.Popen(bound(command), env=cluster.environment)
     try:
         return demo.wait()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.fuzz.replays import rule_broken_in
+from tests.fuzz.replays import rule_broken_in
 
 REPLAYS = sorted(path for path in (Path(__file__).parent / "replays").iterdir() if path.suffix in {".json", ".jsonl"})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from analysis.exhibit import Exhibit
-from analysis.exhibits import (
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.exhibits import (
     bubbles,
     correlation,
     fig02a,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from analysis.exhibit import Exhibit
-from analysis.sensitivity import compare_variants, draw_variants
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.sensitivity import compare_variants, draw_variants
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.numbers import Numbers
-    from analysis.runs import Runs
+    from rollpacker.analysis.numbers import Numbers
+    from rollpacker.analysis.runs import Runs
 
 STUDIES: Final = {rho: f"lengths-{rho}-1.0" for rho in (0.0, 0.3, 0.6, 0.9)}
 """By the correlation, as conf/experiment/correlation.yaml names them."""

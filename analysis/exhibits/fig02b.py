@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Numbers, Place, Point, Value, comparing
-from analysis.plots import compare_lines
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.plots import compare_lines
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 TASKS = ("math", "code", "judge")
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Claim, Numbers, Place, Value
-from analysis.rounds import draw_rounds, gather_rounds, rounds_of
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Value
+from rollpacker.analysis.rounds import draw_rounds, gather_rounds, rounds_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Runs
+    from rollpacker.analysis.runs import Runs
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B")
 SYSTEMS = ("verl", "tail")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
-from analysis.exhibits.fig04a import MODELS, SYSTEMS
-from analysis.numbers import Numbers
-from analysis.rounds import draw_rounds, gather_rounds
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.exhibits.fig04a import MODELS, SYSTEMS
+from rollpacker.analysis.numbers import Numbers
+from rollpacker.analysis.rounds import draw_rounds, gather_rounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Runs
+    from rollpacker.analysis.runs import Runs
 
 
 def gather(runs: Runs) -> Numbers:

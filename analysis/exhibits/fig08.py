@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Numbers, Place, Point, Value, comparing
-from analysis.style import FIGURE_WIDTH_INCHES, color_of, use_style
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, color_of, use_style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 SYSTEMS = {"verl": "plain batches", "tail": "tail batching"}
 STEPS, TIME = "over steps", "over time"

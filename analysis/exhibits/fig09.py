@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import ALL_SETUPS, Exhibit
-from analysis.numbers import PAPER_SYSTEMS, Claim, Numbers, Place, Point, Value, comparing, paper_rows, speedups
-from analysis.plots import compare_lines
+from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
+from rollpacker.analysis.numbers import (
+    PAPER_SYSTEMS,
+    Claim,
+    Numbers,
+    Place,
+    Point,
+    Value,
+    comparing,
+    paper_rows,
+    speedups,
+)
+from rollpacker.analysis.plots import compare_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 PANELS = {"Qwen2.5-7B": "fig09a", "Qwen2.5-14B": "fig09b", "Qwen2.5-32B": "fig09c"}
 SYSTEMS = ("verl", "rlhfuse", "rollpacker")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
-from analysis.plots import compare_bars
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.plots import compare_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Runs
+    from rollpacker.analysis.runs import Runs
 
 LONG_STEP_S = {"7B": 129.0, "14B": 302.0}
 """The printed step time of a long round, of which the figure gives shares."""
@@ -43,7 +43,7 @@ def gather(runs: Runs) -> Numbers:
 
 def draw(numbers: Numbers) -> Figure:
     """A panel per model and kind of round, the paper's bars beside ours."""
-    return compare_bars(numbers, ylabel="seconds", number="{:.0f}", num_columns=2)
+    return compare_bars(numbers, ylabel="seconds", num_columns=2)
 
 
 EXHIBIT = Exhibit(

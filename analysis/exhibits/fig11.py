@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import seaborn as sns
 
-from analysis.exhibit import ALL_SETUPS, Exhibit
-from analysis.numbers import Numbers, Place, Point, Source, Value, comparing
-from analysis.style import FIGURE_WIDTH_INCHES, use_style
+from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, use_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 FACTORS = (1.0, 1.125, 1.25, 1.5)
 ROLLOUT, WASTE = "rollout time per step (s)", "tokens wasted (%)"

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import ALL_SETUPS, Exhibit
-from analysis.numbers import Numbers, Place, Point, Value, comparing
-from analysis.plots import compare_bars
-from analysis.rounds import means
+from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.plots import compare_bars
+from rollpacker.analysis.rounds import means
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 OVERALL = {"tail": "batch", "tail-reward": "per sample"}
 JUDGES = {"pipeline": "piped", "nopipeline": "not"}
@@ -67,7 +67,7 @@ def _judging_s(run: Run, low: int, high: int) -> float:
 
 def draw(numbers: Numbers) -> Figure:
     """One panel for each number, in the order of a, b and c."""
-    return compare_bars(numbers, ylabel="seconds", number="{:.2f}", num_columns=2)
+    return compare_bars(numbers, ylabel="", num_columns=3, axis_of=lambda panel: panel.partition(",")[0])
 
 
 EXHIBIT = Exhibit(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, speedups
-from analysis.plots import compare_lines
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.plots import compare_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 MODEL = "Qwen2.5-14B"
 SYSTEMS = ("verl", "rollpacker")

@@ -22,10 +22,10 @@ import seaborn as sns
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from analysis.exhibit import Exhibit
-from analysis.exhibits.fig11 import FACTORS, system_name
-from analysis.numbers import Numbers, Place, Point, Source, Value, comparing
-from analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.exhibits.fig11 import FACTORS, system_name
+from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 RACE = "the race alone: length by order of finish (tokens)"
 ROUNDS = "trained length against plain (%), by domain"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import matplotlib.pyplot as plt
 import numpy as np
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Numbers, Place, Value, comparing, speedups
-from analysis.sensitivity import BASELINE, TAIL, origin_of
-from analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Value, comparing, speedups
+from rollpacker.analysis.sensitivity import BASELINE, TAIL, origin_of
+from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from analysis.numbers import Point
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.numbers import Point
+    from rollpacker.analysis.runs import Run, Runs
 
 LOAD, STAGES, SHARE = "speedup over plain batches, 2 GPUs", "speedup over plain batches, 16 GPUs", "rollout share"
 TAIL_SCALES: Final = ("0.0", "0.2", "1.0")

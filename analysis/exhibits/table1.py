@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
-from analysis.plots import compare_bars
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.plots import compare_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Run, Runs
+    from rollpacker.analysis.runs import Run, Runs
 
 TASKS = {"Math": "math", "Code": "code", "LLM-as-a-Judge": "judge"}
 STAGES = {

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import ALL_SETUPS, Exhibit
-from analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
-from analysis.plots import compare_bars
+from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
+from rollpacker.analysis.plots import compare_bars
+from rollpacker.analysis.style import color_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Runs
+    from rollpacker.analysis.runs import Runs
 
 MODELS = {"Qwen2.5-7B": "Qwen2.5-7B/8k", "Qwen2.5-14B": "Qwen2.5-14B/16k"}
 """What the paper's rows call them."""
@@ -49,7 +50,8 @@ def gather(runs: Runs) -> Numbers:
 
 def draw(numbers: Numbers) -> Figure:
     """One panel per model, the paper's bars beside ours."""
-    return compare_bars(numbers, ylabel="speedup over veRL", number="{:.2f}")
+    colors = {label: color_of(system, position) for position, (system, (_, label)) in enumerate(LADDER.items())}
+    return compare_bars(numbers, ylabel="speedup over veRL", number="{:.2f}", colors=colors)
 
 
 EXHIBIT = Exhibit(

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.exhibit import Exhibit
-from analysis.numbers import Numbers
-from analysis.plots import compare_bars
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Numbers
+from rollpacker.analysis.plots import compare_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.runs import Runs
+    from rollpacker.analysis.runs import Runs
 
 
 def gather(runs: Runs) -> Numbers:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from analysis.exhibit import Exhibit
-from analysis.sensitivity import compare_variants, draw_variants
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.sensitivity import compare_variants, draw_variants
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.numbers import Numbers
-    from analysis.runs import Runs
+    from rollpacker.analysis.numbers import Numbers
+    from rollpacker.analysis.runs import Runs
 
 STUDIES: Final = {scale: f"lengths-0.3-{scale}" for scale in (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)}
 """By the factor on the tail, as conf/experiment/tail_weight.yaml names them."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
+
+_KEY = re.compile(r"[A-Za-z_][\w.]*(/\w+)?")
+"""A dotted key, or a group such as hydra/launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}.", "", f"`{self.prog} --help` says what it takes.")
 
 
-def parse_arguments(command: str, argv: Sequence[str], *, can_sweep: bool) -> Arguments:
+def parse_arguments(command: str, argv: Sequence[str], help_text: CommandHelp, *, can_sweep: bool) -> Arguments:
     """Parse what follows `rollpacker <command>`."""
     parser = _Parser(prog=f"rollpacker {command}", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
@@ -36,20 +42,55 @@ def parse_arguments(command: str, argv: Sequence[str], *, can_sweep: bool) -> Ar
     parser.add_argument("words", nargs="*")
     found, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
-        raise _unknown_option(command, unknown[0], ["--help", "--multirun"] if can_sweep else ["--help"])
+        raise _unknown_option(command, unknown[0], ["--help", "--multirun"] if can_sweep else ["--help"], help_text)
+    if not found.help:
+        _refuse_empty(command, found.words)
+        _refuse_repeated(found.words)
     return Arguments(words=tuple(found.words), is_help=found.help, is_multirun=getattr(found, "multirun", False))
 
 
-def _unknown_option(command: str, option: str, options: Sequence[str]) -> ConfigError:
+def _refuse_empty(command: str, words: Sequence[str]) -> None:
+    """Refuse a word of nothing, which a shell makes of an unset variable in quotes: it would name this folder."""
+    if any(not word.strip() for word in words):
+        raise ConfigError(
+            f"An argument of `rollpacker {command}` is empty.",
+            "A word names a folder, a file or a key.",
+            "Leave it out, or set the variable that it was written with.",
+        )
+
+
+def _refuse_repeated(words: Sequence[str]) -> None:
+    """Refuse a key, a group or a word of a command that stands twice: the last would win, without a note."""
+    first_of: dict[str, str] = {}
+    for word in words:
+        name, has_value, _ = word.lstrip("+~").partition("=")
+        if not has_value or not _KEY.fullmatch(name) or os.path.exists(word):  # noqa: PTH110  a folder may be called so
+            continue
+        if name in first_of:
+            raise ConfigError(
+                f"`{name}` is given twice: `{first_of[name]}` and `{word}`.",
+                "A key or a group has one value; several values for a multirun (-m) are one list: KEY=A,B.",
+                "Leave out one of the two.",
+            )
+        first_of[name] = word
+
+
+def _unknown_option(command: str, option: str, options: Sequence[str], help_text: CommandHelp) -> ConfigError:
     from rollpacker.config.keys import legal_keys, nearest
+    from rollpacker.config.names_elsewhere import key_for
     from rollpacker.config.schema import RunConfig
 
     name, _, value = option.lstrip("-").replace("-", "_").partition("=")
-    allowed = f"`rollpacker {command}` has the options {', '.join(options)}; all else is key=value or group=option."
+    rest = "all else is key=value or group=option" if help_text.takes_keys else f"it takes {help_text.usage}"
+    problem = f"`{option}` is not an option."
+    allowed = f"`rollpacker {command}` has the options {', '.join(options)}; {rest}."
+    if help_text.takes_keys and (ours := key_for(name)):
+        return ConfigError(problem, allowed, f"Keys have no dashes: write {ours}={value or 'VALUE'}")
     if close := nearest(option, options):
-        return ConfigError(f"`{option}` is not an option.", allowed, f"Write {close[0]}")
-    if close := nearest(name, legal_keys(RunConfig)):
-        return ConfigError(
-            f"`{option}` is not an option.", allowed, f"Keys have no dashes: write {close[0]}={value or 'VALUE'}"
-        )
-    return ConfigError(f"`{option}` is not an option.", allowed, f"`rollpacker {command} --help` says what it takes.")
+        return ConfigError(problem, allowed, f"Write {close[0]}")
+    if close := nearest(name, [word for word, _ in help_text.arguments if word.islower()]):
+        assigned = f"={value or 'VALUE'}" if f"{close[0]}=" in help_text.usage else ""
+        return ConfigError(problem, allowed, f"Arguments have no dashes: write {close[0]}{assigned}")
+    if help_text.takes_keys and (close := nearest(name, legal_keys(RunConfig))):
+        return ConfigError(problem, allowed, f"Keys have no dashes: write {close[0]}={value or 'VALUE'}")
+    return ConfigError(problem, allowed, f"`rollpacker {command} --help` says what it takes.")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from rollpacker.cli.command_help import INPUTS, CommandHelp
 from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
 from rollpacker.protocols.backend import ModelledCluster
-from rollpacker.runtime.fleets import degrees_of
-from rollpacker.runtime.machine import usable_cpus, visible_gpus
-from rollpacker.runtime.planning import engine_gpus, placed_actors, planned_actors, trainer_parts
-from rollpacker.runtime.scheduling import NOTHING_TO_LEND, can_stream
+from rollpacker.runtime.placing.actors import planned_actors
+from rollpacker.runtime.placing.fleets import degrees_of
+from rollpacker.runtime.placing.host import usable_cpus, visible_gpus
+from rollpacker.runtime.placing.planning import placed_actors
+from rollpacker.runtime.placing.topology import engine_gpus, trainer_parts
+from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream
 from rollpacker.sim.variance import share_without_variance
 
 if TYPE_CHECKING:
@@ -26,48 +31,75 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.core.settings import SchedulerSettings
     from rollpacker.protocols.backend import ModelFacts
-    from rollpacker.runtime.planning import ClusterSize
-    from rollpacker.runtime.preflight import Outlook
+    from rollpacker.runtime.placing.actors import ClusterSize
+    from rollpacker.runtime.run.preflight import Outlook
+    from rollpacker.terminal import Terminal
+
+FULL = "full"
+"""The word that asks for all keys."""
+
+
+HELP = CommandHelp(
+    purpose="Print what a run sets beside the defaults and what it will do. Loads no model, creates nothing.",
+    usage="[full] [-m] [key=value | group=option] ...",
+    arguments=(("full", "Print all keys, not only those that differ from their defaults."),),
+    examples=(
+        f"rollpacker check {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
+        f"rollpacker check -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
+    ),
+    lists_keys_of="train",
+)
 
 
 def run(arguments: Arguments) -> None:
     """Print the resolved run, or every point of a multirun."""
+    words = [word for word in arguments.words if word != FULL]
     if arguments.is_multirun:
-        _check_sweep(arguments.words)
+        _check_sweep(words)
     else:
-        _check_run(arguments.words)
+        _check_run(words, is_full=FULL in arguments.words)
 
 
-def show_help() -> None:
-    """Print what `rollpacker check` takes."""
-    from rollpacker.cli.help import show_train_help
-
-    show_train_help("check")
-
-
-def _check_run(overrides: Sequence[str]) -> None:
+def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
     from rollpacker.cli.prospects import prospect_of
     from rollpacker.config.compose import compose
-    from rollpacker.config.record import to_yaml
-    from rollpacker.runtime.preflight import judge
+    from rollpacker.runtime.run.preflight import judge
 
     config = compose(overrides)
     outlook = judge(config, prospect_of)
+    outlook = replace(outlook, notes=(*outlook.notes, *_notes_of_tokens(config)))
     console = output()
-    console.print(heading("Configuration"), Text(f"{to_yaml(config)}"), sep="\n")
+    _print_configuration(console, config, is_full=is_full)
     console.print(heading("What it will do"), facts(_as_text(_describe(config, outlook))), sep="\n")
     if not isinstance(outlook.cluster, ModelledCluster):
         console.print("", heading("Who works where"), placement_table(config, outlook.cluster, outlook.fit), sep="\n")
 
 
+def _print_configuration(console: Terminal, config: RunConfig, *, is_full: bool) -> None:
+    from rollpacker.config.record import differences, to_yaml
+
+    if is_full:
+        console.print(heading("Configuration"), Text(to_yaml(config)), sep="\n")
+        return
+    changed = differences(config)
+    console.print(
+        heading("Configuration, where it differs from the defaults (`rollpacker check full ...` prints all keys)"),
+        facts((f"  {name}", Text(json.dumps(value, ensure_ascii=False))) for name, value in changed.items()),
+        "",
+        sep="\n",
+    )
+
+
 def _check_sweep(overrides: Sequence[str]) -> None:
     """Print what all points share, then each point with what is its own."""
     from rollpacker.cli.prospects import prospect_of
+    from rollpacker.cli.screen import tell_points
     from rollpacker.config.multirun import compose_sweep, point_names
     from rollpacker.launch.judge import judge_sweep
 
-    sweep = compose_sweep(overrides)
+    sweep = compose_sweep(overrides, tell=tell_points)
     outlooks = judge_sweep(sweep, prospect_of)
+    outlooks = _with_notes_of_tokens(sweep.configs, outlooks)
     are_jobs = sweep.launcher is not None and sweep.launcher.executor == "slurm"
     points = [
         _describe(config, outlook, is_job=are_jobs) for config, outlook in zip(sweep.configs, outlooks, strict=True)
@@ -78,6 +110,27 @@ def _check_sweep(overrides: Sequence[str]) -> None:
     for number, (own_words, point) in enumerate(zip(point_names(sweep.points), points, strict=True)):
         own_facts = {label: text for label, text in point.items() if label not in shared}
         console.print(heading(f"Point {number}  {own_words}"), facts(_as_text(own_facts)), "", sep="\n")
+
+
+def _notes_of_tokens(config: RunConfig) -> list[str]:
+    """Of a real run whose tokenizer this environment can load; an image has its own libraries."""
+    if config.backend.name != "ray" or (config.cluster is not None and config.cluster.container.image is not None):
+        return []
+    from rollpacker.runtime.run.prompt_look import notes_of_tokens
+
+    return notes_of_tokens(config)
+
+
+def _with_notes_of_tokens(configs: Sequence[RunConfig], outlooks: Sequence[Outlook]) -> tuple[Outlook, ...]:
+    """Points with the same model and data are looked at once."""
+    notes_of: dict[str, list[str]] = {}
+    found: list[Outlook] = []
+    for config, outlook in zip(configs, outlooks, strict=True):
+        key = config.model_dump_json(include={"model", "data", "rollout"})
+        if key not in notes_of:
+            notes_of[key] = _notes_of_tokens(config)
+        found.append(replace(outlook, notes=(*outlook.notes, *notes_of[key])))
+    return tuple(found)
 
 
 def _as_text(described: Mapping[str, str]) -> list[tuple[str, Text]]:
@@ -97,6 +150,7 @@ def _describe(config: RunConfig, outlook: Outlook, *, is_job: bool = False) -> d
         "actors": _actors(config, outlook.cluster, is_job=is_job),
         **({"job": _job(config)} if is_job else {}),
         "writes": _writes(config),
+        **({"notes": "\n".join(outlook.notes)} if outlook.notes else {}),
         "start": f"after step {outlook.finished_steps}" if outlook.finished_steps else "from the beginning",
     }
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 from rollpacker.core.errors import WorldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console
-
     from rollpacker.cli.arguments import Arguments
     from rollpacker.launch.doctor.findings import Finding
+    from rollpacker.terminal import Terminal
 
 _UNASKED = ("model.path=.", "data.path=.", "run.dir=runs")
 """What `train` requires and the doctor does not look at, and where a run's folder would be made."""
@@ -21,6 +21,23 @@ _UNASKED = ("model.path=.", "data.path=.", "run.dir=runs")
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _WIDTHS = {"level": 7, "subject": 15}
 """Columns of the longest level and of the longest subject; a line is printed as soon as its check is done."""
+
+
+HELP = CommandHelp(
+    purpose=(
+        "Say what would stop a run here, one line per check: ok, a warning or a problem with its remedy. On a login "
+        "node it looks at Slurm and at what would be submitted; inside a job also at the GPUs, memory, ports and "
+        "clocks of its nodes. Writes a few small files into run.dir and removes them. The exit code is 1 when there is "
+        "a problem."
+    ),
+    usage="[cluster=OPTION] [run.dir=DIR] [key=value | group=option] ...",
+    arguments=(
+        ("cluster", "The cluster that is meant, with its partition, container and limits."),
+        ("run.dir", "Where a run would write. Default: runs"),
+        KEYS_OF_TRAIN,
+    ),
+    examples=("rollpacker doctor cluster=h800 run.dir=runs/x",),
+)
 
 
 def run(arguments: Arguments) -> None:
@@ -49,19 +66,12 @@ def run(arguments: Arguments) -> None:
     console.print(f"{len(findings)} checks: no problem, {num_warnings} warning{'' if num_warnings == 1 else 's'}.")
 
 
-def show_help() -> None:
-    """Print what `rollpacker doctor` takes."""
-    from rollpacker.cli.help import show_doctor_help
-
-    show_doctor_help()
-
-
 def _unasked(words: Sequence[str]) -> list[str]:
     given = {word.partition("=")[0] for word in words}
     return [word for word in _UNASKED if word.partition("=")[0] not in given]
 
 
-def _printed(console: Console, findings: Iterable[Finding]) -> Iterable[Finding]:
+def _printed(console: Terminal, findings: Iterable[Finding]) -> Iterable[Finding]:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text

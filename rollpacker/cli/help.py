@@ -1,417 +1,274 @@
-"""Help texts, written from the schema's docstrings and the files of `conf/`, so that they cannot go stale."""
+"""Help texts of commands and of single topics, from the schema's docstrings and the files of `conf/`.
+
+A topic is a section, a key, a group, an option (`system=rollpacker`), or `/word`, which searches all of these and the
+commands for a word. Texts wrap at the terminal's width; what is to be copied does not.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group as Lines
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from rollpacker.cli.command_help import INPUTS
 from rollpacker.cli.screen import facts, heading, output
-from rollpacker.config.keys import REQUIRED, Key, legal_keys, section_docs
+from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_docs, section_names
 from rollpacker.config.launching import LauncherSettings, launcher_defaults
+from rollpacker.config.names_elsewhere import key_for
 from rollpacker.config.roots import (
     DEFAULT_RUN_DIR,
     SCORE,
     TRAIN,
+    Group,
     Root,
     default_choices,
     groups,
     option_notes,
     option_summary,
 )
+from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pydantic import BaseModel
     from rich.console import RenderableType
 
+    from rollpacker.cli.command_help import CommandHelp
     from rollpacker.cli.main import Command
 
-INPUTS = "model.path=DIR data.path=prompts.jsonl"
+_LAUNCHER = "hydra.launcher"
+_LAUNCHER_DOC = "A multirun's points as Slurm jobs (hydra/launcher=slurm); `cluster` says what each asks for"
+_OPTIONS_OF_ALL = [("-h, --help", "This text; with a SECTION, KEY, GROUP or /WORD, what is said of that.")]
+_OPTIONS_OF_SWEEPS = [
+    ("-m, --multirun", "Run once per combination of comma-separated values, each in its own run.dir."),
+    *_OPTIONS_OF_ALL,
+]
 
 
-def show_overview(commands: Iterable[Command]) -> None:
-    """Print `rollpacker --help`."""
-    console = output()
-    _print_sections(
-        console,
-        [
-            ("", Text("RL post-training that packs long-tail rollouts into rounds of their own.")),
-            ("Usage", Text("rollpacker COMMAND [key=value | group=option] ...")),
-            ("Commands", facts((command.name, Text(command.summary)) for command in commands)),
-            ("Groups of train and check", _group_overview(TRAIN)),
-            ("Example", _commands(f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x")),
-            ("", Text("`rollpacker COMMAND --help` says what a command takes; `train --help` lists every key.")),
-        ],
-    )
+def show_help(commands: Sequence[Command], words: Sequence[str]) -> None:
+    """Print what `rollpacker help WORDS` asks for: the overview, a command's text, or topics of a run."""
+    if not words:
+        _show_overview(commands)
+        return
+    named = {command.name: command for command in commands}
+    if words[0] in named:
+        show_command(named[words[0]], words[1:], commands)
+    else:
+        _show_topics(TRAIN, words, commands)
 
 
-def show_train_help(command: str) -> None:
-    """Print what `rollpacker train` and `rollpacker check` take."""
-    purpose = {
-        "train": "Train a model by reinforcement learning. Everything is judged before anything starts.",
-        "check": "Print the resolved run and what it will do. Loads no model, creates nothing.",
-    }[command]
-    sections: list[tuple[str, RenderableType]] = [
-        ("", Text(purpose)),
-        ("Usage", Text(f"rollpacker {command} [-m] [key=value | group=option] ...")),
-        (
-            "Options",
-            facts(
-                [
-                    (
-                        "-m, --multirun",
-                        Text("Run once per combination of comma-separated values, each in its own run.dir."),
-                    ),
-                    ("-h, --help", Text("This text.")),
-                ]
-            ),
-        ),
-        (
-            "Examples",
-            _commands(
-                f"rollpacker {command} {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
-                f"rollpacker {command} -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
-                f"rollpacker {command} -m {INPUTS} \\\n    hydra/launcher=slurm cluster=slurm run.seed=0,1",
-            ),
-        ),
-        ("Groups (each option sets several keys)", _group_table(TRAIN)),
-        ("Prompt files (data=jsonl)", Text(option_notes("data", "jsonl"))),
+def show_command(command: Command, topics: Sequence[str], commands: Iterable[Command]) -> None:
+    """Print what a command takes, or only what is said of some topics, where it lists keys.
+
+    Args:
+        command: The one that is asked about.
+        topics: Words of its command line; those that set a key to a value are none.
+        commands: All of them, for `/word`.
+    """
+    text = _help_of(command)
+    root = {"train": TRAIN, "score": SCORE, None: None}[text.lists_keys_of]
+    if root and (asked := [topic for topic in topics if "=" not in topic or _is_option(root, topic)]):
+        _show_topics(root, asked, commands)
+        return
+    _print_section("", [Text(text.purpose)])
+    _print_section("Usage", [Text(f"rollpacker {command.name} {text.usage}")])
+    if text.arguments:
+        _print_section("Arguments", [facts((name, Text(said)) for name, said in text.arguments)])
+    if root:
+        options = _OPTIONS_OF_SWEEPS if command.can_sweep else _OPTIONS_OF_ALL
+        _print_section("Options", [facts((name, Text(said)) for name, said in options)])
+    _print_section("Examples" if len(text.examples) > 1 else "Example", text.examples)
+    if root:
+        entries = [entry for group in groups(root).values() for entry in _option_entries(group)]
+        _print_section("Groups (each option sets several keys)", entries)
+        for group in groups(root).values():
+            _print_notes(group)
+        for section, keys in _sections(root).items():
+            _print_keys(root, section, keys)
+
+
+def _show_overview(commands: Iterable[Command]) -> None:
+    _print_section("", [Text("RL post-training that packs long-tail rollouts into rounds of their own.")])
+    _print_section("Usage", ["rollpacker COMMAND [key=value | group=option] ..."])
+    _print_section("Commands", [facts((command.name, Text(command.summary)) for command in commands)])
+    of_groups = facts((name, Text(" | ".join(group.options))) for name, group in groups(TRAIN).items())
+    _print_section("Groups of train and check", [of_groups])
+    example = f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x"
+    _print_section("Example", [example])
+    more = [
+        ("rollpacker help COMMAND", "what a command takes"),
+        ("rollpacker help SECTION", "the keys of a section, such as engine or engine.vllm"),
+        ("rollpacker help KEY", "one key, such as rollout.num_prompts"),
+        ("rollpacker help /WORD", "everything that mentions a word"),
     ]
-    _print_sections(output(), [*sections, *_key_sections(TRAIN), _launcher_section()])
+    _print_section("More", [facts((line, Text(said)) for line, said in more)])
 
 
-def show_jobs_help() -> None:
-    """Print what `rollpacker jobs` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Show the runs below some folders: what runs, waits, failed, died or was requeued, the step and "
-                    "reward of each, and the reason why it waits or stopped. Asks Slurm where a run has a job. A run "
-                    "that says it runs although its job is over is shown as died. Changes nothing."
-                ),
-            ),
-            ("Usage", Text("rollpacker jobs [DIR ...] [watch]")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("DIR", Text("A run.dir, or a folder with runs somewhere below it. Default: runs")),
-                        ("watch", Text("Draws the table anew every 5 s until nothing runs or waits; Ctrl-C ends it.")),
-                    ]
-                ),
-            ),
-            ("Example", _commands("rollpacker jobs runs/e2e watch")),
-        ],
-    )
-
-
-def show_doctor_help() -> None:
-    """Print what `rollpacker doctor` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Say what would stop a run here, one line per check: ok, a warning or a problem with its remedy. "
-                    "On a login node it looks at Slurm and at what would be submitted; inside a job also at the GPUs, "
-                    "memory, ports and clocks of its nodes. Writes a few small files into run.dir and removes them. "
-                    "The exit code is 1 when there is a problem."
-                ),
-            ),
-            ("Usage", Text("rollpacker doctor [cluster=OPTION] [run.dir=DIR] [key=value | group=option] ...")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("cluster", Text("The cluster that is meant, with its partition, container and limits.")),
-                        ("run.dir", Text("Where a run would write. Default: runs")),
-                        ("all others", Text("Keys of cluster and backend, as `rollpacker train --help` lists them.")),
-                    ]
-                ),
-            ),
-            ("Example", _commands("rollpacker doctor cluster=h800 run.dir=runs/x")),
-        ],
-    )
-
-
-def show_plan_help() -> None:
-    """Print what `rollpacker plan` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Model what tail batching would save: many short runs of the real scheduler in virtual time, from "
-                    "coarse to fine, under plain and tail batching, with the eta, TP and GPUs to ask for. Nothing is "
-                    "measured; it needs no GPU and takes about a minute on two cores."
-                ),
-            ),
-            ("Usage", Text("rollpacker plan gpus=N model=OPTION [hardware=OPTION] [key=value | group=option] ...")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("gpus", Text("How many you have in mind; half and twice as many are tried, too.")),
-                        (
-                            "workload.lengths",
-                            Text(
-                                "Your response lengths: a CSV, Parquet or JSONL file with the column length_tokens "
-                                "(and prompt and domain where known), or a recorded run.dir. Default: the paper's."
-                            ),
-                        ),
-                        ("out", Text("The folder to write to. Default: a fresh one below runs/plan")),
-                        ("seconds", Text("No further modelled run begins after so long. Default: 60")),
-                        ("seeds", Text("Repetitions of what is compared. Default: 3")),
-                        ("systems", Text("Compared with the first. Default: verl,rlhfuse,rollpacker, where there")),
-                        ("workers", Text("Processes. Default: one per core")),
-                        ("engine.tensor_parallel", Text("Fixes TP; else all degrees that fit are tried.")),
-                        ("all others", Text("As `rollpacker train` takes them; `rollpacker train --help` lists them.")),
-                    ]
-                ),
-            ),
-            (
-                "Example",
-                _commands(
-                    "rollpacker plan model=qwen2.5-14b hardware=h800 gpus=32 \\\n"
-                    "    workload.lengths=lengths.parquet rollout.num_prompts=128 rollout.max_response_tokens=16384"
-                ),
-            ),
-        ],
-    )
-
-
-def show_profile_help() -> None:
-    """Print what `rollpacker profile` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Measure what engines, trainer, reward and weight transfer take on this machine, by the calls that "
-                    "a run makes, and write it to one Parquet file. A modelled run reads it: backend=sim "
-                    "hardware.profile=FILE."
-                ),
-            ),
-            ("Usage", Text("rollpacker profile out=FILE [overwrite=true] [key=value | group=option] ...")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("out", Text("The Parquet file to write.")),
-                        ("overwrite", Text("true replaces it when it exists. Default: false")),
-                        ("all others", Text("As `rollpacker train` takes them; `rollpacker train --help` lists them.")),
-                    ]
-                ),
-            ),
-            ("Example", _commands(f"rollpacker profile {INPUTS} \\\n    reward=math out=profile.parquet")),
-        ],
-    )
-
-
-def show_score_help() -> None:
-    """Print what `rollpacker score` takes."""
-    _print_sections(
-        output(),
-        [
-            ("", Text("Score given responses with a reward: one line of id, reward and reason per response.")),
-            ("Usage", Text("rollpacker score reward=OPTION data.path=FILE responses=FILE out=FILE [key=value] ...")),
-            (
-                "Example",
-                _commands(
-                    "rollpacker score reward=math data.path=prompts.jsonl \\\n"
-                    "    responses=answers.jsonl out=scores.jsonl"
-                ),
-            ),
-            ("Groups", _group_table(SCORE)),
-            *_key_sections(SCORE),
-        ],
-    )
-
-
-def show_replay_help() -> None:
-    """Print what `rollpacker replay` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Feed the event logs of a run into fresh schedulers and verify that they give the same commands. "
-                    "A log that replays is a regression test; one that does not shows what changed."
-                ),
-            ),
-            ("Usage", Text("rollpacker replay RUN")),
-            ("Arguments", facts([("RUN", Text("The run.dir of a run, finished or not."))])),
-            ("Example", _commands("rollpacker replay runs/x")),
-        ],
-    )
-
-
-def show_report_help() -> None:
-    """Print what `rollpacker report` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Write one self-contained HTML page about a run, finished or not: what ran, where the time of each "
-                    "step went, what each engine did, one step actor by actor, the ten worst waits in words, response "
-                    "lengths, rewards, the long-prompt queue and wasted tokens. With a second run, both side by side "
-                    "with ratios. Numbers of modelled runs are marked."
-                ),
-            ),
-            ("Usage", Text("rollpacker report RUN [AGAINST] [step=N] [out=FILE]")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("RUN", Text("The run.dir of a run.")),
-                        ("AGAINST", Text("The run.dir of the run that it is held against.")),
-                        ("step", Text("Which step is drawn actor by actor. Default: the one of median duration")),
-                        ("out", Text("The file to write. Default: RUN/report.html")),
-                    ]
-                ),
-            ),
-            ("Example", _commands("rollpacker report runs/rollpacker runs/verl")),
-        ],
-    )
-
-
-def show_trace_help() -> None:
-    """Print what `rollpacker trace` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Write a trace of a run, finished or not, from its tables and event logs: every request on its "
-                    "engine, migrations as arrows, trainer, rewards and driver, rounds and steps, lost engines, and "
-                    "how many requests ran and waited. Open it at ui.perfetto.dev or chrome://tracing. Forty steps on "
-                    "64 GPUs take some seconds."
-                ),
-            ),
-            ("Usage", Text("rollpacker trace RUN [steps=FIRST:END] [out=FILE]")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("RUN", Text("The run.dir of a run.")),
-                        ("steps", Text("Which steps; END does not count. One number is one step. Default: all")),
-                        ("out", Text("The file to write; compressed when it ends in .gz. Default: RUN/trace.json.gz")),
-                    ]
-                ),
-            ),
-            ("Example", _commands("rollpacker trace runs/x steps=10:20 out=x.json.gz")),
-        ],
-    )
-
-
-def show_fuzz_help() -> None:
-    """Print what `rollpacker fuzz` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Run small modelled runs, drawn from seeds, in which engines crash, messages are lost or come "
-                    "twice, weights tear and the driver is killed. Every invariant is checked after every event. A "
-                    "violation is shrunk and saved as a replay test, and the exit code is 1."
-                ),
-            ),
-            ("Usage", Text("rollpacker fuzz [seeds=FIRST:END] [jobs=N] [out=DIR]")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("seeds", Text("Which worlds; END is not run. Default: 0:1000")),
-                        ("jobs", Text("Processes that run them. Default: 1")),
-                        ("out", Text("Where replay tests of violations go. Default: runs/fuzz")),
-                    ]
-                ),
-            ),
-            ("Example", _commands("rollpacker fuzz seeds=0:10000 jobs=2")),
-        ],
-    )
-
-
-def _commands(*lines: str) -> Text:
-    return Text("\n".join(lines), style="green", no_wrap=True)
-
-
-def _print_sections(console: Console, sections: Sequence[tuple[str, RenderableType]]) -> None:
-    for title, content in sections:
-        if title:
-            console.print(Group(heading(title), Padding(content, (0, 0, 1, 2), expand=False)))
+def _show_topics(root: Root[BaseModel], topics: Sequence[str], commands: Iterable[Command]) -> None:
+    for topic in topics:
+        if topic.startswith("/"):
+            _show_mentions(root, topic[1:], commands)
+        elif _is_option(root, topic):
+            group, _, option = topic.partition("=")
+            entry = _option_entry(groups(root)[group], option)
+            _print_section("", [entry, *_paragraphs(f"\n{option_notes(group, option)}")])
         else:
-            console.print(Padding(content, (0, 0, 1, 0), expand=False))
+            _show_named(root, topic.replace("/", ".").rstrip("."), commands)
 
 
-def _group_overview(root: Root[BaseModel]) -> Table:
-    return facts((name, Text(" | ".join(group.options))) for name, group in groups(root).items())
-
-
-def _group_table(root: Root[BaseModel]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, group in groups(root).items():
-        for option in group.options:
-            choice = Text.assemble((name, "bold"), f"={option}")
-            mark = " (default)" if option == group.default else ""
-            table.add_row(choice, Text.assemble(option_summary(name, option), (mark, "dim")))
-    return table
-
-
-def _key_sections(root: Root[BaseModel]) -> list[tuple[str, RenderableType]]:
-    docs = section_docs(root.schema)
-    chosen = default_choices(root)
-    rows: dict[str, list[Key]] = {}
-    for key in legal_keys(root.schema).values():
-        rows.setdefault(key.name.partition(".")[0] if "." in key.name else "", []).append(key)
-    return [
-        (f"{section}: {docs[section]}" if section else "Keys", _key_table(keys, chosen))
-        for section, keys in rows.items()
+def _show_named(root: Root[BaseModel], name: str, commands: Iterable[Command]) -> None:
+    """Print a group's options and a section's keys (many names are both), or one key."""
+    group = groups(root).get(name)
+    keys = [
+        key for keys in _sections(root).values() for key in keys if key.name == name or key.name.startswith(f"{name}.")
     ]
+    if group is None and not keys:
+        raise _unknown_topic(root, name, commands)
+    if group is not None:
+        _print_section(f"Options of {name}", list(_option_entries(group)))
+        _print_notes(group)
+    if keys:
+        _print_keys(root, name, keys)
 
 
-def _launcher_section() -> tuple[str, RenderableType]:
-    """What a multirun that is submitted to Slurm takes beside the points' own keys."""
-    prefix = "hydra.launcher."
-    keys = [replace(key, name=f"{prefix}{key.name}") for key in legal_keys(LauncherSettings).values()]
-    defaults = {f"{prefix}{name}": value for name, value in launcher_defaults().items()}
-    return "hydra/launcher=slurm: A multirun's points as Slurm jobs; `cluster` says what each asks for", _key_table(
-        keys, defaults
+def _show_mentions(root: Root[BaseModel], word: str, commands: Iterable[Command]) -> None:
+    wanted = word.lower()
+    texts = [(command, _help_of(command)) for command in commands]
+    found_commands = [
+        (command.name, Text(command.summary))
+        for command, text in texts
+        if wanted in " ".join([command.name, command.summary, text.purpose, *map(" ".join, text.arguments)]).lower()
+    ]
+    found_options = [
+        _option_entry(group, option)
+        for group in groups(root).values()
+        for option in group.options
+        if wanted in f"{group.name}={option} {option_summary(group.name, option)}".lower()
+    ]
+    found_keys = [key for keys in _sections(root).values() for key in keys if wanted in f"{key.name} {key.doc}".lower()]
+    if found_commands:
+        _print_section(f"Commands that mention {word}", [facts(found_commands)])
+    if found_options:
+        _print_section(f"Options that mention {word}", found_options)
+    if found_keys:
+        _print_section(f"Keys that mention {word}", list(_key_entries(root, found_keys)))
+    if not (found_commands or found_options or found_keys):
+        ours = key_for(word)
+        raise ConfigError(
+            f"Nothing in the help mentions {word}.",
+            f"Other tools' `{word}` is `{ours}` here." if ours else "",
+            f"`rollpacker help {ours}` describes it." if ours else "Try a shorter word, or `rollpacker help`.",
+        )
+
+
+def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]) -> ConfigError:
+    keys = legal_keys(root.schema)
+    names = [*(command.name for command in commands), *groups(root), *section_names(root.schema), *keys]
+    close = [ours] if (ours := key_for(name)) else nearest(name, names)
+    return ConfigError(
+        f"`{name}` is no command, section, group or key.",
+        f"`rollpacker help /{name}` searches all of them for the word.",
+        f"Try rollpacker help {close[0]}" if close else "`rollpacker help` lists the commands and groups.",
     )
 
 
-def _key_table(keys: Iterable[Key], chosen: Mapping[str, object]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column()
+def _help_of(command: Command) -> CommandHelp:
+    return importlib.import_module(command.module).HELP  # type: ignore[no-any-return]  # every command's module has it
+
+
+def _is_option(root: Root[BaseModel], topic: str) -> bool:
+    name, _, option = topic.partition("=")
+    group = groups(root).get(name)
+    return group is not None and option in group.options
+
+
+def _sections(root: Root[BaseModel]) -> dict[str, list[Key]]:
+    """All keys by their section; those of no section under an empty name."""
+    sections: dict[str, list[Key]] = {}
+    for key in legal_keys(root.schema).values():
+        sections.setdefault(key.name.partition(".")[0] if "." in key.name else "", []).append(key)
+    if root is TRAIN:
+        defaults = launcher_defaults()
+        sections[_LAUNCHER] = [
+            replace(key, name=f"{_LAUNCHER}.{key.name}", default=defaults.get(key.name, key.default))
+            for key in legal_keys(LauncherSettings).values()
+        ]
+    return sections
+
+
+def _print_keys(root: Root[BaseModel], section: str, keys: Iterable[Key]) -> None:
+    doc = {**section_docs(root.schema), _LAUNCHER: _LAUNCHER_DOC}.get(section, "")
+    title = f"{section}: {doc}" if doc else section or "Keys"
+    _print_section(title, list(_key_entries(root, keys)))
+
+
+def _key_entries(root: Root[BaseModel], keys: Iterable[Key]) -> Iterator[RenderableType]:
+    chosen = default_choices(root)
     for key in keys:
         default = chosen.get(key.name, key.default)
         value = Text(_default_text(default))
         if default == REQUIRED:  # what is required of an absent section comes with its group's option
             value = Text("...") if key.absent_section else Text("REQUIRED", style="yellow")
-        name = Text.assemble((key.name, "bold"), "=", value)
-        table.add_row(name, Text.assemble(key.doc, " " if key.doc else "", (_takes(key), "dim")))
-    return table
+        yield Text.assemble((key.name, "bold"), "=", value)
+        yield _indented(Text.assemble(key.doc, " " if key.doc else "", (_takes(key), "dim")))
+
+
+def _option_entries(group: Group) -> Iterator[RenderableType]:
+    for option in group.options:
+        yield _option_entry(group, option)
+
+
+def _option_entry(group: Group, option: str) -> RenderableType:
+    mark = "(default) " if option == group.default else ""
+    name = Text.assemble((group.name, "bold"), f"={option} ", (mark, "dim"))
+    return Lines(name, _indented(Text(option_summary(group.name, option))))
+
+
+def _print_notes(group: Group) -> None:
+    for option in group.options:
+        if notes := option_notes(group.name, option):
+            _print_section(f"{group.name}={option}", _paragraphs(notes))
+
+
+def _paragraphs(notes: str) -> list[RenderableType | str]:
+    """Prose, joined so that it wraps anew, and what is to be copied, as it is."""
+    blocks: list[RenderableType | str] = []
+    prose: list[str] = []
+    for line in [*notes.splitlines(), ""]:
+        is_copied = line.startswith(("{", "'", "json."))
+        if prose and (is_copied or not line):
+            blocks.append(Text(" ".join(prose)))
+            prose.clear()
+        if is_copied or not line:
+            blocks.append(line)
+        else:
+            prose.append(line)
+    return blocks[:-1]
+
+
+def _print_section(title: str, contents: Sequence[RenderableType | str]) -> None:
+    """Print a title and what belongs to it; a `str` is to be copied, so that it stays whole on its lines."""
+    console = output()
+    if title:
+        console.print(heading(title))
+    indent = 2 if title else 0
+    for content in contents:
+        if isinstance(content, str):
+            lines = "\n".join(" " * indent + line for line in content.splitlines())
+            console.print(Text(lines, style="green"), soft_wrap=True)
+        else:
+            console.print(_indented(content, indent))
+    console.print()
+
+
+def _indented(content: RenderableType, indent: int = 4) -> Padding:
+    return Padding(content, (0, 0, 0, indent), expand=False)
 
 
 def _default_text(default: object) -> str:
@@ -423,36 +280,5 @@ def _default_text(default: object) -> str:
 
 
 def _takes(key: Key) -> str:
-    legal = f"{key.legal[0].upper()}{key.legal[1:]}."
+    legal = f"{key.described[0].upper()}{key.described[1:]}."
     return f"{legal} Default: {DEFAULT_RUN_DIR}" if key.name == "run.dir" else legal
-
-
-def show_calibrate_help() -> None:
-    """Print what `rollpacker calibrate` takes."""
-    _print_sections(
-        output(),
-        [
-            (
-                "",
-                Text(
-                    "Fit eight parameters of a node type to the paper's numbers of the 7B and 14B models, by modelled "
-                    "runs of its setups, and write a hardware file with these parameters and every row's residual. "
-                    "Everything else in the paper is left to be predicted. Takes about ten minutes on two cores."
-                ),
-            ),
-            ("Usage", Text("rollpacker calibrate out=FILE [reference=DIR] [hardware=NAME] [rounds=N] [jobs=N]")),
-            (
-                "Arguments",
-                facts(
-                    [
-                        ("out", Text("The hardware file to write, such as conf/hardware/h800.yaml")),
-                        ("reference", Text("The paper's numbers as CSV files. Default: analysis/paper")),
-                        ("hardware", Text("Whose data sheet is taken. Default: h800")),
-                        ("rounds", Text("Rounds of the fit; 0 compares the starting values. Default: 2")),
-                        ("jobs", Text("Processes that model runs. Default: 1")),
-                    ]
-                ),
-            ),
-            ("Example", _commands("rollpacker calibrate out=h800.yaml jobs=2")),
-        ],
-    )

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rollpacker.cli.arguments import Arguments
     from rollpacker.launch.survey import Survey
+    from rollpacker.terminal import Terminal
 
 DEFAULT_FOLDER = "runs"
 WATCH = "watch"
@@ -21,6 +21,21 @@ _SECONDS_BETWEEN_LOOKS = 5.0
 """Slurm's controller serves everybody; more often would not be kind to it."""
 
 _AT_WORK = frozenset({"waiting", "requeued", "starting", "running", "ending"})
+
+
+HELP = CommandHelp(
+    purpose=(
+        "Show the runs below some folders: what runs, waits, failed, died or was requeued, the step and reward of "
+        "each, and the reason why it waits or stopped. Asks Slurm where a run has a job. A run that says it runs "
+        "although its job is over is shown as died. Changes nothing."
+    ),
+    usage="[DIR ...] [watch]",
+    arguments=(
+        ("DIR", "A run.dir, or a folder with runs somewhere below it. Default: runs"),
+        ("watch", "Draws the table again every 5 s until nothing runs or waits; Ctrl-C ends it."),
+    ),
+    examples=("rollpacker jobs runs/e2e watch",),
+)
 
 
 def run(arguments: Arguments) -> None:
@@ -35,13 +50,6 @@ def run(arguments: Arguments) -> None:
         _watch(console, folders)
     else:
         _show(console, folders)
-
-
-def show_help() -> None:
-    """Print what `rollpacker jobs` takes."""
-    from rollpacker.cli.help import show_jobs_help
-
-    show_jobs_help()
 
 
 def _refuse_unknown(folders: list[Path]) -> None:
@@ -59,17 +67,17 @@ def _refuse_unknown(folders: list[Path]) -> None:
         )
 
 
-def _show(console: Console, folders: list[Path]) -> None:
+def _show(console: Terminal, folders: list[Path]) -> None:
     from rollpacker.launch.job_table import job_table
 
     survey = _look(folders)
     if not survey.standings:
         console.print(_nothing(folders), soft_wrap=True)
         return
-    console.print(job_table(survey.standings, now=time.time(), complaint=survey.complaint))
+    console.print(job_table(survey.standings, now=time.time(), complaint=survey.complaint), crop=False)
 
 
-def _watch(console: Console, folders: list[Path]) -> None:
+def _watch(console: Terminal, folders: list[Path]) -> None:
     if not console.is_terminal:
         raise ConfigError(
             f"`{WATCH}` was given, and the output is not a terminal.",
@@ -84,8 +92,11 @@ def _watch(console: Console, folders: list[Path]) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             survey = _look(folders)
-            table = job_table(survey.standings, now=time.time(), complaint=survey.complaint)
-            live.update(table if survey.standings else Text(_nothing(folders)), refresh=True)
+            if survey.standings:
+                table = job_table(survey.standings, now=time.time(), complaint=survey.complaint)
+                live.update(table, refresh=True)
+            else:
+                live.update(Text(_nothing(folders)), refresh=True)
             if not any(standing.word in _AT_WORK for standing in survey.standings):
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)

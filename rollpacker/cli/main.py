@@ -2,13 +2,14 @@
 
     0   done                       2    the user's mistake: nothing was started
     1   the world failed           70   our bug
-                                   130  Ctrl-C
+                                   130  Ctrl-C; 143 and 129 where SIGTERM and SIGHUP ended a run
 
 This is the process boundary: the only place that catches every exception.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -17,6 +18,13 @@ from dataclasses import dataclass
 
 from rollpacker import __version__
 from rollpacker.core.errors import EXIT_INTERRUPTED, ConfigError, InternalError, RollpackerError, WorldError
+from rollpacker.runtime.run.streams import keep_writing, open_closed_streams
+
+_ERRORS_OF_PATHS = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
+"""Not the disk's: the path cannot be one, or its links lead in a circle."""
+
+_SHOWN_OF_PATH = 200
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +34,7 @@ class Command:
     name: str
     summary: str
     module: str
-    """Has `run(arguments: Arguments) -> None` and `show_help() -> None`."""
+    """Has `run(arguments: Arguments) -> None` and `HELP: CommandHelp`."""
     can_sweep: bool
 
 
@@ -58,7 +66,7 @@ COMMANDS = (
     Command(
         name="plan",
         summary="Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
-        module="rollpacker.cli.plan",
+        module="rollpacker.analysis.plan.command",
         can_sweep=False,
     ),
     Command(
@@ -70,7 +78,7 @@ COMMANDS = (
     Command(
         name="calibrate",
         summary="Fit the modelled cluster to the paper's numbers, and say how far off each one still is.",
-        module="rollpacker.cli.calibrate",
+        module="rollpacker.analysis.calibration.command",
         can_sweep=False,
     ),
     Command(
@@ -98,9 +106,15 @@ COMMANDS = (
         can_sweep=False,
     ),
     Command(
-        name="fuzz",
-        summary="Run random small worlds in which things break, and check every invariant after every event.",
-        module="rollpacker.cli.fuzz",
+        name="analysis",
+        summary="Draw the paper's tables and figures from runs, and model the runs that are missing.",
+        module="rollpacker.analysis.command",
+        can_sweep=False,
+    ),
+    Command(
+        name="demo",
+        summary="Train a small model on this machine under plain and tail batching, and compare the two.",
+        module="rollpacker.cli.demo",
         can_sweep=False,
     ),
 )
@@ -108,6 +122,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the process exit code."""
+    open_closed_streams()
+    keep_writing("stderr")  # an error that nobody reads has its exit code all the same
     try:
         _dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -117,13 +133,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has left (`rollpacker --help | head`). Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has left (`rollpacker --help | head`)
+        _discard_output()
         return 0
     except OSError as error:
-        _show(WorldError(f"The operating system reports: {error}.", "", "Check the disk, its quota and permissions."))
-        return WorldError.exit_code
+        _discard_output()
+        what = (
+            f"{str(error.filename)[:_SHOWN_OF_PATH]}: {error.strerror}"
+            if error.filename
+            else error.strerror or str(error)
+        )
+        mistake = (
+            ConfigError(f"{what}.", "A path that this file system can have.", "Correct the path.")
+            if error.errno in _ERRORS_OF_PATHS
+            else WorldError(f"The operating system reports: {what}.", "", "Check the disk, its quota and permissions.")
+        )
+        _show(mistake)
+        return mistake.exit_code
     except Exception as error:  # noqa: BLE001 - the process boundary: whatever was not foreseen is our bug
         import traceback
 
@@ -133,12 +159,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _discard_output() -> None:
+    """Let go of what could not be written; Python would try again at exit, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _dispatch(argv: Sequence[str]) -> None:
     name, *rest = argv or ["--help"]
     if name in {"-h", "--help", "help"}:
-        from rollpacker.cli.help import show_overview
+        from rollpacker.cli.help import show_help
 
-        show_overview(COMMANDS)
+        show_help(COMMANDS, rest)
     elif name in {"-V", "--version", "version"}:
         print(f"rollpacker {__version__}")
     else:
@@ -163,10 +197,12 @@ def _find(name: str) -> Command:
 def _run_command(command: Command, words: Sequence[str]) -> None:
     from rollpacker.cli.arguments import parse_arguments
 
-    arguments = parse_arguments(command.name, words, can_sweep=command.can_sweep)
     module = importlib.import_module(command.module)
+    arguments = parse_arguments(command.name, words, module.HELP, can_sweep=command.can_sweep)
     if arguments.is_help:
-        module.show_help()
+        from rollpacker.cli.help import show_command
+
+        show_command(command, arguments.words, COMMANDS)
     else:
         module.run(arguments)
 

@@ -14,15 +14,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.runtime.model_fit import gigabytes
-from rollpacker.runtime.planning import as_ranges, placed_actors, turn_takers
+from rollpacker.runtime.placing.model_fit import gigabytes
+from rollpacker.runtime.placing.planning import placed_actors
+from rollpacker.runtime.placing.topology import as_ranges, turn_takers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollpacker.config.schema import RunConfig
-    from rollpacker.runtime.model_fit import EngineMemory, JudgeMemory, ModelFit, RankMemory
-    from rollpacker.runtime.planning import ClusterSize, PlacedActor
+    from rollpacker.runtime.placing.actors import ClusterSize, PlacedActor
+    from rollpacker.runtime.placing.model_fit import EngineMemory, JudgeMemory, ModelFit, RankMemory
 
 
 _ROLES = ("engine", "trainer", "judge", "reward")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.command_help import INPUTS, KEYS_OF_TRAIN, CommandHelp
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +39,21 @@ ROWS_SHOWN = 3
 """Of each measurement: the smallest, one in the middle, the largest."""
 
 
+HELP = CommandHelp(
+    purpose=(
+        "Measure what engines, trainer, reward and weight transfer take on this machine, by the calls that a run "
+        "makes, and write it to one Parquet file. A modelled run reads it: backend=sim hardware.profile=FILE."
+    ),
+    usage="out=FILE [overwrite=true] [key=value | group=option] ...",
+    arguments=(
+        ("out", "The Parquet file to write."),
+        ("overwrite", "true replaces it when it exists. Default: false"),
+        KEYS_OF_TRAIN,
+    ),
+    examples=(f"rollpacker profile {INPUTS} \\\n    reward=math out=profile.parquet",),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
     """Where the profile goes."""
@@ -50,7 +66,7 @@ def run(arguments: Arguments) -> None:
     """Judge everything, measure, write, and show."""
     from rollpacker.cli.prospects import prospect_of
     from rollpacker.config.compose import compose
-    from rollpacker.runtime.preflight import judge
+    from rollpacker.runtime.run.preflight import judge
 
     destination, words = split_words(arguments.words)
     config = compose(words)
@@ -68,13 +84,6 @@ def run(arguments: Arguments) -> None:
 
     write_profile(destination.out, profile)
     _show(profile, destination.out)
-
-
-def show_help() -> None:
-    """Print what `rollpacker profile` takes."""
-    from rollpacker.cli.help import show_profile_help
-
-    show_profile_help()
 
 
 def split_words(words: Sequence[str]) -> tuple[Destination, list[str]]:
@@ -99,13 +108,13 @@ def split_words(words: Sequence[str]) -> tuple[Destination, list[str]]:
 
 def check_destination(destination: Destination) -> None:
     """Refuse, before anything starts, a file that could not or should not be written."""
-    from rollpacker.runtime.preflight import check_creatable
+    from rollpacker.metrics.outputs import check_output
+    from rollpacker.runtime.run.folder_checks import check_creatable
 
     out = destination.out
+    check_output(out)
     if out.suffix != ".parquet":
         raise ConfigError(f"out={out} does not end in .parquet.", "A profile is a Parquet file.", "Rename it.")
-    if out.is_dir():
-        raise ConfigError(f"out={out} is a folder.", "A profile is one file.", "Choose another name.")
     if out.exists() and not destination.is_overwriting:
         raise ConfigError(
             f"out={out} exists.", "A profile is not overwritten by accident.", "Add overwrite=true, or choose another."
@@ -120,8 +129,8 @@ def _measure(config: RunConfig) -> Profile:
 
     from rollpacker.cli.screen import profile_progress
     from rollpacker.data.shapes import transformer_of
-    from rollpacker.runtime.profiling import measure
-    from rollpacker.runtime.ray_backend import RayBackend
+    from rollpacker.profiling.profiler import measure
+    from rollpacker.runtime.ray.backend import RayBackend
 
     facts, model = _facts(config), transformer_of(config.model)
 
@@ -148,8 +157,8 @@ def _facts(config: RunConfig) -> ProfileFacts:
     from rollpacker import __version__
     from rollpacker.data.shapes import transformer_of
     from rollpacker.metrics.profiles import ProfileFacts
-    from rollpacker.runtime.actors import COLLECT_INTERVAL_S
-    from rollpacker.runtime.machine import hardware_name
+    from rollpacker.runtime.placing.host import hardware_name
+    from rollpacker.runtime.ray.actors import COLLECT_INTERVAL_S
 
     model = transformer_of(config.model)
     return ProfileFacts(

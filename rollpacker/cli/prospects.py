@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import ModelledCluster, Prospect
-    from rollpacker.runtime.planning import ClusterSize
+    from rollpacker.runtime.placing.actors import ClusterSize
 
 
 def prospect_of(config: RunConfig) -> Prospect[ClusterSize | ModelledCluster]:
     """Choose the prospect of a run; loads the room of its backend only."""
     match config.backend.name:
         case "ray":
-            from rollpacker.runtime.preflight import RealProspect
+            from rollpacker.runtime.run.preflight import RealProspect
 
             return RealProspect(config)
         case "sim":

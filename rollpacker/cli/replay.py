@@ -5,10 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rollpacker.cli.arguments import Arguments
+
+
+HELP = CommandHelp(
+    purpose=(
+        "Feed the event logs of a run into fresh schedulers and verify that they give the same commands. A log that "
+        "replays is a regression test; one that does not shows what changed."
+    ),
+    usage="RUN",
+    arguments=(("RUN", "The run.dir of a run, finished or not."),),
+    examples=("rollpacker replay runs/x",),
+)
 
 
 def run(arguments: Arguments) -> None:
@@ -21,7 +33,7 @@ def run(arguments: Arguments) -> None:
             "For example: rollpacker replay runs/x",
         )
     from rollpacker.cli.screen import output
-    from rollpacker.runtime.replay import replay
+    from rollpacker.runtime.rollout.replay import replay
 
     run_dir = Path(arguments.words[0])
     report = replay(run_dir)
@@ -29,10 +41,3 @@ def run(arguments: Arguments) -> None:
     output().print(
         f"{run_dir}: {attempts}, {report.events:,} events replayed; all {report.commands:,} commands are the same."
     )
-
-
-def show_help() -> None:
-    """Print what `rollpacker replay` takes."""
-    from rollpacker.cli.help import show_replay_help
-
-    show_replay_help()

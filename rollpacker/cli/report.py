@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ConfigError
+from rollpacker.cli.command_help import CommandHelp
 
 if TYPE_CHECKING:
     from rollpacker.cli.arguments import Arguments
@@ -14,23 +14,43 @@ SETTINGS = ("step", "out")
 REPORT_FILE = "report.html"
 
 
+HELP = CommandHelp(
+    purpose=(
+        "Write one self-contained HTML page about a run, finished or not: what ran, where the time of each step went, "
+        "what each engine did, one step actor by actor, the ten worst waits in words, response lengths, rewards, the "
+        "long-prompt queue and wasted tokens. With a second run, both side by side with ratios. Numbers of modelled "
+        "runs are marked."
+    ),
+    usage="RUN [AGAINST] [step=N] [out=FILE]",
+    arguments=(
+        ("RUN", "The run.dir of a run."),
+        ("AGAINST", "The run.dir of the run that it is held against."),
+        ("step", "The step that is drawn actor by actor, counted from 1. Default: the one of median duration"),
+        ("out", "The file to write, or - for standard output. Default: RUN/report.html"),
+    ),
+    examples=("rollpacker report runs/rollpacker runs/verl",),
+)
+
+
 def run(arguments: Arguments) -> None:
     """Write the page, and say where it lies and what it says first."""
-    from rollpacker.cli.run_words import parse_run_words
+    from rollpacker.cli.run_words import parse_run_words, parse_step
 
     words = parse_run_words("report", arguments.words, SETTINGS, max_runs=2)
-    step = _step(words.settings["step"]) if "step" in words.settings else None
+    step = parse_step(words.settings["step"]) if "step" in words.settings else None
     out = Path(words.settings.get("out", words.runs[0] / REPORT_FILE))
 
     from rollpacker.cli.screen import output
-    from rollpacker.metrics.files import write_atomically
+    from rollpacker.metrics.outputs import check_output, is_stream, open_output
     from rollpacker.report.page import render
     from rollpacker.report.story import tell
     from rollpacker.report.words import plural
 
+    check_output(out)
     stories = [tell(run_dir, step) for run_dir in words.runs]
-    write_atomically(out, render(stories).encode())
-    console = output()
+    with open_output(out) as file:
+        file.write(render(stories).encode())
+    console = output(beside=out)
     for story in stories:
         kind = "modelled" if story.is_modelled else "measured"
         mean_s = story.total_s / len(story.steps)
@@ -39,17 +59,7 @@ def run(arguments: Arguments) -> None:
             f"{story.bubble_ratio:.0%} of the decode slots idle.",
             soft_wrap=True,
         )
-    console.print(f"{out}: {out.stat().st_size / 1e3:.0f} kB; open it in a browser.", soft_wrap=True)
-
-
-def show_help() -> None:
-    """Print what `rollpacker report` takes."""
-    from rollpacker.cli.help import show_report_help
-
-    show_report_help()
-
-
-def _step(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    raise ConfigError(f"step={text}.", "It is the number of one step, from 0.", "For example: step=12")
+        for note in story.notes:
+            console.print(note, soft_wrap=True, style="dim")
+    if not is_stream(out):
+        console.print(f"{out}: {out.stat().st_size / 1e3:.0f} kB; open it in a browser.", soft_wrap=True)

@@ -44,15 +44,26 @@ def parse_run_words(command: str, words: Sequence[str], settings: Sequence[str],
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Read FIRST:END, whose END does not count, or a single step; gives the first and the last step."""
-    first, colon, end = text.partition(":")
-    if first.isdecimal() and (not colon or (end.isdecimal() and int(first) < int(end))):
-        return int(first), int(end) - 1 if colon else int(first)
+    """Read FIRST:LAST or a single step, counted from 1; gives the first and the last one as the tables count them."""
+    first, colon, last = text.partition(":")
+    if _is_step(first) and (not colon or (_is_step(last) and int(first) <= int(last))):
+        return int(first) - 1, int(last if colon else first) - 1
     raise ConfigError(
         f"steps={text}.",
-        "It is one step from 0, or FIRST:END with FIRST below END; END itself does not count.",
+        "It is one step, counted from 1, or FIRST:LAST with both included.",
         "For example: steps=10:20",
     )
+
+
+def parse_step(text: str) -> int:
+    """Read a step, counted from 1; gives it as the tables count it."""
+    if _is_step(text):
+        return int(text) - 1
+    raise ConfigError(f"step={text}.", "It is the number of one step, counted from 1.", "For example: step=12")
+
+
+def _is_step(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
 
 
 def _unknown_setting(command: str, word: str, name: str, settings: Sequence[str]) -> ConfigError:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.command_help import CommandHelp
+
 if TYPE_CHECKING:
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.protocols.reward import RewardWorker
+
+
+HELP = CommandHelp(
+    purpose="Score given responses with a reward: one line of id, reward and reason per response.",
+    usage="reward=OPTION data.path=FILE responses=FILE out=FILE [key=value] ...",
+    examples=("rollpacker score reward=math data.path=prompts.jsonl \\\n    responses=answers.jsonl out=scores.jsonl",),
+    lists_keys_of="score",
+)
 
 
 def run(arguments: Arguments) -> None:
@@ -16,17 +26,21 @@ def run(arguments: Arguments) -> None:
 
     from rollpacker.cli.screen import facts, heading, output
     from rollpacker.config.compose import compose_score
+    from rollpacker.metrics.outputs import is_stream
     from rollpacker.rewards.scoring import score_file
-    from rollpacker.runtime.preflight import check_creatable
+    from rollpacker.runtime.run.folder_checks import check_creatable
 
     config = compose_score(arguments.words)
-    check_creatable("out", config.out)
+    if not is_stream(config.out):
+        check_creatable("out", config.out)
+    if config.reward.has_judge:
+        import torch  # noqa: F401  # before the judge's tokenizer: see load_tokenizer
     summary = score_file(config.reward, config.data.path, config.responses, config.out, open_judge=_open_judge)
     reasons = [
         (reason, Text(f"{number:,} ({number / summary.num_responses:.1%})"))
         for reason, number in summary.num_by_reason.items()
     ]
-    output().print(
+    output(beside=config.out).print(
         heading(f"Reward {config.reward.name}"),
         facts(
             [
@@ -48,10 +62,3 @@ def _open_judge(section: JudgeSection) -> RewardWorker:
 
     prompts = JudgePrompts(section)
     return JudgeRewardWorker(open_judge(section), prompts, section)
-
-
-def show_help() -> None:
-    """Print what `rollpacker score` takes."""
-    from rollpacker.cli.help import show_score_help
-
-    show_score_help()

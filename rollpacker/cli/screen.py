@@ -4,40 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.core.errors import Departed, InternalError, RollpackerError, UserError
+from rollpacker.core.errors import Departed, InternalError, Interrupted, RollpackerError, UserError
+from rollpacker.metrics.outputs import is_standard_output
+from rollpacker.terminal import Terminal
 
 
-class _Output(Console):
-    """Leaves a reader who went away to the process boundary; rich would end the process with exit code 1."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def output() -> Console:
-    """The console for results."""
-    return _Output(highlight=False)
+def output(*, beside: Path | None = None) -> Terminal:
+    """The console for results, or for messages `beside` a result that goes to this path: never into it."""
+    return Terminal(stderr=beside is not None and is_standard_output(beside))
 
 
 def show_error(error: RollpackerError, *, title: str | None = None) -> None:
     """Print one block on stderr: what is wrong, what is allowed, what to do. A panel only where a person looks."""
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     parts = [(error.problem or type(error).__name__, "bold"), (error.allowed, ""), (error.remedy, "green")]
     title = title or _heading(error)
     if console.is_terminal:
         lines = [_indented(line, style) for text, style in parts for line in text.splitlines()]
-        console.print(Panel(Group(*lines), title=title, title_align="left", border_style="red", box=box.ROUNDED))
+        console.print(Panel(Group(*lines), title=Text(title), title_align="left", border_style="red", box=box.ROUNDED))
     else:
         console.print(Text("\n".join([f"{title}:", *(text for text, _ in parts if text)])), soft_wrap=True)
+
+
+_MANY_POINTS = 50
+"""Composing so many takes longer than a person waits without a word: some 0.1 s each."""
+
+
+def tell_points(num_points: int) -> None:
+    """Say on stderr how many points of a multirun are composed now, when there are many."""
+    if num_points >= _MANY_POINTS:
+        show_notes([f"{num_points:,} points are composed before the first one starts."])
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """Print what a person may have meant otherwise, on stderr, a line each."""
+    console = Terminal(stderr=True)
+    for note in notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -66,6 +79,8 @@ def _heading(error: RollpackerError) -> str:
         return "error"
     if isinstance(error, Departed):
         return "left"
+    if isinstance(error, Interrupted):
+        return "interrupted"
     return "a bug in rollpacker" if isinstance(error, InternalError) else "failed"
 
 
@@ -87,7 +102,7 @@ class ProfileProgress:
                 self._tenths_told = tenths
 
     def note(self, text: str) -> None:
-        self._bar.console.print(f"note: {text}", markup=False)
+        self._bar.console.print(f"note: {text}")
 
 
 @contextmanager
@@ -99,9 +114,9 @@ def profile_progress() -> Iterator[ProfileProgress]:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield ProfileProgress(bar)
 
@@ -128,8 +143,13 @@ class PlanProgress:
 @contextmanager
 def plan_progress(num_runs: int, num_workers: int) -> Iterator[PlanProgress]:
     """Show how far a search is."""
-    columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    console = Console(stderr=True, highlight=False)
+    columns = (
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    console = Terminal(stderr=True)
     console.print(
         f"{num_runs} modelled runs in {num_workers} process{'es' if num_workers > 1 else ''}; Ctrl-C ends them."
     )

@@ -5,11 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollpacker.cli.command_help import CommandHelp
+
 if TYPE_CHECKING:
     from rollpacker.cli.arguments import Arguments
 
 SETTINGS = ("steps", "out")
 TRACE_FILE = "trace.json.gz"
+
+
+HELP = CommandHelp(
+    purpose=(
+        "Write a trace of a run, finished or not, from its tables and event logs: every request on its engine, "
+        "migrations as arrows, trainer, rewards and driver, rounds and steps, lost engines, and how many requests ran "
+        "and waited. Open it at ui.perfetto.dev or chrome://tracing. Forty steps on 64 GPUs take some seconds."
+    ),
+    usage="RUN [steps=FIRST:LAST] [out=FILE]",
+    arguments=(
+        ("RUN", "The run.dir of a run."),
+        ("steps", "The first and the last step, counted from 1, or one step. Default: all"),
+        (
+            "out",
+            "The file to write, compressed when it ends in .gz, or - for standard output. Default: RUN/trace.json.gz",
+        ),
+    ),
+    examples=("rollpacker trace runs/x steps=10:20 out=x.json.gz",),
+)
 
 
 def run(arguments: Arguments) -> None:
@@ -22,26 +43,22 @@ def run(arguments: Arguments) -> None:
     out = Path(words.settings.get("out", run_dir / TRACE_FILE))
 
     from rollpacker.cli.screen import output
+    from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.report.words import plural
     from rollpacker.timeline.chrome_trace import save_trace
     from rollpacker.timeline.run_tables import open_run
 
+    check_output(out)
     tables = open_run(run_dir, steps)
     summary = save_trace(tables, out)
-    console = output()
+    console = output(beside=out)
     for note in tables.notes:
         console.print(note, soft_wrap=True, style="dim")
     kind = "modelled" if tables.is_modelled else "measured"
+    size = "" if is_stream(out) else f", {out.stat().st_size / 1e6:.1f} MB"
     console.print(
         f"{out}: {plural(summary.num_steps, 'step')} ({kind}), {summary.num_tracks:,} tracks, "
-        f"{summary.num_slices:,} slices, {summary.num_flows:,} migrations, {out.stat().st_size / 1e6:.1f} MB. "
+        f"{summary.num_slices:,} slices, {summary.num_flows:,} migrations{size}. "
         "Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing.",
         soft_wrap=True,
     )
-
-
-def show_help() -> None:
-    """Print what `rollpacker trace` takes."""
-    from rollpacker.cli.help import show_trace_help
-
-    show_trace_help()

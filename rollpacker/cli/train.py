@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import Departed, RollpackerError
+from rollpacker.cli.command_help import INPUTS, CommandHelp
+from rollpacker.core.errors import Departed, Interrupted, RollpackerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +16,21 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
 
+HELP = CommandHelp(
+    purpose="Train a model by reinforcement learning. Everything is judged before anything starts.",
+    usage="[-m] [key=value | group=option] ...",
+    examples=(
+        f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
+        f"rollpacker train -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
+        f"rollpacker train -m {INPUTS} \\\n    hydra/launcher=slurm cluster=slurm run.seed=0,1",
+    ),
+    lists_keys_of="train",
+)
+
+
 def run(arguments: Arguments) -> None:
     """Train; raises the first failure of a multirun after its other points have ended."""
+    _write_whoever_reads()
     if arguments.is_multirun:
         _run_sweep(arguments.words)
     else:
@@ -32,40 +46,49 @@ def run_point(composed: DictConfig) -> None:
     from rollpacker.config.multirun import config_of_point
     from rollpacker.launch import ranks
 
+    _write_whoever_reads()
     config = config_of_point(composed)
     try:
         ranks.train(config, _judge)
+    except Interrupted as error:
+        show_error(error, title=f"{config.run.dir} was interrupted")
+        raise SystemExit(error.exit_code) from None  # no other point of the multirun begins
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} {'left its machines' if isinstance(error, Departed) else 'failed'}")
         raise
 
 
-def show_help() -> None:
-    """Print what `rollpacker train` takes."""
-    from rollpacker.cli.help import show_train_help
+def _write_whoever_reads() -> None:
+    """A training does not end because nobody reads any more what it prints."""
+    from rollpacker.runtime.run.streams import keep_writing
 
-    show_train_help("train")
+    keep_writing("stdout")
+    keep_writing("stderr")
 
 
 def _judge(config: RunConfig) -> None:
     from rollpacker.cli.prospects import prospect_of
-    from rollpacker.runtime.preflight import judge
+    from rollpacker.cli.screen import show_notes
+    from rollpacker.runtime.run.preflight import judge
 
-    judge(config, prospect_of)
+    show_notes(judge(config, prospect_of).notes)
 
 
 def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.cli.prospects import prospect_of
+    from rollpacker.cli.screen import tell_points
     from rollpacker.config.multirun import compose_sweep, run_sweep
     from rollpacker.launch.judge import judge_sweep
+    from rollpacker.metrics.files import make_private_folder
 
-    sweep = compose_sweep(overrides)
+    sweep = compose_sweep(overrides, tell=tell_points)
     judge_sweep(sweep, prospect_of)
     if sweep.launcher is not None and sweep.launcher.dry_run:
         from rollpacker.cli.screen import output
         from rollpacker.launch.dry_run import dry_run
         from rollpacker.launch.points import points_of
 
-        output().print(dry_run(points_of(sweep), sweep.launcher, sweep.folder), markup=False, soft_wrap=True)
+        output().print(dry_run(points_of(sweep), sweep.launcher, sweep.folder), soft_wrap=True)
         return
+    make_private_folder(sweep.folder)
     run_sweep(sweep, run_point)

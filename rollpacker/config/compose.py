@@ -8,6 +8,7 @@ base configuration is the schema's own default tree, so that every legal key can
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names
 from rollpacker.config.launching import is_chosen, single_run_mistake
 from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.names_elsewhere import key_for
 from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
 from rollpacker.config.schema import RunConfig, ScoreConfig
 from rollpacker.core.errors import ConfigError, UserError
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra  # only the type: GlobalHydra hands the object out
     from hydra.core.override_parser.types import Override
     from pydantic_core import ErrorDetails
+
+
+_KEYS_OF_HYDRA = ("hydra.searchpath", "hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper")
 
 
 def compose(overrides: Sequence[str]) -> RunConfig:
@@ -108,8 +113,8 @@ def parse_overrides(session: Hydra, root: Root[Schema_co], overrides: Sequence[s
     for text in overrides:
         try:
             parsed.extend(parser.parse_overrides([text]))
-        except OverrideParseException as error:
-            mistakes.append(_grammar_mistake(root, text, error))
+        except OverrideParseException:
+            mistakes.append(_grammar_mistake(root, text))
     mistakes.extend(_name_mistakes(root, parsed))
     raise_mistakes(mistakes)
     return parsed
@@ -132,7 +137,7 @@ def translated_errors(root: Root[BaseModel]) -> Iterator[None]:
         raise ConfigError(
             f"{key}: {first_line}" if key else first_line or type(source).__name__,
             "",
-            f"`rollpacker {root.command} --help` lists every group and key.",
+            _KEYS_LISTED.format(command=root.command),
         ) from error
 
 
@@ -170,8 +175,10 @@ def _name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterato
     has_searchpath = any(override.key_or_group == "hydra.searchpath" for override in parsed)
     for override in parsed:
         name = override.key_or_group
-        if name == "hydra" or name.startswith(("hydra.", "hydra/")):
-            continue  # Hydra's own keys, which Hydra judges
+        if re.match(r"hydra\b", name):  # Hydra's own keys, which Hydra judges
+            if not name.startswith(_KEYS_OF_HYDRA):
+                yield _useless_key_of_hydra(name)
+            continue
         if name in known_groups and not isinstance(override._value, dict):  # noqa: SLF001 - value() refuses sweeps
             if not has_searchpath:  # with one, only Hydra knows the options
                 yield from _option_mistakes(override, known_groups[name].options)
@@ -179,12 +186,29 @@ def _name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterato
             yield unknown_key(root, name)
 
 
+def _useless_key_of_hydra(name: str) -> ConfigError:
+    return ConfigError(
+        f"`{name}` has no effect: Hydra composes the configuration and runs the points of a multirun, no more.",
+        f"Of Hydra's own keys, {', '.join(_KEYS_OF_HYDRA)} count.",
+        "Leave it out; run.dir says where a run writes.",
+    )
+
+
 def _option_mistakes(override: Override, options: Sequence[str]) -> Iterator[UserError]:
-    if override.is_delete() or (override.is_sweep_override() and not override.is_discrete_sweep()):
+    group = override.key_or_group
+    if override.is_delete():
+        yield ConfigError(
+            f"`{override.input_line}` deletes a group, and every run has one option of each.",
+            f"The options of `{group}` are {', '.join(options)}.",
+            f"Choose one of them: {group}={options[0]}",
+        )
+        return
+    if override.is_sweep_override() and not override.is_discrete_sweep():
         return
     for choice in override.sweep_iterator() if override.is_sweep_override() else [override.value()]:
-        if isinstance(choice, str) and choice not in options:
-            yield _unknown_option(override.key_or_group, choice, options)
+        for option in choice if isinstance(choice, list) else [choice]:
+            if option not in options:
+                yield _unknown_option(group, _shown(option), options)
 
 
 def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
@@ -194,7 +218,14 @@ def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
 
 def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     """A key that the schema does not have."""
-    close = nearest(name, [*legal_keys(root.schema), *groups(root)])
+    keys = legal_keys(root.schema)
+    if (ours := key_for(name)) and ours in keys:
+        return ConfigError(
+            f"`{name}` is not a key of the configuration.",
+            f"What other tools call so is `{ours}` here: {keys[ours].doc}",
+            f"Write {ours}=...",
+        )
+    close = nearest(name, [*keys, *groups(root)])
     return ConfigError(
         f"`{name}` is not a key of the configuration.",
         f"The nearest legal key is `{close[0]}`." if close else "",
@@ -211,17 +242,37 @@ def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigEr
     )
 
 
-def _grammar_mistake(root: Root[BaseModel], text: str, error: OverrideParseException) -> ConfigError:
+_NAME = re.compile(r"[+~]{0,2}\w+([./@]\w+)*", re.ASCII)
+"""Of a key or a group, with what Hydra adds or deletes it by."""
+
+_KEYS_LISTED = "`rollpacker {command} --help` lists every group and key."
+
+
+def _grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
     if "=" not in text and not text.startswith("~"):
         choices = [f"{name}={text}" for name, group in groups(root).items() if text in group.options]
         close = choices or [f"{key}=VALUE" for key in nearest(text, legal_keys(root.schema))]
         remedy = f"Write {close[0]}" if close else "Write key=value."
         return ConfigError(f"`{text}` has no value.", "An argument is key=value or group=option.", remedy)
-    detail = error.message.strip().partition("\n")[0]
+    name, _, value = text.partition("=")
+    if not _NAME.fullmatch(name):
+        near = nearest(name, [*legal_keys(root.schema), *groups(root)])
+        return ConfigError(
+            f"`{name}` in `{text}` is no name of a key.",
+            "A name is letters, digits and _, in parts with one dot between them.",
+            f"Write {near[0]}={value or 'VALUE'}" if near else _KEYS_LISTED.format(command=root.command),
+        )
+    if value.startswith("~"):
+        return ConfigError(
+            f"`{text}` cannot be read: a value does not begin with ~.",
+            "The shell expands ~ only at the beginning of a word.",
+            f"Write {name}=$HOME{value[1:]}",
+        )
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
     return ConfigError(
-        f"`{text}` cannot be read: {detail}.",
-        "An argument is key=value or group=option.",
-        "Quote a value that holds blanks, commas, brackets or equals signs: key='\"a b\"'.",
+        f"`{text}` cannot be read: a value with blanks, quotes, brackets or other special characters is quoted.",
+        "The shell takes the outer quotes away, and the inner ones belong to the value.",
+        f"Write '{name}=\"{quoted}\"'",
     )
 
 
@@ -244,6 +295,14 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
         case "extra_forbidden":
             return unknown_key(root, name)
         case "missing":
+            group = name.removesuffix(".name")
+            if group in groups(root):
+                options = groups(root)[group].options
+                return ConfigError(
+                    f"Keys of `{group}` are set, and no option of this group is chosen.",
+                    f"Its options are {', '.join(options)}.",
+                    f"Add {group}={options[0]}, or leave the keys out.",
+                )
             return ConfigError(
                 f"`{name}` is not set.",
                 key.doc if key else "",
@@ -252,11 +311,17 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
         case "value_error":
             return ConfigError(*str(details["ctx"]["error"]).split("\n"))
     shown = f"{name}={_shown(details['input'])}"
-    if key is None:
-        return ConfigError(f"{shown} is not legal: {details['msg']}.")
+    if key is None:  # a section that is no mapping
+        own = [other for other in keys if other.startswith(f"{name}.")]
+        return ConfigError(
+            f"{shown} is not legal: `{name}` is a section, which has keys of its own.",
+            f"They are {', '.join(own)}." if own else "",
+            f"Set them one by one, such as {own[0]}=..." if own else _KEYS_LISTED.format(command=root.command),
+        )
     close = nearest(str(details["input"]), key.choices)
+    is_inside = key.name != name
     return ConfigError(
-        f"{shown} is {_fault(details['type'])}.",
+        f"{shown} is {_fault(details['type'])}" + (f": {details['msg'].lower()}." if is_inside else "."),
         f"`{key.name}` is {key.legal}.",
         f"Write {key.name}={close[0]}." if close else "",
     )

@@ -20,9 +20,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from rollpacker.config.schema import RunConfig
+from rollpacker.paths import real_path
 
 NOT_DEFINING = (
     "run.dir",
@@ -92,8 +97,8 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
         if not any(name == left_out or name.startswith(f"{left_out}.") for left_out in NOT_DEFINING)
     }
     for name, path in (("model.path", config.model.path), ("data.chat_template", config.data.chat_template)):
-        values[name] = str(path.resolve()) if path else None
-    values["data.path"] = [[str(file.path.resolve()), file.domain] for file in config.data.path or ()]
+        values[name] = str(real_path(path)) if path else None
+    values["data.path"] = [[str(real_path(file.path)), file.domain] for file in config.data.path or ()]
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
     return values
@@ -103,6 +108,55 @@ def config_fingerprint(config: RunConfig) -> str:
     """Sixteen hexadecimal digits over `defining_values`, the same on every machine and in every process."""
     text = json.dumps(defining_values(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A key that makes two runs of two configurations."""
+
+    key: str
+    here: str
+    """Its value in words, as are those below."""
+    there: str
+
+
+def differences(config: RunConfig, record: Mapping[str, Any] | None) -> list[Difference] | None:
+    """Name the keys in which a configuration and the record of a run define other results.
+
+    Args:
+        config: Of this run.
+        record: What `rollpacker.config.record.read_record` gives of the other one.
+
+    Returns:
+        None where the record is missing, or of a version with other keys.
+    """
+    try:
+        recorded = RunConfig.model_validate(record)
+    except ValidationError:
+        return None
+    here, there = defining_values(config), defining_values(recorded)
+    for values in (here, there):
+        if "run.num_steps" not in here or "run.num_steps" not in there:  # it counts because of another key's value
+            values.pop("run.num_steps", None)
+    return [
+        Difference(key=key, here=_in_words(here, key), there=_in_words(there, key))
+        for key in dict.fromkeys([*here, *there])
+        if here.get(key, _ABSENT) != there.get(key, _ABSENT)
+    ]
+
+
+_ABSENT = object()
+
+_MAX_VALUE_CHARACTERS = 60
+"""Of a value in a message; a path is longer at times, and its end tells most."""
+
+
+def _in_words(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return "not set"
+    value = values[key]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"...{text[-_MAX_VALUE_CHARACTERS:]}"
 
 
 def _flatten(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

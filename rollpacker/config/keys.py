@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rollpacker.config.sections.base import Kind
+from rollpacker.config.sections.base import CEILINGS, LARGEST, SMALLEST, Kind
 
 REQUIRED = "???"
 """The default of a key that the user must set, in OmegaConf's spelling."""
@@ -38,6 +39,8 @@ class Key:
     """Its type in words, such as `an integer`."""
     bounds: str
     """In words, such as `at least 1`; empty when any value of the type will do."""
+    bounds_of_its_own: str
+    """Without the limits that all keys of its type share."""
     choices: tuple[str, ...]
     """All legal values, when they are few."""
     default: object
@@ -54,7 +57,15 @@ class Key:
     @property
     def legal(self) -> str:
         """What is allowed, as the end of a sentence."""
-        return ", ".join(part for part in (self.kind, self.bounds, "or null" if self.is_optional else "") if part)
+        return self._sentence(self.bounds)
+
+    @property
+    def described(self) -> str:
+        """The same without the limits that no run comes near."""
+        return self._sentence(self.bounds_of_its_own)
+
+    def _sentence(self, bounds: str) -> str:
+        return ", ".join(part for part in (self.kind, bounds, "or null" if self.is_optional else "") if part)
 
 
 @functools.cache
@@ -75,7 +86,7 @@ def section_names(schema: type[BaseModel]) -> tuple[str, ...]:
 
 def section_docs(schema: type[BaseModel]) -> dict[str, str]:
     """The docstring of every top-level section, as one line without a full stop at its end."""
-    sections = {name: _section(field) for name, field in schema.model_fields.items()}
+    sections = {name: section_of(field) for name, field in schema.model_fields.items()}
     return {
         name: " ".join((section.__doc__ or "").split()).rstrip(".") for name, section in sections.items() if section
     }
@@ -114,7 +125,7 @@ def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent
     for name, field in schema.model_fields.items():
         dotted = f"{prefix}{name}"
         given = field.get_default(call_default_factory=True) if values is None else getattr(values, name)
-        section = _section(field)
+        section = section_of(field)
         if section is not None:
             is_absent = given is None and not field.is_required()
             yield from _walk(
@@ -128,7 +139,7 @@ def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent
             yield _leaf(dotted, field, REQUIRED if is_required else given, absent_section)
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """The section that a field holds, if it holds one."""
     annotation, _ = _without_none(field.annotation)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
@@ -136,13 +147,18 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 def _leaf(name: str, field: FieldInfo, default: object, absent_section: str) -> Key:
     annotation, is_optional = _without_none(field.annotation)
+    metadata = [*field.metadata]
+    if typing.get_origin(annotation) is Annotated:
+        annotation, *own = typing.get_args(annotation)
+        metadata += own
     choices: tuple[str, ...] = ()
     if typing.get_origin(annotation) is Literal:
         choices = tuple(str(choice) for choice in typing.get_args(annotation))
     return Key(
         name=name,
-        kind=_stated_kind(field.metadata) or _kind(annotation),
-        bounds=_bounds(field.metadata),
+        kind=_stated_kind(metadata) or _kind(annotation),
+        bounds=_bounds(metadata),
+        bounds_of_its_own=_bounds(metadata, is_brief=True),
         choices=choices,
         default=_plain(default),
         doc=" ".join((field.description or "").split()),
@@ -163,7 +179,7 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
 def _kind(annotation: Any) -> str:
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        bounds = _bounds(_flatten(parts[1:]))
+        bounds = _bounds(parts[1:], is_brief=True)
         return _stated_kind(parts[1:]) or (f"{_kind(parts[0])} {bounds}" if bounds else _kind(parts[0]))
     if origin is Literal:
         return "one of " + ", ".join(str(part) for part in parts)
@@ -197,19 +213,28 @@ def _flatten(metadata: Iterable[Any]) -> list[Any]:
     return [item for entry in metadata for item in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
 
 
-def _bounds(metadata: Iterable[Any]) -> str:
-    words: list[str] = []
-    for item in metadata:
+def _bounds(metadata: Iterable[Any], *, is_brief: bool = False) -> str:
+    """The narrowest of each side, in words; in brief without those of a type."""
+    lowest: tuple[Any, str] = (-math.inf, "")
+    highest: tuple[Any, str] = (math.inf, "")
+    for item in _flatten(metadata):
         match item:
             case annotated_types.Ge(ge=bound):
-                words.append(f"at least {bound}")
+                lowest = max(lowest, (bound, "at least"))
             case annotated_types.Gt(gt=bound):
-                words.append(f"above {bound}")
+                lowest = max(lowest, (bound, "above"))
             case annotated_types.Le(le=bound):
-                words.append(f"at most {bound}")
+                highest = min(highest, (bound, "at most"))
             case annotated_types.Lt(lt=bound):
-                words.append(f"below {bound}")
-    return " and ".join(words)
+                highest = min(highest, (bound, "below"))
+    if is_brief:
+        lowest = {-LARGEST: (-math.inf, ""), SMALLEST: (0, "above")}.get(lowest[0], lowest)
+        highest = (math.inf, "") if highest[0] in CEILINGS else highest
+    return " and ".join(f"{word} {_figure(bound)}" for bound, word in (lowest, highest) if word)
+
+
+def _figure(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
 def _plain(value: object) -> object:

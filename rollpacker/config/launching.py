@@ -17,7 +17,7 @@ from rollpacker.config.keys import legal_keys, nearest
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.roots import conf_dir
 from rollpacker.config.schema import RunConfig
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, Flag, PositiveSeconds, Section
 from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ class LauncherSettings(Section):
 
     executor: Literal["slurm", "local", "debug"]
     """`slurm` submits jobs; `local` starts processes on this machine; `debug` runs the points in this process."""
-    detach: bool
+    detach: Flag
     """Ends as soon as all jobs are submitted; otherwise waits until all have ended, and shows where they are."""
-    dry_run: bool
+    dry_run: Flag
     """Prints what would be submitted, and submits nothing."""
-    array_parallelism: int | None = Field(ge=1)
+    array_parallelism: Count | None = Field(ge=1)
     """Jobs of one array, or local processes, at the same time; null: as many as Slurm lets, or as there are."""
     container: Path | None
     """The image in which every rank of every point runs; null takes each point's `cluster.container.image`."""
-    poll_interval_s: float = Field(gt=0)
+    poll_interval_s: PositiveSeconds
     """How often Slurm is asked about the jobs while waiting."""
 
 

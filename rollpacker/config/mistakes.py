@@ -9,13 +9,14 @@ from rollpacker.core.errors import ConfigError, UserError
 
 
 def raise_mistakes(mistakes: Sequence[UserError]) -> None:
-    """Raise nothing for none, the mistake itself for one, and a `ConfigError` that lists all of them for several."""
-    if not mistakes:
+    """Raise nothing for none, the mistake itself for one, and a `ConfigError` that lists several, each once."""
+    different = list({str(mistake): mistake for mistake in mistakes}.values())
+    if not different:
         return
-    if len(mistakes) == 1:
-        raise mistakes[0]
-    listed = "\n".join(_as_item(number, mistake) for number, mistake in enumerate(mistakes, start=1))
-    raise ConfigError(f"{len(mistakes)} mistakes:\n{listed}")
+    if len(different) == 1:
+        raise different[0]
+    listed = "\n".join(_as_item(number, mistake) for number, mistake in enumerate(different, start=1))
+    raise ConfigError(f"{len(different)} mistakes:\n{listed}")
 
 
 def _as_item(number: int, mistake: UserError) -> str:

@@ -10,6 +10,7 @@ Points that `hydra/launcher=slurm` submits go on where an earlier launch left th
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,10 +35,13 @@ from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.paths import real_path
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra  # only the type
 
+MOST_POINTS = 1_000
+"""As many as a job array has by Slurm's default; composing them takes one or two minutes."""
 HYDRA_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -71,13 +75,17 @@ def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
     )
 
 
-def compose_sweep(overrides: Sequence[str]) -> Sweep:
-    """Expand a multirun and judge every point of it; two points that would share a `run.dir` are refused."""
+def compose_sweep(overrides: Sequence[str], tell: Callable[[int], None] = lambda _: None) -> Sweep:
+    """Expand a multirun and judge every point of it; two points that would share a `run.dir` are refused.
+
+    `tell` learns the number of points before they are composed.
+    """
     overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
         base = _base(session, overrides)
         launcher = _launcher(base)
         points = _expand(session, base)
+        tell(len(points))
         added = [*_run_dir_overrides(session, points[0]), *_launcher_overrides(launcher, points[0])]
         points = [[*point, *added] for point in points]
         configs: list[RunConfig] = []
@@ -164,12 +172,21 @@ def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
         if not override.is_sweep_override():
             choices[key] = [str(override.input_line)]
         elif override.is_discrete_sweep():
-            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            values = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
+            choices[key] = [f"{key}={value}" for value in values]
         else:
             raise ConfigError(
                 f"`{override.input_line}` has no countable values.",
                 "A multirun takes a,b,c or range(start,stop,step).",
             )
+    num_points = math.prod(map(len, choices.values()))
+    if num_points > MOST_POINTS:
+        largest = max(choices, key=lambda key: len(choices[key]))
+        raise ConfigError(
+            f"The multirun has {num_points:,} points or more.",
+            f"At most {MOST_POINTS:,}: all points are composed and judged before the first one starts.",
+            f"Give {largest} fewer values, or split the multirun.",
+        )
     return [[*hydra_overrides, *point] for point in itertools.product(*choices.values())]
 
 
@@ -186,7 +203,7 @@ def _run_dir_overrides(session: Hydra, point: Sequence[str]) -> list[str]:
 def _refuse_shared_dirs(configs: Sequence[RunConfig]) -> None:
     owners: dict[Path, int] = {}
     for number, config in enumerate(configs):
-        folder = config.run.dir.resolve()
+        folder = real_path(config.run.dir)
         if folder in owners:
             raise ConfigError(
                 f"Points {owners[folder]} and {number} of the multirun would both write into run.dir={config.run.dir}.",
@@ -197,7 +214,7 @@ def _refuse_shared_dirs(configs: Sequence[RunConfig]) -> None:
 
 
 def _shared_folder(run_dirs: Sequence[Path]) -> Path:
-    shared = Path(os.path.commonpath([folder.resolve().parent for folder in run_dirs]))
+    shared = Path(os.path.commonpath([real_path(folder).parent for folder in run_dirs]))
     return Path(os.path.relpath(shared)) if shared.is_relative_to(Path.cwd()) else shared
 
 

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from rollpacker.config.keys import REQUIRED, legal_keys
+from rollpacker.config.roots import TRAIN, default_choices
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import DataError
+from rollpacker.paths import read_text
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -23,10 +29,44 @@ def to_yaml(config: BaseModel) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=1000)
 
 
+def differences(config: RunConfig) -> dict[str, object]:
+    """The keys whose values are not those of a run of which nothing is said, by their dotted names."""
+    found: dict[str, object] = {}
+    chosen, tree = default_choices(TRAIN), config.model_dump(mode="json")
+    for key in legal_keys(RunConfig).values():
+        value: Any = tree
+        for part in key.name.split("."):
+            value = value.get(part) if value is not None else None
+        default = chosen.get(key.name, key.default)
+        if value != default and not (value is None and (default == REQUIRED or key.absent_section)):
+            found[key.name] = value
+    return found
+
+
 def read_record(run_dir: Path) -> dict[str, Any] | None:
-    """Every section by its name, unjudged: a run of an older version has other keys. None where there is no record."""
+    """Every section by its name, unjudged: a run of an older version has other keys. None where there is no record.
+
+    Raises:
+        DataError: There is one that cannot be read, or is no mapping of sections.
+    """
+    file = run_dir / CONFIG_FILE
     try:
-        plain = yaml.safe_load((run_dir / CONFIG_FILE).read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        plain = yaml.safe_load(read_text(file))
+    except FileNotFoundError:
         return None
-    return plain if isinstance(plain, dict) else None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _broken(file, " ".join(str(error).split())) from error
+    if not isinstance(plain, dict):
+        raise _broken(file, "it is no mapping")
+    for name, section in plain.items():
+        if not isinstance(section, dict | None):
+            raise _broken(file, f"{name} is no section")
+    return plain
+
+
+def _broken(file: Path, why: str) -> DataError:
+    return DataError(
+        f"{file} is broken: {why}",
+        "It is YAML with a mapping for each section, as the run wrote it",
+        "Copy it again from where the run wrote it",
+    )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import model_validator
 
 from rollpacker.config.sections.backend import BackendSection
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import MODELLED_RUN, REAL_RUN, Section, exact
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection, ScoredDataSection
 from rollpacker.config.sections.engine import EngineSection
@@ -26,7 +26,10 @@ from rollpacker.config.sections.rollout import RolloutSection, SystemSection
 from rollpacker.config.sections.run import RunSection, TrackerSection
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.config.sections.weight_sync import WeightSyncSection
+from rollpacker.core.quotas import scale_up
 
+MOST_RESPONSES = 1_000_000
+"""Of a step: ten times those of the largest batches in print, and a few GB in the driver."""
 VLLM_HOTTEST = 2.0
 """Highest temperature that vLLM 0.32 takes."""
 
@@ -43,15 +46,33 @@ class RunConfig(Section):
     trainer: TrainerSection = TrainerSection()
     reward: RewardSection = RewardSection()
     placement: PlacementSection = PlacementSection()
-    weight_sync: WeightSyncSection = WeightSyncSection()
+    weight_sync: Annotated[WeightSyncSection, REAL_RUN] = WeightSyncSection()
     backend: BackendSection = BackendSection()
-    hardware: HardwareSection | None = None
+    hardware: Annotated[HardwareSection | None, MODELLED_RUN] = None
     """Only of a modelled run."""
-    workload: WorkloadSection | None = None
+    workload: Annotated[WorkloadSection | None, MODELLED_RUN] = None
     """Only of a modelled run."""
     cluster: ClusterSection | None = None
     """Only of a run that is submitted to Slurm."""
     tracker: TrackerSection = TrackerSection()
+
+    @model_validator(mode="after")
+    def _responses_of_a_step_can_be_held(self) -> Self:
+        rollout, system = self.rollout, self.system
+        num_launched = rollout.num_prompts * rollout.num_responses
+        factors = ""
+        if system.batching == "tail":
+            num_launched = int(num_launched * system.eta_prompts * system.eta_responses)
+            factors = f", times {system.eta_prompts:g} and {system.eta_responses:g}"
+        if num_launched > MOST_RESPONSES:
+            raise ValueError(
+                f"rollout.num_prompts={rollout.num_prompts} x rollout.num_responses={rollout.num_responses}{factors}: "
+                f"{num_launched:,} responses per step.\n"
+                f"At most {MOST_RESPONSES:,}: the driver holds all of them until the step is recorded, each about 1 kB "
+                "and 8 bytes per token.\n"
+                "Lower one of the two."
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
@@ -136,6 +157,34 @@ class RunConfig(Section):
                 "The loss of a group that streams is divided by the size of its batch, and where the data ends nobody "
                 "knows beforehand how many of the last prompts have rewards that differ.\n"
                 "Set run.num_epochs=null and end the run by run.num_steps, or set system.stream=false."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dynamic_sampling_launches_whole_rounds(self) -> Self:
+        system, num_samples = self.system, self.rollout.num_responses
+        if not system.dynamic_sampling:
+            return self
+        if system.batching == "tail":
+            num_samples = scale_up(num_samples, exact(system.eta_responses))
+            if system.reward == "batch":
+                raise ValueError(
+                    "system.dynamic_sampling=true with system.batching=tail and system.reward=batch.\n"
+                    "A race of responses is over before the first reward says which prompts count.\n"
+                    "Choose system.reward=async or scheduled, or system.batching=plain."
+                )
+            if system.max_launch_factor < system.eta_prompts:
+                raise ValueError(
+                    f"system.max_launch_factor={system.max_launch_factor:g} with system.eta_prompts="
+                    f"{system.eta_prompts:g}.\n"
+                    "A short round launches eta_prompts times what it needs before anything is dropped.\n"
+                    "Raise system.max_launch_factor."
+                )
+        if system.max_active_requests is not None and system.max_active_requests < num_samples:
+            raise ValueError(
+                f"system.max_active_requests={system.max_active_requests}.\n"
+                f"It is at least {num_samples}: all responses of a prompt are launched at once.\n"
+                "Raise system.max_active_requests."
             )
         return self
 

@@ -70,7 +70,7 @@ class BatchingMachine(Protocol):
 
     def __init__(self, settings: SchedulerSettings) -> None: ...
 
-    def handle(self, event: BatchingEvent, now: float) -> tuple[Decision, ...]:
+    def handle(self, event: BatchingEvent) -> tuple[Decision, ...]:
         """Take in one fact.
 
         Raises:

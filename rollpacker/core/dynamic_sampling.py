@@ -55,106 +55,54 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Self, assert_never
+from typing import Any, ClassVar
 
-from rollpacker.core.batching import BatchingEvent, Decision, StopRequests
-from rollpacker.core.commands import DropPrompt, EndRound, EndRun, GiveUp, RoundKind, ScoreResponse
-from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
-from rollpacker.core.events import (
-    PromptsDrawn,
-    ResponseAborted,
-    ResponseEvicted,
-    ResponseFinished,
-    RewardComputed,
-    StepStarted,
-)
-from rollpacker.core.ids import Domain, RequestId
-from rollpacker.core.quotas import apportion, scale_up, with_speculation
-from rollpacker.core.round import Group, Outcome, RoundLedger
+from rollpacker.core.batching import Decision, StopRequests
+from rollpacker.core.commands import DropPrompt, EndRun, GiveUp, RoundKind
+from rollpacker.core.errors import InvariantViolated
+from rollpacker.core.ids import Domain
+from rollpacker.core.quotas import apportion, with_speculation
+from rollpacker.core.race import Race
+from rollpacker.core.round import Group, Outcome
 from rollpacker.core.settings import SchedulerSettings
-from rollpacker.core.supply import DrawnPrompt, PromptSupply
+from rollpacker.core.supply import DrawnPrompt
 
 
-class DynamicSampling:
+class DynamicSampling(Race):
     """Packs prompts whose rewards differ into rounds of either batching."""
 
+    _GROWS: ClassVar[bool] = True
+
     def __init__(self, settings: SchedulerSettings) -> None:
+        super().__init__(settings)
         assert settings.dynamic_sampling is not None
         domain_weights = dict(settings.domain_weights)
-        self._settings = settings
         self._domains = tuple(domain_weights)
         """In the order that breaks ties."""
         self._is_tail = settings.batching == "tail"
         self._max_active_requests = settings.dynamic_sampling.max_active_requests
+        self._is_room_scarce = self._max_active_requests is not None
         self._max_launched = math.floor(settings.dynamic_sampling.max_launch_factor * settings.num_prompts)
         self._quotas = apportion(settings.num_prompts, domain_weights)
-        self._supply = PromptSupply(domain_weights)
-        self._ledger = RoundLedger(grows=True)
-        self._long_queue: list[DrawnPrompt] = []
-        """Deferred prompts of all domains, first in, first out."""
         self._kind = RoundKind.PLAIN
         """Of the open round, or the last one."""
         self._surplus: dict[Domain, int] = {}
         """Of the open round: how many more prompts race than there are places, while there are any."""
-        self._is_preparing = False
-        """True from StepStarted until the round is open."""
-        self._is_scoring = False
-        """Without `overlap_rewards`, True while the placed groups are scored."""
-
-    def handle(self, event: BatchingEvent, now: float) -> tuple[Decision, ...]:  # noqa: ARG002 - needs no time
-        """Take in one fact; see `BatchingMachine`."""
-        match event:
-            case ResponseFinished():
-                return self._count_finish(event)
-            case RewardComputed():
-                return self._count_reward(event)
-            case ResponseAborted() | ResponseEvicted():
-                self._ledger.launched_group(event.request)
-                return ()
-            case StepStarted():
-                self._ledger.expect(event, is_drawing=self._is_preparing)
-                self._is_preparing = True
-                return self._prepare_round()
-            case PromptsDrawn():
-                return self._receive(event)
-            case _:
-                assert_never(event)
-
-    def _receive(self, event: PromptsDrawn) -> tuple[Decision, ...]:
-        in_round = [DrawnPrompt(group.prompt, group.domain) for group in self._ledger.groups.values()]
-        self._supply.receive(event, known=[*self._long_queue, *in_round])
-        if self._is_preparing:
-            return self._prepare_round()
-        return tuple(self._go_on()) if self._ledger.is_open else ()
 
     # A round begins
 
     def _prepare_round(self) -> tuple[Decision, ...]:
-        """Begin a round, or ask for a first prompt, or end the run."""
-        if self._supply.is_waiting:
-            return ()
+        """Begin a round with whatever prompt is at hand, or ask for a first one, or end the run."""
         kind = self.next_kind()
         is_at_hand = bool(self._supply.num_drawn()) or (kind is RoundKind.LONG and bool(self._long_queue))
         if not is_at_hand:
             weights = self._supply.open_weights
             places, surplus = self._shape_of(kind)
             wanted = {domain: places[domain] + surplus.get(domain, 0) for domain in weights}
-            draws = self._supply.ask(_fit(wanted, self._num_launchable(kind)))
-            self._is_preparing = bool(draws)
-            return draws or (EndRun(),)
-        self._is_preparing = False
-        return self._begin_round(kind)
-
-    def _begin_round(self, kind: RoundKind) -> tuple[Decision, ...]:
+            return self._supply.ask(_fit(wanted, self._num_launchable(kind))) or (EndRun(),)
         places, self._surplus = self._shape_of(kind)
         self._kind = kind
-        opening = self._ledger.open(
-            kind,
-            places,
-            num_prompts=sum(places.values()) + sum(self._surplus.values()),
-            num_launched=self._num_samples(kind),
-            num_needed=self._settings.num_responses,
-        )
+        opening = self._open(kind, places, num_prompts=sum(places.values()) + sum(self._surplus.values()))
         return opening, *self._go_on()
 
     def _shape_of(self, kind: RoundKind) -> tuple[dict[Domain, int], dict[Domain, int]]:
@@ -176,13 +124,7 @@ class DynamicSampling:
                 places[domain] += num_places
         return dict(places), {}
 
-    def _num_samples(self, kind: RoundKind) -> int:
-        """Responses per prompt."""
-        num_responses = self._settings.num_responses
-        return scale_up(num_responses, self._settings.eta_responses) if kind is RoundKind.SHORT else num_responses
-
     def next_kind(self) -> RoundKind:
-        """Tell what the next round will be; see `BatchingMachine`."""
         if not self._is_tail:
             return RoundKind.PLAIN
         is_long = len(self._long_queue) >= self._settings.num_prompts or self._supply.has_ended_domain
@@ -190,78 +132,13 @@ class DynamicSampling:
 
     # A round goes on
 
-    def _count_finish(self, event: ResponseFinished) -> tuple[Decision, ...]:
-        """Have the response scored, or, without overlap, the whole batch when all its places are taken."""
-        ledger = self._ledger
-        if not ledger.finish(event):
-            return ()
-        scoring: list[Decision] = []
-        if self._settings.overlap_rewards:
-            scoring.append(ScoreResponse(request=event.request))
-        else:
-            group = ledger.groups[event.request.prompt]
-            if group.num_finished == ledger.num_responses:
-                ledger.place(group)
-        # where nothing was placed and no room is scarce, a finish makes no vacancy and fills none
-        makes_room = self._max_active_requests is not None or not scoring
-        return *scoring, *(self._go_on() if makes_room else ())
-
-    def _count_reward(self, event: RewardComputed) -> tuple[Decision, ...]:
-        """Accept or drop the group that this reward completes."""
-        ledger = self._ledger
-        group = ledger.launched_group(event.request)
-        if group and group.is_undecided and not (self._settings.overlap_rewards or self._is_scoring):
-            raise ImpossibleEvent(
-                f"{event.request} was scored while places of round {ledger.round} are open.",
-                "Without overlap_rewards a batch is scored when all its places are taken.",
-            )
-        group = ledger.score(event)
-        if group is None or group.num_scored < ledger.num_responses:
-            return ()
-        decisions = self._accept(group) if group.has_variance else self._drop(group)
-        self._is_scoring = self._is_scoring and bool(ledger.num_placed)
-        return *decisions, *self._go_on()
-
-    def _accept(self, group: Group) -> list[Decision]:
-        """Take a group into the batch; defer whom it shuts out, and stop what still runs of both."""
-        ledger = self._ledger
-        stopped: list[RequestId] = []
-        if group.outcome is Outcome.RACING:
-            stopped = ledger.place(group)
-            if not ledger.places[group.domain]:
-                losers, of_losers = ledger.shut_out(group.domain)
-                stopped += of_losers
-                self._long_queue += losers
-        stopping = [StopRequests(requests=tuple(stopped))] if stopped else []
-        return [ledger.accept(group), *stopping]
-
-    def _drop(self, group: Group) -> list[Decision]:
-        """Leave a prompt for good, and stop what still runs of it."""
+    def _decide(self, group: Group) -> list[Decision]:
+        """Accept a group whose rewards differ; leave any other prompt for good, and stop what still runs of it."""
+        if group.has_variance:
+            return super()._decide(group)
         stopped = self._ledger.drop(group)
         dropping = DropPrompt(round=self._ledger.round, prompt=group.prompt)
         return [dropping, StopRequests(requests=tuple(stopped))] if stopped else [dropping]
-
-    def _go_on(self) -> list[Decision]:
-        """Fill what is vacant, and order what follows when nothing is."""
-        ledger = self._ledger
-        if self._is_scoring:
-            return []
-        decisions = self._fill()
-        if not self._settings.overlap_rewards and ledger.num_placed and ledger.is_full:
-            self._is_scoring = True
-            decisions += [ScoreResponse(request=request) for request in ledger.finished_requests()]
-        if ledger.is_complete:
-            decisions.append(self._end_round())
-        return decisions
-
-    def _end_round(self) -> EndRound | EndRun:
-        ledger = self._ledger
-        if not any(group.outcome is Outcome.ACCEPTED for group in ledger.groups.values()):
-            ledger.cancel()
-            return EndRun()
-        return EndRound(round=ledger.round, prompts=ledger.close(), long_queue_length=len(self._long_queue))
-
-    # Vacancies
 
     def _fill(self) -> list[Decision]:
         """Launch prompts where places are vacant and there is room, ask for what lacks, and close what nobody fills."""
@@ -383,22 +260,11 @@ class DynamicSampling:
             )
         ]
 
-    # Views, self-check and snapshot
-
-    def running_requests(self) -> list[RequestId]:
-        """List what was started and has neither finished nor been stopped."""
-        return list(self._ledger.running_requests())
+    # Self-check and snapshot
 
     def check(self) -> None:
-        """Re-derive the machine's invariants from scratch.
-
-        Raises:
-            InvariantViolated: The state contradicts itself.
-        """
-        self._supply.check()
-        self._ledger.check()
+        super().check()
         ledger = self._ledger
-        ledger.check_deferred(self._long_queue)
         for group in ledger.groups.values():
             if group.outcome is (Outcome.DROPPED if group.has_variance else Outcome.ACCEPTED):
                 raise InvariantViolated(f"{group.prompt} is {group.outcome.value}, has_variance={group.has_variance}.")
@@ -406,37 +272,18 @@ class DynamicSampling:
             raise InvariantViolated(f"{ledger.num_running} requests are in flight, of {self._max_active_requests}.")
         if len(ledger.groups) > self._max_launched:
             raise InvariantViolated(f"Round {ledger.round} launched {len(ledger.groups)} of {self._max_launched}.")
-        if self._is_preparing and ledger.is_open:
-            raise InvariantViolated(f"A round is prepared while round {ledger.round} is open.")
         racing = self._num_racing()
         for domain, count in racing.items():
             if count > ledger.places[domain] + self._surplus.get(domain, 0):
                 raise InvariantViolated(f"{count} prompts of {domain!r} race for {ledger.places[domain]} places.")
 
     def snapshot(self) -> dict[str, Any]:
-        """Give the whole state as JSON data that shares nothing with the machine."""
-        return {
-            "supply": self._supply.snapshot(),
-            "ledger": self._ledger.snapshot(),
-            "long_queue": [drawn.to_plain() for drawn in self._long_queue],
-            "kind": self._kind.value,
-            "surplus": dict(self._surplus),
-            "is_preparing": self._is_preparing,
-            "is_scoring": self._is_scoring,
-        }
+        return super().snapshot() | {"kind": self._kind.value, "surplus": dict(self._surplus)}
 
-    @classmethod
-    def restore(cls, settings: SchedulerSettings, snapshot: dict[str, Any]) -> Self:
-        """Rebuild the machine that gave the snapshot."""
-        machine = cls(settings)
-        machine._supply = PromptSupply.restore(dict(settings.domain_weights), snapshot["supply"])
-        machine._ledger = RoundLedger.restore(snapshot["ledger"], grows=True)
-        machine._long_queue = [DrawnPrompt.from_plain(plain) for plain in snapshot["long_queue"]]
-        machine._kind = RoundKind(snapshot["kind"])
-        machine._surplus = {Domain(domain): count for domain, count in snapshot["surplus"].items()}
-        machine._is_preparing = snapshot["is_preparing"]
-        machine._is_scoring = snapshot["is_scoring"]
-        return machine
+    def _load(self, snapshot: dict[str, Any]) -> None:
+        super()._load(snapshot)
+        self._kind = RoundKind(snapshot["kind"])
+        self._surplus = {Domain(domain): count for domain, count in snapshot["surplus"].items()}
 
 
 def _fit(wanted: Mapping[Domain, int], room: int) -> dict[Domain, int]:

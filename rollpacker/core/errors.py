@@ -9,9 +9,13 @@
     ├── WorldError        exit 1   the world's failure
     │   ├── DeadlineExceeded       something did not answer in time
     │   ├── EngineFailed           an engine, trainer or reward process died or raised
+    │   │   └── EngineRaised       it raised: the same work may fail again on another one
+    │   ├── RepeatedFailure        engines fail alike, one after the other, with the same weights
+    │   ├── PolicyDiverged         the loss, a gradient or a weight is no finite number
     │   ├── WeightSyncFailed       an engine holds other weights than the trainer sent
     │   └── StorageFailed          a file could not be written (disk full, quota, permission)
     ├── Departed          exit 75  the run left its machines in good order: a checkpoint says where to go on
+    ├── Interrupted       exit 128 + the signal: Ctrl-C (130), SIGTERM (143) or SIGHUP (129) ended the run
     └── InternalError     exit 70  our bug: please report it with the event log
         ├── ImpossibleEvent        a machine was told something that cannot have happened
         ├── InvariantViolated      a machine's state contradicts itself
@@ -24,7 +28,7 @@ Errors cross process boundaries, so each one pickles: its constructor arguments 
 from __future__ import annotations
 
 EXIT_INTERRUPTED = 130
-"""Of Ctrl-C, which is no error of ours: 128 + SIGINT, as shells report it."""
+"""Of Ctrl-C where no run hears it: 128 + SIGINT, as shells report it."""
 
 
 class RollpackerError(Exception):
@@ -74,6 +78,18 @@ class EngineFailed(WorldError):
     pass
 
 
+class EngineRaised(EngineFailed):
+    pass
+
+
+class RepeatedFailure(WorldError):
+    pass
+
+
+class PolicyDiverged(WorldError):
+    pass
+
+
 class WeightSyncFailed(WorldError):
     pass
 
@@ -85,6 +101,14 @@ class StorageFailed(WorldError):
 class Departed(RollpackerError):
     exit_code = 75
     """EX_TEMPFAIL of sysexits.h: try again."""
+
+
+class Interrupted(RollpackerError):
+    def __init__(self, problem: str, allowed: str = "", remedy: str = "", number: int = 2) -> None:
+        """`number` is the signal's; 2 is SIGINT."""
+        super().__init__(problem, allowed, remedy)
+        self.args = (problem, allowed, remedy, number)
+        self.exit_code = 128 + number
 
 
 class InternalError(RollpackerError):

@@ -15,8 +15,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
 _STRIDE = 0.618
 """Responses are played in steps of this share of their number, so that long ones lie among short ones."""
@@ -41,23 +40,18 @@ class DegreeCosts:
     prefill_s: float
     """Seconds for each token that is computed before a sequence decodes, or decodes again."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Turn into JSON data."""
-        return asdict(self) | {"batch_sizes": list(self.batch_sizes), "pass_s": list(self.pass_s)}
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """Undo `to_plain`."""
-        return cls(**{**plain, "batch_sizes": tuple(plain["batch_sizes"]), "pass_s": tuple(plain["pass_s"])})
-
     def decode_s(self, num_seqs: int) -> float:
-        """A pass of any batch size: straight lines between those that are known, and the last one's slope beyond."""
-        sizes, seconds = self.batch_sizes, self.pass_s
-        if num_seqs <= sizes[0] or len(sizes) == 1:
-            return seconds[0]
-        index = min(bisect.bisect_left(sizes, num_seqs), len(sizes) - 1)
-        slope = (seconds[index] - seconds[index - 1]) / (sizes[index] - sizes[index - 1])
-        return seconds[index - 1] + slope * (num_seqs - sizes[index - 1])
+        """A pass of any batch size."""
+        return interpolated(num_seqs, self.batch_sizes, self.pass_s)
+
+
+def interpolated(size: float, sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Draw straight lines between ascending sizes that are known: the first value before, the last slope beyond."""
+    if size <= sizes[0] or len(sizes) == 1:
+        return seconds[0]
+    index = min(bisect.bisect_left(sizes, size), len(sizes) - 1)
+    slope = (seconds[index] - seconds[index - 1]) / (sizes[index] - sizes[index - 1])
+    return seconds[index - 1] + slope * (size - sizes[index - 1])
 
 
 def fastest_degree(costs: Sequence[DegreeCosts], lengths_tokens: Sequence[int], prompt_tokens: int) -> int:

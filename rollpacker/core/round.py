@@ -2,7 +2,7 @@
 
 It keeps the books and judges facts; it makes no policy. Both batching machines stand on it. A round goes
 
-    closed ──expect(StepStarted)──> closed, step known ──begin──> open ──close──> closed
+    closed ──expect(StepStarted)──> closed, step known ──open──> open ──close──> closed
 
 and within an open round
 
@@ -154,19 +154,6 @@ class RoundLedger:
             )
         self.policy_version = event.policy_version
 
-    def begin(
-        self,
-        kind: RoundKind,
-        prompts: Sequence[DrawnPrompt],
-        places: Mapping[Domain, int],
-        *,
-        num_launched: int,
-        num_needed: int,
-    ) -> tuple[BeginRound, StartRequests]:
-        """Open the next round with all its prompts; the arguments are those of `open` and `add`."""
-        opening = self.open(kind, places, num_prompts=len(prompts), num_launched=num_launched, num_needed=num_needed)
-        return opening, self.add(prompts, num_launched=num_launched)
-
     def open(
         self, kind: RoundKind, places: Mapping[Domain, int], *, num_prompts: int, num_launched: int, num_needed: int
     ) -> BeginRound:
@@ -273,6 +260,11 @@ class RoundLedger:
         if group is None or not 0 <= request.sample < len(group.samples):
             raise ImpossibleEvent(f"{request} was never launched.", f"Round {self.round} launched others.")
         return group
+
+    def is_unscored(self, request: RequestId) -> bool:
+        """Tell whether a request of the open round has no reward yet; it was made, or this raises as above."""
+        group = self.launched_group(request)
+        return group is not None and group.samples[request.sample] != SCORED
 
     # Decisions
 

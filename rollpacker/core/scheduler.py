@@ -70,7 +70,7 @@ from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.stream_scaling import StreamScaling
 from rollpacker.core.tail_batching import TailBatching
 
-SNAPSHOT_FORMAT: Final = 3
+SNAPSHOT_FORMAT: Final = 4
 """Raised by one whenever a machine's snapshot changes its meaning."""
 
 _BATCHING: Final[dict[str, type[BatchingMachine]]] = {
@@ -97,7 +97,7 @@ class Scheduler:
         self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
         self._stream = StreamScaling(settings.stream) if settings.stream else None
 
-    def handle(self, event: Event, now: float) -> tuple[Command, ...]:
+    def handle(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: ARG002 - no machine has a deadline
         """Take in one fact and give the orders that follow from it.
 
         Args:
@@ -109,9 +109,9 @@ class Scheduler:
         """
         match event:
             case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
-                return self._follow_request(event, now)
+                return self._follow_request(event)
             case StepStarted() | PromptsDrawn() | RoundMeasured():
-                return self._prepare_round(event, now)
+                return self._prepare_round(event)
             case EngineJoined() | EngineLost() | EngineRetired():
                 return self._change_fleet(event)
             case ProgressMeasured():
@@ -122,37 +122,37 @@ class Scheduler:
     # The life of a request
 
     def _follow_request(
-        self, event: ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed, now: float
+        self, event: ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed
     ) -> tuple[Command, ...]:
         match event:
             case ResponseFinished():
-                return self._finish(event, now)
+                return self._finish(event)
             case RewardComputed():
-                return self._reward(event, now)
+                return self._reward(event)
             case ResponseEvicted():
-                self._batching.handle(event, now)  # for the batching it runs on
+                self._batching.handle(event)  # for the batching it runs on
                 return tuple(self._router.move(event.request, event.engine))
             case ResponseAborted():
                 self._check_abort(event)
-                return self._carry_out(self._batching.handle(event, now))
+                return self._carry_out(self._batching.handle(event))
             case _:
                 assert_never(event)
 
-    def _finish(self, event: ResponseFinished, now: float) -> tuple[Command, ...]:
+    def _finish(self, event: ResponseFinished) -> tuple[Command, ...]:
         """Count a finish; it may be one that makes a measurement due."""
         if self._router.has_moved(event.request, event.engine):
             return ()
-        decisions = self._batching.handle(event, now)
+        decisions = self._batching.handle(event)
         is_news = self._router.finish(event.request)
         commands = self._carry_out(decisions)
         if is_news and self._stream:
             commands += self._stream.count_finish(event.num_tokens)
         return commands
 
-    def _reward(self, event: RewardComputed, now: float) -> tuple[Command, ...]:
+    def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
         if self._budget:
             self._budget.judge(event)
-        decisions = self._batching.handle(event, now)
+        decisions = self._batching.handle(event)
         if self._budget:
             self._budget.learn(event)
         return self._carry_out(decisions)
@@ -165,25 +165,25 @@ class Scheduler:
 
     # Steps and engines
 
-    def _prepare_round(self, event: StepStarted | PromptsDrawn | RoundMeasured, now: float) -> tuple[Command, ...]:
+    def _prepare_round(self, event: StepStarted | PromptsDrawn | RoundMeasured) -> tuple[Command, ...]:
         match event:
             case StepStarted():
-                return self._start_step(event, now)
+                return self._start_step(event)
             case PromptsDrawn():
-                return self._carry_out(self._batching.handle(event, now))
+                return self._carry_out(self._batching.handle(event))
             case RoundMeasured():
                 return self._plan(event)
             case _:
                 assert_never(event)
 
-    def _start_step(self, event: StepStarted, now: float) -> tuple[Command, ...]:
+    def _start_step(self, event: StepStarted) -> tuple[Command, ...]:
         """Begin a step with all engines: the trainer has given back what was lent."""
         if self._router.is_changing:
             raise ImpossibleEvent(
                 f"Step {event.step} started before the engines had changed.",
                 "Every engine that was there at UseParallelism retires first.",
             )
-        decisions = self._batching.handle(event, now)
+        decisions = self._batching.handle(event)
         self._router.take_back()
         if self._planner:
             self._planner.start_step()

@@ -5,20 +5,23 @@ It looks without loading a tokenizer, so that `rollpacker check` can say in a mo
 
 from __future__ import annotations
 
-import json
+import re
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.data.json_files import read_object
+from rollpacker.paths import read_text, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from rollpacker.config.sections.data import DataSection
+    from rollpacker.core.errors import UserError
     from rollpacker.protocols.rollout import Prompt
 
-_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-"""As transformers saves them; older models have the template in tokenizer_config.json."""
+_GENERATION_TAG = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
+"""A tag of transformers' own, around what an assistant has written."""
 
 JOINING_TEMPLATE = r"{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
 """What a message suggests to people whose model has none: the contents, one per line."""
@@ -28,13 +31,13 @@ def read_chat_template(path: Path) -> str:
     """Read the file that `data.chat_template` names.
 
     Raises:
-        ConfigError: It cannot be read, or is blank.
+        ConfigError: It cannot be read, is blank, or is no Jinja.
     """
     try:
-        template = path.read_text(encoding="utf-8")
+        template = read_text(path)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"data.chat_template={path} cannot be read: {error}.",
+            f"data.chat_template={path} cannot be read: {reason_of(error)}.",
             "It names a text file in UTF-8 that holds a Jinja template.",
             "Correct the path, or leave it out for the tokenizer's own template.",
         ) from error
@@ -44,18 +47,58 @@ def read_chat_template(path: Path) -> str:
             "It holds a Jinja template over `messages` and `add_generation_prompt`.",
             "Write one, or leave it out for the tokenizer's own template.",
         )
+    check_template(f"data.chat_template={path}", template, ConfigError)
     return template
 
 
 def has_chat_template(model_path: Path) -> bool:
     """Look whether a model directory brings a template."""
-    if any((model_path / name).is_file() for name in _TEMPLATE_FILES):
-        return True
+    return any(True for _ in model_templates(model_path))
+
+
+def model_templates(model_path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield each template that a model directory brings, and the file that has it.
+
+    Raises:
+        ModelError: Such a file cannot be read, or gives something else.
+    """
+    if (file := model_path / "chat_template.jinja").is_file():
+        try:
+            yield file, read_text(file)
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"{file} cannot be read: {reason_of(error)}",
+                "It holds a Jinja template in UTF-8",
+                "Download the file again",
+            ) from error
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        own = read_object(file).get("chat_template") if (file := model_path / name).is_file() else None
+        # Older models with several templates have a list of them, each with its name.
+        for template in own if isinstance(own, list) else [] if own is None else [{"template": own}]:
+            text = template.get("template") if isinstance(template, dict) else None
+            if not isinstance(text, str):
+                raise ModelError(
+                    f"{file} gives {str(template)[:50]} as a chat_template",
+                    "Allowed: a Jinja template, or a list of objects with `name` and `template`",
+                    "Correct the file",
+                )
+            yield file, text
+
+
+def check_template(source: object, template: str, mistake: type[UserError] = ModelError) -> None:
+    """Refuse a template that is no Jinja as transformers reads it, with an error of the given class."""
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     try:
-        settings = json.loads((model_path / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
-        return False  # loading the tokenizer says what is wrong with it
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+        environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+        environment.parse(_GENERATION_TAG.sub("", template))
+    except TemplateSyntaxError as error:
+        raise mistake(
+            f"{source} holds a chat template that is no Jinja: line {error.lineno}: {error.message}.",
+            "It is a template that transformers can apply.",
+            "Correct it, or name another one by data.chat_template.",
+        ) from error
 
 
 def is_chat(prompt: Prompt, section: DataSection) -> bool:

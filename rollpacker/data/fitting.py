@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rollpacker.core.errors import DataError
 from rollpacker.protocols.rollout import TokenizedPrompt
 
@@ -35,15 +37,23 @@ class FittingPrompts:
     """By key, in the order of the file."""
     num_dropped: Mapping[Domain, int]
     num_shortened: Mapping[Domain, int]
+    unknown: Sequence[str]
+    """Keys of prompts with text that the tokenizer does not know."""
 
     def notes(self, section: DataSection) -> list[str]:
-        """What a person should know; nothing when every prompt fits."""
-        return [
+        """What a person should know; nothing when every prompt fits and is known."""
+        notes = [
             f"{verb} {sum(counts.values())} prompts of more than data.max_prompt_tokens={section.max_prompt_tokens} "
             f"tokens ({', '.join(f'{domain} {count}' for domain, count in counts.items())})."
             for verb, counts in (("Dropped", self.num_dropped), ("Shortened", self.num_shortened))
             if counts
         ]
+        if self.unknown:
+            notes.append(
+                f"{len(self.unknown)} of {len(self.prompts)} prompts hold text that the model's tokenizer does not "
+                f"know, such as {self.unknown[0]!r}: the policy sees its unknown token there."
+            )
+        return notes
 
 
 def fit_prompts(prompts: Sequence[Prompt], tokenizer: PromptTokenizer, section: DataSection) -> FittingPrompts:
@@ -75,10 +85,12 @@ def fit_prompts(prompts: Sequence[Prompt], tokenizer: PromptTokenizer, section: 
             if short:
                 kept[prompt.key] = short
     _check_domains(prompts, kept, token_ids, limit)
+    unknown = list(tokenizer.unknown_token_ids)
     return FittingPrompts(
         prompts={prompt.key: kept[prompt.key] for prompt in prompts if prompt.key in kept},
         num_dropped=Counter(prompt.domain for prompt in too_long if prompt.key not in kept),
         num_shortened=Counter(prompt.domain for prompt in too_long if prompt.key in kept),
+        unknown=[key for key, each in kept.items() if np.isin(each.token_ids, unknown).any()] if unknown else [],
     )
 
 

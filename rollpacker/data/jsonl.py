@@ -12,17 +12,25 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
+from rollpacker.paths import special_kind
 from rollpacker.protocols.references import FileLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+MAX_LINE_BYTES = 64 << 20
+"""Of one line, which is held as a whole: the largest test cases of public sets take a few MB."""
+MAX_NAME_CHARS = 1_000
+"""Of an id or a domain: a path or a hash fits, and they are held and written many times."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_SHOWN_CHARS = 60
 """How much of a wrong value a message repeats."""
 
@@ -42,12 +50,22 @@ class JsonLine:
         """Take the field `id`: a non-empty string, or a number, which becomes a string."""
         value = self.require("id")
         if isinstance(value, str) and value.strip():
+            self.refuse_unprintable("id", value)
             return value
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return str(value)
         raise self.error(
             f"`id` is {shown(value)}", "Allowed: a non-empty string or a number", "Give every line an id of its own"
         )
+
+    def refuse_unprintable(self, name: str, value: str) -> None:
+        """Refuse a name that every table, message and figure about the prompt could not show."""
+        if len(value) > MAX_NAME_CHARS or _CONTROL.search(value):
+            raise self.error(
+                f"`{name}` is {shown(value)}, of {len(value):,} characters",
+                f"Allowed: {MAX_NAME_CHARS:,} characters, none of them a line break or another control character",
+                f"Shorten `{name}`, or take out what cannot be printed",
+            )
 
     def require(self, name: str) -> object:
         """Take a field that every line must have."""
@@ -91,7 +109,13 @@ def read_json_lines(path: Path, *, kind: str) -> Iterator[JsonLine]:
     """Yield the lines of a file. `kind` names the file in messages, such as `prompt file`."""
     offset_bytes, is_empty = 0, True
     with _reading(path, kind), path.open("rb") as file:
-        for number, raw_line in enumerate(file, start=1):
+        for number, raw_line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            if len(raw_line) > MAX_LINE_BYTES:
+                raise DataError(
+                    f"{path}, line {number}: the line is longer than {MAX_LINE_BYTES >> 20} MB",
+                    "Allowed: one JSON object per line",
+                    "Rewrite the file with a line break after each object",
+                )
             content = raw_line.removeprefix(codecs.BOM_UTF8) if number == 1 else raw_line
             raw = content.removesuffix(b"\n")
             if raw and not raw.isspace():
@@ -140,6 +164,12 @@ def _digest(raw: bytes) -> bytes:
 
 @contextmanager
 def _reading(path: Path, kind: str) -> Iterator[None]:
+    if kind_of_path := special_kind(path):
+        raise DataError(
+            f"The {kind} {path} is {kind_of_path}",
+            "Allowed: a JSONL file on a disk, since it is read again later",
+            "Write its lines into a file, and name that",
+        )
     try:
         yield
     except FileNotFoundError:

@@ -106,7 +106,7 @@ class PromptOrder:
         raise CheckpointError(
             f"The checkpoint's position of domain {domain!r} is {saved}",
             f"Allowed: [epoch, position] with a position from 0 to {num_keys - 1}",
-            "The checkpoint is damaged: resume from an older one",
+            "The checkpoint is damaged: move its folder away, and run.resume=auto goes on from the one before it",
         )
 
 

@@ -14,6 +14,7 @@ are ignored. Test cases are judged here and not kept: the prompt holds where its
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def _read_prompt(line: JsonLine, default_domain: str | None) -> Prompt:
     key = line.identifier()
     has_domain = default_domain is None or is_filled(line.fields.get("domain"))
     domain = _read_text(line, "domain") if has_domain else str(default_domain)
+    line.refuse_unprintable("domain", domain)
     text = None
     if "messages" in line.fields:
         messages = _read_messages(line)
@@ -120,11 +122,11 @@ def _read_ground_truth(line: JsonLine) -> str:
     value = line.require("ground_truth")
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
     raise line.error(
         f"`ground_truth` is {shown(value)}",
-        "Allowed: a string or a number; test cases belong in `test_cases`, what a judge is told in `rubric`",
+        "Allowed: a string or a finite number; test cases belong in `test_cases`, what a judge is told in `rubric`",
         "Write the answer as text",
     )
 

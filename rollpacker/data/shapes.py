@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.sections.model import ShapeSection
 from rollpacker.core.errors import ModelError
+from rollpacker.paths import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +80,7 @@ def transformer_of(model: ModelSection) -> Transformer:
 def _read_shape(folder: Path) -> ShapeSection:
     file = folder / "config.json"
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(read_text(file))
         sizes = content.get("text_config", content)
         num_heads = sizes["num_attention_heads"]
         return ShapeSection(
@@ -92,7 +93,7 @@ def _read_shape(folder: Path) -> ShapeSection:
             vocab_size=sizes["vocab_size"],
             has_tied_embeddings=bool(sizes.get("tie_word_embeddings", False)),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"{file} does not give the sizes of a transformer: {error!r}.",
             "Read are num_hidden_layers, hidden_size, num_attention_heads, intermediate_size and vocab_size.",

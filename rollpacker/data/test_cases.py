@@ -7,11 +7,13 @@ A line of the prompt file has one of these fields, as JSON or as a string that h
   Calls need the field `entry_point`, the function's name. A case may have `time_limit_s` and `memory_limit_mb`; so may
   the line, for all of its cases.
 * `input_output` of APPS and TACO: `{"inputs": [...], "outputs": [...], "fn_name": "..."}`; without `fn_name` the cases
-  are of style `stdin`. Some of their outputs stand in a list of their own, so both readings are accepted.
+  are of style `stdin`. Some rows have each output in a list of its own: where all of a row's are lists of one element,
+  the element is accepted too.
 * `public_test_cases` of LiveCodeBench: `{"input", "output", "testtype"}`, the function's name in `metadata`; these
   objects are legal in `test_cases` too. Its `private_test_cases` are compressed pickles, which are never opened here:
   unpack them into `test_cases` first.
-* `test_list` of MBPP (texts of Python) and `test` of KodCode (a file for pytest), which are style `function`.
+* `test_list` of MBPP (texts of Python, after its `test_setup_code` or `test_imports`), and `test` of KodCode (a file
+  for pytest) or of HumanEval (with `entry_point`), which are style `function`. `python_tests` says how they are read.
 
 Invariant: a `CodeReference` names a line that was read once and found right, and `load_test_cases` gives the very same
 cases from it, or an error when the file was changed since.
@@ -19,6 +21,7 @@ cases from it, or an error when the file was changed since.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import math
@@ -26,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.data.jsonl import read_line_again, shown
+from rollpacker.data.python_tests import read_tests
 from rollpacker.protocols.references import AssertCase, CallCase, CaseLimits, CodeReference, CodeStyle, StdinCase
 
 if TYPE_CHECKING:
@@ -57,7 +61,13 @@ def read_code_reference(line: JsonLine) -> CodeReference:
         DataError: A case is wrong, or two fields hold cases.
     """
     suite = _read_suite(line)
-    return CodeReference(style=suite.style, entry_point=suite.entry_point, num_cases=len(suite.cases), line=line.line)
+    return CodeReference(
+        style=suite.style,
+        entry_point=suite.entry_point,
+        num_cases=len(suite.cases),
+        packages=suite.packages,
+        line=line.line,
+    )
 
 
 def load_test_cases(reference: CodeReference) -> tuple[TestCase, ...]:
@@ -76,6 +86,7 @@ class _Suite:
     style: CodeStyle
     entry_point: str | None
     cases: tuple[TestCase, ...]
+    packages: tuple[str, ...]
 
 
 def _read_suite(line: JsonLine) -> _Suite:
@@ -109,7 +120,22 @@ def _read_suite(line: JsonLine) -> _Suite:
             "Allowed: the field `entry_point` with its name",
             "Add `entry_point`",
         )
-    return _Suite(style=_common_style(line, field, cases), entry_point=entry_point, cases=tuple(cases))
+    style = _common_style(line, field, cases)
+    packages: tuple[str, ...] = ()
+    if texts := [
+        (_place(field, index), case.source) for index, case in enumerate(cases) if isinstance(case, AssertCase)
+    ]:
+        tests = read_tests(line, texts, entry_point)
+        packages = tests.packages
+        sources = iter(tests.sources)
+        cases = [
+            dataclasses.replace(case, source=next(sources)) if isinstance(case, AssertCase) else case for case in cases
+        ]
+    return _Suite(style=style, entry_point=entry_point, cases=tuple(cases), packages=packages)
+
+
+def _place(field: str, index: int) -> str:
+    return field if field == "test" else f"{field}[{index}]"
 
 
 def _common_style(line: JsonLine, field: str, cases: Sequence[TestCase]) -> CodeStyle:
@@ -126,12 +152,26 @@ def _common_style(line: JsonLine, field: str, cases: Sequence[TestCase]) -> Code
 def _listed_cases(line: JsonLine, field: str, value: object) -> list[TestCase]:
     if not isinstance(value, list):
         raise line.error(f"`{field}` is {shown(value)}", "Allowed: a list of test cases", "Write it in square brackets")
-    return [_listed_case(line, f"{field}[{index}]", case) for index, case in enumerate(value)]
+    setup = _setup(line) if field == "test_list" else ""
+    return [_listed_case(line, f"{field}[{index}]", case, setup) for index, case in enumerate(value)]
 
 
-def _listed_case(line: JsonLine, where: str, case: object) -> TestCase:
+def _setup(line: JsonLine) -> str:
+    """Give what MBPP runs before each of its tests."""
+    imports = _parsed(line, "test_imports") or []
+    if not isinstance(imports, list):
+        raise line.error(
+            f"`test_imports` is {shown(imports)}", "Allowed: a list of texts", "Put it into square brackets"
+        )
+    lines = [_string(line, f"test_imports[{index}]", each) for index, each in enumerate(imports)]
+    if is_filled(code := line.fields.get("test_setup_code")):
+        lines.append(_string(line, "test_setup_code", code))
+    return "".join(f"{text}\n" for text in lines)
+
+
+def _listed_case(line: JsonLine, where: str, case: object, setup: str) -> TestCase:
     if isinstance(case, str):
-        return AssertCase(source=_text(line, where, case), limits=_limits(line, where, {}))
+        return AssertCase(source=setup + _text(line, where, case), limits=_limits(line, where, {}))
     if not isinstance(case, dict):
         raise line.error(f"`{where}` is {shown(case)}", _FORMS, "Write the case in one of these forms")
     legal = (*_CASE_FIELDS, *_FOREIGN_CASE_FIELDS)
@@ -148,7 +188,7 @@ def _listed_case(line: JsonLine, where: str, case: object) -> TestCase:
         case {"assert": source}:
             return AssertCase(source=_text(line, f"{where}.assert", source), limits=limits)
         case {"args": list(args), "expected": expected}:
-            return CallCase(args=tuple(args), accepted=(expected,), limits=limits)
+            return _call_case(line, where, args, (expected,), limits)
         case {"input": given, "output": output} if case.get("testtype", case.get("type")) in _FUNCTION_TYPES:
             return _call_from_text(line, where, given, output, limits)
         case {"input": given, "output": output}:
@@ -167,7 +207,30 @@ def _call_from_text(line: JsonLine, where: str, given: object, output: object, l
             "Allowed: in `input` one JSON value per line, in `output` one",
             'Write the case as {"args": LIST, "expected": VALUE}',
         ) from None
-    return CallCase(args=tuple(args), accepted=(expected,), limits=limits)
+    return _call_case(line, where, args, (expected,), limits)
+
+
+def _call_case(
+    line: JsonLine, where: str, args: Sequence[object], accepted: tuple[object, ...], limits: CaseLimits
+) -> CallCase:
+    if _holds_nan(accepted):
+        raise line.error(
+            f"`{where}` expects NaN, which no value equals",
+            "Allowed: values that a result can equal",
+            "Delete the case, or expect null",
+        )
+    return CallCase(args=tuple(args), accepted=accepted, limits=limits)
+
+
+def _holds_nan(value: object) -> bool:
+    match value:
+        case float():
+            return math.isnan(value)
+        case list() | tuple():
+            return any(map(_holds_nan, value))
+        case dict():
+            return any(map(_holds_nan, value.values()))
+    return False
 
 
 def _input_output_cases(line: JsonLine, value: object, entry_point: str | None) -> list[TestCase]:
@@ -180,6 +243,7 @@ def _input_output_cases(line: JsonLine, value: object, entry_point: str | None) 
                 "Allowed: an object with the lists `inputs` and `outputs`, equally long, and perhaps `fn_name`",
                 "Correct it, or leave out the prompt",
             )
+    is_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     cases: list[TestCase] = []
     for index, (given, output) in enumerate(zip(inputs, outputs, strict=True)):
         where, limits = f"input_output[{index}]", _limits(line, f"input_output[{index}]", {})
@@ -192,8 +256,8 @@ def _input_output_cases(line: JsonLine, value: object, entry_point: str | None) 
                 "Allowed with `fn_name`: a list of arguments",
                 "Put the arguments into a list",
             )
-        accepted = (output, output[0]) if isinstance(output, list) and output else (output,)
-        cases.append(CallCase(args=tuple(given), accepted=accepted, limits=limits))
+        accepted = (output, output[0]) if is_wrapped else (output,)
+        cases.append(_call_case(line, where, given, accepted, limits))
     return cases
 
 
@@ -225,6 +289,8 @@ def _entry_point(line: JsonLine, field: str, tests: object) -> str | None:
     name = next((place for place in places if is_filled(place)), None)
     if name is None:
         return None
+    if isinstance(name, str):
+        name = name.strip().removeprefix("Solution().")  # as some converted sets of LeetCode have it
     if not isinstance(name, str) or not name.isidentifier():
         raise line.error(
             f"the entry point is {shown(name)}",

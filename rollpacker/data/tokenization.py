@@ -16,8 +16,11 @@ a switch: `data.template_arguments.enable_thinking=false`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,16 +28,20 @@ import numpy as np
 from rollpacker.config.sections.data import DataSection
 from rollpacker.core.errors import ConfigError, DataError, ModelError
 from rollpacker.data.chat_templates import is_chat, no_template, read_chat_template
-from rollpacker.data.model_files import check_tokenizer_files
+from rollpacker.data.model_files import check_directory
+from rollpacker.data.tokenizer_files import check_tokenizer_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rollpacker.protocols.rollout import Prompt, TokenIds
 
 _CHUNK_PROMPTS = 1024
 """Prompts tokenized per call: enough to use every core, few enough that the texts need little memory."""
+
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+"""Keeps transformers from saying that there is no torch."""
 
 _OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token", "pad_token")
 """Variables of chat templates that are given by the prompt and the tokenizer."""
@@ -68,6 +75,8 @@ class PromptTokenizer:
         self.eos_token_id: int = eos_token_id
         self.pad_token_id: int = eos_token_id if pad_token_id is None else pad_token_id
         """The end-of-sequence token where the tokenizer has no padding of its own; padding is always masked."""
+        self.unknown_token_ids = _unknown_tokens(self._tokenizer)
+        """What stands for text outside of the vocabulary."""
         if self._section.chat_template is not None:
             self._tokenizer.chat_template = read_chat_template(self._section.chat_template)
         if self._tokenizer.chat_template is not None:
@@ -135,6 +144,14 @@ class PromptTokenizer:
         return str(text)
 
 
+def _unknown_tokens(tokenizer: Any) -> frozenset[int]:
+    """Those that a prompt has for no other reason; GPT-2's is also its end of text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    names = {tokenizer.unk_token, getattr(backend.model, "unk_token", None) if backend else None} - {None}
+    ids = {tokenizer.convert_tokens_to_ids(name) for name in names}
+    return frozenset(ids - {None, tokenizer.bos_token_id, tokenizer.eos_token_id})
+
+
 def check_template_arguments(key: str, names: Iterable[str], template: str) -> None:
     """Refuse variables that the template does not read: a misspelt one would change nothing, and nobody would know.
 
@@ -153,23 +170,49 @@ def check_template_arguments(key: str, names: Iterable[str], template: str) -> N
 
 
 def load_tokenizer(model_path: Path) -> Any:
-    """Load a tokenizer by its `tokenizer.json` where there is one: AutoTokenizer would import torch, for seconds.
+    """Load the tokenizer of a model directory as every user of the model does: by transformers' `AutoTokenizer`.
+
+    `tokenizer.json` alone does not say which tokens a text has: for some types of models (Qwen2 is one) transformers
+    takes only the vocabulary from it, and the rules of cutting and joining from a class of its own.
+
+    A process that loads models imports torch before its first tokenizer: see `_without_torch`.
 
     Raises:
         ModelError: The directory does not exist, or has no usable tokenizer.
     """
+    check_directory(model_path)
     check_tokenizer_files(model_path)
     try:
-        if (model_path / "tokenizer.json").is_file():
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(str(model_path), local_files_only=True)
-        from transformers import AutoTokenizer
+        with _without_torch():
+            from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # the tokenizers library raises no class of its own
         raise ModelError(
             f"The tokenizer in {model_path} cannot be loaded: {error}",
             "Allowed: a tokenizer in Hugging Face format that needs no code of its own",
-            "Save it again with `tokenizer.save_pretrained(DIR)`",
+            "Correct tokenizer_config.json, or save the tokenizer again with `tokenizer.save_pretrained(DIR)`",
         ) from error
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Import transformers without torch, where the process has not loaded either.
+
+    Transformers imports torch wherever it is installed: 10 of the 13 s of one slow core that a tokenizer takes, in each
+    process that reads or writes text. A transformers that was imported without it loads no models.
+    """
+    if {"torch", "transformers"} & sys.modules.keys():
+        yield
+        return
+    advice = os.environ.get(_NO_ADVICE)
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as Python marks a module that is not to be found
+    os.environ[_NO_ADVICE] = "1"
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        if advice is None:
+            del os.environ[_NO_ADVICE]
+        else:
+            os.environ[_NO_ADVICE] = advice

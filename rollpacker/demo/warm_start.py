@@ -1,10 +1,13 @@
-"""Makes the small language model that the demo trains: Qwen2 with 0.1 M parameters, taught to imitate worked-out walks.
+"""Makes the small language model that the demo trains: Qwen3 with 0.1 M parameters, taught to imitate worked-out walks.
 
 Invariant: the same seed, number of iterations and versions give the same files on the same machine; the number of
 torch threads is the caller's, and one thread is fastest for a model of this size.
 
 Numbers begin as points on circles of several wavelengths rather than as noise, so that near numbers are near from the
 start and adding is a rotation. With noise the same model is still wrong in every walk when this one has learnt them.
+
+Qwen3, because its type lets a model have a tokenizer of its own, and words are what makes the task small. Of a Qwen2
+model transformers takes the vocabulary alone, and cuts every number into digits.
 """
 
 from __future__ import annotations
@@ -41,6 +44,10 @@ EXAMPLES_PER_DRAW = 1024
 
 HIDDEN_SIZE = 64
 INTERMEDIATE_SIZE = 256
+NUM_HEADS = 2
+HEAD_SIZE = 32
+"""What vLLM on a processor can take."""
+
 INITIAL_SPREAD = 0.1
 """Standard deviation of the initial weights. The usual 0.02 is meant for wider models and learns half as fast."""
 
@@ -94,17 +101,18 @@ def make_tokenizer(language: Language = WALKS) -> Any:
 
 
 def _initial_model(seed: int, language: Language) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen2Config(
+    config = Qwen3Config(
         vocab_size=len(language.words),
         hidden_size=HIDDEN_SIZE,
         intermediate_size=INTERMEDIATE_SIZE,
         num_hidden_layers=2,
-        num_attention_heads=2,
+        num_attention_heads=NUM_HEADS,
         num_key_value_heads=1,
         max_position_embeddings=MAX_TOKENS,
         tie_word_embeddings=True,
+        head_dim=HEAD_SIZE,
         initializer_range=INITIAL_SPREAD,
         bos_token_id=None,
         eos_token_id=task.WORDS.index(task.END),
@@ -112,7 +120,7 @@ def _initial_model(seed: int, language: Language) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         places_PH = model.model.embed_tokens.weight[task.FIRST_PLACE :][: task.NUM_PLACES]
         places_PH.zero_()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ImpossibleEvent, WeightSyncFailed
+from rollpacker.core.errors import EngineRaised, ImpossibleEvent, WeightSyncFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from rollpacker.core.ids import EngineId
+    from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.rollout import GenerationRequest
 
 
@@ -26,6 +26,15 @@ def check_request(request: GenerationRequest, max_tokens_per_seq: int) -> None:
         )
     if not request.temperature > 0:
         raise ImpossibleEvent(f"Request {request.request} has temperature {request.temperature}.", "It is above 0.")
+
+
+def logits_not_finite(request: RequestId) -> EngineRaised:
+    """Of a model whose weights are not finite numbers, or so large that a sum of theirs is not."""
+    return EngineRaised(
+        "The model's logits are not finite numbers.",
+        f"Seen in {request}. A model with finite weights of usual size has finite logits.",
+        "If training made them so, lower trainer.learning_rate or trainer.max_grad_norm.",
+    )
 
 
 def check_begun(engine: EngineId, request: GenerationRequest, policy_version: int) -> None:

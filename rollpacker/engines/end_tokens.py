@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import transformers
 
 from rollpacker.core.errors import ModelError
+from rollpacker.data.tokenization import load_tokenizer
+from rollpacker.data.tokenizer_files import has_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,8 +27,8 @@ def end_tokens(model_path: Path) -> tuple[int, ...]:
     if (model_path / "generation_config.json").is_file():
         generation_config = transformers.GenerationConfig.from_pretrained(model_path, local_files_only=True)
         named.append(generation_config.eos_token_id)
-    if (model_path / "tokenizer_config.json").is_file() or (model_path / "tokenizer.json").is_file():
-        named.append(transformers.AutoTokenizer.from_pretrained(model_path, local_files_only=True).eos_token_id)
+    if has_tokenizer(model_path):
+        named.append(load_tokenizer(model_path).eos_token_id)
     tokens: set[int] = set()
     for name in named:
         tokens.update([] if name is None else [name] if isinstance(name, int) else name)

@@ -44,7 +44,7 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
 def open_judge(section: JudgeSection) -> JudgeModel:
     """Load a judge's model in this process, for the running event loop; raises `UserError` when it cannot be."""
     match section.engine:
-        case "torch":
+        case "torch" | "streamed":
             from rollpacker.engines.torch.judge import TorchJudge
 
             return TorchJudge(section)
@@ -52,7 +52,3 @@ def open_judge(section: JudgeSection) -> JudgeModel:
             from rollpacker.engines.vllm.start import start_vllm_judge
 
             return start_vllm_judge(section)
-        case "streamed":
-            from rollpacker.engines.streamed.model import open_model
-
-            return open_model(section)

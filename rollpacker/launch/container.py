@@ -22,6 +22,7 @@ from pathlib import Path
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ContainerSection
 from rollpacker.core.errors import ConfigError
+from rollpacker.paths import real_path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (Linux's name for it)
 """Where Ray's object store and NCCL have their buffers; some sites give an image only 64 MB of its own there."""
@@ -75,7 +76,7 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     paths: dict[Path, None] = {}
     for path in given:
         if path is not None:
-            paths |= dict.fromkeys((path.absolute(), path.resolve(), *_link_targets(path)))
+            paths |= dict.fromkeys((path.absolute(), real_path(path), *_link_targets(path)))
     return tuple(paths)
 
 
@@ -165,9 +166,9 @@ def _spelt_out(bind: str) -> str:
 def _link_targets(path: Path) -> Iterator[Path]:
     """The folders outside of a folder that links directly in it lead to."""
     if path.is_dir():
-        folder = path.resolve()
+        folder = real_path(path)
         for entry in sorted(path.iterdir()):
-            target = entry.resolve()
+            target = real_path(entry)
             if entry.is_symlink() and not target.is_relative_to(folder):
                 yield target if target.is_dir() else target.parent
 

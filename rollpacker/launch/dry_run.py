@@ -10,7 +10,8 @@ from rollpacker.launch.batches import Batch, batch_script, batches
 from rollpacker.launch.launcher import points_in_queue
 from rollpacker.launch.points import Point
 from rollpacker.launch.shape import JobShape, ray_size
-from rollpacker.runtime.planning import as_ranges, placed_actors
+from rollpacker.runtime.placing.planning import placed_actors
+from rollpacker.runtime.placing.topology import as_ranges
 
 
 def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -> str:

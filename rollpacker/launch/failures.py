@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from rollpacker.paths import open_to_read
+
 _TAIL_BYTES = 64 << 10
 """A traceback through Ray has some 10 kB, and comes with the tails of its nodes' logs."""
 
@@ -60,7 +62,7 @@ def _slurms_complaint(lines: list[str]) -> str:
 
 def _tail(log: Path) -> list[str]:
     try:
-        with log.open("rb") as file:
+        with open_to_read(log) as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:

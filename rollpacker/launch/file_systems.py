@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollpacker.paths import real_path
+
 _SHARED = frozenset(
     [
         *("9p", "afs", "beegfs", "ceph", "cifs", "daos", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2"),
@@ -50,7 +52,7 @@ def file_system_of(path: Path) -> FileSystem:
         mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
     except OSError:  # no Linux
         mounts = ()
-    return mount_of(path.resolve(), mounts)
+    return mount_of(real_path(path), mounts)
 
 
 def existing_part(path: Path) -> Path:

@@ -40,9 +40,9 @@ _LONGEST_NODE_LIST = 14
 
 def job_table(standings: Sequence[RunStanding], *, now: float, complaint: str = "") -> RenderableType:
     """Draw runs; `now` is in seconds since the epoch, `complaint` says why Slurm could not be asked."""
-    names = run_names([standing.run_dir for standing in standings])
-    parts: list[RenderableType] = [_summary(standings), Text(), _lines(standings, names, now)]
-    if reasons := _reasons(standings, names):
+    folder, names = run_names([standing.run_dir for standing in standings])
+    parts: list[RenderableType] = [_summary(standings, folder), Text(), _lines(standings, names, now)]
+    if reasons := _reasons(standings, [str(folder / name) for name in names]):
         parts += [Text(), reasons]
     if complaint:
         parts += [
@@ -52,13 +52,13 @@ def job_table(standings: Sequence[RunStanding], *, now: float, complaint: str = 
     return Group(*parts)
 
 
-def run_names(run_dirs: Sequence[Path]) -> tuple[str, ...]:
-    """Shorten paths to what tells them apart; a single one keeps its last part."""
-    absolute = [str(run_dir.absolute()) for run_dir in run_dirs]
-    shared = (
-        os.path.commonpath(absolute) if len(set(absolute)) > 1 else str(Path(absolute[0]).parent) if absolute else ""
-    )
-    return tuple(os.path.relpath(path, shared) for path in absolute)
+def run_names(run_dirs: Sequence[Path]) -> tuple[Path, tuple[str, ...]]:
+    """Give the folder that the runs share, as other commands take it, and each run's path below that."""
+    absolute = [Path(os.path.normpath(run_dir.absolute())) for run_dir in run_dirs]
+    shared = Path(os.path.commonpath(absolute)) if len(set(absolute)) > 1 else absolute[0].parent
+    here = Path.cwd()
+    shown = shared.relative_to(here) if shared.is_relative_to(here) else shared
+    return shown, tuple(os.path.relpath(path, shared) for path in absolute)
 
 
 def duration(seconds: float) -> str:
@@ -69,13 +69,13 @@ def duration(seconds: float) -> str:
     return f"{days}-{hour:02d}:{minute:02d}:{second:02d}" if days else f"{hour}:{minute:02d}:{second:02d}"
 
 
-def _summary(standings: Sequence[RunStanding]) -> Text:
+def _summary(standings: Sequence[RunStanding], folder: Path) -> Text:
     counts = Counter(standing.word for standing in standings)
     text = Text(f"{len(standings)} run{'' if len(standings) == 1 else 's'}", style="bold")
     for number, word in enumerate(word for word in _STYLES if counts[word]):
         text.append(", " if number else ": ", style="not bold")
         text.append(f"{counts[word]} {word}", style=f"not bold {_STYLES[word]}")
-    return text
+    return text.append(f"; below {folder}", style="not bold")
 
 
 def _lines(standings: Sequence[RunStanding], names: Sequence[str], now: float) -> Table:
@@ -110,15 +110,16 @@ def _lines(standings: Sequence[RunStanding], names: Sequence[str], now: float) -
 
 
 def _reasons(standings: Sequence[RunStanding], names: Sequence[str]) -> RenderableType | None:
-    """List each reason once, under the runs that share it."""
+    """List each reason once, under the runs that share it, and how to go on."""
     runs_by_reason: dict[tuple[Word, str], list[str]] = {}
     for standing, name in zip(standings, names, strict=True):
-        if reason := standing.reason:
+        if reason := "\n".join(part for part in (standing.reason, standing.how_to_go_on) if part):
             runs_by_reason.setdefault((standing.word, reason), []).append(name)
     blocks: list[RenderableType] = []
     for (word, reason), runs in runs_by_reason.items():
         others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-        blocks.append(Text.assemble((word, _STYLES[word]), f" {runs[0]}{others}", overflow="fold"))
+        # a path that is longer than a line stays whole, so that it can be copied
+        blocks.append(Text.assemble((word, _STYLES[word]), f" {runs[0]}{others}", no_wrap=True, overflow="ignore"))
         blocks.append(Padding(Text(reason), (0, 0, 0, 2)))
     return Group(*blocks) if blocks else None
 
@@ -156,5 +157,6 @@ def _time(standing: RunStanding, now: float) -> str:
     if (span := standing.started_and_ended(now)) is not None:
         return duration(span[1] - span[0])
     if standing.job is None and standing.progress is not None:
-        return duration(standing.progress.elapsed_s)
+        modelled = " modelled" if standing.progress.is_modelled else ""
+        return f"{duration(standing.progress.elapsed_s)}{modelled}"
     return ""

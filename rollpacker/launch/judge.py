@@ -24,8 +24,8 @@ from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.surroundings import surrounding_images
-from rollpacker.runtime.preflight import Outlook, ProspectOf, RealProspect, judge_all
-from rollpacker.runtime.preflight import judge as judge_run
+from rollpacker.runtime.run.preflight import Outlook, ProspectOf, RealProspect, judge_all
+from rollpacker.runtime.run.preflight import judge as judge_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rollpacker.launch.points import Point
     from rollpacker.launch.shape import JobShape
     from rollpacker.launch.site import Node, Partition, Site
-    from rollpacker.runtime.planning import ClusterSize
+    from rollpacker.runtime.placing.actors import ClusterSize
 
 _SECONDS_PER_MINUTE = 60
 _MOST_LISTED = 20

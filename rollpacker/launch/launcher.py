@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import open_dict
-from rich.console import Console
 
 from rollpacker.config.launching import LauncherSettings, judge_launcher
 from rollpacker.config.multirun import config_of_point, point_names
@@ -28,6 +27,8 @@ from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submissions import Submission, read_submission, write_submission
 from rollpacker.launch.survey import look_at
 from rollpacker.launch.waiting import wait_for
+from rollpacker.metrics.files import make_private_folder
+from rollpacker.terminal import Terminal
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext
@@ -64,11 +65,11 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
         WorldError: Points failed, or could not be submitted.
         KeyboardInterrupt: Ctrl-C while waiting: jobs stay.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     waiting = []
     for point in points:
         if point.has_finished:
-            console.print(f"{point.title} has finished: skipped", markup=False)
+            console.print(f"{point.title} has finished: skipped")
         else:
             waiting.append(point)
     if not waiting:
@@ -78,6 +79,7 @@ def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, fold
     else:
         from rollpacker.launch.local import run_here
 
+        make_private_folder(batch_folder(folder))
         run_here(waiting, task, settings, batch_folder(folder), console)
 
 
@@ -103,30 +105,30 @@ def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
 
 
 def _launch_jobs(
-    points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console
+    points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal
 ) -> None:
     with _alone(folder):
         queued = points_in_queue(points)
         for point in points:
             if point.number in queued:
-                console.print(f"{point.title} is {queued[point.number]}: not submitted again", markup=False)
+                console.print(f"{point.title} is {queued[point.number]}: not submitted again")
         for batch in batches([point for point in points if point.number not in queued]):
             for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
-                console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}", markup=False)
+                console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}")
     if settings.detach or not has_slurm():
-        console.print(_how_to_go_on(points, folder), markup=False)
+        console.print(_how_to_go_on(points, folder))
         return
     try:
         wait_for(points, settings.poll_interval_s, console)
     except KeyboardInterrupt:
-        console.print(f"No longer waiting; the jobs stay.\n{_how_to_go_on(points, folder)}", markup=False)
+        console.print(f"No longer waiting; the jobs stay.\n{_how_to_go_on(points, folder)}")
         raise
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Let nobody else submit points of this sweep meanwhile: both would find them not submitted yet."""
-    batch_folder(folder).mkdir(parents=True, exist_ok=True)
+    make_private_folder(batch_folder(folder))
     with (batch_folder(folder) / _LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

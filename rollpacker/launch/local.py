@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from submitit import DebugExecutor, LocalExecutor
 from submitit.core.core import Job
 
@@ -21,6 +20,7 @@ from rollpacker.core.errors import RollpackerError
 from rollpacker.launch.job import PointCall, PointProcess, Task
 from rollpacker.launch.points import Point
 from rollpacker.launch.waiting import failure, log_end
+from rollpacker.terminal import Terminal
 
 _NO_LIMIT_MIN = 60 * 24 * 365
 """submitit's local jobs have a limit in any case: a year."""
@@ -28,7 +28,7 @@ _POLL_S = 0.1
 """A process is asked for its end by one call of the operating system."""
 
 
-def run_here(points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console) -> None:
+def run_here(points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal) -> None:
     """Run points, as `settings.executor` says.
 
     Raises:
@@ -56,7 +56,7 @@ def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]
 
 
 def _local(
-    points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Console
+    points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal
 ) -> list[list[str]]:
     running: list[tuple[Point, Job[None]]] = []
     try:
@@ -76,7 +76,7 @@ def _run_processes(
     task: Task,
     settings: LauncherSettings,
     folder: Path,
-    console: Console,
+    console: Terminal,
 ) -> list[list[str]]:
     """Start a process per point and wait for all; `running` has those that have not ended."""
     executor = LocalExecutor(folder)
@@ -86,14 +86,14 @@ def _run_processes(
         while waiting and len(running) < (settings.array_parallelism or len(points)):
             point = waiting.pop(0)
             job = _start(executor, PointProcess(task, point.config), point.config.cluster)
-            console.print(f"{point.title} is process {job.job_id}, logging to {job.paths.stdout}", markup=False)
+            console.print(f"{point.title} is process {job.job_id}, logging to {job.paths.stdout}")
             running.append((point, job))
         if settings.detach and not waiting:
             return []
         for point, job in [pair for pair in running if pair[1].done()]:
             running.remove((point, job))
             has_failed = not job.paths.result_pickle.exists()
-            console.print(f"{point.title} has {'failed' if has_failed else 'finished'}", markup=False)
+            console.print(f"{point.title} has {'failed' if has_failed else 'finished'}")
             if has_failed:
                 stories.append([f"{point.title} failed (process {job.job_id})", *log_end(job.paths.stdout)])
         time.sleep(_POLL_S if running else 0)

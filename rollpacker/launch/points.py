@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rollpacker.config.multirun import Sweep, point_names
 from rollpacker.config.schema import RunConfig
-from rollpacker.runtime.status import read_status
+from rollpacker.runtime.run.status import read_status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rollpacker.runtime.allocation import Allocation, current_allocation
-from rollpacker.runtime.notices import Ears
-from rollpacker.runtime.rendezvous import rendezvous_of
+from rollpacker.runtime.job.allocation import Allocation, current_allocation
+from rollpacker.runtime.job.notices import Ears
+from rollpacker.runtime.ray.rendezvous import rendezvous_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def _take_part(config: RunConfig, allocation: Allocation, judge: Callable[[RunCo
     rendezvous = rendezvous_of(config.run.dir, allocation)
     rendezvous.open()
     if not allocation.is_head:
-        from rollpacker.runtime.node_service import serve_node
+        from rollpacker.runtime.ray.node_service import serve_node
 
         serve_node(config, allocation, rendezvous)
         return

@@ -18,7 +18,7 @@ from typing import Any
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.launch.shape import JobShape
-from rollpacker.runtime.allocation import END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
+from rollpacker.runtime.job.allocation import END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
 
 OWN_OPTIONS = {
     "account": "cluster.account",

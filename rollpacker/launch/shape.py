@@ -9,9 +9,12 @@ import math
 from dataclasses import dataclass
 
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import LARGEST
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
-from rollpacker.runtime.planning import ClusterSize, placed_actors, planned_actors
+from rollpacker.runtime.placing.actors import ClusterSize, planned_actors
+from rollpacker.runtime.placing.capacity import Capacity, check_capacity
+from rollpacker.runtime.placing.planning import placed_actors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,9 @@ def job_shape(config: RunConfig) -> JobShape:
 
 def ray_size(config: RunConfig) -> ClusterSize:
     """What Ray will be told in the job; raises as `job_shape` does."""
+    cluster = config.cluster
+    assert cluster is not None
+    check_capacity(config, _capacity(cluster))
     shape = job_shape(config)
     size = ClusterSize(
         num_nodes=shape.num_nodes,
@@ -50,6 +56,17 @@ def ray_size(config: RunConfig) -> ClusterSize:
     )
     placed_actors(config, size)
     return size
+
+
+def _capacity(cluster: ClusterSection) -> Capacity:
+    """Of the job's nodes; where their number follows from the run, there are as many as it fills."""
+    memory_gb = cluster.memory_gb_per_node
+    return Capacity(
+        where="the job",
+        num_nodes=cluster.num_nodes or LARGEST,
+        num_cores=cluster.cpus_per_node,
+        memory_bytes=int(memory_gb * 1e9) if memory_gb else None,
+    )
 
 
 def _fewest_nodes(config: RunConfig, cluster: ClusterSection) -> int:

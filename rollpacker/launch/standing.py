@@ -21,7 +21,7 @@ from typing import Literal
 
 from rollpacker.launch.queue import UNKNOWN, JobState
 from rollpacker.launch.submissions import Submission
-from rollpacker.runtime.status import RunStatus
+from rollpacker.runtime.run.status import RunStatus
 
 Word = Literal[
     "waiting",
@@ -84,9 +84,11 @@ class Progress:
     num_steps: int
     """Finished ones, of all attempts."""
     reward_mean: float
-    """Of the last step."""
+    """Of the last steps."""
     elapsed_s: float
     """Until the last step's end, of all attempts."""
+    is_modelled: bool = False
+    """Whether its times are of a modelled cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class RunStanding:
     is_locked: bool | None = None
     """Whether a process holds the run's folder; None when that cannot be seen from here."""
     logged: str = ""
-    """Why it ended, as its logs say; empty when they were not asked."""
+    """Why it ended, as its logs say, or why nobody knows how it stands; empty when they were not asked."""
 
     @property
     def word(self) -> Word:
@@ -130,8 +132,10 @@ class RunStanding:
         word, job, status = self.word, self.job, self.status_of_attempt
         if job is not None and word in {"waiting", "requeued"}:
             return _in_words(job.reason, _waits_for(job.reason))
-        if word in {"finished", "running", "starting", "ending", "unknown"}:
+        if word in {"finished", "running", "starting", "ending"}:
             return ""
+        if word == "unknown":
+            return self.logged
         if status is not None and status.reason and word != "cancelled":
             return status.reason
         if job is not None and job.state in _ENDED_BY:
@@ -145,6 +149,13 @@ class RunStanding:
         if self.progress is not None:
             return self.progress.num_steps
         return self.status.finished_steps if self.status is not None else None
+
+    @property
+    def how_to_go_on(self) -> str:
+        """What to do about a run that was broken off and that nobody starts again; empty of others."""
+        if self.word not in {"died", "interrupted", "departed", "cancelled"}:
+            return ""
+        return "The same command with the same run.dir and run.resume=auto goes on from its last checkpoint."
 
     def started_and_ended(self, now: float) -> tuple[float, float] | None:
         """When the attempt began, and when it ended or now, in seconds since the epoch; None when nobody knows."""

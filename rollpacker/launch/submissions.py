@@ -10,7 +10,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rollpacker.metrics.files import write_atomically
+from pydantic import TypeAdapter
+
+from rollpacker.metrics.files import make_private_folder, write_atomically
+from rollpacker.paths import read_bytes
 
 JOB_FILE = "job.json"
 
@@ -39,17 +42,19 @@ class Submission:
         return tuple(self.folder / f"{self.job_id}_{rank}_log.out" for rank in range(self.num_nodes))
 
 
+_SUBMISSION = TypeAdapter(Submission)
+
+
 def write_submission(run_dir: Path, submission: Submission) -> None:
     """Replace the submission of a run; makes the run's folder where there is none yet."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_private_folder(run_dir)
     content = asdict(submission) | {"folder": str(submission.folder)}
     write_atomically(run_dir / JOB_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_submission(run_dir: Path) -> Submission | None:
-    """Read the submission of a run; None when it was never submitted, or by an older or newer version."""
+    """Read the submission of a run; None when it was never submitted, by another version, or when it is damaged."""
     try:
-        content = json.loads((run_dir / JOB_FILE).read_text())
-        return Submission(**content | {"folder": Path(content["folder"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        return _SUBMISSION.validate_json(read_bytes(run_dir / JOB_FILE), strict=True)
+    except (OSError, ValueError):
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +19,19 @@ from rollpacker.launch.failures import reason_in_logs
 from rollpacker.launch.queue import JobState, job_states
 from rollpacker.launch.standing import Progress, RunStanding
 from rollpacker.launch.submissions import JOB_FILE, read_submission
-from rollpacker.runtime.checkpoints import RUN_FILE
-from rollpacker.runtime.status import STATUS_FILE, RunStatus, read_status
+from rollpacker.paths import open_to_read
+from rollpacker.runtime.run.run_folder import RUN_FILE
+from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 
 _MARKS = (JOB_FILE, STATUS_FILE, RUN_FILE)
 """A folder with one of these is a run's."""
 
 _LOCK_FILE = "lock"
 """Held by a run's one process."""
+
+
+_NUM_STEPS_OF_REWARD = 10
+"""Over which the shown reward is averaged: of tail batching, that many steps hold short and long rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +74,10 @@ def look_at(run_dirs: Sequence[Path]) -> Survey:
 
 def _without_job(run_dir: Path) -> RunStanding:
     status = read_status(run_dir)
+    is_damaged = status is None and (run_dir / STATUS_FILE).exists()
     return RunStanding(
         run_dir=run_dir,
+        logged=f"{STATUS_FILE} cannot be read: it is damaged, or another version wrote it" if is_damaged else "",
         submission=read_submission(run_dir),
         status=status,
         progress=_progress(run_dir),
@@ -103,19 +111,21 @@ def _logs(standing: RunStanding) -> Iterable[Path]:
 def _progress(run_dir: Path) -> Progress | None:
     if not (run_dir / "metrics").is_dir():
         return None
-    from rollpacker.metrics.tables import read_last_step
+    from rollpacker.metrics.tables import read_last_steps
 
     try:
-        row = read_last_step(run_dir)
+        rows = read_last_steps(run_dir, _NUM_STEPS_OF_REWARD)
     except (DataError, OSError):
         return None  # it is being written, or by another version; what the run says of itself still counts
-    if row is None:
+    if not rows:
         return None
-    step, reward, elapsed_s = row["step"], row["reward_mean"], row["finished_at_s"]
+    last = rows[-1]
+    step, elapsed_s, is_modelled = last["step"], last["finished_at_s"], last["modelled"]
     assert isinstance(step, int)
-    assert isinstance(reward, float)
     assert isinstance(elapsed_s, float)
-    return Progress(num_steps=step + 1, reward_mean=reward, elapsed_s=elapsed_s)
+    assert isinstance(is_modelled, bool)
+    reward = statistics.fmean(row["reward_mean"] for row in rows)  # type: ignore[misc]  # a column of floats
+    return Progress(num_steps=step + 1, reward_mean=reward, elapsed_s=elapsed_s, is_modelled=is_modelled)
 
 
 def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:
@@ -123,7 +133,7 @@ def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:
     if status is None or status.state != "running" or status.host != socket.gethostname():
         return None
     try:
-        with (run_dir / _LOCK_FILE).open("rb") as lock:
+        with open_to_read(run_dir / _LOCK_FILE) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -17,12 +17,12 @@ from rollpacker.core.errors import WorldError
 from rollpacker.launch.job_table import job_table
 from rollpacker.launch.points import Point
 from rollpacker.launch.survey import look_at
+from rollpacker.paths import open_to_read
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rollpacker.launch.standing import RunStanding
     from rollpacker.launch.survey import Survey
+    from rollpacker.terminal import Terminal
 
 LAUNCH_AGAIN = (
     "Give the same command with the same run.dir: finished points are skipped, the others go on from their last "
@@ -33,7 +33,7 @@ TAIL_LINES = 12
 _TAIL_BYTES = 16384
 
 
-def wait_for(points: Sequence[Point], poll_interval_s: float, console: Console) -> None:
+def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal) -> None:
     """Wait until the jobs of all these points have ended.
 
     Raises:
@@ -67,7 +67,7 @@ def failure(lines: Sequence[str], *, num_failed: int, num_points: int) -> WorldE
 def log_end(file: Path) -> list[str]:
     """Say how a log ends, in indented lines."""
     try:
-        with file.open("rb") as log:
+        with open_to_read(file) as log:
             log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
             text = log.read().decode(errors="replace")
     except OSError:
@@ -79,7 +79,7 @@ def log_end(file: Path) -> list[str]:
 class _LiveTable:
     """Redraws one table."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._live = Live(console=console, auto_refresh=False)
 
     def __enter__(self) -> None:
@@ -96,7 +96,7 @@ class _LiveTable:
 class _Lines:
     """Says every change in a line of its own, where no terminal is."""
 
-    def __init__(self, points: Sequence[Point], console: Console) -> None:
+    def __init__(self, points: Sequence[Point], console: Terminal) -> None:
         self._points = points
         self._console = console
         self._told: dict[int, str] = {}
@@ -119,7 +119,7 @@ class _Lines:
                 self._say(f"{point.title}: {words}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
 
 def _words(standing: RunStanding) -> str:

@@ -1,23 +1,27 @@
-"""Turns events and commands into JSON text, and what was parsed of it back, by their type hints alone.
+"""Turns events, commands and settings into JSON, and what was parsed of it back, by their type hints alone.
 
-Invariant: decoding what was encoded gives an equal value, for every member of the closed unions `Event` and `Command`.
+Invariant: decoding what was encoded gives an equal value, for every member of the closed unions `Event` and `Command`,
+and for `SchedulerSettings`.
 A new field or a new member needs no line here, as long as its types are built of those that `_decoder_of` knows; a
 type that it does not know fails when the codec is made, not in the middle of a run.
 
 The text is what `json.dumps` would make of it. A member's form never changes, so it is a template that is made once,
 with a hole for each number and each string in it; that takes a third of the time, and a run writes thousands a second.
 
-An object is `{"type": "Launch", ...its fields}`. Ids are arrays, because they are tuples: `[3,[0,"q7"],1]`.
+A member is `{"type": "Launch", ...its fields}`, any other dataclass an object of its fields. Ids are arrays, because
+they are tuples: `[3,[0,"q7"],1]`. A fraction is text, `"5/4"`.
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import json
 import math
 import types
 import typing
 from enum import Enum
+from fractions import Fraction
 from functools import partial
 from json.encoder import encode_basestring_ascii
 from operator import attrgetter, call
@@ -53,18 +57,38 @@ class UnionCodec(Generic[T]):
         """Return JSON text without spaces: tuples are arrays there, enumerations their text."""
         return self._encoders[type(value)](value)
 
-    def decode(self, plain: Any) -> T:
-        """Rebuild a member from parsed JSON; raises ValueError, saying what does not fit."""
+    def check_type(self, plain: Any) -> None:
+        """Raise ValueError unless parsed JSON names a member."""
         if not isinstance(plain, dict):
             raise ValueError(f"{plain!r} is no object")  # noqa: TRY004 whatever is wrong with the data is a ValueError
         name = plain.get("type")
-        if name not in self._decoders:
+        if not isinstance(name, str) or name not in self._decoders:
             raise ValueError(f"type {name!r} is none of {', '.join(self._decoders)}")
+
+    def decode(self, plain: Any) -> T:
+        """Rebuild a member from parsed JSON; raises ValueError, saying what does not fit."""
+        self.check_type(plain)
+        name = plain["type"]
         member, decoders = self._decoders[name]
         if plain.keys() - {"type"} != decoders.keys():
             raise ValueError(f"{name} has the fields {', '.join(decoders)}, not {', '.join(plain.keys() - {'type'})}")
         value: T = member(**{field: decode(plain[field]) for field, decode in decoders.items()})
         return value
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a dataclass, or anything that its fields may be, into JSON data."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return list(map(to_plain, value))
+    return str(value) if isinstance(value, Fraction) else value
+
+
+def from_plain(kind: type[T], plain: Any) -> T:
+    """Undo `to_plain`, for a dataclass; raises ValueError, saying what does not fit, and what `kind` raises."""
+    value: T = _decoder_of(kind)(plain)
+    return value
 
 
 def _template_of(hint: Any) -> str:
@@ -125,22 +149,35 @@ def _is_named_tuple(hint: Any) -> bool:
 
 def _decoder_of(hint: Any) -> Decoder:
     hint = _without_new_type(hint)
-    if typing.get_origin(hint) is tuple:
-        item, *rest = typing.get_args(hint)
-        if rest != [Ellipsis]:
-            raise TypeError(f"{hint} is not of the form tuple[X, ...]")
-        return partial(_decode_tuple, _decoder_of(item))
-    if isinstance(hint, type):
-        if issubclass(hint, Enum):
-            return hint
-        if _is_named_tuple(hint):
-            hints = typing.get_type_hints(hint)
-            return partial(_decode_named_tuple, hint, tuple(_decoder_of(hints[name]) for name in hints))
-        if hint is float:
-            return _decode_float
-        if hint in {bool, int, str}:
-            return partial(_decode_exactly, hint)
-    raise TypeError(f"{hint} cannot be rebuilt from JSON data; teach rollpacker.metrics.codec")
+    decoder = _decoder_of_class(hint) if isinstance(hint, type) else _decoder_of_form(hint)
+    if decoder is None:
+        raise TypeError(f"{hint} cannot be rebuilt from JSON data; teach rollpacker.metrics.codec")
+    return decoder
+
+
+def _decoder_of_class(kind: type) -> Decoder | None:
+    if issubclass(kind, Enum):
+        return kind
+    if _is_named_tuple(kind) or dataclasses.is_dataclass(kind):
+        decoders = {name: _decoder_of(hint) for name, hint in typing.get_type_hints(kind).items()}
+        if dataclasses.is_dataclass(kind):
+            return partial(_decode_fields, kind, decoders)
+        return partial(_decode_items, lambda items: kind(*items), tuple(decoders.values()))
+    of_scalars: dict[type, Decoder] = {float: _decode_float, Fraction: _decode_fraction}
+    return partial(_decode_exactly, kind) if kind in {bool, int, str} else of_scalars.get(kind)
+
+
+def _decoder_of_form(hint: Any) -> Decoder | None:
+    match typing.get_origin(hint), typing.get_args(hint):
+        case builtins.tuple, (item, builtins.Ellipsis):
+            return partial(_decode_tuple, _decoder_of(item))
+        case builtins.tuple, items:
+            return partial(_decode_items, tuple, tuple(map(_decoder_of, items)))
+        case types.UnionType, (some, types.NoneType):
+            return partial(_decode_optional, _decoder_of(some))
+        case typing.Literal, texts:
+            return partial(_decode_one_of, texts)
+    return None
 
 
 def _decode_exactly(kind: type, plain: Any) -> Any:
@@ -155,12 +192,36 @@ def _decode_float(plain: Any) -> float:
     return float(plain)
 
 
+def _decode_fraction(plain: Any) -> Fraction:
+    try:
+        return Fraction(_decode_exactly(str, plain))
+    except ZeroDivisionError:
+        raise ValueError(f"{plain!r} is no fraction") from None
+
+
+def _decode_optional(decode: Decoder, plain: Any) -> Any:
+    return None if plain is None else decode(plain)
+
+
+def _decode_one_of(texts: tuple[str, ...], plain: Any) -> Any:
+    if plain not in texts:
+        raise ValueError(f"{plain!r} is none of {', '.join(texts)}")
+    return plain
+
+
+def _decode_fields(kind: Callable[..., Any], decoders: Mapping[str, Decoder], plain: Any) -> Any:
+    fields = _decode_exactly(dict, plain)
+    if fields.keys() != decoders.keys():
+        raise ValueError(f"the fields are {', '.join(decoders)}, not {', '.join(fields)}")
+    return kind(**{field: decode(fields[field]) for field, decode in decoders.items()})
+
+
 def _decode_tuple(decode_item: Decoder, plain: Any) -> tuple[Any, ...]:
     return tuple(map(decode_item, _decode_exactly(list, plain)))
 
 
-def _decode_named_tuple(kind: Callable[..., Any], decoders: tuple[Decoder, ...], plain: Any) -> Any:
+def _decode_items(kind: Callable[..., Any], decoders: tuple[Decoder, ...], plain: Any) -> Any:
     items = _decode_exactly(list, plain)
     if len(items) != len(decoders):
         raise ValueError(f"{plain!r} has {len(items)} items, not {len(decoders)}")
-    return kind(*(decode(item) for decode, item in zip(decoders, items, strict=True)))
+    return kind(decode(item) for decode, item in zip(decoders, items, strict=True))

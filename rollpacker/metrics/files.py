@@ -14,13 +14,15 @@ import errno
 import os
 import secrets
 import shutil
+import stat
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rollpacker.core.errors import StorageFailed
+from rollpacker.paths import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 TEMPORARY_PREFIX = ".tmp-"
 """Readers ignore such names; Parquet readers ignore every name with a leading dot by themselves."""
@@ -55,40 +57,47 @@ def storage_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that no other user may enter; the folders above it are made as usual, one that exists stays as is.
+
+    So who shares a run with a group makes its folder beforehand, or changes the mode of it: what lies in the folder
+    has the modes that the user's umask gives it.
+    """
+    with storage_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = False) -> None:
     """Create or replace a file; its folder is created when missing. A reader sees the old content or the new."""
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary_name(path)
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        if durable:
-            _sync(path.parent)
+    with storage_errors(path), replacing(path, durable=durable) as file:
+        file.write(data)
 
 
 @contextlib.contextmanager
-def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file for what is too long to hold; it becomes `path` when the block ends, or vanishes when it raises."""
-    temporary = _temporary_name(path)
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("xb")
+def replacing(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
+    """Yield a file that becomes `path` when the block ends, or vanishes when it raises; OSErrors pass unchanged.
+
+    A link stays, and what it names is replaced.
+
+    Raises:
+        StorageFailed: There is something that is no regular file; it stays as it is.
+    """
+    target = _behind_links(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(target)
     try:
-        with storage_errors(path), file:
+        with temporary.open("xb") as file:
             yield file
-        with storage_errors(path):
-            temporary.replace(path)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if durable:
+        _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -96,8 +105,9 @@ def publish_folder(folder: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `folder` when the block ends, or vanishes when it raises.
 
     What the block raises passes unchanged. An existing `folder` is replaced: the old one goes aside first, so a kill
-    between the two renames leaves no `folder`, never a mixed one.
+    between the two renames leaves no `folder`, never a mixed one. A link stays, and what it names is replaced.
     """
+    folder = Path(os.path.realpath(folder))
     temporary = _temporary_name(folder)
     with storage_errors(folder):
         temporary.mkdir(parents=True)
@@ -111,18 +121,21 @@ def publish_folder(folder: Path, *, durable: bool = False) -> Iterator[Path]:
             if durable:
                 _sync(folder.parent)
             if aside is not None:
-                shutil.rmtree(aside)
+                _delete(aside)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder so that nobody sees half of it: it leaves its name first. A missing one is fine."""
+    """Delete a folder so that nobody sees half of it: it leaves its name first. A missing one is fine.
+
+    Of a link only the link goes.
+    """
     with storage_errors(folder):
         aside = _move_aside(folder)
         if aside is not None:
-            shutil.rmtree(aside)
+            _delete(aside)
 
 
 def remove_temporaries(folder: Path) -> int:
@@ -132,10 +145,7 @@ def remove_temporaries(folder: Path) -> int:
     stale = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
     with storage_errors(folder):
         for path in stale:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            _delete(path)
     return len(stale)
 
 
@@ -149,6 +159,27 @@ def make_durable(paths: Iterable[Path]) -> None:
     for folder in folders:
         with storage_errors(folder), contextlib.suppress(FileNotFoundError):
             _sync(folder)
+
+
+def _behind_links(path: Path) -> Path:
+    """The regular file that a path names, which may not be there yet."""
+    target = Path(os.path.realpath(path))
+    with contextlib.suppress(FileNotFoundError):
+        mode = target.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            raise StorageFailed(
+                f"{path} could not be written: it is {kind_of(mode)}",
+                "Only a regular file is replaced",
+                "Choose another name, or move it away",
+            )
+    return target
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _temporary_name(path: Path) -> Path:

@@ -9,14 +9,13 @@ Invariant: a cost never falls when the work grows, and at every measured point i
     others    a + b * items + c * tokens
 
 All are least squares of relative errors, with coefficients that are not negative; where noise says that a larger batch
-takes less time, the two sizes share their mean (isotonic regression by pooling adjacent violators). Outside what was
+takes less time, the two sizes share their mean (isotonic regression). Outside what was
 measured the lines go on: below the smallest batch as at the smallest, above the largest at the slope between the last
 two sizes.
 """
 
 from __future__ import annotations
 
-import bisect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.core.first_guess import interpolated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,12 +76,7 @@ class DecodeCost:
 
     def base(self, num_seqs: float) -> float:
         """What a pass takes beside reading cached tokens."""
-        sizes, base_s = self.sizes, self.base_s
-        if num_seqs <= sizes[0] or len(sizes) == 1:
-            return base_s[0]
-        index = min(bisect.bisect_left(sizes, num_seqs), len(sizes) - 1)
-        slope = (base_s[index] - base_s[index - 1]) / (sizes[index] - sizes[index - 1])
-        return base_s[index - 1] + slope * (num_seqs - sizes[index - 1])
+        return interpolated(num_seqs, self.sizes, self.base_s)
 
     def __call__(self, num_seqs: float, num_cached: float) -> float:
         return self.base(num_seqs) + self.kv_read_s * num_cached
@@ -89,6 +84,8 @@ class DecodeCost:
 
 def fit_decode(points: Sequence[Point]) -> DecodeCost:
     """Fit passes: a time per batch size, and one per cached token."""
+    from scipy.optimize import isotonic_regression
+
     num_seqs = np.array([point.num_items for point in points])
     seconds = _seconds(points)
     sizes = _sizes(num_seqs)
@@ -99,7 +96,7 @@ def fit_decode(points: Sequence[Point]) -> DecodeCost:
     base_s, *_ = np.linalg.lstsq(features[:, :-1] / seconds[:, None], rest / seconds, rcond=None)
     cost = DecodeCost(
         sizes=tuple(map(float, sizes)),
-        base_s=tuple(_not_falling([max(float(value), 0.0) for value in base_s])),
+        base_s=tuple(map(float, isotonic_regression(np.maximum(base_s, 0.0)).x)),
         kv_read_s=max(float(kv_read_s), _LEAST_KV_READ_S),
         residual=0.0,
     )
@@ -138,18 +135,14 @@ def _fit(features: Sequence[tuple[float, ...]], points: Sequence[Point]) -> Line
 
 
 def _nonnegative_fit(features: Floats, seconds: Floats) -> Floats:
-    """Least squares of relative errors; the most negative coefficient is set to 0 until none is left."""
+    """Least squares of relative errors, with coefficients that are not negative."""
+    from scipy.optimize import nnls
+
     matrix = features / seconds[:, None]
     scale = np.abs(matrix).max(axis=0)
     scale[scale == 0] = 1.0
-    used = list(range(features.shape[1]))
-    while True:
-        solution, *_ = np.linalg.lstsq(matrix[:, used] / scale[used], np.ones(len(seconds)), rcond=None)
-        if solution.min(initial=0.0) >= 0:
-            coefficients = np.zeros(features.shape[1])
-            coefficients[used] = solution / scale[used]
-            return coefficients
-        del used[int(solution.argmin())]
+    solution, _ = nnls(matrix / scale, np.ones(len(seconds)))
+    return np.asarray(solution / scale, dtype=np.float64)
 
 
 def _sizes(num_seqs: Floats) -> list[float]:
@@ -164,28 +157,20 @@ def _sizes(num_seqs: Floats) -> list[float]:
 
 
 def _hats(num_seqs: Floats, sizes: Sequence[float]) -> Floats:
-    """How much each size counts at each point: the interpolation of `DecodeCost.base` as a matrix."""
+    """How much each size counts at each point: the interpolation of `DecodeCost.base` as a matrix.
+
+    Above the largest size `base` goes on at its last slope, but the sizes are means of what came of them, so a point
+    may lie a little above.
+    """
+    if len(sizes) == 1:
+        return np.ones((len(num_seqs), 1))
+    index = np.clip(np.searchsorted(sizes, num_seqs), 1, len(sizes) - 1)
+    lower, upper = np.take(sizes, index - 1), np.take(sizes, index)
+    share = np.maximum((num_seqs - lower) / (upper - lower), 0.0)
+    rows = np.arange(len(num_seqs))
     hats = np.zeros((len(num_seqs), len(sizes)))
-    for row, value in enumerate(num_seqs):
-        if value <= sizes[0] or len(sizes) == 1:
-            hats[row, 0] = 1.0
-            continue
-        index = min(bisect.bisect_left(sizes, value), len(sizes) - 1)
-        share = (value - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
-        hats[row, index - 1], hats[row, index] = 1 - share, share
+    hats[rows, index - 1], hats[rows, index] = 1 - share, share
     return hats
-
-
-def _not_falling(values: Sequence[float]) -> list[float]:
-    """The nearest values, in squares, that never fall: neighbours that do share their mean."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            other, number = pools.pop()
-            mean, count = (mean * count + other * number) / (count + number), count + number
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _seconds(points: Sequence[Point]) -> Floats:

@@ -42,7 +42,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.files import write_atomically
+from rollpacker.metrics.outputs import open_output
 from rollpacker.metrics.schemas import Column, TableSchema
 
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ def write_profile(path: Path, profile: Profile) -> None:
     schema = schema.with_metadata({**schema.metadata, _VERSION_KEY: str(PROFILE_VERSION).encode()})
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
-    write_atomically(path, memoryview(buffer.getvalue()), durable=True)
+    with open_output(path) as file:
+        file.write(memoryview(buffer.getvalue()))
 
 
 def read_profile(path: Path) -> Profile:
@@ -199,6 +200,8 @@ def read_profile(path: Path) -> Profile:
     Raises:
         DataError: It is missing, of another kind or version, or holds what cannot have been measured.
     """
+    if path.exists() and not path.is_file():
+        raise _unreadable(path, "it is no file")
     try:
         table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowInvalid) as error:

@@ -21,7 +21,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -158,6 +158,11 @@ STEPS = TableSchema(
             "Part of weight_sync_time_s: engines of another degree take the place of those before, for the next step",
         ),
         _count("num_engines_lent", "Engines whose GPUs went to the trainer before the round was over"),
+        _number(
+            "lent_at_share",
+            "Share of the requests that had finished when these engines were chosen, 0 to 1; null where none were",
+            is_nullable=True,
+        ),
         _count("num_engines_lost", "Engines that failed, from the end of the last step to the end of this one"),
         _count("num_engines_replaced", "Engines that joined in the place of lost ones in the same time"),
         _count("policy_version", "Version that generated the batch"),

@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 from rollpacker.core.errors import DataError, InternalError
 from rollpacker.metrics.files import make_durable, remove_temporaries, storage_errors, write_atomically
 from rollpacker.metrics.schemas import SCHEMA_VERSION, TABLES, VERSION_KEY
+from rollpacker.paths import open_to_read, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,11 @@ METRICS_FOLDER = "metrics"
 """Below the run directory."""
 
 MANIFEST = "manifest.json"
+
+
+class DamagedTables(DataError):
+    """What a run wrote cannot be read any more."""
+
 
 STEPS_PER_MERGED_PART = 64
 """Keeps the number of files small; merging 64 steps of 2,000 responses takes the thread about half a second."""
@@ -97,7 +103,7 @@ class MetricsWriter:
         """Open or create the tables in `folder`, which is `<run.dir>/metrics`."""
         self.folder = folder
         self._schemas = {name: table.to_arrow() for name, table in TABLES.items()}
-        self._manifest = _load_manifest(folder) or Manifest()
+        self._manifest = load_manifest(folder) or Manifest()
         self._unsynced: list[Path] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics-merge")
         self._merge: _Merge | None = None
@@ -138,7 +144,7 @@ class MetricsWriter:
                 self._write_part(name, part, _to_parquet(table, "snappy"))
             self._commit((*self._manifest.parts, part))
         except BaseException:
-            self._manifest = _load_manifest(self.folder) or Manifest()  # what counts is decided on disk
+            self._manifest = load_manifest(self.folder) or Manifest()  # what counts is decided on disk
             self._remove_uncounted_parts()
             raise
         self._advance_merge(can_wait=False)
@@ -213,7 +219,7 @@ class MetricsWriter:
     def _cut(self, part: Part, step: int) -> Part:
         shortened = Part(first=part.first, last=step)
         for name in TABLES:
-            table = _read_parts(self.folder, name, (part,))
+            table = read_parts(self.folder, name, (part,))
             table = table.filter(pc.less_equal(table["step"], step))
             self._write_part(name, shortened, _to_parquet(table, "zstd"))
         return shortened
@@ -262,23 +268,27 @@ def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) 
     return result
 
 
-def read_last_step(run_dir: Path) -> Row | None:
-    """Read a run's newest row of `steps`, and none of the files of older steps; None when there is no step yet.
+def read_last_steps(run_dir: Path, num_steps: int) -> list[Row]:
+    """Read a run's newest rows of `steps`, at most so many, and none of the files of older steps.
 
     Raises as `read_table` does.
     """
-    newest = _read_counted(run_dir / METRICS_FOLDER, "steps", lambda parts: parts[-1:])
-    return None if newest is None else dict(newest.slice(len(newest) - 1).to_pylist()[0])
+    newest = _read_counted(
+        run_dir / METRICS_FOLDER,
+        "steps",
+        lambda parts: tuple(part for part in parts if part.last > parts[-1].last - num_steps),
+    )
+    return [] if newest is None else newest.to_pylist()[-num_steps:]
 
 
 def _read_counted(folder: Path, table: str, choose: Callable[[tuple[Part, ...]], tuple[Part, ...]]) -> pa.Table | None:
     """Read some of the parts that count at some moment during the call; None when none does."""
-    manifest = _load_manifest(folder)
+    manifest = load_manifest(folder)
     while manifest is not None and manifest.parts:
         try:
-            result = _read_parts(folder, table, choose(manifest.parts))
+            result = read_parts(folder, table, choose(manifest.parts))
         except FileNotFoundError as error:
-            newer = _load_manifest(folder)
+            newer = load_manifest(folder)
             if newer == manifest:
                 raise DataError(
                     f"{error.filename or error} is missing, although {folder / MANIFEST} names it",
@@ -286,7 +296,7 @@ def _read_counted(folder: Path, table: str, choose: Callable[[tuple[Part, ...]],
                     "Restore the file, or copy the run directory again, as a whole",
                 ) from error
         else:
-            newer = _load_manifest(folder)
+            newer = load_manifest(folder)
             if newer is not None and newer.num_truncations == manifest.num_truncations:
                 return result
         manifest = newer
@@ -352,42 +362,61 @@ def _wrong_columns(table_name: str, names: Sequence[str], rows: Sequence[Row]) -
     )
 
 
-def _load_manifest(folder: Path) -> Manifest | None:
+def load_manifest(folder: Path) -> Manifest | None:
+    """Read what counts in `<run.dir>/metrics`; None when nothing was written yet.
+
+    Raises:
+        DamagedTables: It is no manifest.
+        DataError: A newer version wrote it.
+    """
     path = folder / MANIFEST
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise _no_manifest(path, error.strerror or str(error)) from error
     try:
         plain = json.loads(text)
         version = int(plain["schema_version"])
         parts = tuple(Part(first=first, last=last) for first, last in plain["parts"])
         num_truncations = int(plain["num_truncations"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is not readable as a manifest: {error}",
-            "It is written by the run and never by hand",
-            f"Move {folder} away; a resumed run starts new tables with its next step",
-        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _no_manifest(path, str(error)) from error
     _refuse_newer(path, version)
     return Manifest(parts=parts, num_truncations=num_truncations)
 
 
-def _read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table:
+def _no_manifest(path: Path, problem: str) -> DamagedTables:
+    return DamagedTables(
+        f"{path} is not readable as a manifest: {problem}",
+        "It is written by the run and never by hand",
+        "Resume the run: run.resume=auto makes it again from the parts that are whole",
+    )
+
+
+def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table:
+    """Read some parts of a table.
+
+    Raises:
+        FileNotFoundError: One of them is gone.
+        DamagedTables: One of them is no Parquet file.
+        DataError: A newer version wrote it.
+    """
     schema = TABLES[table_name].to_arrow()
     tables = []
     for part in parts:
         path = folder / table_name / part.file_name
         try:
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 table = pq.ParquetFile(file).read()
         except FileNotFoundError:
             raise
-        except (pa.ArrowInvalid, OSError) as error:  # pyarrow reports a broken footer as OSError
-            raise DataError(
-                f"{path} is not readable: {error}",
+        except (pa.ArrowException, OSError) as error:  # pyarrow reports a broken footer as OSError
+            raise DamagedTables(
+                f"{path} is not readable: {getattr(error, 'strerror', None) or error}",
                 "Parts are written by the run and never by hand",
-                f"Restore the file, or move {folder} away",
+                "Restore the file from a copy, or resume the run: run.resume=auto sets such parts aside",
             ) from error
         tables.append(_in_current_schema(path, schema, table))
     return pa.concat_tables(tables) if tables else schema.empty_table()
@@ -413,7 +442,7 @@ def _in_current_schema(path: Path, schema: pa.Schema, table: pa.Table) -> pa.Tab
 
 
 def _encode_merged(folder: Path, sources: Sequence[Part]) -> dict[str, pa.Buffer]:
-    return {name: _to_parquet(_read_parts(folder, name, sources), "zstd") for name in TABLES}
+    return {name: _to_parquet(read_parts(folder, name, sources), "zstd") for name in TABLES}
 
 
 def _to_parquet(table: pa.Table, compression: Literal["snappy", "zstd"]) -> pa.Buffer:

@@ -51,6 +51,8 @@ class CodeReference:
     """Name of the function (or of the method of a class `Solution`) that cases call; None where they name it
     themselves."""
     num_cases: int
+    packages: tuple[str, ...]
+    """Modules beside the standard library's that its tests import."""
     line: FileLine
 
 
@@ -99,8 +101,8 @@ class AssertCase:
     """Python that runs after the response."""
 
     source: str
-    """Sees the response's names, and may import it as `solution`; its functions `test_...` are called. The response is
-    right unless something raises."""
+    """Imports what it tests from `solution`; its tests run as pytest and unittest would run them. The response is right
+    unless something raises."""
     limits: CaseLimits
 
 

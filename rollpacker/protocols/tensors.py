@@ -15,6 +15,7 @@ Whoever has a tensor has torch: it is imported where it is used, and importing t
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,6 +64,14 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def num_bytes_of_tensors(tensors: Mapping[str, torch.Tensor]) -> int:
     """Bytes that the tensors hold."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether no number in these floating-point tensors is infinite or NaN. Reads each of them once."""
+    import torch
+
+    largest = torch.nn.utils.get_total_norm([tensor for tensor in tensors if tensor.numel()], norm_type=math.inf)
+    return bool(largest.isfinite())
 
 
 def dtype_name(dtype: torch.dtype) -> str:

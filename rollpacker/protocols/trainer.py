@@ -25,7 +25,7 @@ class TrainerRank:
     """From 0."""
     num_ranks: int
     rendezvous: str
-    """Where they meet: an init method of torch.distributed, such as `tcp://10.0.0.1:29500`."""
+    """Where rank 0 opens a store for all of them: an address of its node and a port, such as `10.0.0.1:29500`."""
     replica_gpus: tuple[tuple[int, ...], ...] = ()
     """The run's GPUs of each data-parallel replica, as `accumulate` names them; empty where it never does."""
 

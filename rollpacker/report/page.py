@@ -1,198 +1,199 @@
 """The page: one self-contained HTML file about a run, or about a run beside another one.
 
-Every number of a modelled run stands under a tag that says so. A section whose data the run does not have says what is
-missing, and is never left out silently.
+`page.html.jinja` has its words and order; here is what it shows. Every number of a modelled run stands under a tag that
+says so. A section whose data the run does not have says what is missing, and is never left out silently. Steps count
+from 1 on the page, and from 0 in the tables.
 """
 
 from __future__ import annotations
 
-import html
 import math
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jinja2
 import numpy as np
 
 from rollpacker import __version__
-from rollpacker.report import charts
-from rollpacker.report.charts import Line
-from rollpacker.report.look import SCRIPT, STAGE_COLORS, STAGE_NAMES, STYLE
+from rollpacker.paths import real_path
+from rollpacker.report import figures
+from rollpacker.report.figures import Line, Panel
 from rollpacker.report.story import STAGES
+from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
+from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.waits import KIND_NAMES
 from rollpacker.report.words import count, plural, ratio, seconds, share, tokens
-from rollpacker.timeline.stretches import natural_order
+from rollpacker.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rollpacker.report.story import RunStory
-
-WIDE, HALF = 1120, 546
-"""Pixels of a chart that stands alone, and of one beside another, on a page of 1180."""
-
-MOST_TILES_IN_A_ROW = 6
-
-MOST_ENGINES = 48
-"""More engines are drawn by an even choice of them."""
 
 NOTHING = "\N{EN DASH}"
 """Stands where a run has no such number."""
 
-_RUN_COLORS = ("run-a", "run-b")
-_NUM_DOMAIN_COLORS = 6
+_LEARNING = {
+    "loss": "training loss",
+    "grad_norm": "norm of the gradient",
+    "entropy": "entropy per token, nats",
+    "kl_to_reference": "KL to the reference per token",
+    "clip_fraction": "share of tokens clipped",
+    "logprob_mismatch_mean": "mismatch of engine and trainer, mean per token, nats",
+}
+"""Columns that only real trainers fill."""
+
+_STATES = {
+    "running": "still running, or killed, when this page was written",
+    "departed": "left its machines with a checkpoint",
+    "interrupted": "was interrupted",
+}
+
+
+class ShownRun(NamedTuple):
+    """A run on the page."""
+
+    story: RunStory
+    name: str
+    """Its folder; with the parent where two runs have the same."""
+    color: str
+    is_alone: bool
+
+    @property
+    def caption(self) -> str:
+        """Before a sentence about it."""
+        return "" if self.is_alone else f"{self.name}: "
+
+    @property
+    def suffix(self) -> str:
+        """After what is said of it."""
+        return "" if self.is_alone else f", {self.name}"
+
+    @property
+    def css_color(self) -> str:
+        return next(f"var(--{name})" for name, (light, _) in PAGE_COLORS.items() if light == self.color)
 
 
 def render(stories: Sequence[RunStory]) -> str:
     """Write the page of one run, or of two: the second is what the first is held against."""
-    title = " against ".join(_label(story, stories) for story in stories)
-    sections = [
-        _header(stories),
-        _tiles(stories),
-        _what_ran(stories),
-        _time(stories),
-        _picture(stories),
-        _engines(stories),
-        _waits(stories),
-        _lengths(stories),
-        _rewards(stories),
-        _tokens(stories),
-        _footer(stories),
-    ]
+    runs = _shown(stories)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("rollpacker.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals |= {"seconds": seconds, "share": share, "plural": plural, "standing": _standing}
+    page = environment.get_template("page.html.jinja").render(
+        runs=runs,
+        version=__version__,
+        colors=PAGE_COLORS,
+        stages=STAGE_STYLES,
+        wait_names=KIND_NAMES,
+        cycle_steps=CYCLE_STEPS,
+        token_sentence=_token_sentence,
+        verdict=_verdict(runs) if len(runs) > 1 else "",
+        tiles=_tiles(runs),
+        facts=_facts_of(runs),
+        **_time(runs),
+        **_activities(runs),
+        **_lengths(runs),
+        **_curves(runs),
+        tokens=figures.per_step(
+            {run.name: run.story.waste for run in runs},
+            _round_notes(runs),
+            is_time=False,
+            description="tokens of each step by what became of them",
+        ),
+    )
+    return printable(page)
+
+
+def _shown(stories: Sequence[RunStory]) -> list[ShownRun]:
+    runs: list[ShownRun] = []
+    for position, story in enumerate(stories):
+        name = printable(story.name)  # before a figure draws it: no font has half of a surrogate pair
+        if sum(printable(other.name) == name for other in stories) > 1:
+            name = f"{printable(real_path(story.tables.run_dir).parent.name)}/{name}"
+        if any(run.name == name for run in runs):
+            name = f"{name} ({position + 1})"
+        color = color_of(story.tables.system, position)
+        if any(run.color == color for run in runs):
+            color = OTHER_COLORS[position]
+        runs.append(ShownRun(story, name, color, len(stories) == 1))
+    return runs
+
+
+def _standing(story: RunStory) -> str:
+    """How far the run is, how it ended, where and when."""
+    number = len(story.steps)
+    status = story.status
+    of = f" of {status.num_steps:,}" if status and status.num_steps != number else ""
+    attempts = len(story.tables.logged.attempts)
+    tries = f" in {plural(attempts, 'attempt')}" if attempts > 1 else ""
+    state = _STATES.get(status.state, status.state) if status else "of unknown state"
+    kind = "All times are modelled, none was measured." if story.is_modelled else "All times were measured."
+    return f"{plural(number, 'step')}{of}{tries}, {state}. {kind}"
+
+
+# What the page shows, section by section ----------------------------------------------------------------------------
+
+
+def _verdict(runs: Sequence[ShownRun]) -> str:
+    """Which of two runs is faster, over the steps that both have."""
+    number = min(len(run.story.steps) for run in runs)
+    times = {run.name: float(run.story.steps["step_time_s"].iloc[:number].sum()) for run in runs}
+    (fast, fast_s), (slow, slow_s) = sorted(times.items(), key=lambda item: item[1])
+    if fast_s <= 0 or slow_s / fast_s < 1.005:  # noqa: PLR2004  (would print as 1.00)
+        return f"{fast} and {slow} are equally fast: {plural(number, 'step')} took {seconds(fast_s)}."
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{_e(title)}</title><style>{STYLE}</style></head><body><main>{''.join(sections)}</main>"
-        f"<script>{SCRIPT}</script></body></html>\n"
+        f"{fast} is {ratio(slow_s / fast_s).removesuffix(' x')} times as fast as {slow}: {plural(number, 'step')} took "
+        f"{seconds(fast_s)} instead of {seconds(slow_s)}."
     )
 
 
-# Parts of the page ------------------------------------------------------------------------------------------------
-
-
-def _header(stories: Sequence[RunStory]) -> str:
-    first = stories[0]
-    title = _e(_label(first, stories)) + _tag(first)
-    if len(stories) > 1:
-        title += f' <span class="soft">against</span> {_e(_label(stories[1], stories))}{_tag(stories[1])}'
-    lead = " ".join(_standing(story, stories) for story in stories)
-    notes = [
-        f"{_e(_label(story, stories))}: {_e(note)}" if len(stories) > 1 else _e(note)
-        for story in stories
-        for note in _missing(story)
-    ]
-    shown = "".join(f'<p class="note">{note}</p>' for note in notes)
-    return f"<button>light / dark</button><h1>{title}</h1><p class='soft'>{lead}</p>{shown}"
-
-
-def _standing(story: RunStory, stories: Sequence[RunStory]) -> str:
-    steps = len(story.steps)
-    planned = story.status.num_steps if story.status else None
-    state = story.status.state if story.status else "of unknown state"
-    words = {
-        "finished": "finished",
-        "running": "still running, or ended without a word, when this page was written",
-        "departed": "left its machines with a checkpoint",
-        "failed": "failed",
-        "interrupted": "was interrupted",
+def _tiles(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
+    tiles = {
+        "step, mean": lambda story: seconds(story.total_s / len(story.steps)),
+        "sum of the step times": lambda story: seconds(story.total_s),
+        "of the decode slots idle in rollouts": lambda story: share(story.bubble_ratio),
+        "of the generated tokens wasted": lambda story: share(story.wasted_share),
+        f"mean reward, first to last {CYCLE_STEPS} steps": _reward_change,
     }
-    name = f"{_label(story, stories)}: " if len(stories) > 1 else ""
-    of = f" of {planned:,}" if planned is not None and planned != steps else ""
-    attempts = len(story.tables.logged.attempts)
-    tries = f" in {plural(attempts, 'attempt')}" if attempts > 1 else ""
-    kind = "All times are modelled, none was measured." if story.is_modelled else "All times were measured."
-    return _e(f"{name}{plural(steps, 'step')}{of}{tries}, {words.get(state, state)}. {kind}")
-
-
-def _missing(story: RunStory) -> list[str]:
-    notes = list(story.tables.notes)
-    if story.config is None:
-        notes.append("There is no config.yaml: the run is older than that file, and its settings are not shown.")
-    if story.status is not None and story.status.reason:
-        notes.append(f"{story.status.state}: {story.status.reason}")
-    return notes
-
-
-def _tiles(stories: Sequence[RunStory]) -> str:
-    tiles = [
-        (what, [say(story) for story in stories])
-        for what, say in (
-            ("per step, mean", lambda story: seconds(story.total_s / len(story.steps))),
-            ("sum of the step times", lambda story: seconds(story.total_s)),
-            ("of the decode slots idle in rollouts", lambda story: share(story.bubble_ratio)),
-            ("of the generated tokens wasted", lambda story: share(story.wasted_share)),
-            ("mean reward, first to last steps", _reward_change),
-            ("engines lost", lambda story: f"{int(story.steps['num_engines_lost'].sum())}"),
-        )
-    ]
-    if len(stories) > 1:
-        number = _common_steps(stories)
-        mine, theirs = (float(story.steps["step_time_s"].iloc[:number].sum()) for story in stories)
-        text = f"{_label(stories[1], stories)} over {_label(stories[0], stories)}: sums of {plural(number, 'step')}"
-        tiles.insert(0, (text, [_times((mine, theirs))]))
-    if not any(story.steps["num_engines_lost"].any() for story in stories):
-        tiles = [tile for tile in tiles if tile[0] != "engines lost"]
-    cells = []
-    for what, values in tiles:
-        beside = f"<em>{_e(_label(stories[1], stories))}: {_e(values[1])}</em>" if len(values) > 1 else ""
-        cells.append(f'<div class="tile"><b>{_e(values[0])}</b><span>{_e(what)}{beside}</span></div>')
-    columns = len(cells) if len(cells) <= MOST_TILES_IN_A_ROW else 4
-    return f'<div class="tiles" style="--columns:{columns}">{"".join(cells)}</div>'
+    if any(run.story.steps["num_engines_lost"].any() for run in runs):
+        tiles["engines lost"] = lambda story: f"{int(story.steps['num_engines_lost'].sum())}"
+    return [(what, [say(run.story) for run in runs]) for what, say in tiles.items()]
 
 
 def _reward_change(story: RunStory) -> str:
     rewards = story.steps["reward_mean"]
-    edge = max(1, len(rewards) // 10)
     if len(rewards) == 1:
         return f"{rewards.iloc[0]:.3g}"
+    edge = min(CYCLE_STEPS, len(rewards) // 2)
     return f"{rewards.iloc[:edge].mean():.3g} → {rewards.iloc[-edge:].mean():.3g}"
 
 
-def _what_ran(stories: Sequence[RunStory]) -> str:
-    columns = [_facts(story) for story in stories]
-    labels = list(dict.fromkeys(label for facts in columns for label in facts))
-    head = ""
-    if len(stories) > 1:
-        head = "<tr><th></th>" + "".join(f"<th>{_e(_label(story, stories))}</th>" for story in stories) + "</tr>"
-    rows = "".join(
-        f"<tr><td>{_e(label)}</td>{''.join(f'<td>{_e(facts.get(label, NOTHING))}</td>' for facts in columns)}</tr>"
-        for label in labels
-    )
-    return f'<h2>What ran</h2><table class="facts">{head}{rows}</table>'
+def _facts_of(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
+    columns = [_facts(run.story) for run in runs]
+    labels = dict.fromkeys(label for facts in columns for label in facts)
+    return [(label, [facts.get(label, NOTHING) for facts in columns]) for label in labels]
 
 
 def _facts(story: RunStory) -> dict[str, str]:
-    steps = story.steps
-    kinds = steps["round_kind"].value_counts()
-    degrees = sorted(set(steps["tensor_parallel"]))
+    steps, status = story.steps, story.status
+    degrees = " and ".join(map(str, sorted(set(steps["tensor_parallel"]))))
     facts = {"system": story.tables.system}
-    config = story.config or {}
-    if config:
-        rollout, system, engine, trainer = (config.get(key) or {} for key in ("rollout", "system", "engine", "trainer"))
-        model = config.get("model") or {}
-        facts["model"] = str(model.get("path") or _shape(model.get("shape") or {}))
-        facts["batch"] = (
-            f"{rollout.get('num_prompts')} prompts x {rollout.get('num_responses')} responses, "
-            f"{_tokens_or_unknown(rollout.get('max_response_tokens'))} at most"
-        )
-        facts["techniques"] = _techniques(system)
-        facts["engines"] = f"{engine.get('num_engines')} x TP {engine.get('tensor_parallel')}{_engine_name(story)}"
-        if len(degrees) > 1:
-            facts["engines"] += f"; rounds ran with TP {' and '.join(map(str, degrees))}"
-        layout = [
-            f"{name} {trainer.get(key)}"
-            for name, key in (
-                ("TP", "tensor_parallel"),
-                ("PP", "pipeline_parallel"),
-                ("CP", "context_parallel"),
-                ("DP", "data_parallel"),
-            )
-            if trainer.get(key) and trainer.get(key) != 1
-        ]
-        facts["trainer"] = ", ".join([*([] if story.is_modelled else [str(trainer.get("name"))]), *layout]) or "1 rank"
-        facts["reward"] = str((config.get("reward") or {}).get("name"))
-        facts["seed"] = str((config.get("run") or {}).get("seed"))
-    else:
-        facts["engines"] = f"TP {', '.join(map(str, degrees))}"
-    facts["rounds"] = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+    facts |= _settings(story, degrees) if story.config else {"engines": f"TP {degrees}"}
+    if status:
+        facts["host"] = f"{status.host}{f', Slurm job {status.job_id}' if status.job_id else ''}"
+        facts["last written"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(status.updated_at))
+    whole_s = float(steps["finished_at_s"].iloc[-1])
+    whose = "of modelled time" if story.is_modelled else "from its start to its last step"
+    facts["duration"] = f"{seconds(whole_s)} {whose}"
+    if status and status.processor_s is not None and story.is_modelled:
+        facts["duration"] += f", computed in {seconds(status.processor_s)}"
+    facts["rounds"] = ", ".join(f"{number:,} {kind}" for kind, number in steps["round_kind"].value_counts().items())
     lost, replaced = int(steps["num_engines_lost"].sum()), int(steps["num_engines_replaced"].sum())
     facts["engines lost"] = f"{lost}, {replaced} replaced" if lost else "none"
     moved = [f"{story.num_evicted:,} with their tokens"] if story.num_evicted else []
@@ -200,353 +201,95 @@ def _facts(story: RunStory) -> dict[str, str]:
     facts["moved requests"] = ", ".join(moved) or "none"
     attempts = [attempt for attempt in story.tables.logged.attempts if attempt.first_step is not None]
     if len(attempts) > 1:
-        facts["attempts"] = "; ".join(f"{attempt.number} from step {attempt.first_step}" for attempt in attempts)
+        facts["attempts"] = "; ".join(f"{each.number} from step {each.first_step + 1}" for each in attempts)  # type: ignore[operator]
     return facts
 
 
-def _shape(shape: dict[str, Any]) -> str:
-    if not shape:
-        return "unknown"
-    return f"{shape.get('num_layers')} layers, hidden size {shape.get('hidden_size')} (only its shape is known)"
-
-
-def _tokens_or_unknown(value: object) -> str:
-    return tokens(value) if isinstance(value, int) else "an unknown number of tokens"
-
-
-def _engine_name(story: RunStory) -> str:
-    config = story.config or {}
-    if story.is_modelled:
-        hardware = (config.get("hardware") or {}).get("name")
-        return f", modelled on {hardware}" if hardware else ", modelled"
-    return f", {(config.get('engine') or {}).get('name')}"
-
-
-def _techniques(system: dict[str, Any]) -> str:
-    batching = f"{system.get('batching')} batches"
-    if system.get("batching") not in {"plain", None}:
-        batching = (
-            f"{system.get('batching')} batching (eta {system.get('eta_prompts')} of prompts, "
-            f"{system.get('eta_responses')} of responses)"
-        )
-    parts = [batching, f"{system.get('reward')} rewards"]
-    parts += [
-        name for key, name in (("planner", "parallelism planner"), ("stream", "stream trainer")) if system.get(key)
-    ]
-    return ", ".join(parts)
-
-
-def _time(stories: Sequence[RunStory]) -> str:
-    used = [stage for stage in STAGES if any(story.stages[stage].sum() > 0 for story in stories)]
-    legend = _legend((STAGE_NAMES[stage], STAGE_COLORS[stage]) for stage in used)
-    bars = []
-    for story in stories:
-        parts = [(STAGE_NAMES[stage], STAGE_COLORS[stage], float(story.stages[stage].sum())) for stage in used]
-        whole = seconds(float(story.stages.to_numpy().sum()))
-        caption = f"{_caption(story, stories)}all {plural(len(story.steps), 'step')}, {whole}"
-        bars.append(_figure(caption, charts.shares(parts, width=WIDE, label="")))
-    highest = max(float(story.stages.sum(axis=1).max()) for story in stories)
-    columns = [
-        _figure(
-            f"{_caption(story, stories)}each step",
-            charts.stacked_bars(
-                story.stages.index.tolist(),
-                {stage: story.stages[stage].tolist() for stage in used},
-                STAGE_COLORS,
-                STAGE_NAMES,
-                width=HALF if len(stories) > 1 else WIDE,
-                top=highest,
-                description="seconds of each step by stage",
-                notes=[f"{kind} round" for kind in story.steps["round_kind"]],
-            ),
-        )
-        for story in stories
-    ]
-    text = (
-        "Each second of a step belongs to one stage. Exposed reward is the time in which all was generated and a "
-        "reward was still missing; training is what is left of it after the rollout, not what was streamed during it."
+def _settings(story: RunStory, degrees: str) -> dict[str, str]:
+    """What the run was told."""
+    config = story.config
+    model, rollout, engine, trainer, reward = (
+        config.get(key) or {} for key in ("model", "rollout", "engine", "trainer", "reward")
     )
-    return (
-        f"<h2>Where the time went{_tags(stories)}</h2><p>{text}</p>{legend}{''.join(bars)}"
-        f"{_columns(columns)}{_stage_table(stories, used)}"
-    )
+    shape = model.get("shape") or {}
+    unknown = f"{shape.get('num_layers')} layers, hidden size {shape.get('hidden_size')} (only its shape is known)"
+    limit = rollout.get("max_response_tokens")
+    degree = engine.get("tensor_parallel")
+    layout = [f"{short} {size}" for short, key in _PARALLEL.items() if (size := trainer.get(key) or 1) != 1]
+    hardware = f"modelled {(config.get('hardware') or {}).get('name') or 'hardware'}"
+    return {
+        "model": str(model.get("path") or model.get("name") or (unknown if shape else "unknown")),
+        "batch": f"{rollout.get('num_prompts')} prompts x {rollout.get('num_responses')} responses, "
+        f"{tokens(limit) if isinstance(limit, int) else 'an unknown number of tokens'} at most",
+        **_techniques(story),
+        "hardware": hardware if story.is_modelled else "of the host",
+        "engines": f"{engine.get('num_engines')} x TP {degree}"
+        + ("" if story.is_modelled else f", {engine.get('name')}")
+        + ("" if degrees == str(degree) else f"; rounds ran with TP {degrees}"),
+        "trainer": ", ".join([*([] if story.is_modelled else [str(trainer.get("name"))]), *layout]) or "1 rank",
+        "reward": ", ".join(f"{domain}: {name}" for domain, name in (reward.get("domains") or {}).items())
+        or str(reward.get("name")),
+        "seed": str((config.get("run") or {}).get("seed")),
+    }
 
 
-def _stage_table(stories: Sequence[RunStory], used: Sequence[str]) -> str:
-    head = "".join(
-        f'<th class="n">{_e(_caption(story, stories))}mean per step</th><th class="n">share</th>' for story in stories
-    )
-    ratio_head = '<th class="n">ratio</th>' if len(stories) > 1 else ""
+_PARALLEL = {
+    "TP": "tensor_parallel",
+    "PP": "pipeline_parallel",
+    "CP": "context_parallel",
+    "DP": "data_parallel",
+}
+
+
+def _techniques(story: RunStory) -> dict[str, str]:
+    """What the system used in these steps, and what it has and never used."""
+    system, steps = story.config.get("system") or {}, story.steps
+    batching = system.get("batching")
+    used = [f"{batching} batches"]
+    if batching not in {"plain", None}:
+        etas = f"eta {system.get('eta_prompts')} of prompts, {system.get('eta_responses')} of responses"
+        used = [f"{batching} batching ({etas})"]
+    reward = story.config.get("reward") or {}
+    kinds = {reward.get("name"), *(reward.get("domains") or {}).values()}
+    if system.get("reward") != "batch":
+        used.append("rewards during the rollout")
+    unused: list[str] = []
+    for name, is_configured, has_acted in (
+        ("adaptive limits for programs", system.get("reward") == "scheduled", bool(kinds & {"sandbox", "modelled"})),
+        ("parallelism planner", system.get("planner"), steps["tensor_parallel"].nunique() > 1),
+        ("stream trainer", system.get("stream"), (steps["num_engines_lent"] > 0).any()),
+    ):
+        if is_configured:
+            (used if has_acted else unused).append(name)
+    return {"techniques": ", ".join(used)} | ({"configured, never acted": ", ".join(unused)} if unused else {})
+
+
+def _time(runs: Sequence[ShownRun]) -> dict[str, Any]:
+    used = [stage for stage in STAGES if any(run.story.stages[stage].sum() > 0 for run in runs)]
+    inside = [stage for stage in used if stage != "checkpoint"]
+    means = {run.name: run.story.stages[used].sum() / len(run.story.steps) for run in runs}
+    whole = {name: float(values[inside].sum()) for name, values in means.items()}
     rows = []
-    for stage in [*used, "whole"]:
-        cells, means = [], []
-        for story in stories:
-            whole = float(story.stages.to_numpy().sum())
-            value = whole if stage == "whole" else float(story.stages[stage].sum())
-            means.append(value / len(story.steps))
-            cells.append(
-                f'<td class="n">{seconds(means[-1])}</td><td class="n">{share(value / whole if whole else 0)}</td>'
-            )
-        if len(stories) > 1:
-            cells.append(f'<td class="n">{_times(means)}</td>')
-        if stage == "whole":
-            name = "<b>step and checkpoint</b>"
-        else:
-            name = f'<i style="background:var(--{STAGE_COLORS[stage]})"></i>{STAGE_NAMES[stage]}'
-        rows.append(f"<tr><td>{name}</td>{''.join(cells)}</tr>")
-    return f"<table><tr><th></th>{head}{ratio_head}</tr>{''.join(rows)}</table>"
-
-
-def _picture(stories: Sequence[RunStory]) -> str:
-    figures = []
-    for story in stories:
-        picture = story.picture
-        moves = f", {plural(picture.num_moves, 'migration')}" if picture.num_moves else ""
-        some = ""
-        if len(picture.engines) > charts.MOST_ENGINE_ROWS:
-            some = f", {charts.MOST_ENGINE_ROWS} of {len(picture.engines)} engines"
-        caption = (
-            f"{_caption(story, stories)}step {picture.step}, a {picture.round_kind} round, "
-            f"{seconds(picture.ended_s - picture.began_s)}{moves}{some}"
-        )
-        figures.append(_figure(caption, charts.timeline(picture, STAGE_COLORS, STAGE_NAMES, width=WIDE)))
-    activities = {each[1] for story in stories for each in story.picture.actors}
-    activities |= {each[0] for story in stories for row in story.picture.engines for each in row.others}
-    shown = [key for key in STAGE_NAMES if key in activities and key not in {"score", "load_weights"}]
-    items = [("requests on an engine" if key == "rollout" else STAGE_NAMES[key], STAGE_COLORS[key]) for key in shown]
-    if "score" in activities:
-        items.append(("rewards", STAGE_COLORS["score"]))
-    if not any(key == "rollout" for key in shown):
-        items.insert(0, ("requests on an engine", "rollout"))
-    text = "The step of median duration, unless another was asked for (step=N)."
-    return f"<h2>One step, actor by actor{_tags(stories)}</h2><p>{text}</p>{_legend(items)}{''.join(figures)}"
-
-
-def _engines(stories: Sequence[RunStory]) -> str:
-    parts = (
-        ("has requests", "rollout"),
-        ("lent to the trainer, asleep", "asleep"),
-        ("loads weights", "weight_sync"),
-        ("idle while others generate", "idle"),
-        ("idle while the trainer learns, and other", "idle_later"),
-    )
-    columns, used = [], [0.0] * len(parts)
-    for story in stories:
-        rows = []
-        for engine in charts.evenly(sorted(story.engines, key=natural_order), MOST_ENGINES):
-            use = story.engines[engine]
-            values = (use.generating_s, use.asleep_s, use.loading_s, use.idle_in_rollout_s, use.idle_later_s)
-            used = [total + value for total, value in zip(used, values, strict=True)]
-            rows.append((engine, [(name, color, value) for (name, color), value in zip(parts, values, strict=True)]))
-        width = HALF if len(stories) > 1 else WIDE
-        caption = f"{_caption(story, stories)}{plural(len(story.engines), 'engine')}"
-        if len(rows) < len(story.engines):
-            caption += f", {len(rows)} of them shown"
-        columns.append(_figure(caption, charts.engine_use(rows, width=width, description="what engines did")))
-    text = (
-        "Shares of the steps in which an engine was there. An engine that has one request left counts as busy; how "
-        "empty busy engines were is the idle share of the decode slots, "
-        + " and ".join(f"{share(story.bubble_ratio)}{_of(story, stories)}" for story in stories)
-        + "."
-    )
-    legend = _legend(part for part, total in zip(parts, used, strict=True) if total > 0)
-    return f"<h2>Engines{_tags(stories)}</h2><p>{text}</p>{legend}{_columns(columns)}"
-
-
-def _waits(stories: Sequence[RunStory]) -> str:
-    tables = []
-    for story in stories:
-        rows = "".join(
-            f'<tr><td class="n">{seconds(wait.duration_s)}</td><td>{_e(KIND_NAMES[wait.kind])}</td>'
-            f'<td class="n">{wait.step}</td><td>{_e(wait.who)}</td><td class="why">{_e(wait.why)}</td>'
-            f'<td class="n">{seconds(wait.sum_alike_s)} in {plural(wait.num_alike, "step")}</td></tr>'
-            for wait in story.waits
-        )
-        body = rows or '<tr><td colspan="6">Nobody waited for anybody.</td></tr>'
-        tables.append(
-            f"{_subtitle(story, stories)}<table><tr><th class='n'>how long</th><th>for</th><th class='n'>step</th>"
-            f"<th>who waited</th><th>why</th><th class='n'>all such waits</th></tr>{body}</table>"
-        )
-    text = (
-        "Time in which somebody had nothing to do because something else was not there yet. Each step counts once per "
-        "kind, with its longest wait; training is no wait. Weights, checkpoints and the like have one row for all."
-    )
-    return f"<h2>The worst waits{_tags(stories)}</h2><p>{text}</p>{''.join(tables)}"
-
-
-def _lengths(stories: Sequence[RunStory]) -> str:
-    lines, rows = [], []
-    domains = sorted({domain for story in stories for domain in story.lengths})
-    for position, story in enumerate(stories):
-        for domain, values in story.lengths.items():
-            color = _domain_color(domains, domain)
-            name = f"{domain}{_of(story, stories)}"
-            lines.append((Line(name=name, color=color, x=(), y=(), is_dashed=position == 1), values))
-            p50, p90, p99 = (float(np.quantile(values, q, method="inverted_cdf")) for q in (0.5, 0.9, 0.99))
-            cut = story.num_cut.get(domain, 0)
-            cells = "".join(
-                f'<td class="n">{cell}</td>'
-                for cell in (
-                    *(count(value) for value in (len(values), values.mean(), p50, p90, p99, values[-1])),
-                    f"{cut:,} ({share(cut / len(values))})",
-                )
-            )
-            rows.append(f'<tr><td><i style="background:var(--{color})"></i>{_e(name)}</td>{cells}</tr>')
-    limits = [
-        int(value)
-        for story in stories
-        if (value := ((story.config or {}).get("rollout") or {}).get("max_response_tokens")) is not None
-    ]
-    limit = max(limits) if limits else None
-    chart = charts.distributions(lines, width=WIDE, limit=limit, description="response lengths")
-    legend = _legend(((line.name, line.color, line.is_dashed) for line, _ in lines), is_stroke=True)
-    heads = ("responses", "mean", "median", "P90", "P99", "longest", "cut at the limit")
-    head = "".join(f'<th class="n">{name}</th>' for name in heads)
-    return (
-        f"<h2>Response lengths{_tags(stories)}</h2><p>Share of the trained responses that are at least so long.</p>"
-        f"{legend}{_figure('', chart)}<table><tr><th>tokens</th>{head}</tr>{''.join(rows)}</table>"
-    )
-
-
-def _rewards(stories: Sequence[RunStory]) -> str:
-    lines = [
-        Line(
-            name=f"all{_of(story, stories)}",
-            color=_RUN_COLORS[position] if len(stories) > 1 else "ink",
-            x=story.steps["step"].tolist(),
-            y=story.steps["reward_mean"].tolist(),
-        )
-        for position, story in enumerate(stories)
-    ]
-    if len(stories) == 1 and stories[0].domains["domain"].nunique() > 1:
-        names = sorted(stories[0].domains["domain"].unique())
-        for domain in names:
-            rows = stories[0].domains[stories[0].domains["domain"] == domain]
-            lines.append(
-                Line(
-                    name=domain,
-                    color=_domain_color(names, domain),
-                    x=rows["step"].tolist(),
-                    y=rows["reward_mean"].tolist(),
-                )
-            )
-    reward = charts.lines(lines, width=HALF, title="step", label=lambda v: f"{v:g}", description="mean reward")
-    queue = charts.lines(
-        [
-            Line(
-                name=_label(story, stories),
-                color=_RUN_COLORS[position],
-                x=story.steps["step"].tolist(),
-                y=story.steps["long_queue_length"].tolist(),
-            )
-            for position, story in enumerate(stories)
-        ],
-        width=HALF,
-        title="step",
-        label=charts.count_axis,
-        description="prompts in the long-prompt queue",
-    )
-    legend = _legend(((line.name, line.color) for line in lines), is_stroke=True)
-    left = f"<div>{_figure('mean reward of the trained responses', reward)}{legend}</div>"
-    right = f"<div>{_figure('long-prompt queue: deferred prompts after each step', queue)}{_run_legend(stories)}</div>"
-    return f"<h2>Rewards and the long-prompt queue{_tags(stories)}</h2>{_columns([left, right])}{_learning(stories)}"
-
-
-_LEARNING = (
-    ("loss", "training loss", "{:.3g}"),
-    ("grad_norm", "norm of the gradient", "{:.3g}"),
-    ("entropy", "entropy per token, nats", "{:.3g}"),
-    ("kl_to_reference", "KL to the reference per token", "{:.3g}"),
-    ("clip_fraction", "share of tokens clipped", "{:.3g}"),
-    ("logprob_mismatch_mean", "mismatch of engine and trainer, mean per token, nats", "{:.2g}"),
-)
-
-
-def _learning(stories: Sequence[RunStory]) -> str:
-    """Charts of what only real trainers know."""
-    figures = []
-    for column, caption, form in _LEARNING:
-        series = [
-            Line(
-                name=_label(story, stories),
-                color=_RUN_COLORS[position],
-                x=story.steps["step"].tolist(),
-                y=[float(value) for value in story.steps[column]],
-            )
-            for position, story in enumerate(stories)
-            if story.steps[column].notna().any()
+    for stage in (*inside, "step", *(["checkpoint"] if "checkpoint" in used else [])):
+        values = [whole[run.name] if stage == "step" else float(means[run.name][stage]) for run in runs]
+        shares = [
+            "" if stage == "checkpoint" else share(value / whole[run.name] if whole[run.name] else 0.0)
+            for run, value in zip(runs, values, strict=True)
         ]
-        if any(any(line.y) for line in series):
-            chart = charts.lines(series, width=HALF, title="step", label=form.format, description=caption)
-            figures.append(_figure(caption, chart))
-    if not figures:
-        return '<p class="soft">A modelled trainer has neither loss nor log-probabilities: they are not shown.</p>'
-    rows = [figures[number : number + 2] for number in range(0, len(figures), 2)]
-    return f"<h3>Learning</h3>{_run_legend(stories)}" + "".join(
-        f'<div class="two">{"".join(row)}</div>' for row in rows
-    )
-
-
-def _tokens(stories: Sequence[RunStory]) -> str:
-    names = {"trained": "trained", "aborted": "aborted", "finished": "finished, but not needed"}
-    colors = {key: key for key in names}
-    highest = max(float(story.waste.sum(axis=1).max()) for story in stories)
-    columns, sentences = [], []
-    for story in stories:
-        columns.append(
-            _figure(
-                f"{_caption(story, stories)}tokens of each step",
-                charts.stacked_bars(
-                    story.waste.index.tolist(),
-                    {key: story.waste[key].tolist() for key in names},
-                    colors,
-                    names,
-                    width=HALF if len(stories) > 1 else WIDE,
-                    top=highest,
-                    label=count,
-                    description="tokens of each step by what became of them",
-                ),
-            )
-        )
-        generated, wasted = story.steps["tokens_generated"].sum(), story.steps["tokens_wasted"].sum()
-        streamed = story.steps["tokens_streamed"].sum() / max(1, story.steps["tokens_trained"].sum())
-        sentences.append(
-            f"{_caption(story, stories)}{tokens(generated)} generated, {count(wasted)} of them "
-            f"({share(story.wasted_share)}) wasted; {share(streamed)} of the trained ones reached the trainer while "
-            f"the rollout still ran. {_staleness(story)}"
-        )
-    text = "".join(f"<p>{_e(sentence)}</p>" for sentence in sentences)
-    legend = _legend((names[key], key) for key in names)
-    return f"<h2>Tokens{_tags(stories)}</h2>{text}{legend}{_columns(columns)}"
-
-
-def _staleness(story: RunStory) -> str:
-    mismatch = story.steps["logprob_mismatch_max"].max()
-    known = f" Engine and trainer differ by at most {mismatch:.2g} nats per token." if math.isfinite(mismatch) else ""
-    stale = int((story.steps["policy_version"] < story.steps["step"]).sum())
-    first = "Every trained token came from the current policy (staleness 0)."
-    if stale:
-        first = f"In {plural(stale, 'step')} the batch came from an older policy than the newest."
-    return first + known
-
-
-def _footer(stories: Sequence[RunStory]) -> str:
-    folders = " and ".join(f"<code>{_e(str(story.tables.run_dir))}</code>" for story in stories)
-    return (
-        f"<footer>Written by rollpacker {__version__} from the tables and event logs of {folders}. "
-        "<code>rollpacker trace</code> writes the same with every request, for ui.perfetto.dev.</footer>"
-    )
-
-
-# Words and small pieces -------------------------------------------------------------------------------------------
-
-
-def _label(story: RunStory, stories: Sequence[RunStory]) -> str:
-    """A run's name: its folder; with its parent where two runs have the same."""
-    if sum(other.name == story.name for other in stories) > 1:
-        run_dir = story.tables.run_dir.resolve()
-        return f"{run_dir.parent.name}/{story.name}"
-    return story.name
+        rows.append((stage, list(zip(values, shares, strict=True)), _times(values) if len(runs) > 1 else ""))
+    return {
+        "used_stages": used,
+        "stage_rows": rows,
+        "mean_steps": figures.mean_steps(
+            {name: {stage: float(values[stage]) for stage in inside} for name, values in means.items()}
+        ),
+        "each_step": figures.per_step(
+            {run.name: run.story.stages[used] for run in runs},
+            _round_notes(runs),
+            is_time=True,
+            description="seconds of each step by stage",
+        ),
+    }
 
 
 def _times(means: Sequence[float]) -> str:
@@ -554,66 +297,98 @@ def _times(means: Sequence[float]) -> str:
     return ratio(means[1] / means[0]) if means[0] > 0 and means[1] > 0 else NOTHING
 
 
-def _caption(story: RunStory, stories: Sequence[RunStory]) -> str:
-    return f"{_label(story, stories)}: " if len(stories) > 1 else ""
+def _round_notes(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
+    return {run.name: [f"{kind} round" for kind in run.story.steps["round_kind"]] for run in runs}
 
 
-def _of(story: RunStory, stories: Sequence[RunStory]) -> str:
-    return f", {_label(story, stories)}" if len(stories) > 1 else ""
+def _activities(runs: Sequence[ShownRun]) -> dict[str, Any]:
+    pictures = {run.name: run.story.picture for run in runs}
+    uses = {run.name: run.story.engines for run in runs}
+    drawn = {figures.stage_of(each[1]) for picture in pictures.values() for each in picture.actors}
+    drawn |= {figures.stage_of(each[0]) for one in pictures.values() for row in one.engines for each in row.others}
+    did = {stage for of_run in uses.values() for use in of_run.values() for stage, value in use.parts.items() if value}
+    return {
+        "drawn_stages": [stage for stage in STAGE_STYLES if stage in drawn | {"requests"}],
+        "one_step": figures.one_step(pictures),
+        "engine_stages": [stage for stage in STAGE_STYLES if stage in did],
+        "engines": figures.engine_use(uses),
+    }
 
 
-def _subtitle(story: RunStory, stories: Sequence[RunStory]) -> str:
-    return f"<h3>{_e(_label(story, stories))}</h3>" if len(stories) > 1 else ""
+def _lengths(runs: Sequence[ShownRun]) -> dict[str, Any]:
+    domains = sorted({domain for run in runs for domain in run.story.lengths})
+    rows = []
+    for domain in domains:
+        for run in [run for run in runs if domain in run.story.lengths]:
+            values, cut = run.story.lengths[domain], run.story.num_cut.get(domain, 0)
+            quantiles = np.quantile(values, (0.5, 0.9, 0.99), method="inverted_cdf")
+            cells = [count(value) for value in (len(values), values.mean(), *quantiles, values[-1])]
+            rows.append((run, domain, [*cells, f"{cut:,} ({share(cut / len(values))})"]))
+    limits = [(run.story.config.get("rollout") or {}).get("max_response_tokens") for run in runs]
+    drawn = {name: {run.name: run.story.lengths[name] for run in runs if name in run.story.lengths} for name in domains}
+    return {
+        "length_titles": ("responses", "mean", "median", "P90", "P99", "longest", "cut at the limit"),
+        "length_rows": rows,
+        "lengths": figures.lengths(
+            drawn, {run.name: run.color for run in runs}, max(filter(None, limits), default=None)
+        )
+        if domains
+        else "",
+    }
 
 
-def _tag(story: RunStory) -> str:
-    return '<span class="tag">modelled</span>' if story.is_modelled else '<span class="tag measured">measured</span>'
+def _curves(runs: Sequence[ShownRun]) -> dict[str, Any]:
+    """Reward, queue, and what only real trainers know."""
+    shown = [Panel(title="mean reward of the trained responses", lines=_lines(runs, "reward_mean"))]
+    domains = sorted({domain for run in runs for domain in run.story.domains["domain"].unique()})
+    if len(domains) > 1:
+        shown += [Panel(title=f"reward, {domain}", lines=list(_domain_lines(runs, domain))) for domain in domains]
+    notes = []
+    queue = [line for line in _lines(runs, "long_queue_length") if line.y.any()]
+    if queue:
+        title = "long-prompt queue: deferred prompts after each step"
+        shown.append(Panel(title=title, lines=queue, is_smoothed=False))
+    if idle := [run.name for run in runs if not run.story.steps["long_queue_length"].any()]:
+        notes.append(f"The long-prompt queue was always empty: {', '.join(idle)}.")
+    learning = [Panel(title=title, lines=_lines(runs, column)) for column, title in _LEARNING.items()]
+    learned = [panel for panel in learning if any(line.y.any() for line in panel.lines)]
+    if not learned:
+        notes.append("A modelled trainer has neither loss nor log-probabilities: they are not shown.")
+    return {"curves": figures.curves([*shown, *learned], "rewards, queue and learning"), "curve_notes": notes}
 
 
-def _tags(stories: Sequence[RunStory]) -> str:
-    """The tag of a section: of both runs when they agree, else of each by name."""
-    modelled = [story for story in stories if story.is_modelled]
-    if not modelled:
-        return ""
-    if len(modelled) == len(stories):
-        return _tag(modelled[0])
-    return "".join(f'<span class="tag">{_e(_label(story, stories))}: modelled</span>' for story in modelled)
+def _lines(runs: Sequence[ShownRun], column: str) -> list[Line]:
+    """A column of `steps` of each run that has a number there."""
+    known = [(run, run.story.steps.dropna(subset=[column])) for run in runs]
+    return [_line(run, steps, column) for run, steps in known if len(steps)]
 
 
-def _common_steps(stories: Sequence[RunStory]) -> int:
-    return min(len(story.steps) for story in stories)
+def _domain_lines(runs: Sequence[ShownRun], domain: str) -> Iterator[Line]:
+    for run in runs:
+        rows = run.story.domains[run.story.domains["domain"] == domain]
+        if len(rows):
+            yield _line(run, rows, "reward_mean")
 
 
-def _domain_color(domains: Sequence[str], domain: str) -> str:
-    return f"domain-{list(domains).index(domain) % _NUM_DOMAIN_COLORS}"
+def _line(run: ShownRun, rows: Any, column: str) -> Line:
+    x, y = (rows[name].to_numpy(dtype=float) for name in ("step", column))
+    return Line(name=run.name, color=run.color, x=x + 1, y=y)
 
 
-def _figure(caption: str, chart: str) -> str:
-    shown = f"<figcaption>{_e(caption)}</figcaption>" if caption else ""
-    return f"<figure>{shown}{chart}</figure>"
-
-
-def _columns(columns: Sequence[str]) -> str:
-    return f'<div class="{"two" if len(columns) > 1 else "one"}">{"".join(columns)}</div>'
-
-
-def _legend(items: Iterable[tuple[Any, ...]], *, is_stroke: bool = False) -> str:
-    """Entries of (name, colour) or (name, colour, is dashed)."""
-    entries = []
-    for name, color, *rest in items:
-        kind = ("stroke dashed" if rest and rest[0] else "stroke") if is_stroke else ""
-        style = f"--c:var(--{color});background:var(--{color})"
-        entries.append(f'<li><i class="{kind}" style="{style}"></i>{_e(name)}</li>')
-    return f'<ul class="legend">{"".join(entries)}</ul>'
-
-
-def _run_legend(stories: Sequence[RunStory]) -> str:
-    if len(stories) == 1:
-        return ""
-    return _legend(
-        ((_label(story, stories), _RUN_COLORS[position]) for position, story in enumerate(stories)), is_stroke=True
+def _token_sentence(story: RunStory) -> str:
+    steps = story.steps
+    streamed = steps["tokens_streamed"].sum() / max(1, steps["tokens_trained"].sum())
+    stale = int((steps["policy_version"] < steps["step"]).sum())
+    mismatch = steps["logprob_mismatch_max"].max()
+    said = (
+        f"{tokens(steps['tokens_generated'].sum())} generated, {count(steps['tokens_wasted'].sum())} of them "
+        f"({share(story.wasted_share)}) wasted; {share(streamed)} of the trained ones reached the trainer while the "
+        "rollout still ran. "
     )
-
-
-def _e(text: str) -> str:
-    return html.escape(text, quote=False)
+    if stale:
+        said += f"In {plural(stale, 'step')} the batch came from an older policy than the newest."
+    else:
+        said += "Every trained token came from the current policy (staleness 0)."
+    if math.isfinite(mismatch):
+        said += f" Engine and trainer differ by at most {mismatch:.2g} nats per token."
+    return said

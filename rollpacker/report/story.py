@@ -6,15 +6,18 @@ of a round are trained, or wasted by an abort, or wasted although they were fini
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from rollpacker.config.record import read_record
+from rollpacker.config.record import CONFIG_FILE, read_record
+from rollpacker.core.errors import DataError
+from rollpacker.paths import real_path
 from rollpacker.report.waits import Wait, Waits
-from rollpacker.runtime.status import RunStatus, read_status
+from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 from rollpacker.timeline.run_tables import open_run
 from rollpacker.timeline.stretches import MOVES, concurrency, natural_order, stretches_of
 
@@ -71,10 +74,15 @@ class EngineUse:
     """While others generated or rewards were awaited."""
 
     @property
-    def idle_later_s(self) -> float:
-        """While the trainer learned, or the driver worked."""
-        known = self.generating_s + self.asleep_s + self.loading_s + self.idle_in_rollout_s
-        return max(0.0, self.present_s - known)
+    def parts(self) -> dict[str, float]:
+        """Seconds by what it did; the rest of its time the trainer learned, or the driver worked."""
+        known = {
+            "requests": self.generating_s,
+            "asleep": self.asleep_s,
+            "weight_sync": self.loading_s,
+            "idle": self.idle_in_rollout_s,
+        }
+        return known | {"idle_later": max(0.0, self.present_s - sum(known.values()))}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +91,10 @@ class RunStory:
 
     name: str
     tables: RunTables
-    config: Mapping[str, Any] | None
+    config: Mapping[str, Any]
+    """Empty where it is not known."""
+    config_problem: str
+    """Why it is not known, in a sentence."""
     status: RunStatus | None
     steps: pd.DataFrame
     stages: pd.DataFrame
@@ -98,6 +109,8 @@ class RunStory:
     """Of them, those that ended at the length limit."""
     waste: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Tokens per step: trained, aborted, finished but not needed."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """How many trained responses have each reward reason."""
     num_evicted: int = 0
     num_restarted: int = 0
     """Requests that began again because their engine was lost."""
@@ -105,6 +118,16 @@ class RunStory:
     @property
     def is_modelled(self) -> bool:
         return self.tables.is_modelled
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not known of it and why, and why it ended early; in sentences."""
+        notes = [*self.tables.notes, self.config_problem]
+        if self.status is None:
+            notes.append(f"There is no {STATUS_FILE} that can be read, so it is not known how the run ended.")
+        elif self.status.reason:
+            notes.append(f"{self.status.state}: {self.status.reason}")
+        return tuple(filter(None, notes))
 
     @property
     def total_s(self) -> float:
@@ -128,7 +151,7 @@ def tell(run_dir: Path, step: int | None = None) -> RunStory:
 
     Args:
         run_dir: Its folder.
-        step: Whose round is drawn; None is the step of median duration.
+        step: Whose round is drawn, from 0 as in the tables; None is the step of median duration.
 
     Raises:
         DataError: It is no run, has no finished step, or not this one.
@@ -144,10 +167,12 @@ def tell(run_dir: Path, step: int | None = None) -> RunStory:
         waits.look_at(part, stretches)
     waits.look_at_moments(tables)
     assert gathered.picture is not None
+    config, config_problem = _record_of(run_dir)
     return RunStory(
-        name=run_dir.resolve().name,
+        name=real_path(run_dir).name,
         tables=tables,
-        config=read_record(run_dir),
+        config=config,
+        config_problem=config_problem,
         status=read_status(run_dir),
         steps=tables.steps,
         stages=pd.concat(gathered.stages),
@@ -158,9 +183,20 @@ def tell(run_dir: Path, step: int | None = None) -> RunStory:
         lengths={domain: np.sort(np.concatenate(parts)) for domain, parts in sorted(gathered.lengths.items())},
         num_cut=gathered.num_cut,
         waste=pd.concat(gathered.waste),
+        reasons=gathered.reasons,
         num_evicted=gathered.num_evicted,
         num_restarted=gathered.num_restarted,
     )
+
+
+def _record_of(run_dir: Path) -> tuple[Mapping[str, Any], str]:
+    try:
+        found = read_record(run_dir)
+    except DataError as error:
+        return {}, f"{error.problem}. So the run's settings are not shown."
+    if found is None:
+        return {}, f"There is no {CONFIG_FILE}, so the run's settings are not shown."
+    return found, ""
 
 
 class _Gathered:
@@ -172,6 +208,7 @@ class _Gathered:
         self.lengths: dict[str, list[npt.NDArray[np.int64]]] = {}
         self.num_cut: dict[str, int] = {}
         self.picture: RoundPicture | None = None
+        self.reasons: Counter[str] = Counter()
         self.num_evicted = self.num_restarted = 0
 
     def take(self, part: StepTables, stretches: pd.DataFrame, chosen: int) -> None:
@@ -180,6 +217,7 @@ class _Gathered:
         self.waste.append(_token_uses(part))
         self._use_engines(part, stretches)
         trained = part.responses[part.responses["accepted"]]
+        self.reasons.update(trained["reward_reason"].dropna())
         for domain, rows in trained.groupby("domain"):
             self.lengths.setdefault(str(domain), []).append(rows["length_tokens"].to_numpy(dtype=np.int64))
             num_cut = int((rows["finish_reason"] == "length").sum())

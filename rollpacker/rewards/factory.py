@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain
+from rollpacker.data.jsonl import shown
 from rollpacker.protocols.references import AnswerReference, CodeReference, JudgeReference
+from rollpacker.rewards import math_truths, walk
 from rollpacker.rewards.routing import RoutingRewardWorker
 from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
 
@@ -47,8 +49,8 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
     """Refuse the first prompt whose reward could not judge its responses, and would score all of them 0.
 
     Raises:
-        DataError: Test cases for a reward that runs none, a rubric for one that reads none, or neither for one that
-            needs them.
+        DataError: Test cases for a reward that runs none, a rubric for one that reads none, neither for one that needs
+            them, an answer that the reward cannot read, or tests that import what the sandbox lacks.
     """
     for prompt in prompts:
         name = section.name_of(prompt.domain)
@@ -58,6 +60,14 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
                 f"Allowed with {name}: {_NEEDS[name]}",
                 "Fill it in, or leave out the prompt",
             )
+        if isinstance(prompt.reference, AnswerReference) and (problem := _problem(name, prompt.reference.text)):
+            raise DataError(
+                f"{prompt.line}: the prompt {prompt.key!r} has the answer {shown(prompt.reference.text)}, {problem}",
+                f"Allowed with {name}: {_NEEDS[name]}",
+                "Correct it, or leave out the prompt",
+            )
+        if isinstance(prompt.reference, CodeReference) and name == "sandbox":
+            _check_packages(section, prompt, prompt.reference)
         if not isinstance(prompt.reference, _JUDGES_BY[name]):
             raise DataError(
                 f"{prompt.line}: the prompt {prompt.key!r} has {_in_words(prompt.reference)}, which the reward of its "
@@ -67,11 +77,31 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
             )
 
 
+def _problem(name: RewardName, answer: str) -> str | None:
+    """Say why no response could be held against an answer; what a look at the text shows, without parsing it."""
+    match name:
+        case "walk" if walk.read_task(answer) is None:
+            return "which is no walk"
+        case "math":
+            return math_truths.problem(answer)
+    return None
+
+
+def _check_packages(section: RewardSection, prompt: Prompt, reference: CodeReference) -> None:
+    folder = section.sandbox.packages
+    for name in reference.packages:
+        if folder is None or not (any(folder.glob(name)) or any(folder.glob(f"{name}.*"))):
+            raise DataError(
+                f"{prompt.line}: the tests of the prompt {prompt.key!r} import `{name}`, which the sandbox lacks",
+                "Allowed: Python's standard library, `solution`, `pytest`, and what is installed in "
+                f"reward.sandbox.packages={folder or 'null'}",
+                "Install it there by `pip install --target FOLDER PACKAGE`, or leave out these prompts",
+            )
+
+
 def _make(name: RewardName, section: RewardSection) -> RewardWorker:
     match name:
         case "walk":
-            from rollpacker.rewards import walk
-
             return InPlaceRewardWorker(walk)
         case "math":
             return KillableRewardWorker("rollpacker.rewards.math", section.num_workers, section.timeout_s)
@@ -96,8 +126,8 @@ _JUDGES_BY: dict[RewardName, tuple[type[Reference], ...]] = {
 }
 
 _NEEDS: dict[RewardName, str] = {
-    "math": "an answer in `ground_truth`",
-    "walk": "start and target in `ground_truth`",
+    "math": "an answer in `ground_truth`, as text, LaTeX or a number",
+    "walk": "start and target in `ground_truth`, as in `3 20`, the target not below the start",
     "sandbox": "test cases",
     "judge": "a `rubric`, a `reference_answer`, or an answer in `ground_truth`",
     "modelled": "any reference",

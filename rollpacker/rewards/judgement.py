@@ -6,7 +6,16 @@ again after a kill.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import logging
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rollpacker.core.errors import RollpackerError
+from rollpacker.protocols.rollout import Verdict
+
+if TYPE_CHECKING:
+    from rollpacker.protocols.reward import ScoringRequest
+
+_log = logging.getLogger(__name__)
 
 
 class Judgement(NamedTuple):
@@ -36,3 +45,15 @@ TIMEOUT = Judgement(0.0, "timeout")
 """The check took too long and was killed."""
 CHECKER_CRASHED = Judgement(0.0, "checker_crashed")
 """The process of the check died, or the check raised."""
+
+
+def verdict_of_crash(request: ScoringRequest, error: Exception) -> Verdict:
+    """Give the verdict on a response whose check raised: no response ends a run.
+
+    Raises:
+        RollpackerError: The error is one, which no response causes: no process can be started, a file was changed.
+    """
+    if isinstance(error, RollpackerError):
+        raise error
+    _log.warning("%s is %s: %s: %s", request.request, CHECKER_CRASHED.reason, type(error).__name__, error)
+    return Verdict(request=request.request, reward=CHECKER_CRASHED.reward, reason=CHECKER_CRASHED.reason, time_s=0.0)

@@ -6,6 +6,8 @@ come bare, in `$...$` or in `\boxed{}`.
 
 * `correct`, `wrong_answer`;
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
+An answer says one thing: of `5=6=7`, `8 \to 7` and "7 or 8" math-verify alone would take the part that is right.
+
 * `unparsable_ground_truth`: the prompt file's answer cannot be read, and the response is not the same text.
 
 Invariant: no time limit in here. math-verify's own uses SIGALRM, which needs the main thread and cannot stop a long
@@ -20,6 +22,8 @@ import re
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
+from sympy import And, Eq, Expr, FiniteSet, Number, expand
+from sympy.core.function import AppliedUndef
 
 from rollpacker.rewards.judgement import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Judgement
 
@@ -46,11 +50,21 @@ _BOX_BEGINS = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINS_BOXES = re.compile(r"[\s$]*(?:[,;]|and|or|,\s*and|,\s*or)[\s$]*")
 
+_ARROW = re.compile(r"\\(?:long)?(?:left)?(?:right)?arrow\b|\\(?:to|mapsto|implies|iff|lor|vee)\b", re.IGNORECASE)
+"""Of what stands on its sides, math-verify reads one."""
+
+_SEVERAL_ANNOUNCED = re.compile(
+    r"answer\s+(?:is|are|:)\s*:?\s*(?:either\s+)?[^\s,;/]+(?:[,;]\s+(?:(?:or|and)\s+)?|\s+(?:or|and)\s+)"
+    r"\$?(?:-?\d|\(?[A-E]\)?(?!\w)|(?:yes|no|true|false)\b)",
+    re.IGNORECASE,
+)
+"""An announced answer with another one behind it."""
+
 _NUM_CACHED_TRUTHS = 64
 """Of one prompt come several responses in a row; more would only hold memory."""
 
 
-def judge(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Judgement:  # noqa: ARG001 the protocol's signature
+def judge(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Judgement:  # noqa: ARG001, PLR0911 the protocol's signature; a verdict each
     """Judge one answer. May take for ever."""
     truth = _parse_truth(ground_truth)
     if not truth:
@@ -60,12 +74,14 @@ def judge(prompt_text: str, response_text: str, is_truncated: bool, ground_truth
     answer = _parse_answer(response_text, is_truncated, can_announce_words)
     if not answer:
         return TRUNCATED if is_truncated else _NO_ANSWER
+    if not isinstance(answer[0], FiniteSet) and _offers_several(response_text):
+        return _WRONG_ANSWER
     if truth_words & _words(answer):
         return CORRECT
     if truth_words.intersection(_VERDICTS):
         return _WRONG_ANSWER
     if verify(truth, answer, timeout_seconds=None):
-        return CORRECT
+        return CORRECT if _is_one_claim(truth, answer) else _WRONG_ANSWER
     return _WRONG_ANSWER if _has_formula(truth) else UNPARSABLE_GROUND_TRUTH
 
 
@@ -96,6 +112,37 @@ def _parse_answer(response_text: str, is_truncated: bool, can_announce_words: bo
         return _parse(boxes, _ANYWHERE)
     configs = _ANNOUNCED if is_truncated else _ANYWHERE
     return _parse(response_text, (*configs, _ANNOUNCED_WORDS) if can_announce_words else configs)
+
+
+def _offers_several(response_text: str) -> bool:
+    """Whether several answers are announced in words, of which math-verify would read the first."""
+    return not _final_boxes(response_text) and _SEVERAL_ANNOUNCED.search(response_text) is not None
+
+
+def _is_one_claim(truth: list[Any], answer: list[Any]) -> bool:
+    """Whether an answer that math-verify finds right claims nothing else."""
+    if any(_ARROW.search(part) for part in answer if isinstance(part, str)):
+        return any(_ARROW.search(part) for part in truth if isinstance(part, str))
+    formula = answer[0]
+    if isinstance(truth[0], Eq | And) or not isinstance(formula, Eq | And):
+        return True
+    equations = formula.args if isinstance(formula, And) else (formula,)
+    return all(isinstance(each, Eq) and _is_sound(each, truth) for each in equations)
+
+
+def _is_sound(equation: Eq, truth: list[Any]) -> bool:
+    """Whether each side names the unknown or is the truth; two bare numbers say nothing."""
+    if all(isinstance(side, Number) for side in equation.args):
+        return False
+    for side in equation.args:
+        is_named = bool(side.free_symbols or side.atoms(AppliedUndef)) or not isinstance(side, Expr)
+        if not is_named and not verify(truth, [side], timeout_seconds=None):
+            return False
+    one, other = equation.args
+    if not (isinstance(one, Expr) and isinstance(other, Expr)):
+        return True
+    difference = expand(one - other)
+    return difference == 0 or not isinstance(difference, Number)
 
 
 def _final_boxes(text: str) -> str:

@@ -73,7 +73,9 @@ class KeptProcess:
         Raises:
             EngineFailed: The process cannot start; then no request could ever be answered.
             ProcessDied: It ended.
-            TimeoutError: It was silent for `limit_s`; another one has been started.
+            TimeoutError: It was silent for `limit_s`; another one has been started. Likewise for the next two.
+            LimitOverrunError: Its answer is too long.
+            ValueError: Its answer is no JSON, or the request is no text.
         """
         if self._process.poll() is not None and self._reader is not None:
             self._restart()  # it died while idle, which is no fault of this request
@@ -86,8 +88,8 @@ class KeptProcess:
         except (ConnectionError, asyncio.IncompleteReadError):
             self._restart()
             raise ProcessDied from None
-        except TimeoutError:
-            self._restart()
+        except (TimeoutError, asyncio.LimitOverrunError, ValueError):
+            self._restart()  # or the rest of this answer would be taken for the next one's
             raise
         return answer
 
@@ -115,12 +117,15 @@ class KeptProcess:
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 our own interpreter and module
-                [sys.executable, "-P", "-m", self._module_name, *self._arguments, str(os.getpid())],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=environment_of_children(),
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 our own interpreter and module
+                    [sys.executable, "-P", "-m", self._module_name, *self._arguments, str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=environment_of_children(),
+                )
+            except OSError as error:
+                raise self._failure(f"cannot start: {error}") from error
 
     def _restart(self) -> None:
         self._disconnect()

@@ -17,7 +17,8 @@ from rollpacker.core.errors import DataError
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.data.jsonl import read_json_lines, shown
 from rollpacker.data.prompts import load_prompts
-from rollpacker.metrics.files import write_atomically
+from rollpacker.metrics.outputs import check_output, open_output
+from rollpacker.paths import real_path
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import check_references, make_reward_worker
 from rollpacker.rewards.judge.reading import check_rubrics, dialogue
@@ -59,7 +60,7 @@ def score_file(
         reward: Which reward, with its workers and time limit.
         files: The prompt files, for the references.
         responses_path: JSON lines; `id` names a prompt, and several lines may name the same.
-        out_path: Created or replaced at the end.
+        out_path: Created, replaced or, if it is a stream, written to at the end.
         on_progress: Told the number of scored responses, and of all, whenever some are done.
         open_judge: Loads the LLM judge, where the reward has one.
 
@@ -80,7 +81,8 @@ def score_file(
         json.dumps({"id": verdict.request.prompt.key, "reward": verdict.reward, "reason": verdict.reason})
         for verdict in verdicts
     ]
-    write_atomically(out_path, "".join(f"{line}\n" for line in lines).encode())
+    with open_output(out_path) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
     return ScoreSummary(
         num_responses=len(verdicts),
         reward_mean=sum(verdict.reward for verdict in verdicts) / len(verdicts),
@@ -151,8 +153,9 @@ def _prompt_text(reward: RewardSection, prompt: Prompt) -> str:
 
 
 def _check_output(out_path: Path, *inputs: Path) -> None:
+    check_output(out_path)
     for path in inputs:
-        if out_path.resolve() == path.resolve():
+        if real_path(out_path) == real_path(path):
             raise DataError(
                 f"out={out_path} is one of the input files", "Allowed: another file", "Choose another name for out"
             )

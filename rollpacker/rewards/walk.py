@@ -28,11 +28,18 @@ _MAX_DIGITS = 18
 
 def judge(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Judgement:  # noqa: ARG001 the protocol's signature
     """Judge one walk."""
-    ends = [_number(word) for word in ground_truth.split()]
-    match ends:
-        case [int(start), int(target)]:
-            return _judge_walk(response_text.split(), start, target, is_truncated)
-    return UNPARSABLE_GROUND_TRUTH
+    task = read_task(ground_truth)
+    if task is None:
+        return UNPARSABLE_GROUND_TRUTH
+    return _judge_walk(response_text.split(), *task, is_truncated)
+
+
+def read_task(ground_truth: str) -> tuple[int, int] | None:
+    """Give start and target; None where the text is no task, or one that no walk fulfils."""
+    match [_number(word) for word in ground_truth.split()]:
+        case [int(start), int(target)] if start <= target:
+            return start, target
+    return None
 
 
 def prepare() -> None:

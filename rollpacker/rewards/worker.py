@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Verdict
+from rollpacker.rewards.judgement import verdict_of_crash
 from rollpacker.rewards.outbox import Outbox
 from rollpacker.rewards.process_pool import JudgingProcess, TimedJudgement
 
@@ -32,11 +33,11 @@ class InPlaceRewardWorker:
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
         self._outbox.refuse_when_closed()
         for request in requests:
-            started_s = time.perf_counter()
-            judgement = self._module.judge(
-                request.prompt_text, request.response_text, request.is_truncated, _answer(request)
-            )
-            self._outbox.put(_verdict(request, TimedJudgement(judgement, time.perf_counter() - started_s)))
+            try:
+                verdict = self._judge(request)
+            except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
+                verdict = verdict_of_crash(request, error)
+            self._outbox.put(verdict)
 
     async def forget(self) -> None:
         """Do nothing: what was to be scored was scored at once."""
@@ -46,6 +47,13 @@ class InPlaceRewardWorker:
 
     async def close(self) -> None:
         self._outbox.close()
+
+    def _judge(self, request: ScoringRequest) -> Verdict:
+        started_s = time.perf_counter()
+        judgement = self._module.judge(
+            request.prompt_text, request.response_text, request.is_truncated, _answer(request)
+        )
+        return _verdict(request, TimedJudgement(judgement, time.perf_counter() - started_s))
 
 
 class KillableRewardWorker:
@@ -96,17 +104,23 @@ class KillableRewardWorker:
         try:
             while True:
                 request = await self._queue.get()
-                judgement = await process.judge(
-                    {
-                        "prompt_text": request.prompt_text,
-                        "response_text": request.response_text,
-                        "is_truncated": request.is_truncated,
-                        "ground_truth": _answer(request),
-                    }
-                )
-                self._outbox.put(_verdict(request, judgement))
+                try:
+                    verdict = await _judge_in(process, request)
+                except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
+                    verdict = verdict_of_crash(request, error)
+                self._outbox.put(verdict)
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or nobody would ever know
             self._outbox.fail(error)
+
+
+async def _judge_in(process: JudgingProcess, request: ScoringRequest) -> Verdict:
+    arguments = {
+        "prompt_text": request.prompt_text,
+        "response_text": request.response_text,
+        "is_truncated": request.is_truncated,
+        "ground_truth": _answer(request),
+    }
+    return _verdict(request, await process.judge(arguments))
 
 
 def _answer(request: ScoringRequest) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rollpacker.core.errors import DataError
 from rollpacker.core.ids import Domain, RequestId
+from rollpacker.paths import reason_of, special_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,9 @@ ANY_DOMAIN = Domain("any")
 
 _TAIL_FROM = 0.95
 """Beyond a length limit a distribution goes on as a Pareto tail through this quantile and the limit's own."""
+
+MOST_TOKENS = 100_000_000
+"""Of a response; ten times what any model reads, so that a longer one is a mistake in the file."""
 
 _COLUMNS = "length_tokens and, where known, prompt and domain; or domain, p and tokens for quantiles"
 
@@ -213,7 +217,7 @@ def read_lengths(path: Path) -> LengthSource:
     if "length_tokens" in frame.columns:
         return _samples(_checked(path, frame, ("length_tokens",)))
     raise DataError(
-        f"{path} has the columns {', '.join(map(str, frame.columns))}.",
+        f"workload.lengths={path} has the columns {', '.join(map(str, frame.columns))}.",
         f"A file of lengths has {_COLUMNS}.",
         "Rename its columns.",
     )
@@ -227,7 +231,7 @@ def _read_file(path: Path) -> pd.DataFrame:
         ".parquet": lambda: pd.read_parquet(path),
         ".jsonl": lambda: pd.read_json(path, lines=True, dtype={"prompt": str, "domain": str}),
     }
-    if path.suffix not in readers:
+    if path.suffix not in readers or special_kind(path):
         raise DataError(
             f"workload.lengths={path} is neither a folder nor a file of a known kind.",
             "A run.dir, or a file that ends in .csv, .parquet or .jsonl.",
@@ -237,7 +241,9 @@ def _read_file(path: Path) -> pd.DataFrame:
         frame: pd.DataFrame = readers[path.suffix]()
     except (OSError, ValueError) as error:
         raise DataError(
-            f"workload.lengths={path} cannot be read: {error}.", f"It has the columns {_COLUMNS}.", "Check the file."
+            f"workload.lengths={path} cannot be read: {reason_of(error)}.",
+            f"It has the columns {_COLUMNS}.",
+            "Check the file.",
         ) from error
     if frame.empty:
         raise DataError(f"workload.lengths={path} has no rows.", f"It has the columns {_COLUMNS}.", "Check the file.")
@@ -248,13 +254,14 @@ def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.Data
     import pandas as pd
 
     for column in columns:
+        least, most = (0, 1) if column == "p" else (1, MOST_TOKENS)
         numbers = pd.to_numeric(frame[column], errors="coerce")
-        bad = numbers.isna() | (numbers < 0)
+        bad = ~numbers.between(least, most)
         if bad.any():
             row = int(bad.to_numpy().argmax())
             raise DataError(
-                f"{path}, row {row + 1}: {column} is `{frame[column].iloc[row]}`.",
-                "It is a number of at least 0.",
+                f"workload.lengths={path}, row {row + 1}: {column} is `{frame[column].iloc[row]}`.",
+                f"It is a number from {least} to {most:,}.",
                 "Correct the row, or delete it.",
             )
         frame[column] = numbers

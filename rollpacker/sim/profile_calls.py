@@ -1,4 +1,4 @@
-"""Calls between processes, as a profile measured them: the modelled side of `runtime/actors.py`.
+"""Calls between processes, as a profile measured them: the modelled side of `runtime/ray/remote.py`.
 
 Invariant: what a call carries arrives unchanged and in order; it only takes time. Half of an empty call passes before
 its work, half after it. An answer to `collect` comes at least `collect_interval_s` after the one before. An engine's

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import CheckpointError, ImpossibleEvent
 from rollpacker.metrics.files import storage_errors
+from rollpacker.paths import read_text
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Weights
 from rollpacker.trainers.admission import Admission
@@ -91,12 +92,12 @@ class ModelledTrainer:
     async def load(self, folder: Path) -> None:
         file = folder / STATE_FILE
         try:
-            self._num_steps = int(json.loads(file.read_text())["num_steps"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._num_steps = int(json.loads(read_text(file))["num_steps"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{file} cannot be read: {error}.",
                 "A modelled run continues from the checkpoint of a modelled run.",
-                "Remove this checkpoint folder to resume from an older one.",
+                "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it.",
             ) from error
 
     async def close(self) -> None:

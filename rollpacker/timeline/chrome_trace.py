@@ -6,8 +6,8 @@
     process "engine-3"   what the engine did, and on its lanes each request that it had; counters running and waiting
 
 Invariants: on one thread slices nest, or follow each other; a flow's two ends lie in slices; times are whole
-nanoseconds since the run began, and none lies outside the steps that are written. Steps are read and written a few at
-a time: memory does not grow with the run.
+nanoseconds since the run began, and none lies outside the steps that are written. Steps and rounds count from 1. They
+are read a few at a time: memory does not grow with the run.
 
 Source: "Trace Event Format" (Google, document 1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rollpacker.metrics.files import replace_file
+from rollpacker.metrics.outputs import open_output
 from rollpacker.timeline.stretches import MOVES, concurrency, lanes, natural_order, stretches_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -70,6 +70,10 @@ class TraceSummary:
     num_counters: int
 
 
+Event = dict[str, Any]
+"""Of the format."""
+
+
 class Writable(Protocol):
     """What a trace is written to."""
 
@@ -94,7 +98,7 @@ class _Tracks:
         self._suffix = suffix
         self._processes: dict[str, _Process] = {}
         self._places: dict[tuple[str, str], _Place] = {}
-        self.news: list[str] = []
+        self.news: list[Event] = []
 
     def process(self, name: str, label: str = "", rank: int = 0) -> int:
         process = self._processes.get(name)
@@ -120,12 +124,12 @@ class _Tracks:
         return len(self._places)
 
     def _tell(self, process: int, thread: int, what: str, **arguments: object) -> None:
-        self.news.append(f'{{"ph":"M","pid":{process},"tid":{thread},"name":"{what}","args":{json.dumps(arguments)}}}')
+        self.news.append({"ph": "M", "pid": process, "tid": thread, "name": what, "args": arguments})
 
 
 def save_trace(run: RunTables, path: Path) -> TraceSummary:
-    """Write the steps of a run to a file, compressed when its name ends in .gz."""
-    with replace_file(path) as file:
+    """Write the steps of a run to a file or a stream, compressed when its name ends in .gz."""
+    with open_output(path) as file:
         if path.suffix != ".gz":
             return write_trace(run, file)
         with gzip.GzipFile(path.stem, "wb", compresslevel=_COMPRESSION, fileobj=file, mtime=0) as compressed:
@@ -136,12 +140,11 @@ def write_trace(run: RunTables, file: Writable) -> TraceSummary:
     """Write the steps of a run as one JSON object."""
     trace = _Trace(run)
     header = {"system": run.system, "run": str(run.run_dir), "modelled": run.is_modelled, "notes": list(run.notes)}
-    file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode())
-    separator = ""
-    for lines in trace.batches():
-        if lines:
-            file.write((separator + ",\n".join(lines)).encode())
-            separator = ",\n"
+    file.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[' % json.dumps(header).encode())
+    separator = b"\n"
+    for event in trace.events():
+        file.write(separator + json.dumps(event, separators=(",", ":")).encode())
+        separator = b",\n"
     file.write(b"\n]}\n")
     return trace.summary()
 
@@ -152,7 +155,6 @@ class _Trace:
         self._suffix = " (modelled)" if run.is_modelled else ""
         self._tracks = _Tracks(self._suffix)
         self._num: Counter[str] = Counter()
-        self._num_flows = 0
         gpus = {moment.engine: moment.gpus for moment in run.logged.moments if moment.what == "joined"}
         self._gpus = {engine: numbers for engine, numbers in gpus.items() if engine and numbers}
         self._tracks.process("run", f"run, {run.system}", rank=0)
@@ -161,63 +163,55 @@ class _Trace:
         for name in ("steps", "rounds", "driver"):
             self._tracks.thread("run", name)
 
-    def batches(self) -> Iterator[list[str]]:
-        """Give the events, some steps at a time."""
+    def events(self) -> Iterator[Event]:
+        """Give the events, some steps at a time; a track's name comes before its first event."""
+        for event in self._unnamed():
+            yield from self._tracks.news
+            self._tracks.news.clear()
+            yield event
+        yield from self._tracks.news
+
+    def _unnamed(self) -> Iterator[Event]:
         for tables in self._run.parts():
-            yield self._collect(self._step_events(tables))
-            yield self._collect(self._stage_events(tables))
-            yield self._collect(self._reward_events(tables))
-            yield self._collect(self._engine_events(tables))
-        yield self._collect(self._moment_events())
+            yield from self._step_events(tables)
+            yield from self._stage_events(tables)
+            yield from self._reward_events(tables)
+            yield from self._engine_events(tables)
+        yield from self._moment_events()
 
     def summary(self) -> TraceSummary:
         return TraceSummary(
             num_steps=len(self._run.steps),
             num_tracks=self._tracks.num_threads,
             num_slices=self._num["X"],
-            num_flows=self._num_flows,
+            num_flows=self._num["f"],
             num_instants=self._num["i"],
             num_counters=self._num["C"],
         )
 
-    def _collect(self, events: Iterable[str]) -> list[str]:
-        lines = list(events)
-        news, self._tracks.news = self._tracks.news, []
-        return news + lines
-
     # One event each -----------------------------------------------------------------------------------------------
 
-    def _slice(self, place: _Place, name: str, category: str, began: int, ended: int, **arguments: object) -> str:
-        self._num["X"] += 1
-        return (
-            f'{{"ph":"X","pid":{place.process},"tid":{place.thread},"ts":{_us(began)},"dur":{_us(ended - began)},'
-            f'"name":{json.dumps(name)},"cat":"{category}","args":{json.dumps(arguments)}}}'
-        )
+    def _event(self, phase: str, place: _Place, name: str, at: int, **rest: object) -> Event:
+        self._num[phase] += 1
+        return {"ph": phase, "pid": place.process, "tid": place.thread, "ts": at / 1000, "name": name, **rest}
 
-    def _instant(self, place: _Place, name: str, at: int, scope: str) -> str:
-        self._num["i"] += 1
-        return (
-            f'{{"ph":"i","pid":{place.process},"tid":{place.thread},"ts":{_us(at)},"s":"{scope}",'
-            f'"name":{json.dumps(name)},"cat":"instant"}}'
-        )
+    def _slice(self, place: _Place, name: str, category: str, began: int, ended: int, **arguments: object) -> Event:
+        return self._event("X", place, name, began, dur=(ended - began) / 1000, cat=category, args=arguments)
 
-    def _counter(self, process: int, name: str, at: int, **values: float) -> str:
-        self._num["C"] += 1
-        return (
-            f'{{"ph":"C","pid":{process},"tid":0,"ts":{_us(at)},"name":{json.dumps(name)},"args":{json.dumps(values)}}}'
-        )
+    def _instant(self, place: _Place, name: str, at: int, scope: str) -> Event:
+        return self._event("i", place, name, at, s=scope, cat="instant")
 
-    def _flow(self, origin: _Place, left: int, target: _Place, came: int, name: str) -> Iterator[str]:
-        self._num_flows += 1
+    def _counter(self, process: int, name: str, at: int, **values: float) -> Event:
+        return self._event("C", _Place(process, 0), name, at, args=values)
+
+    def _flow(self, origin: _Place, left: int, target: _Place, came: int, name: str) -> Iterator[Event]:
+        number = self._num["f"] + 1
         for phase, place, at in (("s", origin, left), ("f", target, came)):
-            yield (
-                f'{{"ph":"{phase}","bp":"e","id":{self._num_flows},"pid":{place.process},"tid":{place.thread},'
-                f'"ts":{_us(at)},"name":"{name}","cat":"migration"}}'
-            )
+            yield self._event(phase, place, name, at, bp="e", id=number, cat="migration")
 
     # Tables in ----------------------------------------------------------------------------------------------------
 
-    def _step_events(self, tables: StepTables) -> Iterator[str]:
+    def _step_events(self, tables: StepTables) -> Iterator[Event]:
         steps_thread = self._tracks.thread("run", "steps")
         rounds_thread = self._tracks.thread("run", "rounds")
         process = self._tracks.process("run")
@@ -226,8 +220,10 @@ class _Trace:
             began = _ns(row["finished_at_s"] - row["step_time_s"])
             generated = min(ended, began + _ns(row["rollout_time_s"]))
             complete = min(ended, generated + _ns(row["reward_time_s"]))
-            yield self._slice(steps_thread, f"step {row['step']}{self._suffix}", "step", began, ended, **_facts(row))
-            kind = f"round {row['round']}, {row['round_kind']}"
+            yield self._slice(
+                steps_thread, f"step {row['step'] + 1}{self._suffix}", "step", began, ended, **_facts(row)
+            )
+            kind = f"round {row['round'] + 1}, {row['round_kind']}"
             yield self._slice(rounds_thread, kind, "round", began, complete, kind=row["round_kind"])
             if complete > generated:
                 yield self._slice(rounds_thread, "exposed reward", "round", generated, complete)
@@ -235,7 +231,7 @@ class _Trace:
                 if row[column] == row[column]:  # not null
                     yield self._counter(process, name, began, value=row[column])
 
-    def _stage_events(self, tables: StepTables) -> Iterator[str]:
+    def _stage_events(self, tables: StepTables) -> Iterator[Event]:
         """Stages of the driver, and what trainer, judges, engines and others did, as the `intervals` table says."""
         rows = tables.intervals[~tables.intervals["activity"].isin(MOVES)]
         first, last = self._bounds(tables)
@@ -266,7 +262,7 @@ class _Trace:
             case _:
                 return self._tracks.thread("rewards", f"{actor}{suffix}")
 
-    def _reward_events(self, tables: StepTables) -> Iterator[str]:
+    def _reward_events(self, tables: StepTables) -> Iterator[Event]:
         responses = tables.responses
         scored = responses[responses["scored_at_s"].notna() & (responses["reward_time_s"] > 0)]
         if scored.empty:
@@ -285,7 +281,7 @@ class _Trace:
             name = f"{domain}: {prompt} #{sample}"
             yield self._slice(place, name, "score", began, ended, reward=reward, reason=reason)
 
-    def _engine_events(self, tables: StepTables) -> Iterator[str]:
+    def _engine_events(self, tables: StepTables) -> Iterator[Event]:
         stretches = stretches_of(tables)
         first, last = self._bounds(tables)
         begins = np.clip(_array_ns(stretches["began_s"]), first, last)
@@ -307,7 +303,7 @@ class _Trace:
         places: Sequence[_Place | None],
         begins: Integers,
         ends: Integers,
-    ) -> Iterator[str]:
+    ) -> Iterator[Event]:
         about = responses[["length_tokens", "num_prompt_tokens", "reward", "accepted", "race_rank"]].to_dict("records")
         first_pass_s = stretches["first_pass_s"].fillna(stretches["began_s"])
         first_pass = np.clip(_array_ns(first_pass_s), begins, ends).tolist()
@@ -324,7 +320,7 @@ class _Trace:
 
     def _migrations(
         self, stretches: pd.DataFrame, places: Sequence[_Place | None], begins: Integers, ends: Integers
-    ) -> Iterator[str]:
+    ) -> Iterator[Event]:
         moved = stretches[stretches["end"].isin(MOVES)]
         if moved.empty:
             return
@@ -342,7 +338,7 @@ class _Trace:
             left = max(int(begins[origin]), int(ends[origin]) - 1)
             yield from self._flow(start, left, end, int(begins[target]), reason)
 
-    def _engine_counters(self, engine: str, stretches: pd.DataFrame) -> Iterator[str]:
+    def _engine_counters(self, engine: str, stretches: pd.DataFrame) -> Iterator[Event]:
         process = self._tracks.process(engine)
         for _, rows in stretches.groupby("step"):
             first_pass_s = rows["first_pass_s"].fillna(rows["began_s"]).clip(upper=rows["ended_s"])
@@ -355,7 +351,7 @@ class _Trace:
                 for at, count in zip(times[chosen].tolist(), counts[chosen].tolist(), strict=True):
                     yield self._counter(process, name, _ns(at), requests=count)
 
-    def _moment_events(self) -> Iterator[str]:
+    def _moment_events(self) -> Iterator[Event]:
         steps = self._run.steps
         first = float((steps["finished_at_s"] - steps["step_time_s"]).iloc[0])
         last = float(steps["finished_at_s"].iloc[-1])
@@ -369,7 +365,7 @@ class _Trace:
             if first <= moment.at_s <= last and not is_start:
                 yield self._moment(moment)
 
-    def _moment(self, moment: Moment) -> str:
+    def _moment(self, moment: Moment) -> Event:
         if moment.engine is None:
             place = self._tracks.thread("run", "rounds")
             name = f"the next round is generated with TP {moment.tensor_parallel}"
@@ -435,7 +431,3 @@ def _ns(time_s: float) -> int:
 def _array_ns(times_s: pd.Series[float]) -> Integers:
     times_ns: Integers = np.rint(times_s.to_numpy(dtype=float) * 1e9).astype(np.int64)
     return times_ns
-
-
-def _us(time_ns: int) -> str:
-    return f"{time_ns // 1000}.{time_ns % 1000:03d}"

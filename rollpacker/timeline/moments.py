@@ -51,6 +51,8 @@ class LoggedMoments:
     attempts: tuple[Attempt, ...]
     moments: tuple[Moment, ...]
     """In order."""
+    steps: frozenset[int]
+    """Those that were begun."""
 
 
 _EVENTS = ("EngineJoined", "EngineLost", "EngineRetired", "StepStarted")
@@ -65,6 +67,7 @@ def read_moments(run_dir: Path) -> LoggedMoments:
     """
     attempts: list[Attempt] = []
     moments: list[Moment] = []
+    steps: set[int] = set()
     for path in attempt_paths(run_dir):
         number = int(path.stem.removeprefix("attempt-"))
         began_at_s: float | None = None
@@ -73,14 +76,15 @@ def read_moments(run_dir: Path) -> LoggedMoments:
         for line in scan_event_log(path, (*_EVENTS, *_COMMANDS)):
             now = float(line["now"])
             began_at_s = now if began_at_s is None else began_at_s
-            if line["event"]["type"] == "StepStarted" and first_step is None:
-                first_step = int(line["event"]["step"])
+            if line["event"]["type"] == "StepStarted":
+                steps.add(step := int(line["event"]["step"]))
+                first_step = step if first_step is None else first_step
             found += _moments_of(now, line["event"], line["commands"])
         if began_at_s is None:
             continue
         moments = [moment for moment in moments if moment.at_s < began_at_s] + found
         attempts.append(Attempt(number=number, first_step=first_step, began_at_s=began_at_s))
-    return LoggedMoments(attempts=tuple(attempts), moments=tuple(moments))
+    return LoggedMoments(attempts=tuple(attempts), moments=tuple(moments), steps=frozenset(steps))
 
 
 def _moments_of(now: float, event: dict[str, Any], commands: Sequence[dict[str, Any]]) -> Iterator[Moment]:

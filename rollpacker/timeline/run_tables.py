@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+_ONLY_LOGGED = "engines that joined, were lost, retired or lent, changes of parallelism and starts of the run"
+
 STEPS_AT_A_TIME = 16
 """Bounds the memory: at the paper's scale 16 steps are 25,000 responses, some 20 MB."""
 
@@ -72,7 +74,7 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
 
     Args:
         run_dir: Its folder.
-        steps: First and last step that matter; None is all of them.
+        steps: First and last step that matter, from 0 as in the tables; None is all of them.
 
     Raises:
         DataError: There is no such folder, it is no run, no step is finished, or none of those that were asked for.
@@ -87,20 +89,31 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
         chosen = frame[frame["step"].between(*steps)]
         if chosen.empty:
             raise DataError(
-                f"{run_dir} has none of the steps {steps[0]} to {steps[1]}",
-                f"It has the steps {frame['step'].iloc[0]} to {frame['step'].iloc[-1]}",
+                f"{run_dir} has none of the steps {steps[0] + 1} to {steps[1] + 1}",
+                f"It has the steps {frame['step'].iloc[0] + 1} to {frame['step'].iloc[-1] + 1}",
                 "Ask for some of them",
             )
         frame = chosen.reset_index(drop=True)
+    logged, note = _logged_of(run_dir, frame["step"])
+    notes += [note] if note else []
+    return RunTables(run_dir=run_dir, steps=frame, logged=logged, notes=tuple(dict.fromkeys(notes)))
+
+
+def _logged_of(run_dir: Path, steps: pd.Series[int]) -> tuple[LoggedMoments, str]:
+    """What the event logs know of some steps, and what is not known because of them."""
+    nothing = LoggedMoments(attempts=(), moments=(), steps=frozenset())
     try:
         logged = read_moments(run_dir)
     except DataError as error:
-        logged = LoggedMoments(attempts=(), moments=())
-        notes.append(f"The event log is left out: {error.problem}.")
-    else:
-        if not logged.attempts:
-            notes.append("There is no event log: engines that joined and were lost are not shown.")
-    return RunTables(run_dir=run_dir, steps=frame, logged=logged, notes=tuple(dict.fromkeys(notes)))
+        return nothing, f"The event logs are left out, so {_ONLY_LOGGED} are not shown: {error.problem}."
+    if not logged.attempts:
+        return nothing, f"There is no event log: {_ONLY_LOGGED} are not shown."
+    if silent := sorted(set(map(int, steps)) - logged.steps):
+        return logged, (
+            f"The event logs say nothing of {len(silent)} of {len(steps)} steps, such as step {silent[0] + 1}: a log, "
+            f"or lines at the end of one, are missing. There, {_ONLY_LOGGED} are not shown."
+        )
+    return logged, ""
 
 
 def _refuse_other_folders(run_dir: Path) -> None:
@@ -110,6 +123,12 @@ def _refuse_other_folders(run_dir: Path) -> None:
         raise DataError(f"{run_dir} {what}", allowed, "Check the path; `rollpacker jobs DIR` lists the runs below DIR")
     if (run_dir / "metrics" / "manifest.json").exists():
         return
+    if parts := sorted(run_dir.glob("metrics/steps/*.parquet")):
+        raise DataError(
+            f"{run_dir}/metrics/manifest.json is missing, and {len(parts)} files of steps lie beside it",
+            "The manifest says which of them count; the run writes it, and nothing else knows",
+            "Copy it again from where the run wrote it. Do not resume the run without it: its steps would be removed",
+        )
     if (run_dir / "run.json").exists():
         raise DataError(
             f"{run_dir} is a run of which no step is finished yet",

@@ -57,7 +57,7 @@ def read_state(kind: type[StateT], file: Path) -> StateT:
         raise CheckpointError(
             f"{file} cannot be read: {type(error).__name__}: {error}",
             "A file that this trainer wrote",
-            "Remove the checkpoint to resume from an older one",
+            "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -94,7 +94,7 @@ def unreadable_policy(folder: Path, problem: str) -> CheckpointError:
     return CheckpointError(
         f"The policy in {folder} cannot be loaded: {problem}",
         "A checkpoint that this trainer wrote",
-        "Remove the checkpoint to resume from an older one",
+        "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
     )
 
 

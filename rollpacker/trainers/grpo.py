@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rollpacker.core.errors import EngineFailed, ForeignVersion, ImpossibleEvent
+from rollpacker.core.errors import ForeignVersion, ImpossibleEvent, PolicyDiverged
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, num_bytes_of_tensors
 from rollpacker.protocols.trainer import UpdateMetrics
@@ -168,7 +168,11 @@ class GrpoTrainer:
         await self._run(lambda: self._accumulate(groups, gpus))
 
     async def finish_step(self) -> UpdateMetrics:
-        """Update and close the step. Loss and gradient norm of several updates are their means."""
+        """Update and close the step. Loss and gradient norm of several updates are their means.
+
+        Raises `PolicyDiverged`, on all ranks alike, where loss, gradient or a new weight is not finite: such weights
+        reach neither an engine nor a checkpoint.
+        """
         return await self._run(self._finish_step)
 
     async def export_weights(self) -> Weights:
@@ -274,6 +278,11 @@ class GrpoTrainer:
                 self._train(step, minibatch, self._replicas_on(None))
                 grad_norms.append(self._update(step, rate))
         sums = self._over_all_ranks(step.sums)
+        if not math.isfinite(sums.loss):
+            raise _diverged(step, f"its loss is {sums.loss}")
+        (num_broken_ranks,) = self._policy.all_reduce([0.0 if self._policy.is_finite() else 1.0], "sum")
+        if num_broken_ranks:
+            raise _diverged(step, f"its update with a learning rate of {rate:g} made weights infinite or NaN")
         self._policy_version += 1
         self._step = None
         return UpdateMetrics(
@@ -459,11 +468,7 @@ class GrpoTrainer:
         """Make an optimizer update; returns the gradient's norm before clipping."""
         norm = self._policy.update(rate)
         if not math.isfinite(norm):
-            raise EngineFailed(
-                f"The gradient of step {step.admission.shape.step} is not finite: its norm is {norm}",
-                "A finite gradient; the weights have not been changed by it",
-                "Lower trainer.learning_rate and resume from the last checkpoint",
-            )
+            raise _diverged(step, f"the norm of its gradient is {norm}")
         step.sums.loss += step.loss
         step.loss = 0.0
         return norm
@@ -532,3 +537,11 @@ class GrpoTrainer:
         restore_generators(progress.generators)
         self._policy_version = progress.policy_version
         self._step = None
+
+
+def _diverged(step: _Step, what: str) -> PolicyDiverged:
+    return PolicyDiverged(
+        f"Training diverged in step {step.admission.shape.step}: {what}.",
+        "Loss, gradient and weights are finite numbers; nothing of this step was published or saved.",
+        "Lower trainer.learning_rate or trainer.max_grad_norm.",
+    )

@@ -1,7 +1,7 @@
 """Reads a causal language model from a Hugging Face directory and writes it back, weights bit for bit.
 
-Invariant: every weight comes from the directory. A directory that lacks one is refused, where transformers would fill
-in random numbers and go on.
+Invariant: every weight comes from the directory, and every one of the directory is in the model. A directory that lacks
+one is refused, where transformers would fill in random numbers and go on; so is one that has more.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging as transformers_logging
 
 from rollpacker.core.errors import ModelError
+from rollpacker.data.refusals import REFUSALS
+from rollpacker.data.skeleton import refuse_difference
+from rollpacker.data.weight_files import not_finite
 from rollpacker.metrics.files import storage_errors
 
 if TYPE_CHECKING:
@@ -37,13 +40,12 @@ COPIED_FILES = (
     "merges.txt",
     "*.model",
     "*.tiktoken",
+    "tekken.json",
+    "*processor_config.json",
 )
-"""Defaults of generation, and what a tokenizer may consist of: training changes none of them, so they are copied as
-they are. Writing them anew would refuse a `generation_config.json` that reading accepts with a warning."""
-
-
-_REFUSALS = (OSError, ValueError, KeyError, SafetensorError, RuntimeError, ImportError)
-"""What transformers and safetensors raise for missing, broken, unknown and misshapen files, in that order."""
+"""Defaults of generation, and what a tokenizer or a processor of images may consist of: training changes none of them,
+so they are copied as they are. Writing a `generation_config.json` would refuse one that reading accepts with a warning.
+"""
 
 
 def load_model(model_path: Path) -> torch.nn.Module:
@@ -60,11 +62,14 @@ def load_model(model_path: Path) -> torch.nn.Module:
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise _unusable(model_path, f"{len(missing)} weights are missing, such as {missing[0]}")
+    refuse_difference(
+        model_path, missing=sorted(report["missing_keys"]), unread=sorted(report["unexpected_keys"]), misshapen=[]
+    )
+    for name, parameter in model.named_parameters():
+        if num_wrong := int((~parameter.isfinite()).sum()):
+            raise not_finite(str(model_path), name, num_wrong)
     _clear_generation_defaults(model)
     module: torch.nn.Module = model
     return module.eval()
@@ -76,7 +81,7 @@ def make_skeleton(model_path: Path) -> torch.nn.Module:
         with _quiet(), torch.device("meta"):
             config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
     _clear_generation_defaults(model)
     module: torch.nn.Module = model

@@ -84,6 +84,9 @@ class Policy(Protocol):
         A norm that is not finite is returned as it is, and no weight was changed. The same on all ranks.
         """
 
+    def is_finite(self) -> bool:
+        """Whether all weights of this rank are finite numbers; the ranks may differ."""
+
     def clear_gradients(self) -> None: ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

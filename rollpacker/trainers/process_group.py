@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.transfer.stores import open_store, reach_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,11 +37,12 @@ def join(rank: TrainerRank | None, *, timeout_s: float) -> None:
     if rank is None:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
         return
+    address, _, port = rank.rendezvous.rpartition(":")
+    make_store = open_store if rank.rank == 0 else reach_store
     try:
-        dist.init_process_group(
-            backend, init_method=rank.rendezvous, rank=rank.rank, world_size=rank.num_ranks, timeout=timeout
-        )
-    except dist.DistError as error:
+        store = make_store(address, int(port), timeout_s=timeout_s, num_members=rank.num_ranks)
+        dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.num_ranks, timeout=timeout)
+    except (dist.DistError, OSError) as error:
         raise EngineFailed(
             f"Trainer rank {rank.rank} of {rank.num_ranks} did not meet the others at {rank.rendezvous}: {error}",
             f"All ranks start within {timeout_s:g} s and reach that address",

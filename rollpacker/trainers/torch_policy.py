@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rollpacker.core.errors import ModelError
-from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
+from rollpacker.protocols.tensors import are_finite, checksum_of_tensors, named_tensors
 from rollpacker.trainers.checkpoints import (
     MODEL_FOLDER,
     State,
@@ -120,6 +120,9 @@ class TorchPolicy:
         self._optimizer.step()
         self.clear_gradients()
         return norm.item()
+
+    def is_finite(self) -> bool:
+        return are_finite(parameter.detach() for parameter in self._parameters.values())
 
     def clear_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=False)

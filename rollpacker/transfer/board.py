@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import DistError, DistStoreError, TCPStore  # type: ignore[attr-defined]  # torch lists no TCPStore
+from torch.distributed import DistError, DistStoreError
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.transfer.buckets import Piece, TensorSpec
 from rollpacker.transfer.seating import Seating, Station
+from rollpacker.transfer.stores import open_store, reach_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -98,8 +99,7 @@ class SenderBoard:
 
     def __init__(self, host: str, timeout_s: float) -> None:
         """Open a port. `host` is this node's address, as the other nodes reach it."""
-        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-
+        self.store = open_store(host, 0, timeout_s=timeout_s)
         self.port: int = self.store.port
 
     def close(self) -> None:
@@ -143,8 +143,7 @@ class ReceiverBoard:
         self._name = name
         self._deadline = time.monotonic() + offer.deadline_s
         try:
-            timeout = timedelta(seconds=offer.timeout_s)
-            self.store = TCPStore(offer.host, offer.port, is_master=False, timeout=timeout, wait_for_workers=False)
+            self.store = reach_store(offer.host, offer.port, timeout_s=offer.timeout_s)
         except DistError as error:
             raise self._lost_sender(error) from error
 

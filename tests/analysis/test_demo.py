@@ -3,12 +3,13 @@
 import io
 
 import pytest
-from rich.console import Console
 
-from analysis import demo
-from analysis.runs import read_runs
+from rollpacker.analysis import demo
+from rollpacker.analysis.runs import read_runs
+from rollpacker.cli.main import main
 from rollpacker.metrics.schemas import STEPS
 from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.terminal import Terminal
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
 
@@ -71,11 +72,11 @@ def test_the_figure_shows_every_step_of_both_systems_with_long_rounds_marked(bot
     monkeypatch.setattr(demo, "save_figure", catch)
     demo.draw(read_runs(both)[0], tmp_path / "demo")
     assert [len(points) for points in shown.values()] == [10, 8, 2]
-    assert shown["tail batching, long round"] == [[4.0, 4.0], [9.0, 4.0]]
+    assert shown["tail batching, long round"] == [[5.0, 4.0], [10.0, 4.0]]
 
 
 def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, capsys):
-    assert demo.main(["--runs", *map(str, both), "--out", str(tmp_path / "out")]) == 0
+    assert main(["analysis", "demo", *map(str, both), f"out={tmp_path / 'out'}"]) == 0
     printed = capsys.readouterr().out
     assert "measured on this machine" in printed
     assert "2.50 x" in printed
@@ -84,19 +85,19 @@ def test_the_command_prints_the_table_and_writes_png_and_pdf(both, tmp_path, cap
 
 
 def test_a_missing_run_is_named_and_the_rest_is_drawn(both, tmp_path, capsys):
-    code = demo.main(["--runs", str(both[0]), str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
+    code = main(["analysis", "demo", str(both[0]), str(tmp_path / "nowhere"), f"out={tmp_path / 'out'}"])
     assert code == 0
     assert "nowhere" in capsys.readouterr().err
 
 
 def test_without_any_run_nothing_is_drawn_and_the_exit_code_is_2(tmp_path, capsys):
-    assert demo.main(["--runs", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
+    assert main(["analysis", "demo", str(tmp_path / "nowhere"), f"out={tmp_path / 'out'}"]) == 2
     assert "nowhere" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_modelled_numbers_are_called_modelled(tmp_path):
     run = write_run(tmp_path / "modelled", "verl", [1.0] * 3, modelled=True)
-    console = Console(width=100, file=io.StringIO())
+    console = Terminal(width=100, file=io.StringIO())
     console.print(demo.table_of(read_runs([run])[0]))
     assert "modelled" in console.file.getvalue()

@@ -1,16 +1,17 @@
 """The exhibits' numbers, their files, and what is said when runs are missing, unfinished or broken."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 
-from analysis import verdicts
-from analysis.__main__ import main
-from analysis.exhibit import ALL_SETUPS
-from analysis.exhibits import ARTIFACT, EXHIBITS, fig08, fig09, fig10c, table1, table2
-from analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
-from analysis.runs import Runs, find_runs, read_runs
-from analysis.sweeps import Asked, points_of
+from rollpacker.analysis import command, verdicts, writing
+from rollpacker.analysis.exhibit import ALL_SETUPS
+from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig08, fig09, fig10c, table1, table2
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
+from rollpacker.analysis.runs import Runs, find_runs, read_runs
+from rollpacker.analysis.sweeps import Asked, points_of
+from rollpacker.cli.main import main
 from tests.analysis.written_runs import forget_column, write_run
 
 
@@ -106,6 +107,8 @@ def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
         (2.0, 1.2, 1.0, Standing.DIRECTION),
         (2.0, 1.09, 1.0, Standing.NOT),
         (2.0, 0.9, 1.0, Standing.NOT),
+        (1.08, 1.01, 1.0, Standing.DIRECTION),  # within a tenth, and nearer to no effect
+        (1.08, 1.0, 1.0, Standing.NOT),
         (0.5, 0.9, 1.0, Standing.DIRECTION),
         (30.0, 20.0, None, Standing.NOT),
         (2.0, None, 1.0, Standing.UNKNOWN),
@@ -149,7 +152,7 @@ def test_everything_is_written_with_a_page_and_a_run_that_cannot_be_read_is_left
     broken = tmp_path / "runs" / "broken"
     broken.mkdir()
     (broken / "run.json").write_text("{}")
-    assert main(["all", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["analysis", "all", f"runs={tmp_path}/runs", f"out={tmp_path}/out"]) == 0
     assert "broken" in capsys.readouterr().err
     for name in EXHIBITS:
         has_numbers = len((tmp_path / "out" / f"{name}.csv").read_text().splitlines()) > 1
@@ -162,10 +165,10 @@ def test_everything_is_written_with_a_page_and_a_run_that_cannot_be_read_is_left
 
 
 def test_a_misspelt_exhibit_and_a_folder_without_runs_are_answered_with_what_to_do(tmp_path, capsys):
-    assert main(["tabel2"]) == 2
+    assert main(["analysis", "tabel2"]) == 2
     assert "Did you mean table2?" in capsys.readouterr().err
-    assert main(["table2", "--out", str(tmp_path)]) == 2
-    assert "--backend sim" in capsys.readouterr().err
+    assert main(["analysis", "table2", f"out={tmp_path}"]) == 2
+    assert "backend=sim" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -198,11 +201,11 @@ def test_runs_of_another_size_are_drawn_alone_and_without_the_papers_numbers(tmp
         write_run(tmp_path / "runs" / "paper" / system, system, times)
         tiny = {"run": {"setup": "tiny"}}
         write_run(tmp_path / "runs" / "tiny" / system, system, [time / 9 for time in times], model="tiny", config=tiny)
-    folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    assert main(["e2e_performance", "--scale", "tiny", *folders]) == 0
+    folders = [f"runs={tmp_path}/runs", f"out={tmp_path}/out"]
+    assert main(["analysis", "e2e_performance", "scale=tiny", *folders]) == 0
     with (tmp_path / "out" / "tiny" / "fig09.csv").open() as lines:
         assert {(row["panel"], row["source"]) for row in csv.DictReader(lines)} == {("tiny", "measured")}
-    assert main(["fig09", *folders]) == 0
+    assert main(["analysis", "fig09", *folders]) == 0
     with (tmp_path / "out" / "fig09.csv").open() as lines:
         assert {row["panel"] for row in csv.DictReader(lines)} == {"Qwen2.5-7B", "Qwen2.5-14B"}
 
@@ -210,15 +213,15 @@ def test_runs_of_another_size_are_drawn_alone_and_without_the_papers_numbers(tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fig06", "--scale", "tiny"], "Write --scale paper"),
-        (["fig08", "--backend", "sim"], "brings no run of fig08"),
-        (["fig09", "--backend", "ray"], "brings no run of fig09"),
+        (["fig06", "scale=tiny"], "Write scale=paper"),
+        (["fig08", "backend=sim"], "brings no run of fig08"),
+        (["fig09", "backend=ray"], "brings no run of fig09"),
         (["e2e_performanse"], "Did you mean e2e_performance?"),
-        (["table2", "--runs", "nowhere"], "no run with a finished step below nowhere"),
+        (["table2", "runs=nowhere"], "no run with a finished step below nowhere"),
     ],
 )
 def test_what_cannot_be_drawn_or_brought_is_refused_with_what_to_do(words, said, tmp_path, capsys):
-    assert main([*words, "--out", str(tmp_path)]) == 2
+    assert main(["analysis", *words, f"out={tmp_path}"]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
@@ -242,7 +245,7 @@ def test_runs_that_are_broken_or_old_are_named_and_the_rest_is_drawn(tmp_path, c
     forget_column(tmp_path / "runs" / "older", "decode_slot_steps_idle")
     no_config = write_run(tmp_path / "runs" / "no_config", "verl", [1.0])
     (no_config / "config.yaml").write_text("[")
-    assert main(["table2", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["analysis", "table2", f"runs={tmp_path}/runs", f"out={tmp_path}/out"]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "empty is left out" in said
     assert "nothing is left out" in said
@@ -255,3 +258,41 @@ def test_runs_that_are_broken_or_old_are_named_and_the_rest_is_drawn(tmp_path, c
 def test_every_experiment_of_the_artifact_brings_exhibits_that_are_drawn_at_its_three_scales():
     for drawn in ARTIFACT.values():
         assert all(EXHIBITS[name].setups == ALL_SETUPS for name in drawn)
+
+
+def drawn_text(exhibit, numbers, out, monkeypatch):
+    """What a figure says, with what lies beside it as text."""
+    said = []
+    monkeypatch.setattr(writing, "save_figure", lambda figure, _: said.append(figure.get_suptitle()) or ())
+    writing.write_exhibit(exhibit, numbers, out)
+    return said[0], (out / f"{exhibit.name}.txt").read_text()
+
+
+def test_a_figure_of_runs_that_are_not_complete_says_so_and_its_text_says_which(tmp_path, monkeypatch):
+    write_run(tmp_path / "verl", "verl", [10.0, 10.0, 10.0])
+    write_run(tmp_path / "tail", "tail", [5.0, 5.0], num_steps=3)
+    title, text = drawn_text(EXHIBITS["table2"], table2.gather(runs_below(tmp_path)), tmp_path / "out", monkeypatch)
+    assert title.splitlines() == [
+        "INCOMPLETE: runs or steps are missing, see table2.txt",
+        "What each technique adds over plain batches (Table 2): measured",
+    ]
+    assert f"{tmp_path}/tail has only 2 steps so far" in text
+
+
+def test_a_figure_of_complete_runs_says_what_it_shows_and_where_it_comes_from_alone(tmp_path, monkeypatch):
+    write_run(tmp_path / "verl", "verl", [10.0, 10.0])
+    numbers = table2.gather(runs_below(tmp_path))
+    title, text = drawn_text(EXHIBITS["table2"], replace(numbers, missing=()), tmp_path / "out", monkeypatch)
+    assert title == "What each technique adds over plain batches (Table 2): measured"
+    assert "Missing" not in text
+
+
+def test_a_run_that_failed_marks_the_exhibits_that_needed_it_and_no_other(tmp_path):
+    write_run(tmp_path / "verl", "verl", [10.0, 10.0])
+    failed = {EXHIBITS["table2"].experiments[0]: ["runs/x failed: Another process is running in run.dir=runs/x."]}
+    exhibits = list(EXHIBITS.values())
+    numbers = command._gather(exhibits, tmp_path, None, failed)
+    assert "runs/x failed: Another process is running in run.dir=runs/x." in numbers["table2"].missing
+    marked = {name for name, own in numbers.items() if any("runs/x failed" in sentence for sentence in own.missing)}
+    assert marked == {exhibit.name for exhibit in exhibits if set(failed) & set(exhibit.experiments)}
+    assert marked < set(numbers)

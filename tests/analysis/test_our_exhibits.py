@@ -2,9 +2,9 @@
 
 import pytest
 
-from analysis.exhibits import correlation, length_bias, limits, tail_weight
-from analysis.numbers import Source
-from analysis.runs import Runs, find_runs, read_runs
+from rollpacker.analysis.exhibits import correlation, length_bias, limits, tail_weight
+from rollpacker.analysis.numbers import Source
+from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from tests.analysis.written_runs import write_run
 
 

@@ -1,7 +1,7 @@
 """The exhibits of single parts: stream trainer, planner on larger models, reward scheduler; and the one of nothing."""
 
-from analysis.exhibits import fig12, fig13, table3, table4
-from analysis.runs import Runs, find_runs, read_runs
+from rollpacker.analysis.exhibits import fig12, fig13, table3, table4
+from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from tests.analysis.written_runs import write_run
 
 PAPER = {"setup": "paper"}
@@ -20,11 +20,19 @@ def shown(numbers, panel):
 def test_rounds_are_told_by_the_share_at_which_engines_were_lent(tmp_path):
     for share, long_step_s in (("0.2", 30.0), ("None", 20.0)):
         times = [5.0, 5.0, 5.0, 5.0, long_step_s]
-        write_run(tmp_path / share, "rollpacker", times, config={"run": PAPER | {"study": f"stream-at-{share}"}})
+        config = {"run": PAPER | {"study": f"stream-at-{share}"}}
+        write_run(tmp_path / share, "rollpacker", times, config=config, lent_at_share=0.25)
+    without = {"run": PAPER | {"study": "stream-never"}}
+    write_run(tmp_path / "without", "tail-reward-planner", [5.0] * 4 + [60.0], config=without)
     write_run(tmp_path / "end-to-end", "rollpacker", [99.0] * 5, config={"run": PAPER})
     numbers = numbers_of(table3, tmp_path)
-    assert shown(numbers, "long rounds: step") == {"20 %": 30.0, "adaptive": 20.0}
-    assert shown(numbers, "short rounds: rollout") == {"20 %": 4.0, "adaptive": 4.0}
+    ours = {point.x: point.y for point in numbers.points if point.panel == table3.STEP and point.series == "ours"}
+    assert ours == {"without": 60.0, "20 %": 30.0, "adaptive": 20.0}
+    assert shown(numbers, "short rounds: rollout (s)") == {"without": 4.0, "20 %": 4.0, "adaptive": 4.0}
+    assert shown(numbers, "long rounds: lent at share") == {"20 %": 0.25, "adaptive": 0.25}
+    speedups = {claim.text.split(":")[0]: claim.ours.y for claim in numbers.claims if claim.ours}
+    assert speedups["lending, adaptive against without"] == 3.0
+    assert speedups["lending, adaptive against 20 %"] == 1.5
     assert "no run with study stream-at-0.3, system rollpacker" in numbers.missing
 
 

@@ -1,7 +1,7 @@
 """The exhibits that show rollouts step by step: how unbalanced they are, and what each kind of round is like."""
 
-from analysis.exhibits import fig02b, fig04a, fig04b, fig10a, fig10b
-from analysis.numbers import Standing
+from rollpacker.analysis.exhibits import fig02b, fig04a, fig04b, fig10a, fig10b
+from rollpacker.analysis.numbers import Standing
 from tests.analysis.written_runs import numbers_of, series, write_run
 
 

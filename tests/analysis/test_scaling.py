@@ -2,8 +2,8 @@
 
 import json
 
-from analysis.exhibits import fig14, scaling
-from analysis.numbers import Standing
+from rollpacker.analysis.exhibits import fig14, scaling
+from rollpacker.analysis.numbers import Standing
 from tests.analysis.written_runs import numbers_of, series, write_run
 
 

@@ -7,7 +7,7 @@ import json
 import pyarrow.parquet as pq
 import yaml
 
-from analysis.runs import Runs, find_runs, read_runs
+from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.metrics.schemas import DOMAINS, RESPONSES, STEPS, VERSION_KEY
 from rollpacker.metrics.tables import MetricsWriter
 

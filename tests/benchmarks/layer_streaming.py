@@ -3,11 +3,10 @@
     python tests/benchmarks/layer_streaming.py [--model DIR] [--lengths 1024 4096] [--prompts 16] [--rounds 5]
 
 Without `--model` it makes a random one of `--layers` x `--hidden`, in the proportions of Qwen2.5-7B. Every prompt has
-the length of its row. On a GPU time is wall time, and the shares show what the copies cost that compute does not hide;
-`auto` is `resident_share=null`, by its later rounds. On a CPU no copy is hidden, so `ratio` shows what streaming costs
-beside them at most; time is the process's CPU time (one thread, a shared machine). Each round runs every side in turn,
-and the table shows each side's best one. `ratio` is a side's time over the plain judge's, which a GPU may have no room
-for: then `--no-plain`.
+the length of its row. On a GPU time is wall time, and the shares show what the copies cost that compute does not hide.
+On a CPU no copy is hidden, so `ratio` shows what streaming costs beside them at most; time is the process's CPU time
+(one thread, a shared machine). Each round runs every side in turn, and the table shows each side's best one. `ratio` is
+a side's time over the plain judge's, which a GPU may have no room for: then `--no-plain`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ import transformers
 
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.model import ModelSection
-from rollpacker.engines.streamed.model import StreamedModel, open_model
 from rollpacker.engines.torch.judge import TorchJudge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollpacker.protocols.judging import JudgeModel
     from rollpacker.protocols.rollout import TokenIds
 
 CANDIDATES = (5, 6)
@@ -54,37 +51,22 @@ def save_random_model(folder: Path, num_layers: int, hidden_size: int, dtype: st
     transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
-def open_side(name: str, section: JudgeSection) -> JudgeModel:
+def open_side(name: str, section: JudgeSection) -> TorchJudge:
     if name == PLAIN:
         return TorchJudge(section)
-    share = None if name == "auto" else float(name)
-    return open_model(section.model_copy(update={"engine": "streamed", "resident_share": share}))
+    return TorchJudge(section.model_copy(update={"engine": "streamed", "resident_share": float(name)}))
 
 
-async def measure(
-    sides: dict[str, JudgeModel], prompts: Sequence[TokenIds], rounds: int
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Give the best round's seconds of each side, and what the streamed ones say of themselves."""
+async def measure(sides: dict[str, TorchJudge], prompts: Sequence[TokenIds], rounds: int) -> dict[str, float]:
+    """Give the best round's seconds of each side."""
     now = time.perf_counter if torch.cuda.is_available() else time.process_time
     best = dict.fromkeys(sides, float("inf"))
-    said = dict.fromkeys(sides, "")
     for _ in range(rounds + 1):  # the first one warms up
         for name, judge in sides.items():
-            before = await judge.stats() if isinstance(judge, StreamedModel) else None
             begun = now()
             await judge.next_token_logprobs(prompts, CANDIDATES)
-            took = now() - begun
-            if took < best[name]:
-                best[name] = took
-                if before is not None and isinstance(judge, StreamedModel):
-                    after = await judge.stats()
-                    copied, copying_s = after.copied_bytes - before.copied_bytes, after.copying_s - before.copying_s
-                    rate = copied / copying_s / 1e9 if copying_s else 0.0
-                    exposed_s = after.exposed_copy_s - before.exposed_copy_s
-                    said[name] = (
-                        f"{after.num_resident_layers:>8} {copied / 1e9:>9.3f} {rate:>6.1f} {exposed_s / took:>8.1%}"
-                    )
-    return best, said
+            best[name] = min(best[name], now() - begun)
+    return best
 
 
 async def main() -> None:
@@ -95,7 +77,7 @@ async def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="bfloat16 on a GPU, else float32")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128])
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--shares", nargs="+", default=["0", "0.25", "0.5", "0.75", "1", "auto"])
+    parser.add_argument("--shares", nargs="+", default=["0", "0.25", "0.5", "0.75", "1"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory-share", type=float, default=0.9)
     parser.add_argument("--no-plain", action="store_true")
@@ -113,30 +95,20 @@ async def main() -> None:
         names = [*([] if options.no_plain else [PLAIN]), *options.shares]
         groups = [[name] for name in names] if has_gpu else [names]
         print(torch.cuda.get_device_name() if has_gpu else f"CPU, one thread, torch {torch.__version__}", dtype)
-        print(
-            f"{'tokens':>12} {'share':>6} {'tokens/s':>9} {'ratio':>6} {'resident':>8} {'GB copied':>9} {'GB/s':>6}",
-            end="",
-        )
-        print(f" {'exposed':>8}")
+        print(f"{'tokens':>12} {'share':>6} {'tokens/s':>9} {'ratio':>6}")
         numbers = np.random.default_rng(0)
         for length in options.lengths:
             prompts = [numbers.integers(0, 1000, length).astype(np.int32) for _ in range(options.prompts)]
             best: dict[str, float] = {}
-            said: dict[str, str] = {}
             for group in groups:
                 sides = {name: open_side(name, section) for name in group}
-                times, words = await measure(sides, prompts, options.rounds)
-                best |= times
-                said |= words
+                best |= await measure(sides, prompts, options.rounds)
                 for judge in sides.values():
                     await judge.close()
             for name, seconds in best.items():
                 ratio = f"{seconds / best[PLAIN]:>6.2f}" if PLAIN in best else f"{'-':>6}"
                 batch = f"{options.prompts} x {length}"
-                print(
-                    f"{batch:>12} {name:>6} {options.prompts * length / seconds:>9,.0f} {ratio} {said[name]}",
-                    flush=True,
-                )
+                print(f"{batch:>12} {name:>6} {options.prompts * length / seconds:>9,.0f} {ratio}", flush=True)
 
 
 if __name__ == "__main__":

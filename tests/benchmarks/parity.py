@@ -143,7 +143,7 @@ def repeat(folder: Path, inputs, number: int, steps: int, patience_s: float) -> 
 
 
 def report(command: str, repetitions: list[dict[str, tuple[Path, Path, float]]]) -> str:
-    from rollpacker.runtime.machine import hardware_name
+    from rollpacker.runtime.placing.host import hardware_name
 
     machine = f"{hardware_name(has_gpus=False)}; {datetime.now().astimezone():%Y-%m-%d}; nice {os.nice(0)}"
     lines = [

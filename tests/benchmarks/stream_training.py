@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rollpacker.config.words import replaced
 from rollpacker.metrics.tables import read_table
 
 NUM_STEPS = 8
@@ -35,14 +36,14 @@ def main() -> None:
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     given, more = parser.parse_known_args()
-    words = [
+    own = [
         f"model.path={given.model}",
         f"data.path={given.prompts}",
         *("system=rlhfuse", "reward=walk", "data.max_prompt_tokens=16"),
         *("rollout.num_prompts=16", "rollout.num_responses=8", "rollout.max_response_tokens=256"),
         *("run.num_epochs=null", f"run.num_steps={NUM_STEPS}"),
-        *more,
     ]
+    words = replaced(own, more)
     steps: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(given.rounds):

@@ -80,7 +80,7 @@ def main() -> None:
         folder = Path(name)
         bench = Bench(model_path=make_model(folder / "model"))
         batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES)]
-        ranks = Ranks(2, folder)
+        ranks = Ranks(2)
         print(f"{'trainer':10}{'weights':>10}{'update':>10}{'metrics':>10}{'calls':>8}{'alone':>8}")
         for trainer in names:
             if trainer == "torch":

@@ -25,13 +25,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rollpacker.demo import mixed
-from rollpacker.demo.__main__ import words_of
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
 from rollpacker.demo.language import WALKS
+from rollpacker.demo.three_commands import words_of
 from rollpacker.demo.warm_start import make_model
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.machine import hardware_name
-from rollpacker.runtime.status import read_status
+from rollpacker.runtime.placing.host import hardware_name
+from rollpacker.runtime.run.status import read_status
 from tests.benchmarks.parity import wait_for_quiet
 
 PLAIN = "plain"

@@ -91,9 +91,7 @@ def main(words: list[str]) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if bench.trainer != "torch" or num_ranks > 1:
-        # torchrun has said where in the environment.
-        own = TrainerRank(rank=rank, num_ranks=num_ranks, rendezvous="env://") if num_ranks > 1 else None
-        join(own, timeout_s=TIMEOUT_S)
+        join(_own_rank(rank, num_ranks), timeout_s=TIMEOUT_S)
     with tempfile.TemporaryDirectory() as folder:
         policy = _make_policy(bench, _random_model(bench, Path(folder)))
     seconds = _time_steps(bench, policy)
@@ -101,6 +99,14 @@ def main(words: list[str]) -> None:
         print(json.dumps(_report(bench, seconds, num_ranks, policy.device), indent=2))
     policy.close()
     leave()
+
+
+def _own_rank(rank: int, num_ranks: int) -> TrainerRank | None:
+    """Meet where torchrun said, at the next port: it uses its own itself."""
+    if num_ranks == 1:
+        return None
+    place = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
+    return TrainerRank(rank=rank, num_ranks=num_ranks, rendezvous=place)
 
 
 def _parse(words: list[str]) -> Bench:

@@ -103,12 +103,11 @@ def measure_trl(config: RunConfig, output: Path) -> Measured:
 
 def train_with_trl(config: RunConfig, output: Path) -> Batches:
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     batches = Batches()
-    # AutoTokenizer would go by the type of the model and decode by the rules of Qwen2: words would lose their spaces
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(config.model.path)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
 
     def reward(
         prompts: list[str], completions: list[str], completion_ids: list[list[int]], ground_truth: list[str], **_: Any

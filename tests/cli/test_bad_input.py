@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
-from rollpacker.config.compose import compose
-from rollpacker.config.fingerprint import config_fingerprint
-from tests.cli.inputs import tree_of
+from tests.cli.inputs import tree_of, write_checkpoint
 
 RUN = ["model.path=model", "data.path=prompts.jsonl"]
 
@@ -24,12 +22,37 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "misspelt group": ([*RUN, "sytem=verl"], ["`sytem` is not a key", "`system`"]),
     "unknown option of a group": ([*RUN, "system=rolpacker"], ["`rolpacker`", "tail,", "system=rollpacker"]),
     "option without its group": ([*RUN, "verl"], ["`verl` has no value", "system=verl"]),
-    "override that cannot be read": ([*RUN, "run.dir=[a"], ["`run.dir=[a` cannot be read", "key=value"]),
+    "override that cannot be read": ([*RUN, "run.dir=[a"], ["`run.dir=[a` cannot be read", "Write 'run.dir=\"[a\"'"]),
+    "a home that the shell did not expand": ([*RUN, "run.dir=~/x"], ["`run.dir=~/x`", "Write run.dir=$HOME/x"]),
+    "value with special characters": ([*RUN, "run.dir=a;b"], ["quoted", "Write 'run.dir=\"a;b\"'"]),
+    "value with quotes": ([*RUN, 'run.dir=";'], ['Write \'run.dir="\\";"\'']),
+    "two dots in a name": ([*RUN, "run..seed=1"], ["`run..seed`", "is no name of a key", "Write run.seed=1"]),
+    "group without an option": ([*RUN, "system=null"], ["`null` is not an option of the group `system`", "verl"]),
+    "group that is a number": ([*RUN, "hardware=8"], ["`8` is not an option of the group `hardware`", "h800"]),
+    "a key of a group that nobody chose": (
+        [*RUN, "cluster.setup=[ls]"],
+        ["Keys of `cluster` are set, and no option of this group is chosen", "Add cluster=h800"],
+    ),
+    "group with several options": (
+        [*RUN, "backend=[1,sim]"],
+        ["`1` is not an option of the group `backend`"],
+    ),
+    "a word of nothing": ([*RUN, ""], ["An argument of `rollpacker", "is empty"]),
+    "group that is deleted": ([*RUN, "~model"], ["`~model` deletes a group", "model=huggingface"]),
+    "section that is a value": ([*RUN, "run=abc"], ["`run` is a section", "run.dir, run.seed"]),
     "value below its bound": ([*RUN, "rollout.num_prompts=0"], ["rollout.num_prompts=0", "at least 1"]),
     "value above its bound": ([*RUN, "rollout.temperature=11"], ["rollout.temperature=11", "at most 10"]),
     "value that is no number": ([*RUN, "run.seed=one"], ["run.seed=one", "an integer, at least 0"]),
-    "not a number": ([*RUN, "trainer.learning_rate=nan"], ["trainer.learning_rate=nan", "above 0"]),
-    "infinity": ([*RUN, "trainer.learning_rate=inf"], ["trainer.learning_rate=inf", "above 0"]),
+    "not a number": ([*RUN, "trainer.learning_rate=nan"], ["trainer.learning_rate=nan", "at least 1e-09"]),
+    "infinity": ([*RUN, "trainer.learning_rate=inf"], ["trainer.learning_rate=inf", "at least 1e-09"]),
+    "a profile that is not there": ([*RUN, "engine.profile=/no/such.parquet"], ["/no/such.parquet is no file"]),
+    "a template that is a device": (
+        [*RUN, "data.chat_template=/dev/zero"],
+        ["data.chat_template=/dev/zero cannot be read: it is a dev"],
+    ),
+    "a folder of the system": ([*RUN, "run.dir=/proc/x"], ["run.dir=/proc/x is in /proc"]),
+    "more engines than cores": ([*RUN, "engine.num_engines=10000"], ["10,001 processes", "This machine has"]),
+    "a key twice": ([*RUN, "run.seed=1", "run.seed=2"], ["`run.seed` is given twice"]),
     "unknown choice": ([*RUN, "trainer.lr_schedule=cosin"], ["one of constant, linear, cosine", "lr_schedule=cosine"]),
     "eta of prompts below 1": ([*RUN, "system.eta_prompts=0.9"], ["system.eta_prompts=0.9", "at least 1"]),
     "eta of responses below 1": ([*RUN, "system.eta_responses=0"], ["system.eta_responses=0", "at least 1"]),
@@ -138,6 +161,19 @@ def _weights_that_are_text(workdir: Path) -> None:
     (workdir / "model" / "model.safetensors").write_text("these are not weights")
 
 
+def _weights_that_are_cut(workdir: Path) -> None:
+    os.truncate(workdir / "model" / "model.safetensors", 4000)
+
+
+def _fewer_layers_than_weights(workdir: Path) -> None:
+    config = workdir / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
+
+
+def _empty_tokenizer(workdir: Path) -> None:
+    (workdir / "model" / "tokenizer.json").write_text("")
+
+
 def _no_model(workdir: Path) -> None:
     (workdir / "model").rename(workdir / "modell")
 
@@ -179,12 +215,7 @@ def _run_dir_is_a_file(workdir: Path) -> None:
 
 
 def _finished_run(workdir: Path, **changes: object) -> None:
-    fingerprint = config_fingerprint(compose([*RUN, "run.dir=run"]))
-    identity = {"schema_version": 1, "run_id": "a", "fingerprint": fingerprint} | changes
-    folder = workdir / "run" / "checkpoints" / "step-000010"
-    folder.mkdir(parents=True)
-    (workdir / "run" / "run.json").write_text(json.dumps(identity))
-    (folder / "meta.json").write_text(json.dumps(identity | {"step": 10}))
+    write_checkpoint(workdir / "run", RUN, 10, **changes)
 
 
 def _another_run(workdir: Path) -> None:
@@ -200,6 +231,9 @@ BAD_FILES = {
     _no_tokenizer: ["has no tokenizer", "save_pretrained"],
     _no_weights: ["has no weights"],
     _weights_that_are_text: ["model.safetensors is not a safetensors file"],
+    _weights_that_are_cut: ["model.safetensors is cut off"],
+    _fewer_layers_than_weights: ["in no part of the model", "model.layers.1", "num_hidden_layers"],
+    _empty_tokenizer: ["tokenizer.json cannot be read"],
     _no_prompt_file: ["prompts.jsonl does not exist", "prompt.jsonl"],
     _empty_prompt_file: ["prompts.jsonl is empty"],
     _broken_line: ["prompts.jsonl, line 7"],
@@ -220,12 +254,13 @@ def test_a_bad_file_ends_with_exit_code_2_its_name_and_nothing_created(
     assert callable(spoil)
     spoil(workdir)
     before = tree_of(workdir)
-    assert main(["train", *RUN, "run.dir=run"]) == 2
-    message = capsys.readouterr().err
-    assert "Traceback" not in message
-    for part in BAD_FILES[spoil]:
-        assert part in message
-    assert tree_of(workdir) == before
+    for command in ("check", "train"):
+        assert main([command, *RUN, "run.dir=run"]) == 2
+        message = capsys.readouterr().err
+        assert "Traceback" not in message
+        for part in BAD_FILES[spoil]:
+            assert part in message
+        assert tree_of(workdir) == before
 
 
 @pytest.mark.parametrize("spoil", [_another_run, _another_version])

@@ -11,18 +11,13 @@ from pathlib import Path
 import pytest
 
 from rollpacker import __version__
-from rollpacker.cli.main import COMMANDS, main
-from rollpacker.config.keys import legal_keys
-from rollpacker.config.roots import SCORE, TRAIN, groups
-from rollpacker.config.schema import RunConfig, ScoreConfig
-from rollpacker.config.sections.data import PromptFile
+from rollpacker.cli.main import main
 from rollpacker.core.events import EngineJoined, StepStarted
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
-from rollpacker.data.prompts import load_prompts
 from rollpacker.metrics.event_log import EventLogWriter
-from tests.cli.inputs import NUM_PARAMETERS, tree_of, write_prompts
+from tests.cli.inputs import NUM_PARAMETERS, tree_of, write_checkpoint, write_model, write_prompts
 
 RUN = ["model.path=model", "data.path=prompts.jsonl"]
 ROOT = Path(__file__).parents[2]
@@ -33,51 +28,6 @@ def _run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     printed = capsys.readouterr()
     assert printed.err == ""
     return " ".join(printed.out.split())
-
-
-@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
-def test_the_overview_names_every_command_and_every_group(
-    argv: list[str], workdir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = _run(argv, capsys)
-    for command in COMMANDS:
-        assert f"{command.name} {command.summary}" in text
-    for name, group in groups(TRAIN).items():
-        assert f"{name} {' | '.join(group.options)}" in text
-
-
-@pytest.mark.parametrize(("command", "schema"), [("train", RunConfig), ("check", RunConfig), ("score", ScoreConfig)])
-def test_the_help_of_a_command_names_every_key_with_its_documentation(
-    command: str,
-    schema: type[RunConfig | ScoreConfig],
-    workdir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for width in (80, 120):
-        monkeypatch.setenv("COLUMNS", str(width))
-        assert main([command, "--help"]) == 0
-        printed = capsys.readouterr().out
-        assert max(map(len, printed.splitlines())) <= width
-        for key in legal_keys(schema).values():
-            assert f"{key.name}=" in printed
-            # Columns break lines anywhere, so the words are looked for one by one.
-            assert set(key.doc.split()) <= set(printed.split())
-
-
-@pytest.mark.parametrize(("command", "root"), [("train", TRAIN), ("score", SCORE)])
-def test_the_help_of_a_command_names_every_option_of_every_group(
-    command: str, root: object, workdir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = _run([command, "--help"], capsys)
-    known = groups(TRAIN if root is TRAIN else SCORE)
-    assert known
-    for group in known.values():
-        assert all(f"{group.name}={option} " in text for option in group.options)
-
-
-def test_the_help_of_replay_says_what_it_takes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "rollpacker replay RUN" in _run(["replay", "--help"], capsys)
 
 
 def test_the_version_is_the_packages(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,8 +46,14 @@ def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.Cap
     assert "2 engines x 1 CPU, 1 trainer x 1 CPU, 1 reward x 0.5 CPUs" in text
     assert "runs/x/" in text
     assert "from the beginning" in text
-    assert "max_response_tokens: 256" in text
+    assert "rollout.num_prompts 16 " in text
+    assert "max_response_tokens" not in text  # as it is by default
     assert tree_of(workdir) == before
+
+
+def test_check_full_prints_every_key(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _run(["check", "full", *RUN, "rollout.num_prompts=16"], capsys)
+    assert "num_prompts: 16 num_responses: 8 max_response_tokens: 256" in text
 
 
 def test_check_says_what_plain_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,8 +84,7 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
         "intermediate_size": 18944,
         "vocab_size": 152064,
     }
-    config_file = workdir / "model" / "config.json"
-    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | sizes))
+    write_model(workdir / "model", tie_word_embeddings=False, **sizes)
     trainer = ["trainer.name=megatron", "trainer.tensor_parallel=2", "trainer.data_parallel=2"]
     engines = ["engine.name=vllm", "engine.tensor_parallel=2", "engine.num_engines=4", "placement=overlapping"]
     nodes = ["backend.num_gpus=8", "backend.num_cpus=9", "cluster=h800"]
@@ -188,28 +143,9 @@ def test_check_reads_several_files_and_says_who_judges_each_domain(
     assert "(longer ones lose their beginning)" in text
 
 
-def test_the_help_of_train_shows_a_line_of_each_kind_that_a_run_reads(
-    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "140")
-    assert main(["train", "--help"]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip().startswith('{"id"')]
-    (workdir / "shown.jsonl").write_text("\n".join(lines))
-    prompts = load_prompts([PromptFile(path=workdir / "shown.jsonl")])
-    kinds = [type(prompt.reference).__name__ for prompt in prompts]
-    assert kinds == ["AnswerReference", *["CodeReference"] * 3, "JudgeReference"]
-
-
 def test_check_says_where_a_resumed_run_goes_on(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rollpacker.config.compose import compose
-    from rollpacker.config.fingerprint import config_fingerprint
-
-    identity = {"schema_version": 1, "fingerprint": config_fingerprint(compose([*RUN, "run.dir=run"]))}
     for step in (10, 20):
-        folder = workdir / "run" / "checkpoints" / f"step-{step:06d}"
-        folder.mkdir(parents=True)
-        (folder / "meta.json").write_text(json.dumps(identity | {"step": step}))
-    (workdir / "run" / "run.json").write_text(json.dumps(identity))
+        write_checkpoint(workdir / "run", RUN, step)
     assert "start after step 20" in _run(
         ["check", *RUN, "run.dir=run", "run.resume=auto", "tracker.wandb=true"], capsys
     )

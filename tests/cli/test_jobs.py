@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
-from rollpacker.runtime.status import RunStatus, write_status
+from rollpacker.runtime.run.status import RunStatus, write_status
 
 
 @pytest.fixture
@@ -44,15 +45,28 @@ def test_runs_without_slurm_are_shown_with_the_reason_of_each_failure(
 
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "2 runs: 1 finished, 1 failed",
+        "2 runs: 1 finished, 1 failed; below runs",
         "",
         "run state host step reward time",
         "a finished far 3/10",
         "sweep/0-verl failed far 3/10",
         "",
-        "failed sweep/0-verl",
+        "failed runs/sweep/0-verl",
         "The disk is full.",
     ]
+
+
+def test_the_path_of_a_run_that_failed_stays_whole_however_long_it_is(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = workdir / "runs" / ("x" * 60) / ("y" * 60)
+    _write_run(run_dir, "interrupted")
+
+    assert main(["jobs", str(workdir)]) == 0
+
+    printed = capsys.readouterr().out
+    assert f"interrupted {run_dir.relative_to(workdir)}\n" in printed
+    assert "run.resume=auto goes on from its last checkpoint." in " ".join(printed.split())
 
 
 def test_a_run_below_two_of_the_folders_is_shown_once(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +94,7 @@ def test_where_there_are_no_runs_it_says_so(workdir: Path, capsys: pytest.Captur
         (["wach"], "wach is not a folder.", "Write rollpacker jobs watch"),
         (["runs/nowhere/x"], "runs/nowhere/x is not a folder.", "For example: rollpacker jobs runs"),
         (["watch"], "`watch` was given, and the output is not a terminal.", "Leave `watch` out"),
-        (["--wach"], "`--wach` is not an option.", "`rollpacker jobs --help` says what it takes."),
+        (["--wach"], "`--wach` is not an option.", "Arguments have no dashes: write watch"),
     ],
 )
 def test_a_word_that_cannot_be_meant_is_refused(
@@ -126,3 +140,36 @@ def test_the_help_names_every_argument(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     for word in ("DIR", "watch", "rollpacker jobs runs/e2e watch"):
         assert word in text
+
+
+DAMAGED = {
+    "empty": "",
+    "a list": "[]",
+    "nothing": "{}",
+    "an odd state": {"state": "asleep"},
+    "a reason that is no text": {"reason": ["a", {"b": 1}]},
+    "a host that is no text": {"host": 5},
+    "steps that are no number": {"finished_steps": "many"},
+    "no steps": {"num_steps": None},
+    "NUL": "\0" * 100,
+    "deep": "[" * 100_000,
+    "no text": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_status_that_is_damaged_is_said_to_be_and_hides_no_other_run(
+    workdir: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_run(workdir / "runs/whole", "failed", "because")
+    _write_run(workdir / "runs/damaged", "running")
+    file, content = workdir / "runs/damaged/status.json", DAMAGED[case]
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(file.read_text()) | content)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (workdir / "runs/whole/job.json").write_bytes(file.read_bytes())
+    assert main(["jobs"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "2 runs: 1 failed, 1 unknown" in printed
+    assert "unknown runs/damaged status.json cannot be read: it is damaged, or another version wrote it" in printed
+    assert "because" in printed

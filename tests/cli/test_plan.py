@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.analysis.plan.question import Question, split_words
 from rollpacker.cli.main import main
-from rollpacker.cli.plan_words import Question, split_words
+from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.plans import read_plan
 from tests.cli.inputs import tree_of
@@ -62,7 +63,7 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
     ("words", "message"),
     [
         (["model=qwen2.5-7b"], "Add gpus=32"),
-        ([*SMALL, "gpus=none"], "`gpus` is an integer of at least 1"),
+        (replaced(SMALL, ["gpus=none"]), "`gpus` is an integer of at least 1"),
         ([*SMALL, "gpu=8"], "Write gpus=..."),
         ([*SMALL, "rollout.num_promts=8"], "The nearest legal key is `rollout.num_prompts`"),
         ([*SMALL, "hardware=h80"], "Write hardware=h800"),
@@ -72,7 +73,7 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
         ([*SMALL, "systems=verl"], "compares nothing"),
         ([*SMALL, "systems=rollpacker,verl"], "does not compare plain with tail batching"),
         ([*SMALL, "trainer.tensor_parallel=3"], "Write gpus=6"),
-        ([*SMALL, "model=qwen2.5-32b", "hardware=a100-40g", "gpus=1"], "gpus=1 with a trainer of 8 GPUs"),
+        (replaced(SMALL, ["model=qwen2.5-32b", "hardware=a100-40g", "gpus=1"]), "gpus=1 with a trainer of 8 GPUs"),
         ([*SMALL, "workload.lengths=missing.csv"], "missing.csv"),
         ([*SMALL, "out=prompts.jsonl"], "out=prompts.jsonl exists"),
         ([*SMALL, "out=model"], "Choose another out"),
@@ -84,6 +85,41 @@ def test_a_mistake_is_answered_before_anything_is_created(workdir, capsys, words
     assert main(["plan", *words]) == 2
     assert message in capsys.readouterr().err
     assert tree_of(workdir) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (None, "lengths.csv cannot be read: "),
+        ("", "lengths.csv cannot be read: "),
+        ("length_tokens\n", "lengths.csv has no rows"),
+        ("tokens\n5\n", "lengths.csv has the columns tokens"),
+        ("length_tokens\n-5\n", "lengths.csv, row 1: length_tokens is `-5`"),
+        ("length_tokens\nfive\n", "lengths.csv, row 1: length_tokens is `five`"),
+        ("length_tokens\nnan\n", "lengths.csv, row 1: length_tokens is `nan`"),
+        ("length_tokens\n0\n", "lengths.csv, row 1: length_tokens is `0`"),
+        ("length_tokens\n99999999999999\n", "lengths.csv, row 1: length_tokens is `99999999999999`"),
+        ("\0\0", "lengths.csv"),
+    ],
+)
+def test_a_fault_of_the_lengths_is_blamed_on_nothing_else(workdir, capsys, content, fault):
+    if content is not None:
+        Path("lengths.csv").write_text(content)
+    before = tree_of(workdir)
+    assert main(["plan", "gpus=8", "model=qwen2.5-7b", "hardware=h800", "workload.lengths=lengths.csv"]) == 2
+    text = capsys.readouterr().err
+    assert f"workload.lengths={fault}" in text or f"workload.lengths={workdir / fault}" in text
+    assert "No engine fits" not in text
+    assert tree_of(workdir) == before
+
+
+def test_where_no_degree_fits_every_degree_has_its_reason(workdir, capsys):
+    words = ["gpus=4", "model=qwen2.5-14b", "hardware=a100-40g", "rollout.max_response_tokens=5000000"]
+    assert main(["plan", *words, "trainer.tensor_parallel=1"]) == 2
+    text = capsys.readouterr().err
+    assert "No engine fits on gpus=4." in text
+    for degree in (1, 2, 4):
+        assert f"TP {degree}: An engine of engine.tensor_parallel={degree} " in text
 
 
 def test_own_words_are_told_from_those_of_the_runs():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.config.words import replaced
 from tests.cli.inputs import tree_of
 
 RUN = ["model.path=model", "data.path=prompts.jsonl", "reward=math"]
@@ -41,7 +42,7 @@ def test_a_mistake_ends_with_exit_code_2_a_remedy_and_nothing_created(case, work
     prepare, words, expected = BAD[case]
     prepare(workdir)
     before = tree_of(workdir)
-    assert main(["profile", *RUN, *words]) == 2
+    assert main(["profile", *replaced(RUN, words)]) == 2
     message = capsys.readouterr().err
     assert "Traceback" not in message
     for part in expected:

@@ -1,7 +1,13 @@
 """`rollpacker trace` and `rollpacker report` as a user meets them: what they write, and what they refuse."""
 
 import gzip
+import html
 import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,11 +42,11 @@ def test_a_trace_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsys
         (["a", "b"], "was given a b"),
         (["missing"], "missing does not exist"),
         (["missing", "stesp=1"], "Write steps=..."),
-        (["missing", "steps=3:2"], "steps=3:2. It is one step from 0, or FIRST:END"),
+        (["missing", "steps=3:2"], "steps=3:2. It is one step, counted from 1, or FIRST:LAST"),
         (["EMPTY"], "is not a run: it has no metrics/manifest.json"),
         (["UNFINISHED"], "is a run of which no step is finished yet"),
         (["PARENT"], "Give one of the runs in it, such as"),
-        (["RUN", "steps=7:9"], "has none of the steps 7 to 8 It has the steps 0 to 1"),
+        (["RUN", "steps=7:9"], "has none of the steps 7 to 9 It has the steps 1 to 2"),
         (["FILE"], "is a file"),
     ],
 )
@@ -78,11 +84,116 @@ def test_a_report_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsy
     ("words", "message"),
     [
         (["a", "b", "c"], "It takes the run.dir of one run, or of two to compare"),
-        (["RUN", "step=x"], "step=x. It is the number of one step, from 0."),
-        (["RUN", "step=7"], "has none of the steps 7 to 7 It has the steps 0 to 1"),
+        (["RUN", "step=x"], "step=x. It is the number of one step, counted from 1."),
+        (["RUN", "step=0"], "step=0. It is the number of one step, counted from 1."),
+        (["RUN", "step=7"], "has none of the steps 7 to 7 It has the steps 1 to 2"),
         (["RUN", "missing"], "missing does not exist"),
         (["RUN", "stpe=1"], "Write step=..."),
     ],
 )
 def test_a_report_of_what_is_not_there_is_refused_in_three_parts(run_dir, capsys, words, message):
     assert message in said(capsys, ["report", *(str(run_dir) if word == "RUN" else word for word in words)], code=2)
+
+
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_an_out_that_is_no_file_is_refused_before_the_run_is_read(command, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    assert "is a folder" in said(capsys, [command, "missing", f"out={tmp_path / 'folder'}"], code=2)
+    assert "is a device" in said(capsys, [command, "missing", "out=/dev/full"], code=2)
+
+
+@pytest.mark.parametrize(("command", "begin"), [("trace", '{"displayTimeUnit"'), ("report", "<!doctype html>")])
+def test_out_may_be_standard_output_and_the_summary_goes_elsewhere(command, begin, run_dir):
+    command = [sys.executable, "-m", "rollpacker.cli", command, str(run_dir), "out=-"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.lower().startswith(begin.lower())
+    assert "2 steps (modelled)" in done.stderr
+    assert "2 steps (modelled)" not in done.stdout
+
+
+GARBLED = {
+    "garbage": lambda _: [b"%&!"],
+    "an object without anything": lambda _: [b"{}"],
+    "NUL": lambda line: [b"\0" * len(line)],
+    "a missing line": lambda _: [],
+    "a line twice": lambda line: [line, line],
+    "half a line": lambda line: [line[: len(line) // 2]],
+    "an event of no kind": lambda line: [line.replace(b'"type":"', b'"type":"X', 1)],
+    "no text": lambda line: [b"\xff" + line[1:]],
+    "an event that is no object": lambda line: [json.dumps(json.loads(line) | {"event": 5}).encode()],
+}
+"""What becomes of a line in the middle of an event log."""
+
+
+@pytest.fixture
+def copied(run_dir, tmp_path):
+    return Path(shutil.copytree(run_dir, tmp_path / "copied"))
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+@pytest.mark.parametrize("case", GARBLED)
+def test_a_broken_line_of_the_event_log_is_named_with_what_is_not_shown_because_of_it(copied, command, case, capsys):
+    log = copied / "events" / "attempt-000.jsonl"
+    lines = log.read_bytes().split(b"\n")
+    middle = len(lines) // 2
+    log.write_bytes(b"\n".join([*lines[:middle], *GARBLED[case](lines[middle]), *lines[middle + 1 :]]))
+    note = said(capsys, [command, str(copied)])
+    found = re.search(r"left out, so engines that .* are not shown: \S*jsonl, line (\d+) is broken", note)
+    assert found, note
+    assert int(found[1]) - (middle + 1) in {0, 1}, "a line that comes twice is found at the second"
+    if command == "report":
+        assert "The event logs are left out" in (copied / "report.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+@pytest.mark.parametrize("case", ["cut", "gone"])
+def test_an_event_log_that_ends_early_is_said_to(copied, command, case, capsys):
+    log = copied / "events" / "attempt-000.jsonl"
+    if case == "gone":
+        log.unlink()
+        assert "There is no event log: engines that joined" in said(capsys, [command, str(copied)])
+        return
+    lines = log.read_bytes().split(b"\n")
+    second = next(number for number, line in enumerate(lines) if b'"type":"StepStarted","step":1' in line)
+    log.write_bytes(b"\n".join(lines[:second]) + b"\n")
+    assert "say nothing of 1 of 2 steps, such as step 2" in said(capsys, [command, str(copied)])
+
+
+def test_a_whole_run_has_nothing_to_note(run_dir, capsys):
+    for command in ("report", "trace"):
+        text = said(capsys, [command, str(run_dir)])
+        assert "not shown" not in text
+        assert "not known" not in text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "note"),
+    [
+        ("config.yaml", b"run: [", "config.yaml is broken: "),
+        ("config.yaml", b"[]", "config.yaml is broken: it is no mapping"),
+        ("config.yaml", b"run: 5", "config.yaml is broken: run is no section"),
+        ("config.yaml", b"\0", "config.yaml is broken: "),
+        ("config.yaml", b"\xff\xfe\xff", "config.yaml is broken: "),
+        ("config.yaml", b"[" * 10_000, "config.yaml is broken: "),
+        ("config.yaml", None, "There is no config.yaml, so the run's settings are not shown"),
+        ("status.json", b"{", "There is no status.json that can be read"),
+        ("status.json", None, "There is no status.json that can be read"),
+    ],
+)
+def test_a_file_of_a_run_is_called_broken_or_missing_as_it_is(copied, file, content, note, capsys):
+    if content is None:
+        (copied / file).unlink()
+    else:
+        (copied / file).write_bytes(content)
+    assert note in said(capsys, ["report", str(copied)])
+    assert note in html.unescape((copied / "report.html").read_text())
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_manifest_that_is_gone_is_not_taken_for_a_run_without_steps(copied, command, capsys):
+    (copied / "metrics" / "manifest.json").unlink()
+    text = said(capsys, [command, str(copied)], code=2)
+    assert (
+        "manifest.json is missing, and 1 files of steps lie beside it" in text or "files of steps lie beside it" in text
+    )
+    assert "Wait for it" not in text

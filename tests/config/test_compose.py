@@ -97,6 +97,16 @@ def test_experiments_of_the_user_are_judged_like_our_own(tmp_path: Path) -> None
         compose([*INPUTS, searchpath, "experiment=nobodys"])
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["hydra.output_subdir=x", "hydra.job.chdir=true", "hydra.run.dir=x", "hydra.verbose=true", "hydra.mode=MULTIRUN"],
+)
+def test_a_key_of_hydra_that_has_no_effect_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="has no effect") as caught:
+        compose([*INPUTS, word])
+    assert "hydra.searchpath" in caught.value.allowed
+
+
 def test_composing_creates_nothing_and_leaves_a_surrounding_hydra_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,11 +136,12 @@ def test_every_key_and_section_says_what_it_is() -> None:
     ("key", "legal"),
     [
         ("system.eta_prompts", "a number, at least 1 and at most 8"),
-        ("run.num_epochs", "an integer, at least 1, or null"),
+        ("run.num_epochs", "an integer, at least 1 and at most 1,000,000,000, or null"),
         ("run.resume", "one of never, auto"),
         ("data.shuffle", "true or false"),
         ("data.domain_weights", "a mapping of each name to a number above 0"),
-        ("trainer.clip_ratio_low", "a number, above 0 and below 1"),
+        ("trainer.clip_ratio_low", "a number, at least 1e-09 and below 1"),
+        ("backend.deadlines.train_s", "a number, at least 0.001 and at most 1,000,000"),
         ("run.dir", "a path"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.config.fingerprint import NOT_DEFINING, config_fingerprint, defining_values
+from rollpacker.config.fingerprint import NOT_DEFINING, config_fingerprint, defining_values, differences
 from rollpacker.config.keys import legal_keys, section_names
 from rollpacker.config.schema import RunConfig
 
@@ -79,3 +79,28 @@ def test_what_is_left_out_exists_and_all_else_is_in() -> None:
     left_out = {key for key in keys if any(key == name or key.startswith(f"{name}.") for name in NOT_DEFINING)}
     no_leaves = {key.name for key in legal_keys(RunConfig).values() if key.is_mapping}
     assert set(defining_values(config)) == keys - left_out - no_leaves | {"data.domain_weights.math"}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "here", "there"),
+    [
+        (["run.seed=7"], "run.seed", "7", "0"),
+        (["data.domain_weights.math=1"], "data.domain_weights.math", "1.0", "not set"),
+        (["model.path=n"], "model.path", "/n", "/m"),
+        ([f"data.path=/{'x' * 100}/p.jsonl"], "data.path", f'...{"x" * 43}/p.jsonl", null]]', '[["/p.jsonl", null]]'),
+    ],
+)
+def test_a_difference_is_told_by_its_key_and_both_values(
+    words: list[str], key: str, here: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    recorded = compose(RUN).model_dump(mode="json")
+    (found,) = differences(compose([*RUN, *words]), recorded) or ()
+    assert (found.key, found.here, found.there) == (key, here, there)
+
+
+def test_what_changes_only_the_place_is_no_difference_and_an_illegible_record_is_none() -> None:
+    recorded = compose(RUN).model_dump(mode="json")
+    assert differences(compose([*RUN, "run.dir=y", "engine.num_engines=4", "run.num_steps=7"]), recorded) == []
+    assert differences(compose(RUN), None) is None
+    assert differences(compose(RUN), recorded | {"unknown": 1}) is None

@@ -55,7 +55,7 @@ def test_the_launchers_container_is_every_points() -> None:
         ("hydra.launcher.xyzzy=1", "Leave it out."),
         ("hydra.launcher.detach=true,false", "Launch once per value."),
         ("hydra.launcher.array_parallelism=0", "hydra.launcher.array_parallelism=0 is not legal"),
-        ("hydra.launcher.poll_interval_s=soon", "It is a number, above 0"),
+        ("hydra.launcher.poll_interval_s=soon", "It is a number, at least 0.001"),
         ("hydra.launcher.executor=pbs", "one of slurm, local, debug"),
     ],
 )

@@ -41,7 +41,7 @@ class Recorder:
         ["run.dir='a b-${run.seed}'", "run.seed=0,1"],
         ["data.domain_weights={math: 1}", "trainer.adam_betas=[0.9,0.99],[0.8,0.9]"],
         ["experiment=demo"],
-        ["+data.domain_weights.math=1,2", "hydra.job.name=mine"],
+        ["+data.domain_weights.math=1,2"],
     ],
     ids=" ".join,
 )
@@ -50,6 +50,17 @@ def test_the_points_that_were_judged_are_the_points_that_hydra_runs(overrides: l
     task = Recorder()
     run_sweep(sweep, task)
     assert tuple(task.configs) == sweep.configs
+
+
+@pytest.mark.parametrize(
+    "words", [["run.seed=range(0,1000000)"], ["run.seed=range(0,1000000000000)"], ["run.seed=range(0,100)"]]
+)
+def test_a_sweep_of_more_points_than_anybody_waits_for_is_refused_at_once(words: list[str]) -> None:
+    told: list[int] = []
+    with pytest.raises(ConfigError, match="points or more") as caught:
+        compose_sweep([*INPUTS, *words, "rollout.num_prompts=range(8,100)"], told.append)
+    assert "At most 1,000" in caught.value.allowed
+    assert not told
 
 
 def test_a_sweep_is_the_product_of_its_choices_in_order() -> None:

@@ -1,4 +1,4 @@
-"""Random rounds for a planner, and the judge's books on what it should have ordered.
+"""Random rounds for a planner, and the reference model's orders for them.
 
 A world of requests has few rounds; these have nothing but rounds, so that there are enough of each kind on each degree.
 """
@@ -13,8 +13,8 @@ from rollpacker.core.events import RoundMeasured
 from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import ParallelismSettings
-from rollpacker.fuzz.planning import MeasuredRound, degree_after, pays
 from tests.core.player import make_settings
+from tests.fuzz.oracle.planning import MeasuredRound, degree_after, pays
 
 NUM_RUNS = 40
 NUM_ROUNDS = 40
@@ -106,7 +106,7 @@ def random_measurement(rng: random.Random, number: int) -> RoundMeasured:
         rollout_time_s=rng.choice([1.0, 2.0]),
         num_tokens=rng.choice([0, 100, 200, 300]),
         switch_time_s=rng.choice([0.0, 0.1, 1.0]),
-        lengths_tokens=tuple(rng.choice([1, 10, 100]) for _ in range(rng.choice([0, 3, 9]))),
+        lengths_tokens=tuple(rng.choice([1, 10, 100]) for _ in range(rng.choice([0, 3, 9, 30]))),
     )
 
 

@@ -30,8 +30,8 @@ def test_what_does_not_fit_waits_and_who_loses_its_place_is_computed_again() -> 
     assert round_s(tight, [5, 5], 4) == pytest.approx(until_it_is_full + rest + 7 * 0.25 + rest)
 
 
-def test_one_sequence_that_no_cache_holds_still_ends() -> None:
-    assert round_s(replace(ONE, kv_tokens=0), [3, 2], 4) > 0
+def test_sequences_that_no_cache_holds_run_one_after_the_other() -> None:
+    assert round_s(replace(ONE, kv_tokens=0), [3, 2], 4) == round_s(ONE, [3], 4) + round_s(ONE, [2], 4)
 
 
 def test_long_responses_want_the_memory_of_a_larger_degree_and_short_ones_more_engines() -> None:

@@ -1,4 +1,4 @@
-"""What holds in every world: the judge asserts it at each event; here the worlds are drawn."""
+"""What holds in every world: the reference model asserts it at each event; here the worlds are drawn."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from hypothesis import given, settings
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings, StreamSettings
-from tests.core.world import Scenario, World, scenarios
+from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios
 
 
 @settings(max_examples=80)
 @given(scenarios(batching="tail"))
 def test_tail_batching_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
-    World(scenario).run()
+    SchedulerWorld(scenario).run()
 
 
 @settings(max_examples=40)
 @given(scenarios(batching="plain"))
 def test_plain_batching_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
-    World(scenario).run()
+    SchedulerWorld(scenario).run()
 
 
 @settings(max_examples=20)
 @given(scenarios())
 def test_a_trainer_that_shares_no_gpu_is_streamed_to_in_every_round_whatever_happens(scenario: Scenario) -> None:
     alone = StreamSettings(replicas=(), max_response_tokens=100)
-    World(replace(scenario, settings=replace(scenario.settings, stream=alone))).run()
+    SchedulerWorld(replace(scenario, settings=replace(scenario.settings, stream=alone))).run()
 
 
 @settings(max_examples=50)
 @given(scenarios(batching="tail", is_dynamic=True))
 def test_dynamic_tail_batching_trains_or_drops_every_prompt_once_whatever_happens(scenario: Scenario) -> None:
-    World(scenario).run()
+    SchedulerWorld(scenario).run()
 
 
 @settings(max_examples=30)
 @given(scenarios(batching="plain", is_dynamic=True))
 def test_dynamic_plain_batching_trains_or_drops_every_prompt_once_whatever_happens(scenario: Scenario) -> None:
-    World(scenario).run()
+    SchedulerWorld(scenario).run()
 
 
 def steady(eta_prompts: Fraction, *, num_steps: int) -> Scenario:
@@ -76,11 +76,11 @@ def steady(eta_prompts: Fraction, *, num_steps: int) -> Scenario:
 )
 def test_a_long_round_follows_as_many_short_rounds_as_defer_a_batch(eta_prompts: Fraction, num_short: int) -> None:
     cycle = [RoundKind.SHORT] * num_short + [RoundKind.LONG]
-    assert World(steady(eta_prompts, num_steps=3 * len(cycle))).run().kinds == cycle * 3
+    assert SchedulerWorld(steady(eta_prompts, num_steps=3 * len(cycle))).run().kinds == cycle * 3
 
 
 def test_without_prompt_speculation_no_round_is_long() -> None:
-    assert set(World(steady(Fraction(1), num_steps=12)).run().kinds) == {RoundKind.SHORT}
+    assert set(SchedulerWorld(steady(Fraction(1), num_steps=12)).run().kinds) == {RoundKind.SHORT}
 
 
 @settings(max_examples=20)
@@ -89,7 +89,7 @@ def test_without_speculation_tail_batches_are_plain_batches(scenario: Scenario) 
     alike = replace(scenario.settings, eta_prompts=Fraction(1), eta_responses=Fraction(1), overlap_rewards=True)
     endless = replace(scenario, num_epochs=None)
     trained = [
-        World(replace(endless, settings=replace(alike, batching=batching))).run().trained
+        SchedulerWorld(replace(endless, settings=replace(alike, batching=batching))).run().trained
         for batching in ("tail", "plain")
     ]
     assert trained[0] == trained[1]
@@ -97,8 +97,8 @@ def test_without_speculation_tail_batches_are_plain_batches(scenario: Scenario) 
 
 def test_commands_do_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from fractions import Fraction; from tests.core.test_properties import World, steady;"
-        "world = World(steady(Fraction(5, 4), num_steps=6)); world.run(); print(world.digest.hexdigest())"
+        "from fractions import Fraction; from tests.core.test_properties import SchedulerWorld, steady;"
+        "world = SchedulerWorld(steady(Fraction(5, 4), num_steps=6)); world.run(); print(world.digest.hexdigest())"
     )
     digests = {
         subprocess.run(

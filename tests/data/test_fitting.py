@@ -101,6 +101,13 @@ def test_a_domain_of_which_nothing_is_left_is_an_error(tokenizer):
         fit(tokenizer, [plain("one one one"), plain("one two", "b"), plain("one", "c", "code")], 2)
 
 
+def test_text_outside_of_the_vocabulary_is_counted_and_one_prompt_with_it_named(tokenizer):
+    fitting = fit(tokenizer, [plain("one"), plain("one 日本語", "b"), plain("xyz two", "c")], 8)
+    assert fitting.unknown == ["b", "c"]
+    (note,) = fitting.notes(DataSection(path=None))
+    assert note.startswith("2 of 3 prompts hold text that the model's tokenizer does not know, such as 'b':")
+
+
 def test_a_prompt_without_a_token_is_an_error(tokenizer):
     with pytest.raises(DataError, match="Prompt 'a' has no token"):
         fit_prompts([plain("one")], _Mute(), DataSection(path=None))

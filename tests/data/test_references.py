@@ -74,12 +74,15 @@ def test_answers_and_rubrics_are_held_by_the_prompt(references):
             "assert-1",
             "function",
             None,
-            [("assert square(3) == 9", NO_LIMITS), ("assert square(0) == 0", NO_LIMITS)],
+            [
+                ("from solution import square\nassert square(3) == 9", NO_LIMITS),
+                ("from solution import square\nassert square(0) == 0", NO_LIMITS),
+            ],
         ),
         ("taco-1", "stdin", None, [("1 2\n", "3\n", NO_LIMITS), ("3 4\n", "7\n", NO_LIMITS)]),
         ("taco-2", "function", "total", [(([1, 2],), ([3], 3), NO_LIMITS), (([],), ([0], 0), NO_LIMITS)]),
         ("lcb-1", "function", "twice", [(("ab", 2), ("abab",), NO_LIMITS)]),
-        ("mbpp-1", "function", None, [("assert first([1, 2]) == 1", NO_LIMITS)]),
+        ("mbpp-1", "function", None, [("from solution import first\nassert first([1, 2]) == 1", NO_LIMITS)]),
         (
             "kodcode-1",
             "function",
@@ -94,6 +97,23 @@ def test_test_cases_of_every_form_are_read_from_the_file_when_they_are_needed(
     reference = pickle.loads(pickle.dumps(references[key]))  # noqa: S301 as it comes to the process that judges
     assert (reference.style, reference.entry_point, reference.num_cases) == (style, entry_point, len(cases))
     assert [shape(case) for case in load_test_cases(reference)] == cases
+
+
+@pytest.mark.parametrize(
+    ("outputs", "accepted"),
+    [
+        ([[3], [0]], [([3], 3), ([0], 0)]),
+        ([[[1, 2]], [[]]], [([[1, 2]], [1, 2]), ([[]], [])]),
+        ([[1, 2, 3], [4]], [([1, 2, 3],), ([4],)]),
+        ([[5], []], [([5],), ([],)]),
+        ([3, [0]], [(3,), ([0],)]),
+        (["ab", "c"], [("ab",), ("c",)]),
+    ],
+)
+def test_the_element_of_a_list_is_accepted_only_where_all_outputs_are_lists_of_one(tmp_path, outputs, accepted):
+    row = {**CODE, "input_output": {"fn_name": "f", "inputs": [[1], [2]], "outputs": outputs}}
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", row))
+    assert [case.accepted for case in load_test_cases(prompt.reference)] == accepted
 
 
 def test_a_prompt_with_megabytes_of_test_cases_is_small_on_its_way(tmp_path):
@@ -130,7 +150,7 @@ def test_a_line_is_found_again_behind_a_byte_order_mark_and_blank_lines(tmp_path
     lines = [json.dumps({**CODE, "id": number, "test_cases": [f"assert f({number})"]}) for number in range(3)]
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n\n \n".join(lines).encode())
     cases = [load_test_cases(prompt.reference)[0] for prompt in load_prompts(path)]
-    assert [case.source for case in cases] == ["assert f(0)", "assert f(1)", "assert f(2)"]
+    assert [case.source.split("\n")[-1] for case in cases] == ["assert f(0)", "assert f(1)", "assert f(2)"]
 
 
 def test_blank_fields_of_converted_data_sets_do_not_count(tmp_path):
@@ -166,6 +186,14 @@ STDIN = {"input": "1", "output": "2"}
         ({"test_cases": [{"args": [1], "expected": 2}]}, ["no function is named", "Add `entry_point`"]),
         ({"test_cases": ["assert f()"], "entry_point": "f()"}, ['the entry point is "f()"', "without brackets"]),
         ({"test_cases": [" "]}, ["`test_cases[0]` is blank"]),
+        (
+            {"test_cases": [{"args": [1], "expected": [1, float("nan")]}], "entry_point": "f"},
+            ["`test_cases[0]` expects NaN"],
+        ),
+        (
+            {"test_list": ["assert f(1)"], "test_imports": "import math"},
+            ["`test_imports` is a string that holds no JSON"],
+        ),
         ({"test_cases": [STDIN, "assert f()"]}, ["`test_cases[1]` is of another style than `test_cases[0]`"]),
         ({"test_cases": [{**STDIN, "time_limit_s": 0}]}, ["`test_cases[0].time_limit_s` is 0", "above 0"]),
         ({"test_cases": [STDIN], "memory_limit_mb": "256 MB"}, ['`memory_limit_mb` is "256 MB"']),

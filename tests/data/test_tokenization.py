@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -107,7 +107,7 @@ def test_a_template_file_that_cannot_be_used_is_refused(tmp_path, content):
 
 def test_a_template_that_is_no_jinja_is_named(tmp_path):
     (tmp_path / "t.jinja").write_text("{% if %}")
-    with pytest.raises(DataError, match=r"data\.chat_template=.*t\.jinja refuses the messages of prompt 'a'"):
+    with pytest.raises(ConfigError, match=r"data\.chat_template=.*t\.jinja holds a chat template that is no Jinja"):
         tokenizer_with(tmp_path, chat_template=tmp_path / "t.jinja").encode(chat(("user", "one")))
 
 
@@ -185,11 +185,67 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
 def test_a_damaged_tokenizer_is_refused(tmp_path):
     save_tokenizer(tmp_path, eos_token="</s>")
     (tmp_path / "tokenizer.json").write_text("{broken")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
         PromptTokenizer(tmp_path)
 
 
-def test_a_tokenizer_file_is_read_as_transformers_would_but_without_torch(tmp_path):
+WORDS = {"<unk>": 0, "<s>": 1, "</s>": 2, "0": 3, "1": 4, "9": 5, "199": 6, ":": 7, "user": 8}
+
+
+def word_tokenizer():
+    raw = Tokenizer(WordLevel(WORDS, unk_token="<unk>"))
+    raw.pre_tokenizer = WhitespaceSplit()
+    return raw
+
+
+def byte_tokenizer():
+    alphabet = sorted(ByteLevel.alphabet())
+    raw = Tokenizer(BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return raw
+
+
+def save_as(folder, model_type, raw, **settings):
+    """A directory whose tokenizer belongs to a model of a type."""
+    from transformers import PreTrainedTokenizerFast
+
+    template = "{% for m in messages %}{{ bos_token }} {{ m.role }} : {{ m.content }} {% endfor %}"
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": template}
+    PreTrainedTokenizerFast(tokenizer_object=raw, **special).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "phi3", "deepseek_v3"]
+)
+@pytest.mark.parametrize("make", [word_tokenizer, byte_tokenizer])
+@pytest.mark.parametrize("settings", [{}, {"add_bos_token": True}, {"clean_up_tokenization_spaces": True}])
+def test_prompts_have_the_tokens_that_every_user_of_the_model_gives_them(tmp_path, model_type, make, settings):
+    ours = PromptTokenizer(save_as(tmp_path, model_type, make(), **settings))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("0 199 :", "a\u0301 b  c", " 1 , 9 .\n"):
+        assert ours.encode(plain(text)).tolist() == theirs(text)["input_ids"]
+        messages = [{"role": "user", "content": text}]
+        templated = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert ours.encode(chat(("user", text))).tolist() == templated
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_truncation_and_padding_that_a_tokenizer_file_has_stored_change_no_prompt(tmp_path):
+    raw = word_tokenizer()
+    raw.enable_truncation(max_length=2)
+    raw.enable_padding(length=8)
+    tokenizer = PromptTokenizer(save_as(tmp_path, "llama", raw))
+    assert tokenizer.encode(plain("0 1 9 199 :")).tolist() == [3, 4, 5, 6, 7]
+    assert [ids.tolist() for ids in tokenizer.encode_all([plain("0"), plain("1 9 1")])] == [[3], [4, 5, 4]]
+
+
+def test_a_tokenizer_is_loaded_without_torch(tmp_path):
     save_tokenizer(tmp_path, eos_token="</s>", chat_template=TEMPLATE)
     program = (
         "import sys; from pathlib import Path; from rollpacker.data.tokenization import PromptTokenizer;"
@@ -197,8 +253,4 @@ def test_a_tokenizer_file_is_read_as_transformers_would_but_without_torch(tmp_pa
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "one two False\n"
-    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-    prompt = chat(("system", "one"), ("user", "two"))
-    ids = theirs.apply_chat_template(list(prompt.messages), add_generation_prompt=True)["input_ids"]
-    assert PromptTokenizer(tmp_path).encode(prompt).tolist() == ids
-    assert PromptTokenizer(tmp_path).encode(plain("one two")).tolist() == theirs("one two")["input_ids"]
+    assert not result.stderr

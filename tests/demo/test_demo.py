@@ -4,13 +4,15 @@ import json
 import random
 import statistics
 
+import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
-from rollpacker.demo import inputs, task
+from rollpacker.demo import inputs, mixed, task
+from rollpacker.demo.language import WALKS
 from rollpacker.demo.warm_start import make_model
 from rollpacker.rewards import walk
 
@@ -64,6 +66,20 @@ def test_the_model_is_an_ordinary_directory_and_the_same_for_the_same_seed(tmp_p
     answer = "+4 7 +1 8 +4 12"
     ids = [task.WORDS.index(word) for word in answer.split()]
     assert tokenizer.decode([*ids, tokenizer.eos_token_id]) == answer
+
+
+@pytest.mark.parametrize("language", [WALKS, mixed.POLICY, mixed.JUDGE], ids=["walks", "mixed", "judge"])
+def test_every_user_of_the_model_reads_and_writes_its_words(tmp_path, language):
+    """Transformers takes the tokenizer that the model's type says, which need not be the one of tokenizer.json."""
+    make_model(tmp_path, num_iterations=1, language=language)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    rng = random.Random(0)
+    for _ in range(20):
+        for text in language.example(rng):
+            words = text.split()
+            ids = tokenizer(text)["input_ids"]
+            assert ids == [language.words.index(word) for word in words]
+            assert tokenizer.decode(ids) == " ".join(words)
 
 
 def test_inputs_are_made_again_only_when_their_recipe_changed(tmp_path):

@@ -9,7 +9,7 @@ from rollpacker.core.commands import DropPrompt
 from rollpacker.core.events import PromptsDrawn, StepStarted
 from rollpacker.core.ids import PromptId
 from rollpacker.metrics.event_log import LogRecord, attempt_paths, read_event_log
-from rollpacker.runtime.replay import replay
+from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import rows, trained_prompts
 
 

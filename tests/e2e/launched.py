@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from rollpacker.config.words import replaced
 from rollpacker.metrics.tables import read_table
 from tests.e2e.processes import MARK, ProcessesOfRun, named_in_logs
 
 
 def small_run(inputs: Path, *overrides: str) -> list[str]:
-    """The words of a run of five steps that takes seconds; later words win."""
-    return [
+    """The words of a run of five steps that takes seconds; `overrides` win."""
+    own = [
         f"model.path={inputs / 'model'}",
         f"data.path={inputs / 'prompts.jsonl'}",
         "data.max_prompt_tokens=16",
@@ -27,8 +28,8 @@ def small_run(inputs: Path, *overrides: str) -> list[str]:
         "trainer.learning_rate=1e-3",
         "run.num_epochs=1",
         "backend.deadlines.start_s=600",  # Ray's workers are nice: beside other work they import for long
-        *overrides,
     ]
+    return replaced(own, overrides)
 
 
 PATIENCE_S = 600
@@ -43,10 +44,11 @@ class LaunchedRun:
         self.mark = uuid.uuid4().hex
         self._processes = ProcessesOfRun(self.mark)
         self.log = (logs or run_dir.parent) / f"{self.mark[:6]}.log"
-        command = [sys.executable, "-m", "rollpacker.cli", "train", f"run.dir={run_dir}", "run.progress=plain"]
+        given = [f"run.dir={run_dir}", "run.progress=plain", *overrides]
+        words = {word.partition("=")[0]: word for word in given}  # later words win
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *overrides],
+                [sys.executable, "-m", "rollpacker.cli", "train", *words.values()],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from rollpacker.runtime.replay import replay
+from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import LaunchedRun, num_recorded_steps, rows, small_run
 from tests.judges import make_judge
 

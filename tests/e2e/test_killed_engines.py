@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from rollpacker.runtime.replay import replay
+from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import LaunchedRun, rows, small_run, trained_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.metrics.event_log import attempt_paths
-from rollpacker.runtime.replay import replay
+from rollpacker.rewards.walk import judge
+from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.invariants import assert_all_holds, assert_each_prompt_was_trained_once, assert_each_step_once
 from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
 
@@ -137,6 +138,25 @@ def test_the_checkpoint_is_an_ordinary_hugging_face_model(tail_run):
     assert (last / "trainer" / "model" / "tokenizer.json").exists()
 
 
+def test_the_trained_model_earns_in_anybodys_hands_what_it_earns_in_the_run(inputs, tail_run):
+    """Text in, text out, by transformers alone."""
+    folder = max((tail_run.run_dir / "checkpoints").glob("step-*")) / "trainer" / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    prompts = [json.loads(line) for line in (inputs / "prompts.jsonl").read_text().splitlines()]
+    prompts = [prompt for prompt in prompts if prompt["domain"] == "walk"]
+    torch.manual_seed(0)
+    rewards = []
+    for prompt in prompts:
+        batch = tokenizer([prompt["prompt"]] * 8, return_tensors="pt")
+        written = model.generate(**batch, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=48)
+        for response in written[:, batch["input_ids"].shape[1] :]:
+            is_cut = tokenizer.eos_token_id not in response
+            text = tokenizer.decode(response, skip_special_tokens=True)
+            rewards.append(judge(prompt["prompt"], text, is_cut, prompt["ground_truth"]).reward)
+    own = [row["reward"] for row in rows(tail_run.run_dir, "responses") if row["domain"] == "walk" and row["accepted"]]
+    assert sum(rewards) / len(rewards) == pytest.approx(sum(own) / len(own), abs=0.15)
+
+
 def test_a_tracker_that_is_asked_for_gets_every_step(tail_run):
     assert list((tail_run.run_dir / "tensorboard").glob("events.out.tfevents.*"))
 
@@ -182,14 +202,14 @@ def endless(inputs, *overrides):
     return [*small, "run.num_epochs=null", "run.num_steps=100000", *overrides]
 
 
-def test_ctrl_c_ends_a_run_and_leaves_nothing(inputs, tmp_path):
+def test_ctrl_c_ends_a_run_with_a_checkpoint_and_leaves_nothing(inputs, tmp_path):
     run = LaunchedRun(tmp_path / "run", *endless(inputs))
     run.wait_for_steps(1)
     assert_ends_by(signal.SIGINT, run)
     assert num_recorded_steps(run.run_dir) >= 1
 
 
-def test_a_run_directory_belongs_to_one_process_until_sigterm_ends_it_like_ctrl_c(inputs, tmp_path):
+def test_a_run_directory_belongs_to_one_process_until_sigterm_ends_it_with_a_checkpoint(inputs, tmp_path):
     run = LaunchedRun(tmp_path / "run", *endless(inputs))
     run.wait_until((run.run_dir / "run.json").exists)
     second = LaunchedRun(tmp_path / "run", *endless(inputs, "run.resume=auto"))
@@ -201,8 +221,11 @@ def test_a_run_directory_belongs_to_one_process_until_sigterm_ends_it_like_ctrl_
 
 def assert_ends_by(number: signal.Signals, run: LaunchedRun) -> None:
     run.process.send_signal(number)
-    assert run.wait() == 130
+    assert run.wait() == 128 + number
     assert "Traceback" not in run.output()
+    saved = max(int(folder.name[5:]) for folder in (run.run_dir / "checkpoints").glob("step-*"))
+    assert saved == num_recorded_steps(run.run_dir)
+    assert not list((run.run_dir / "checkpoints").glob(".tmp-*"))
     run.assert_nothing_is_left()
 
 

@@ -13,7 +13,7 @@ from rollpacker.config.sections.model import ModelSection
 from rollpacker.core.errors import ConfigError, ImpossibleEvent
 from rollpacker.engines.judging import batches_by_length
 from rollpacker.engines.torch.judge import TorchJudge
-from tests.engines.tiny import _CONFIGS, VOCABULARY, make_model
+from tests.engines.tiny import CONFIGS, VOCABULARY, make_model
 from tests.judges import first_token_logprobs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def make_judge(folder: Path, architecture: str = "qwen2", **keys: Any) -> tuple[
     return TorchJudge(JudgeSection(model=ModelSection(path=folder, dtype="float32"), **keys)), model
 
 
-@pytest.mark.parametrize("architecture", sorted(_CONFIGS))
+@pytest.mark.parametrize("architecture", sorted(CONFIGS))
 async def test_logprobs_are_those_of_a_plain_forward_pass_whatever_else_is_in_the_batch(
     architecture: str, tmp_path: Path
 ) -> None:

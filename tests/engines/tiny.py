@@ -34,7 +34,7 @@ _SIZES: dict[str, Any] = {
 }
 
 
-_CONFIGS: dict[str, Callable[[], Any]] = {
+CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: transformers.Qwen2Config(**_SIZES, tie_word_embeddings=True),
     "llama": lambda: transformers.LlamaConfig(**_SIZES, tie_word_embeddings=False),
     # sliding-window and full layers take turns; another scaling, norms and head size
@@ -91,7 +91,7 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
 
 def make_model(architecture: str = "qwen2", seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(_CONFIGS[architecture]()).eval()
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[architecture]()).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.5)  # far from uniform, so that a mistake shows

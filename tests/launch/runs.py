@@ -8,7 +8,7 @@ from typing import Any
 from rollpacker.launch.queue import JobState
 from rollpacker.launch.standing import Progress, RunStanding
 from rollpacker.launch.submissions import Submission
-from rollpacker.runtime.status import RunStatus
+from rollpacker.runtime.run.status import RunStatus
 
 NOW = 1795270000.0
 SUBMITTED_AT = NOW - 9000

@@ -22,7 +22,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\ntouch called\n")
     (tmp_path / "bin/sbatch").chmod(0o755)
-    write_model(tmp_path / "model", max_positions=40_000)
+    heads = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    write_model(tmp_path / "model", max_position_embeddings=40_000, **heads)
     write_prompts(tmp_path / "prompts.jsonl", ("math",) * 128)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))

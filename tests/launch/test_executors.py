@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.runtime.status import read_status
+from rollpacker.config.words import replaced
+from rollpacker.runtime.run.status import read_status
 
 POINT = ["backend=sim", "model=qwen2.5-7b", "rollout.num_prompts=8", "run.num_steps=1", "run.progress=none"]
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def _train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rollpacker.cli", "train", "-m", *POINT, *words],
+        [sys.executable, "-m", "rollpacker.cli", "train", "-m", *replaced(POINT, words)],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
@@ -72,7 +73,7 @@ def test_ctrl_c_ends_the_processes_of_this_machine(tmp_path: Path) -> None:
     ]
     mark = f"ROLLPACKER_TEST_RUN={tmp_path}".encode()
     launch = subprocess.Popen(
-        [sys.executable, "-m", "rollpacker.cli", "train", "-m", *POINT, *words, "run.seed=0,1"],
+        [sys.executable, "-m", "rollpacker.cli", "train", "-m", *replaced(POINT, words), "run.seed=0,1"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "ROLLPACKER_TEST_RUN": str(tmp_path)},
         stdin=subprocess.DEVNULL,

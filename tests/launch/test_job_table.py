@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from rollpacker.launch.job_table import duration, job_table, run_names
 from rollpacker.launch.standing import RunStanding
+from rollpacker.terminal import Terminal
 from tests.launch.runs import NOW, a_job, a_run, a_status, a_submission, progress
 
 GOLDEN = Path(__file__).parent / "golden" / "job_table.txt"
@@ -70,7 +71,7 @@ def _sweep() -> list[RunStanding]:
 
 
 def _drawn(standings: list[RunStanding], width: int, complaint: str = "") -> str:
-    console = Console(width=width, highlight=False)
+    console = Terminal(width=width)
     with console.capture() as capture:
         console.print(job_table(standings, now=NOW, complaint=complaint))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
@@ -114,10 +115,21 @@ def test_a_slurm_that_could_not_be_asked_is_told() -> None:
     )
 
 
-def test_names_are_what_tells_the_paths_apart() -> None:
-    assert run_names([Path("runs/a/0-verl"), Path("runs/b/0-verl")]) == ("a/0-verl", "b/0-verl")
-    assert run_names([Path("runs/a/0-verl")]) == ("0-verl",)
-    assert run_names([]) == ()
+def test_names_are_what_tells_the_paths_apart_and_the_folder_is_one_that_commands_take() -> None:
+    assert run_names([Path("runs/a/0-verl"), Path("runs/b/0-verl")]) == (Path("runs"), ("a/0-verl", "b/0-verl"))
+    assert run_names([Path("runs/a/0-verl")]) == (Path("runs/a"), ("0-verl",))
+    assert run_names([Path("/far/a"), Path("/far/b/c")]) == (Path("/far"), ("a", "b/c"))
+
+
+def test_times_of_modelled_runs_are_marked() -> None:
+    modelled = replace(progress(400, 0.5), is_modelled=True)
+    assert "3:26:40 modelled" in _drawn([a_run("x", status=a_status("finished"), progress=modelled)], 80)
+
+
+@pytest.mark.parametrize("state", ["interrupted", "departed"])
+def test_a_run_that_was_broken_off_says_how_to_go_on(state: str) -> None:
+    text = _drawn([a_run("x", status=a_status(state))], 120)
+    assert f"{state} runs/e2e/x\n  The same command with the same run.dir and run.resume=auto goes on" in text
 
 
 @pytest.mark.parametrize(

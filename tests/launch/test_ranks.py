@@ -7,7 +7,7 @@ import pytest
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch import ranks
-from rollpacker.runtime.rendezvous import Rendezvous
+from rollpacker.runtime.ray.rendezvous import Rendezvous
 
 MODELLED = ["experiment=e2e", "backend=sim", "run.num_steps=1"]
 

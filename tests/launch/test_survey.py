@@ -11,7 +11,7 @@ from rollpacker.launch.submissions import write_submission
 from rollpacker.launch.survey import find_runs, look_at
 from rollpacker.metrics.schemas import STEPS
 from rollpacker.metrics.tables import MetricsWriter
-from rollpacker.runtime.status import write_status
+from rollpacker.runtime.run.status import write_status
 from tests.launch.commands import install_command
 from tests.launch.runs import a_status, a_submission
 
@@ -44,11 +44,11 @@ def test_runs_are_found_by_what_they_leave_and_not_below_each_other(tmp_path: Pa
     assert list(find_runs(tmp_path / "a")) == [tmp_path / "a"]
 
 
-def test_a_run_tells_its_job_its_status_and_its_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_its_job_its_status_and_its_last_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = tmp_path / "run"
     write_submission(run_dir, a_submission())
     write_status(run_dir, a_status())
-    _write_metrics(run_dir, [0.25, 0.5])
+    _write_metrics(run_dir, [9.0, *[0.25, 0.5] * 5])  # the reward is the mean of the last ten
     _squeue_says(tmp_path, "RUNNING", monkeypatch)
 
     survey = look_at([run_dir])
@@ -56,8 +56,8 @@ def test_a_run_tells_its_job_its_status_and_its_last_step(tmp_path: Path, monkey
     (run,) = survey.standings
     assert (run.word, survey.complaint) == ("running", "")
     assert run.progress is not None
-    assert (run.progress.num_steps, run.progress.reward_mean, run.progress.elapsed_s) == (2, 0.5, 60.0)
-    assert run.num_finished_steps == 2
+    assert (run.progress.num_steps, run.progress.reward_mean, run.progress.elapsed_s) == (11, 0.375, 330.0)
+    assert run.num_finished_steps == 11
 
 
 def test_a_run_whose_job_failed_without_a_word_is_explained_by_its_logs(

@@ -19,6 +19,7 @@ from rollpacker.core.errors import StorageFailed
 from rollpacker.metrics.files import (
     TEMPORARY_PREFIX,
     make_durable,
+    make_private_folder,
     publish_folder,
     remove_folder,
     remove_temporaries,
@@ -34,6 +35,23 @@ def test_a_file_is_replaced_and_no_temporary_stays(tmp_path: Path, durable: bool
     write_atomically(path, b"new", durable=durable)
     assert path.read_bytes() == b"new"
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_a_private_folder_is_its_users_own_and_the_folders_above_it_are_as_usual(tmp_path: Path, umask: int) -> None:
+    former = os.umask(umask)
+    try:
+        make_private_folder(tmp_path / "above" / "own")
+    finally:
+        os.umask(former)
+    assert (tmp_path / "above" / "own").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "above").stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_a_folder_that_exists_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2750)
+    make_private_folder(tmp_path)
+    assert tmp_path.stat().st_mode & 0o7777 == 0o2750
 
 
 def test_a_published_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
@@ -114,7 +132,7 @@ def test_an_os_error_becomes_a_message_in_three_parts(code: int, meaning: str) -
 
 def test_a_path_through_a_file_is_refused_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFailed, match=r"file/a could not be written: a file lies where a folder should be"):
+    with pytest.raises(StorageFailed, match=r"file/a could not be written: a part of the path is a file, not a folder"):
         write_atomically(tmp_path / "file" / "a", b"1")
 
 

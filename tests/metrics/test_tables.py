@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from rollpacker.core.errors import DataError, InternalError, StorageFailed
 from rollpacker.metrics import tables
 from rollpacker.metrics.schemas import SCHEMA_VERSION, STEPS, TABLES, Column, describe_tables
-from rollpacker.metrics.tables import MetricsWriter, read_frame, read_last_step, read_table
+from rollpacker.metrics.tables import MetricsWriter, read_frame, read_last_steps, read_table
 
 VALUES: dict[str, object] = {"int": 7, "float": 0.5, "bool": True, "text": "word"}
 
@@ -305,18 +306,18 @@ def test_a_run_without_metrics_says_so(tmp_path: Path) -> None:
         read_table(tmp_path, "stepps")
 
 
-def test_the_last_step_is_read_without_the_files_of_older_ones(
+def test_the_last_steps_are_read_without_the_files_of_older_ones(
     run_dir: Path, writer: MetricsWriter, merging_by_4: None
 ) -> None:
-    assert read_last_step(run_dir) is None
+    assert read_last_steps(run_dir, 1) == []
     for step in range(6):
         writer.write_step(step, make_rows(step))
-        last = read_last_step(run_dir)
-        assert last is not None
-        assert last["step"] == step
+        assert [row["step"] for row in read_last_steps(run_dir, 1)] == [step]
+        assert [row["step"] for row in read_last_steps(run_dir, 3)] == list(range(max(0, step - 2), step + 1))
+    last = read_last_steps(run_dir, 1)
     for part in (run_dir / "metrics" / "steps").glob("*00000[0-4]*"):
         part.unlink()
-    assert read_last_step(run_dir) == last
+    assert read_last_steps(run_dir, 1) == last
 
 
 def test_a_missing_or_broken_part_is_named(run_dir: Path, writer: MetricsWriter) -> None:
@@ -324,6 +325,10 @@ def test_a_missing_or_broken_part_is_named(run_dir: Path, writer: MetricsWriter)
     part = run_dir / "metrics" / "steps" / "step-000000.parquet"
     part.write_bytes(part.read_bytes()[:100])
     with pytest.raises(DataError, match=r"step-000000\.parquet is not readable"):
+        read_table(run_dir, "steps")
+    part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(DataError, match=r"step-000000\.parquet is not readable: it is a pipe"):
         read_table(run_dir, "steps")
     part.unlink()
     with pytest.raises(DataError, match=r"step-000000\.parquet is missing"):

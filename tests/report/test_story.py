@@ -33,7 +33,7 @@ def test_the_stages_of_a_step_add_up_to_its_time_and_its_checkpoint(story):
 def test_what_an_engine_did_adds_up_to_the_time_that_it_was_there(story):
     assert sorted(story.engines) == [f"engine-{number}" for number in range(4)]
     for use in story.engines.values():
-        parts = use.generating_s + use.asleep_s + use.loading_s + use.idle_in_rollout_s + use.idle_later_s
+        parts = sum(use.parts.values())
         assert use.present_s == pytest.approx(story.total_s)
         assert parts == pytest.approx(use.present_s, rel=0.02)  # aborts take some milliseconds after the round
     assert sum(use.asleep_s > 0 for use in story.engines.values()) >= 2

@@ -39,6 +39,8 @@ def judge(prompt_text, response_text, is_truncated, ground_truth):  # noqa: C901
         os.write(1, b'{"reward": 1.0, "reason": "hacked", "time_s": 0}\n')
     elif order == "echo":
         return Judgement(float(is_truncated), f"{prompt_text}|{response_text}")
+    elif order == "long":
+        return Judgement(0.5, "x" * (20 << 20))
     elif order == "pid":
         return Judgement(float(os.getpid()), "pid")
     return Judgement(0.5, "judged")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 from typing import Any
 
 import pytest
 
 from rollpacker.cli.main import main
 from rollpacker.config.sections.judge import JudgeSection
+from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError, DataError, EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.engines.torch.judge import TorchJudge
@@ -138,6 +140,13 @@ def test_a_template_that_could_not_be_judged_by_is_refused(template, words, fold
         read_template(tmp_path / "none.jinja")
 
 
+def test_a_judge_whose_chat_template_refuses_a_message_is_the_users_mistake(folder, model, tmp_path):
+    shutil.copytree(folder, tmp_path / "judge")
+    (tmp_path / "judge" / "chat_template.jinja").write_text("{{ raise_exception('only tools may speak') }}")
+    with pytest.raises(ConfigError, match="refuses a message of the user: only tools may speak"):
+        JudgePrompts(judge_section(tmp_path / "judge"))
+
+
 def test_a_verdict_is_one_token(folder, model):
     with pytest.raises(ConfigError, match="'Yes', which is 3 tokens"):
         JudgePrompts(judge_section(folder, yes=("Yes",)))
@@ -162,6 +171,32 @@ def test_a_verdict_is_worth_its_share_of_yes(yes, no, keys, expected):
     assert (pytest.approx(reward), reason) == expected
     with pytest.raises(EngineFailed, match="log-probabilities"):
         judgement_of(section, [math.nan] * 4)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "cycler.__init__.__globals__.os.popen('touch <file>').read()",
+        "joiner.__init__.__globals__['__builtins__']['open']('<file>', 'w')",
+        "lipsum.__globals__['os'].popen('touch <file>').read()",
+        "namespace.__class__.__mro__[-1].__subclasses__()",
+        "question.__class__.__base__.__subclasses__()",
+        "('{0.__class__.__base__}'.format(question)).x()",
+        "(question | attr('__class__')).mro()",
+        "self.__init__.__globals__.os.popen('touch <file>')",
+        "range(10 ** 12) | list",
+        "1 // 0",
+    ],
+)
+def test_a_template_runs_no_code_of_its_own(hostile, folder, model, tmp_path):
+    ran = tmp_path / "ran"
+    file = tmp_path / "template.jinja"
+    file.write_text(
+        f"{{{{ question }}}} {{{{ fence }}}} {{{{ response }}}} {{{{ {hostile.replace('<file>', str(ran))} }}}}"
+    )
+    with pytest.raises(ConfigError, match="reaches nothing of Python"):
+        JudgePrompts(judge_section(folder, template=file))
+    assert not ran.exists()
 
 
 async def test_verdicts_are_those_of_the_models_own_first_token(folder, model, prompts):
@@ -205,6 +240,21 @@ class SlowModel:
 
     async def close(self):
         self.is_closed = True
+
+
+async def test_a_response_that_no_tokenizer_reads_is_a_verdict_and_the_next_is_judged(folder, model, prompts):
+    section = judge_section(folder)
+    worker = JudgeRewardWorker(TorchJudge(section), prompts, section)
+    try:
+        await worker.score([asked("\ud800", sample=0), asked("Paris", sample=1)])
+        verdicts = []
+        while len(verdicts) < 2:
+            verdicts += await worker.collect()
+    finally:
+        await worker.close()
+    reasons = {verdict.request.sample: verdict.reason for verdict in verdicts}
+    assert reasons[0] == "checker_crashed"
+    assert reasons[1] != "checker_crashed"
 
 
 async def test_a_judge_falls_asleep_once_its_batch_is_read_and_what_comes_meanwhile_waits(folder, model, prompts):
@@ -264,12 +314,12 @@ async def test_a_model_that_fails_is_raised_by_whoever_waits_for_verdicts(folder
 
 
 def words_of(folder, *others):
-    return [
+    own = [
         "reward=judge",
         *(f"reward.judge.model.path={folder}", "reward.judge.model.dtype=float32", "reward.judge.min_mass=0"),
         *("reward.judge.yes=[Y,T,R]", "reward.judge.no=[N,F,W]", "reward.judge.max_prompt_tokens=2000"),
-        *others,
     ]
+    return replaced(own, others)
 
 
 def test_a_file_of_responses_is_scored_by_a_judge_in_this_process(folder, model, prompts, tmp_path):

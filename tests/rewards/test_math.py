@@ -84,6 +84,80 @@ def test_wrong_answers_are_wrong(ground_truth, response):
     assert reason_of(response, ground_truth) == "wrong_answer"
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{5=6=7}",
+        r"\boxed{7=7}",
+        r"\boxed{6=7}",
+        r"$6=7$",
+        "the answer is $x=5=6=7$",
+        r"\boxed{x=8=7}",
+        r"\boxed{8=x=7}",
+        r"\boxed{x=7=8}",
+        r"\boxed{2+6=7}",
+        r"\boxed{x+8=x+7}",
+        r"\boxed{7 \text{ or } 8}",
+        r"\boxed{8 or 7}",
+        r"\boxed{x=7 \text{ or } x=8}",
+        r"\boxed{7, 8, 9}",
+        r"\boxed{8;7}",
+        r"\boxed{\{7, 8\}}",
+        r"\boxed{6 \pm 1}",
+        r"\boxed{8}, \boxed{7}",
+        r"\boxed{8} or \boxed{7}",
+        r"\boxed{8 \to 7}",
+        r"\boxed{6 \implies 7}",
+        r"\boxed{8 \Rightarrow x = 7}",
+        r"\boxed{7 \lor 8}",
+        r"\boxed{6 < x < 8}",
+        r"\boxed{x \le 7}",
+        r"\boxed{7\%}",
+        "The answer is 7 or 8.",
+        "The answer is either 7 or 8.",
+        "The answer is 7, 8 or 9.",
+        "The final answer is $7$ or $8$.",
+        r"\boxed{nan}",
+        r"\boxed{NaN}",
+        r"\boxed{\infty}",
+        r"\boxed{\infty - \infty}",
+        r"\boxed{\frac{0}{0}}",
+        r"\boxed{\frac{7}{0}}",
+        r"\boxed{1e999}",
+    ],
+)
+def test_an_answer_that_claims_more_than_the_truth_or_no_number_is_wrong(response):
+    assert reason_of(response, "7") in {"wrong_answer", "no_answer"}
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "response"),
+    [
+        ("7", r"\boxed{2+5=7}"),
+        ("7", r"\boxed{x = 2 + 5 = 7}"),
+        ("7", r"\boxed{m + n = 7}"),
+        ("7", r"\boxed{f(2) = 7}"),
+        ("7", r"\boxed{\sqrt{49} = 7}"),
+        ("7", r"\boxed{7 \text{ apples}}"),
+        ("7", "The answer is 7, because 8 is too much."),
+        ("7/8", "The answer is 7/8."),
+        ("x^2+1", r"\boxed{f(x) = x^2 + 1}"),
+        ("x = 7", r"\boxed{x = 7}"),
+        ("2, 16", r"\boxed{x = 2 \text{ or } x = 16}"),
+        ("2, 16", "The answer is $2$ or $16$."),
+        (r"\sqrt{2}", r"\boxed{\sqrt{2} \approx 1.414}"),
+    ],
+)
+def test_an_answer_may_say_what_it_is_the_value_of(ground_truth, response):
+    assert reason_of(response, ground_truth) == "correct"
+
+
+@pytest.mark.parametrize("truth", ["Yes", "A"])
+def test_of_several_announced_words_none_is_the_answer(truth):
+    assert reason_of("The answer is Yes or No.", truth) == "wrong_answer"
+    assert reason_of("The answer is A, B, or C.", truth) == "wrong_answer"
+
+
 @pytest.mark.parametrize("response", ["", "   \n", "I do not know.", r"\boxed{}", "?!*"])
 def test_a_response_without_an_answer_says_so(response):
     assert reason_of(response, "42") == "no_answer"

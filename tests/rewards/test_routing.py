@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.config.sections.reward import RewardSection
+from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import DataError, EngineFailed
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.data.prompts import load_prompts
@@ -114,6 +116,54 @@ def test_a_blank_answer_is_refused_by_rules(tmp_path):
     (tmp_path / "p.jsonl").write_text(json.dumps(line))
     with pytest.raises(DataError, match=r"p\.jsonl, line 1: the prompt '1' has a blank answer"):
         check_references(SECTION, load_prompts([PromptFile(path=tmp_path / "p.jsonl")]))
+
+
+MATH, WALK = "as text, LaTeX or a number", "start and target"
+UNANSWERABLE = [
+    *(
+        ("math", truth, MATH)
+        for truth in ("nan", "NaN", "-Infinity", "None", "?", "$$", "\\boxed{}", "\\frac{", "...", "\t")
+    ),
+    *(("walk", truth, WALK) for truth in ("abc", "3", "3 20 21", "3 -20", "20 3", 3, 3.5, "9" * 30 + " 20", "nan", "")),
+    *(
+        (name, truth, "a finite number")
+        for name in ("math", "walk", "judge")
+        for truth in (math.nan, math.inf, -math.inf)
+    ),
+    *(
+        (name, truth, "a string or")
+        for name in ("math", "walk", "judge")
+        for truth in (True, None, ["7"], {"answer": 7})
+    ),
+    *((name, "  \n", "blank answer") for name in ("math", "walk", "judge")),
+    *(("sandbox", truth, "test cases") for truth in ("7", 7, "")),
+]
+
+
+@pytest.mark.parametrize(("name", "truth", "words"), UNANSWERABLE)
+def test_a_prompt_that_its_reward_cannot_hold_a_response_against_is_refused_before_the_start(
+    tmp_path, name, truth, words
+):
+    """By the same two functions in `check`, `score` and `train`."""
+    right = {"math": {"ground_truth": "7"}, "walk": {"ground_truth": "3 20"}, "judge": {"rubric": "Be kind."}}
+    rows = [right.get(name, {"test_cases": ["assert f(1)"]}), {"ground_truth": truth}]
+    lines = [{"id": index, "domain": "any", "prompt": "?", **row} for index, row in enumerate(rows)]
+    (tmp_path / "p.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    section = RewardSection.model_construct(name=name, domains={}, sandbox=SandboxSection())
+    with pytest.raises(DataError, match=r"p\.jsonl, line 2: ") as caught:
+        check_references(section, load_prompts([PromptFile(path=tmp_path / "p.jsonl")]))
+    assert words in str(caught.value)
+
+
+def test_tests_that_import_what_the_sandbox_lacks_are_refused_and_run_with_it(tmp_path):
+    line = {"id": 1, "domain": "code", "prompt": "?", "test_list": ["import numpy as np\nassert f(np.zeros(1))"]}
+    (tmp_path / "p.jsonl").write_text(json.dumps(line))
+    prompts = load_prompts([PromptFile(path=tmp_path / "p.jsonl")])
+    with pytest.raises(DataError, match=r"line 1: the tests of the prompt '1' import `numpy`"):
+        check_references(RewardSection(name="sandbox"), prompts)
+    (tmp_path / "packages" / "numpy").mkdir(parents=True)
+    sandbox = SandboxSection(packages=tmp_path / "packages")
+    check_references(RewardSection(name="sandbox", sandbox=sandbox), prompts)
 
 
 def test_a_file_of_responses_may_hold_several_domains(tmp_path):

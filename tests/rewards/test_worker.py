@@ -17,7 +17,7 @@ from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import make_reward_worker
-from rollpacker.rewards.worker import KillableRewardWorker
+from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
 
 HERE = Path(__file__).parent
 LONG_S = 60.0
@@ -104,10 +104,28 @@ async def test_a_check_that_hangs_in_c_is_killed_and_the_next_is_judged():
         assert await score(worker, "hang_in_c", "ok", "hang_in_c", "ok") == ["timeout", "judged", "timeout", "judged"]
 
 
-@pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory"])
+@pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory", "long"])
 async def test_a_check_that_crashes_says_so_and_the_next_is_judged(order):
     async with hostile_worker() as worker:
         assert await score(worker, order, "ok", order, "ok") == ["checker_crashed", "judged"] * 2
+
+
+async def test_a_check_that_raises_in_place_is_a_verdict_and_the_next_is_judged(caplog):
+    from tests.rewards import hostile_judges
+
+    worker = InPlaceRewardWorker(hostile_judges)
+    assert await score(worker, "raise boom", "ok") == ["checker_crashed", "judged"]
+    assert "r0:a@0#0 is checker_crashed: ValueError: boom" in caplog.text
+
+
+async def test_a_reward_process_that_cannot_be_started_again_ends_the_run(monkeypatch):
+    """Or every further response would silently be worth nothing."""
+    async with hostile_worker() as worker:
+        assert await score(worker, "ok") == ["judged"]
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        os.kill(worker.pids[0], signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="cannot start"):
+            await score(worker, "ok")
 
 
 async def test_what_a_check_prints_is_not_taken_for_its_verdict():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from rollpacker.runtime.allocation import Allocation
+from rollpacker.runtime.job.allocation import Allocation
 
 _ALLOCATION = Allocation(
     job_id="17",

@@ -20,10 +20,10 @@ from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.protocols.weights import Weights
 from rollpacker.rewards.overlong import NO_PUNISHMENT
-from rollpacker.runtime.clock import RunClock
-from rollpacker.runtime.diary import Diary
-from rollpacker.runtime.driver import Driver
-from rollpacker.runtime.watchdog import Watchdog
+from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.interval_log import Diary
+from rollpacker.runtime.waiting.clock import RunClock
+from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.transfer.snapshots import SnapshotSync
 from tests.runtime.scripted import ScriptedReward
 

@@ -79,7 +79,11 @@ class ScriptedEngine:
         """Lose everything, as a killed process does."""
         for task in self.running.values():
             task.cancel()
-        self._done.put_nowait(EngineFailed(f"The process of {self.engine} died."))
+        self.fail(EngineFailed(f"The process of {self.engine} died."))
+
+    def fail(self, error: EngineFailed) -> None:
+        """Answer nothing but this error."""
+        self._done.put_nowait(error)
 
     async def collect(self) -> Sequence[Response]:
         first = await self._done.get()

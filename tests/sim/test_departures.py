@@ -16,12 +16,12 @@ from rollpacker.config.compose import compose
 from rollpacker.core.errors import Departed, WorldError
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.checkpoints import CheckpointStore
-from rollpacker.runtime.departure import CLOSING_S, Departure
-from rollpacker.runtime.notices import Ears
-from rollpacker.runtime.replay import replay
-from rollpacker.runtime.status import read_status
-from rollpacker.runtime.stay import JobStay, Stay
+from rollpacker.runtime.job.departure import CLOSING_S, Departure
+from rollpacker.runtime.job.notices import Ears
+from rollpacker.runtime.job.stay import JobStay, Stay
+from rollpacker.runtime.rollout.replay import replay
+from rollpacker.runtime.run.checkpoints import CheckpointStore
+from rollpacker.runtime.run.status import read_status
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.runtime.allocations import allocation
@@ -40,12 +40,12 @@ def config_of(run_dir: Path, name: str, *words: str):
 
 
 def finished_steps(run_dir: Path) -> int:
-    checkpoint = CheckpointStore(run_dir, keep=2).latest()
+    checkpoint = CheckpointStore(run_dir, keep=2).find().newest
     return checkpoint.meta.step if checkpoint else 0
 
 
 def elapsed_s(run_dir: Path) -> float:
-    checkpoint = CheckpointStore(run_dir, keep=2).latest()
+    checkpoint = CheckpointStore(run_dir, keep=2).find().newest
     return checkpoint.meta.elapsed_s if checkpoint else 0.0
 
 

@@ -8,7 +8,7 @@ from rollpacker.config.compose import compose
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.schemas import DOMAINS
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.preflight import judge
+from rollpacker.runtime.run.preflight import judge
 from rollpacker.sim.workload import Workload
 
 WORDS = [

@@ -16,8 +16,8 @@ from rollpacker.config.record import CONFIG_FILE
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.preflight import judge
-from rollpacker.runtime.replay import replay
+from rollpacker.runtime.rollout.replay import replay
+from rollpacker.runtime.run.preflight import judge
 
 SMALL = [
     "backend=sim",

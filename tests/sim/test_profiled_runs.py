@@ -19,7 +19,7 @@ from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest, Prompt
-from rollpacker.runtime.preflight import judge
+from rollpacker.runtime.run.preflight import judge
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.profile import CallCosts, ProfiledCluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward

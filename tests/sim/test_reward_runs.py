@@ -10,7 +10,7 @@ from rollpacker import pipeline
 from rollpacker.cli.prospects import prospect_of
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.preflight import judge
+from rollpacker.runtime.run.preflight import judge
 from rollpacker.sim.workload import Workload
 
 SMALL = [

@@ -48,7 +48,9 @@ def test_at_a_fixed_share_half_of_the_engines_train_although_the_rest_cannot_hol
     adaptive = steps_of(tmp_path / "adaptive", *tight)
     fixed = steps_of(tmp_path / "fixed", *tight, "system.stream_at=0.2")
     assert (adaptive["num_engines_lent"] == 0).any()
+    assert list(adaptive["lent_at_share"].isna()) == list(adaptive["num_engines_lent"] == 0)
     assert (fixed["num_engines_lent"] == 2).all()
+    assert fixed["lent_at_share"].between(0.2, 0.25).all()
     assert list(fixed["tokens_trained"]) == list(adaptive["tokens_trained"])
 
 

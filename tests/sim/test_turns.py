@@ -17,9 +17,9 @@ from rollpacker.core.errors import Departed
 from rollpacker.core.ids import EngineId
 from rollpacker.metrics.tables import read_table
 from rollpacker.protocols.backend import Fleet
-from rollpacker.runtime.departure import CLOSING_S, Departure
-from rollpacker.runtime.replay import replay
-from rollpacker.runtime.stay import Stay
+from rollpacker.runtime.job.departure import CLOSING_S, Departure
+from rollpacker.runtime.job.stay import Stay
+from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.test_departures import config_of

@@ -13,7 +13,7 @@ from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest
-from rollpacker.runtime.driver import sample_seed
+from rollpacker.runtime.rollout.driver import sample_seed
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.lengths import Quantiles, SampledLengths, paper_lengths
 from rollpacker.sim.reward import Judgement
@@ -151,6 +151,11 @@ def test_the_prompts_of_a_file_are_used_by_name_and_domain(tmp_path):
         ("tokens\n5\n", "has the columns tokens"),
         ("length_tokens\n5\nfive\n", "row 2: length_tokens is `five`"),
         ("length_tokens\n-5\n", "row 1: length_tokens is `-5`"),
+        ("length_tokens\n5\n0\n", "row 2: length_tokens is `0`"),
+        ("length_tokens\n99999999999999\n", "row 1: length_tokens is `99999999999999`"),
+        ("length_tokens\ninf\n", "row 1: length_tokens is `inf`"),
+        ("p,tokens\n0,5\n1.5,6\n", "row 2: p is `1.5`"),
+        ("p,tokens\n0,5\n1,nan\n", "row 2: tokens is `nan`"),
         ("length_tokens\n", "has no rows"),
         ("", "cannot be read"),
     ],

@@ -2,12 +2,13 @@
 
 import pytest
 
+from rollpacker.config.words import replaced
 from tests.e2e.launched import LaunchedRun
 
 
 def small_run(inputs, *overrides):
-    """A step is a second of rollout, one response after the other, and little else."""
-    return [
+    """A step is a second of rollout, one response after the other, and little else; `overrides` win."""
+    own = [
         f"model.path={inputs / 'model'}",
         f"data.path={inputs / 'prompts.jsonl'}",
         "data.max_prompt_tokens=16",
@@ -21,8 +22,8 @@ def small_run(inputs, *overrides):
         "system=verl",
         "engine.num_engines=1",
         "engine.max_num_seqs=1",
-        *overrides,
     ]
+    return replaced(own, overrides)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollpacker.launch.submissions import read_submission
-from rollpacker.runtime.status import RunStatus, read_status
+from rollpacker.runtime.run.status import RunStatus, read_status
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import num_recorded_steps
 from tests.e2e.processes import all_processes, engines_of

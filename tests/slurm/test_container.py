@@ -19,7 +19,7 @@ from rollpacker.demo.warm_start import make_model
 from rollpacker.launch.container import container_command
 from rollpacker.launch.submissions import read_submission
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.status import read_status
+from rollpacker.runtime.run.status import read_status
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
 from tests.e2e.processes import MARK, all_processes, engines_of

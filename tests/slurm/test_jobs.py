@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from rollpacker.launch.submissions import Submission, write_submission
-from rollpacker.runtime.status import RunStatus, write_status
+from rollpacker.runtime.run.status import RunStatus, write_status
 from slurm.mini_cluster import MiniCluster
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,8 @@ def _line(shown: str, name: str) -> list[str]:
 
 def _reason(shown: str, word: str, name: str) -> str:
     lines = shown.splitlines()
-    return lines[lines.index(f"{word} {name}") + 1].strip()
+    where = next(n for n, line in enumerate(lines) if line.startswith(f"{word} ") and line.endswith(f"/{name}"))
+    return lines[where + 1].strip()
 
 
 def test_jobs_shows_what_slurm_knows_of_every_run(cluster: MiniCluster, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from rollpacker.cli.main import main
+from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import Submission, read_submission
-from rollpacker.runtime.status import read_status
+from rollpacker.runtime.run.status import read_status
 from slurm.mini_cluster import MiniCluster
 
 POINT = [
@@ -36,7 +37,7 @@ class Launch:
     def __init__(self, cluster: MiniCluster, folder: Path, *words: str, path: str | None = None) -> None:
         environment = dict(cluster.environment) | {"COLUMNS": "200"} | ({"PATH": path} if path else {})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollpacker.cli", "train", "-m", *POINT, *words],
+            [sys.executable, "-m", "rollpacker.cli", "train", "-m", *replaced(POINT, words)],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -181,7 +182,7 @@ def test_a_dry_run_prints_scripts_and_topology_and_touches_nothing(
 ) -> None:
     num_jobs = _num_jobs(cluster)
     words = ["cluster.num_nodes=1,2", "cluster.partition=low", "hydra.launcher.dry_run=true"]
-    assert main(["train", "-m", *POINT, *words]) == 0
+    assert main(["train", "-m", *replaced(POINT, words)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("#!/bin/bash") == 2
     assert printed.count("#SBATCH --partition=low\n") == 2
@@ -217,7 +218,7 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     words: list[str], told: str, cluster: MiniCluster, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     num_jobs = _num_jobs(cluster)
-    assert main(["train", "-m", *POINT, *words]) == 2
+    assert main(["train", "-m", *replaced(POINT, words)]) == 2
     assert told in capsys.readouterr().err
     assert not list(here.iterdir())
     assert not Path("/run/sweep").exists()
@@ -227,9 +228,9 @@ def test_bad_input_is_refused_before_anything_is_submitted(
 def test_all_mistakes_of_all_points_are_said_at_once(
     cluster: MiniCluster, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["cluster.partition=lov,main", "cluster.gpus_per_node=0,9", "rollout.num_prompts=1000000"]
-    assert main(["train", "-m", *POINT, *words]) == 2
+    words = ["cluster.partition=lov,main", "cluster.gpus_per_node=0,9", "rollout.num_prompts=50000"]
+    assert main(["train", "-m", *replaced(POINT, words)]) == 2
     told = capsys.readouterr().err
     assert told.count("cluster.partition=lov is not a partition") == 1
     assert told.count("cluster.gpus_per_node=9 is more than a node of partition `main` has.") == 1
-    assert "rollout.num_prompts=1000000" in told
+    assert "rollout.num_prompts=50000" in told

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from rollpacker.metrics.event_log import attempt_paths
-from rollpacker.runtime.replay import replay
+from rollpacker.runtime.rollout.replay import replay
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, MiniCluster
 from tests.e2e.launched import LaunchedRun, batches, rows, trained_prompts
 from tests.slurm.small_runs import small_run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.runtime.startup import STARTUP_FILE
+from rollpacker.runtime.run.startup import STARTUP_FILE
 from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
 from tests.slurm.steps import RANK, RAYLET, StepRun
 

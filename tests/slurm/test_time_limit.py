@@ -7,9 +7,9 @@ import time
 import pytest
 
 from rollpacker.metrics.event_log import attempt_paths
-from rollpacker.runtime.departure import Departure
-from rollpacker.runtime.replay import replay
-from rollpacker.runtime.startup import STARTUP_FILE
+from rollpacker.runtime.job.departure import Departure
+from rollpacker.runtime.rollout.replay import replay
+from rollpacker.runtime.run.startup import STARTUP_FILE
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import num_recorded_steps, rows
 from tests.slurm.small_runs import small_run

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
-from rollpacker.sim.faults import Fault, FaultKind
-from tests.sim.test_fault_worlds import CALM, outcome_of
+from tests.fuzz.faults import Fault, FaultKind
+from tests.fuzz.test_worlds import CALM, outcome_of
 from tests.sim.test_systems import SMALL
 
 

@@ -102,9 +102,10 @@ def test_steps_rounds_stages_and_the_trainer_are_where_the_tables_say(streamed, 
             by_category[event["cat"]].append((began / 1e9, ended / 1e9, event["name"]))
     steps = read_frame(streamed, "steps")
     ends = [ended for _, ended, _ in sorted(by_category["step"])]
+    assert [name for _, _, name in sorted(by_category["step"])] == [f"step {n + 1} (modelled)" for n in steps["step"]]
     assert ends == pytest.approx(steps["finished_at_s"].tolist())
     assert [name for _, _, name in sorted(by_category["round"]) if "round" in name] == [
-        f"round {row.round}, {row.round_kind}" for row in steps.itertuples()
+        f"round {row.round + 1}, {row.round_kind}" for row in steps.itertuples()
     ]
     trained = [ended - began for began, ended, name in sorted(by_category["trainer"]) if name == "train"]
     assert trained == pytest.approx(steps["train_time_s"].tolist())
@@ -150,12 +151,29 @@ def test_lost_engines_their_successors_and_the_next_attempt_are_instants(broken,
     assert sum(event["ph"] == "s" for event in trace["traceEvents"]) == lost > 0
 
 
+ONLY_LOGGED = "engines that joined, were lost, retired or lent, changes of parallelism and starts of the run"
+
+
+def assert_only_logged_events_are_missing(trace, whole):
+    """All slices, flows and counters are there; of the instants only those that intervals tell."""
+    for phase in "XsfC":
+        assert kinds(trace, phase) == kinds(whole, phase)
+    assert kinds(whole, "i") > kinds(trace, "i")
+    assert kinds(trace, "i").keys() == {"new weights are published"}
+
+
+def kinds(trace, phase):
+    return Counter(event["name"] for event in trace["traceEvents"] if event["ph"] == phase)
+
+
 def test_a_copy_without_its_event_logs_still_gives_a_trace_that_says_what_is_missing(streamed, tmp_path):
     shutil.copytree(streamed, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "events")
+    whole, _ = trace_of(streamed, tmp_path / "whole.json")
     trace, _ = trace_of(tmp_path / "copy", tmp_path / "trace.json")
     check(trace)
-    assert "no event log" in trace["otherData"]["notes"][0]
+    assert trace["otherData"]["notes"] == [f"There is no event log: {ONLY_LOGGED} are not shown."]
+    assert_only_logged_events_are_missing(trace, whole)
 
 
 def test_a_broken_event_log_is_left_out_with_its_line(streamed, tmp_path):
@@ -164,5 +182,8 @@ def test_a_broken_event_log_is_left_out_with_its_line(streamed, tmp_path):
     lines = log.read_text().splitlines()
     lines[1] = lines[1][:-5]
     log.write_text("\n".join(lines) + "\n")
+    whole, _ = trace_of(streamed, tmp_path / "whole.json")
     trace, _ = trace_of(tmp_path / "copy", tmp_path / "trace.json")
-    assert "line 2 is broken" in trace["otherData"]["notes"][0]
+    (note,) = trace["otherData"]["notes"]
+    assert note.startswith(f"The event logs are left out, so {ONLY_LOGGED} are not shown: {log}, line 2 is broken")
+    assert_only_logged_events_are_missing(trace, whole)

@@ -83,9 +83,9 @@ def untied_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def two_ranks() -> Iterator[Ranks]:
     """Two processes that are one trainer's ranks after another's; they start with the first function that they run."""
-    ranks = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    ranks = Ranks(2)
     yield ranks
     ranks.close()
 

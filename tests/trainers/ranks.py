@@ -12,8 +12,9 @@ import os
 import time
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rollpacker.runtime.ray.node_address import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +34,8 @@ class _Failure:
 class Ranks:
     """Starts the processes when the first function is run."""
 
-    def __init__(self, num_ranks: int, folder: Path) -> None:
+    def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._folder = folder
-        self._num_starts = 0
         self._processes: list[SpawnProcess] = []
         self._connections: list[Connection] = []
 
@@ -73,8 +72,7 @@ class Ranks:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._num_starts += 1
-        rendezvous = f"file://{self._folder / f'rendezvous-{self._num_starts}'}"
+        rendezvous = f"{LOOPBACK}:{free_port(LOOPBACK)}"
         for rank in range(self._num_ranks):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self._num_ranks, rendezvous, there), daemon=True)

@@ -13,7 +13,7 @@ from rollpacker.trainers.process_group import join, leave
 def test_a_rank_that_does_not_find_the_others_says_where_it_looked():
     with socket.socket() as nobody:  # bound and never listening
         nobody.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(EngineFailed, match="rank 1 of 2 did not meet the others") as raised:
             join(TrainerRank(rank=1, num_ranks=2, rendezvous=address), timeout_s=0.1)
     assert address in raised.value.problem

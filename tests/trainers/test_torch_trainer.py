@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollpacker.core.errors import EngineFailed, ForeignVersion, ImpossibleEvent
+from rollpacker.core.errors import ForeignVersion, ImpossibleEvent, PolicyDiverged
 from rollpacker.protocols.rollout import FinishReason, VersionSpan
 from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.advantages import group_advantages
@@ -476,9 +476,35 @@ async def test_a_gradient_that_is_not_finite_ends_the_step_before_it_reaches_the
     await trainer.accumulate(groups)
     next(iter(trainer._policy._parameters.values())).grad[0, 0] = math.inf
     before = await weights(trainer)
-    with pytest.raises(EngineFailed, match="step 0 is not finite"):
+    with pytest.raises(PolicyDiverged, match="diverged in step 0: the norm of its gradient is inf"):
         await trainer.finish_step()
     assert_bit_equal(before, await weights(trainer))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_weights_that_an_update_makes_infinite_or_nan_end_the_step_before_anybody_gets_them(bench, streams):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer(learning_rate=1.0, loss_normalisation="sequence" if streams else "token_mean")
+    await trainer.begin_step(bench.shape(groups))
+    await trainer.accumulate(groups)
+    moment = next(iter(trainer._policy._parameters.values()))
+    trainer._policy._optimizer.param_groups[0]["weight_decay"] = 3e38  # finite, as the gradient is
+    moment.data[0, 0] = 3e38
+    with pytest.raises(PolicyDiverged, match="diverged in step 0: "):
+        await trainer.finish_step()
+    assert trainer.policy_version == 0
+
+
+async def test_a_loss_that_is_not_a_number_ends_the_step(bench):
+    groups = bench.groups(REWARDS)
+    trainer = bench.trainer()
+    with torch.no_grad():
+        trainer._policy._model.model.norm.weight[0] = math.nan
+    await trainer.begin_step(bench.shape(groups))
+    await trainer.accumulate(groups)
+    with pytest.raises(PolicyDiverged, match="nan"):
+        await trainer.finish_step()
+    assert trainer.policy_version == 0
 
 
 async def test_gradient_clipping_bounds_the_update_and_reports_the_norm_before(bench):

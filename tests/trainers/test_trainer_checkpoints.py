@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.core.errors import CheckpointError, ModelError, StorageFailed
+from rollpacker.trainers.models import load_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -229,5 +231,27 @@ def test_a_missing_weight_is_not_filled_with_random_numbers(bench, other_model_p
     """Weights of a one-layer model under the configuration of a two-layer one."""
     (tmp_path / "config.json").write_bytes((bench.model_path / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes((other_model_path / "model.safetensors").read_bytes())
-    with pytest.raises(ModelError, match=r"weights are missing, such as model\.layers\.1"):
+    with pytest.raises(ModelError, match=r"are missing, such as model\.layers\.1"):
         type(bench)(model_path=tmp_path).trainer()
+
+
+@pytest.mark.parametrize(
+    ("changes", "number", "words"),
+    [
+        ({"num_hidden_layers": 1, "layer_types": None}, 0.0, "model.layers.1"),
+        ({"layer_types": ["odd", "odd"]}, 0.0, "layer_types"),
+        ({}, float("nan"), "model.norm.weight .* NaN or infinite"),
+    ],
+    ids=["fewer layers", "odd layer types", "no numbers"],
+)
+def test_a_model_that_was_spoilt_after_the_check_is_the_users_mistake_too(
+    bench, tmp_path: Path, changes, number, words
+):
+    shutil.copytree(bench.model_path, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | changes))
+    state = load_file(tmp_path / "model" / "model.safetensors")
+    state["model.norm.weight"][0] = number
+    save_file(state, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=words):
+        load_model(tmp_path / "model")

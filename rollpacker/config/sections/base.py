@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+LARGEST: Final = 1_000_000_000
+"""Of every count, size and rate without a lower limit of its own. No run comes near it, and the product of two such
+numbers still fits into the 64 bits that torch, vLLM and the operating system take."""
+SMALLEST: Final = 1e-9
+"""Of every number above 0: what is divided by it stays finite in float32."""
+LONGEST_S: Final = 1_000_000
+"""Of every time, 11 days: in milliseconds it fits into the 32 bits that poll() takes."""
+SHORTEST_S: Final = 0.001
+"""Of every time that is something: a timer of less than a microsecond is one that is switched off."""
+LARGEST_SEED: Final = 2**32 - 1
+"""numpy, which vLLM seeds, takes 32 bits; torch takes 64."""
+MOST_WORKERS: Final = 100_000_000
+"""Of engines, ranks and GPUs: more than any cluster has. `rollpacker plan` probes with a number that all degrees
+divide; a real run has as many as its machine can hold (`rollpacker.runtime.placing.capacity`)."""
+CEILINGS: Final = frozenset({LARGEST, LONGEST_S, MOST_WORKERS})
+"""Upper limits of a type, not of a key: an error names them, help texts leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +33,26 @@ class Kind:
 
     words: str
     """Such as `a path, or a list of paths`."""
+
+
+class OnlyWith:
+    """When a key has an effect; metadata of `Annotated`, on a key or on a section.
+
+    Args:
+        key: Dotted, of the whole configuration: a field, or a property of a section.
+        values: Any of which it has to have, or to hold where it is a tuple. None: it is set, and not false.
+    """
+
+    def __init__(self, key: str, *values: str) -> None:
+        self.key = key
+        self.values = values
+
+    def __str__(self) -> str:
+        return f"{self.key}={' or '.join(self.values) or '...'}"
+
+
+REAL_RUN: Final = OnlyWith("backend.name", "ray")
+MODELLED_RUN: Final = OnlyWith("backend.name", "sim")
 
 
 class Section(BaseModel):
@@ -27,6 +66,38 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+
+def _refuse_boolean(value: object) -> object:
+    """Python takes True for 1."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
+def _refuse_number(value: object) -> object:
+    """Pydantic takes 1 for True."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise PydanticCustomError("boolean_type", "Input should be true or false")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_refuse_number)]
+"""True or false."""
+Count = Annotated[int, BeforeValidator(_refuse_boolean), Field(ge=0, le=LARGEST)]
+"""How many, how large, or the number of something."""
+WorkerCount = Annotated[Count, Field(le=MOST_WORKERS)]
+"""Engines, ranks or GPUs."""
+Seed = Annotated[int, BeforeValidator(_refuse_boolean), Field(ge=0, le=LARGEST_SEED)]
+"""Of a generator of random numbers."""
+Number = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=-LARGEST, le=LARGEST)]
+"""A real number."""
+Positive = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=SMALLEST, le=LARGEST)]
+"""A real number above 0."""
+Seconds = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=0, le=LONGEST_S)]
+"""A time that may be nothing."""
+PositiveSeconds = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=SHORTEST_S, le=LONGEST_S)]
+"""A time that is something."""
 
 
 def exact(factor: float) -> Fraction:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, Flag, Number, Positive, Section, WorkerCount
 
 Word = Annotated[str, Field(coerce_numbers_to_str=True)]
 """A text that people also write as a number: the value of a variable or of an option."""
@@ -35,19 +35,19 @@ class ClusterSection(Section):
 
     name: str
     """What people call the cluster."""
-    num_nodes: int | None = Field(None, ge=1)
+    num_nodes: WorkerCount | None = Field(None, ge=1)
     """null asks for as many nodes as the GPUs of engines and trainer fill."""
-    gpus_per_node: int = Field(0, ge=0)
+    gpus_per_node: WorkerCount = 0
     """GPUs that the job asks for on each node."""
     gpu_type: str | None = None
     """As Slurm names it (GRES type); null takes any."""
-    gpu_memory_gb: float | None = Field(None, gt=0)
+    gpu_memory_gb: Positive | None = None
     """Of one GPU, 10^9 bytes: a model that cannot fit is refused before anything loads. null judges by nothing."""
-    cpus_per_node: int = Field(1, ge=1)
+    cpus_per_node: Count = Field(1, ge=1)
     """Cores that the job asks for on each node, which all actors there share."""
-    memory_gb_per_node: float | None = Field(None, ge=0)
+    memory_gb_per_node: Number | None = Field(None, ge=0)
     """10^9 bytes; 0 asks for all of a node's memory, null leaves it to Slurm's default."""
-    time_limit_min: int | None = Field(None, ge=1)
+    time_limit_min: Count | None = Field(None, ge=1)
     """Of one attempt; null leaves it to the partition's default."""
     partition: str | None = None
     """Where the job queues; null leaves it to Slurm's default."""
@@ -57,7 +57,7 @@ class ClusterSection(Section):
     """Quality of service; null leaves it to Slurm's default."""
     constraint: str | None = None
     """Features that the nodes must have, in Slurm's grammar."""
-    exclusive: bool = False
+    exclusive: Flag = False
     """The job shares its nodes with nobody."""
     sbatch: dict[str, Word] = Field(default_factory=dict)
     """Further options of sbatch by their long names: {reservation: maintenance}."""
@@ -69,15 +69,15 @@ class ClusterSection(Section):
     """Over which Ray's nodes talk; null takes the address of the node's name."""
     scratch: tuple[str, ...] = ("$SLURM_TMPDIR", "$TMPDIR", "/tmp")  # noqa: S108  (a list of candidates, the first that fits)
     """Folders on the node itself; the first that is writable and short enough for sockets holds Ray's session."""
-    has_shared_files: bool = False
+    has_shared_files: Flag = False
     """Every node sees the run's folder at the same path, although its file system does not look like a network's."""
-    requeue: bool = True
+    requeue: Flag = True
     """A job that has to leave before its run is finished goes back into the queue, and goes on from its checkpoint."""
     signal: Literal["URG", "USR2", "TERM"] = "URG"
     """What Slurm sends before the time limit and, where it is set up so, at preemption. Ray and mounted images die of
     USR2 and TERM unless they are shielded; URG leaves them alone."""
-    signal_lead_s: int = Field(120, ge=1)
+    signal_lead_s: Count = Field(120, ge=1)
     """How long before the time limit; Slurm may be a minute early."""
-    max_attempts_without_progress: int = Field(2, ge=1)
+    max_attempts_without_progress: Count = Field(2, ge=1)
     """The job is not requeued again after so many attempts in a row that finished no step."""
     container: ContainerSection = ContainerSection()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from rollpacker.config.sections.base import Kind, Section
+from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Kind, Positive, Section
 
 
 class PromptFile(Section):
@@ -57,24 +57,24 @@ class DataSection(Section):
 
     path: PromptFiles | None
     """JSONL files; each line has `id`, `domain`, `messages` or `prompt`, and `ground_truth`, test cases or a `rubric`:
-    a line of each kind is shown above. A file in the form {path: PATH, domain: NAME} has a domain for lines without
-    one. null in a modelled run that makes up its prompts."""
-    max_prompt_tokens: int = Field(1024, ge=1)
+    `rollpacker help data` shows one of each kind. A file in the form {path: PATH, domain: NAME} has a domain for lines
+    without one. null in a modelled run that makes up its prompts."""
+    max_prompt_tokens: Count = Field(1024, ge=1)
     """Longest prompt, chat template included."""
-    long_prompts: Literal["drop", "truncate_left", "truncate_right", "error"] = "drop"
+    long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right", "error"], REAL_RUN] = "drop"
     """What becomes of longer prompts before the run starts: left out and counted; their longest text shortened at its
     left or right end, never the chat template around it; or the run does not start."""
-    domain_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    domain_weights: dict[str, Positive] = Field(default_factory=dict)
     """Share of each domain in every batch; empty means the shares of the files."""
-    shuffle: bool = True
+    shuffle: Flag = True
     """A new order in every epoch, from `run.seed`."""
-    chat_template: Path | None = None
+    chat_template: Annotated[Path | None, REAL_RUN] = None
     """A Jinja file that turns `messages` into the text the model sees; null takes the tokenizer's own."""
-    template_arguments: dict[str, bool | int | str] = Field(default_factory=dict)
+    template_arguments: Annotated[dict[str, bool | int | str], REAL_RUN] = Field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking: false` of Qwen3's."""
-    system_prompt: str | None = Field(None, min_length=1)
+    system_prompt: Annotated[str | None, REAL_RUN] = Field(None, min_length=1)
     """The first message of every prompt that has no system message."""
-    plain_as_chat: bool = False
+    plain_as_chat: Annotated[Flag, REAL_RUN] = False
     """A `prompt` goes through the chat template too, as one message of the user; else the model sees it as it is."""
 
     @property

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, Flag, Number, Positive, Seconds, Section, WorkerCount
 from rollpacker.config.sections.model import ModelSection
 from rollpacker.config.sections.resources import ActorResources
 
@@ -44,18 +44,17 @@ class JudgeSection(Section):
     model: ModelSection = ModelSection(path=None, dtype="bfloat16")
     """Any causal language model; a chat model understands best what it is asked. The paper's judge is
     Qwen2.5-7B-Instruct."""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: WorkerCount = Field(1, ge=1)
     """GPUs of one replica, all on one node. In a modelled run there are as many replicas as the GPUs hold; a real judge
     of more than one takes `engine: vllm`."""
-    gpu_share: float = Field(0.2, gt=0, lt=1)
+    gpu_share: Positive = Field(0.2, lt=1)
     """Of the processors of each GPU that the judge shares with engines (CUDA MPS). A modelled run takes them from the
     engines; in a real one the judge uses no more (MPS's active thread percentage), and engines all that it leaves. A
     guess."""
-    resident_share: float | None = Field(None, ge=0, le=1)
-    """Of a `streamed` judge's layers that stay in GPU memory; the others stream over PCIe in step with compute. null
-    decides batch by batch: as many as keep copies hidden behind compute, if `memory_share` holds them. In a modelled
-    run a `shared` judge takes their bytes from the engines' KV cache, and null keeps all."""
-    num_slots: int = Field(2, ge=1, le=4)
+    resident_share: Number | None = Field(None, ge=0, le=1)
+    """Of a `streamed` judge's layers that stay in GPU memory; the others stream over PCIe while it computes. null
+    streams all. In a modelled run a `shared` judge takes their bytes from the engines' KV cache, and null keeps all."""
+    num_slots: Count = Field(2, ge=1, le=4)
     """Of a `streamed` judge, or a modelled one with a `resident_share`: layers that lie in device memory while others
     stream. With 2 the next layer arrives while one computes; with 1 every copy is waited for (Fig 13b without
     pipelining)."""
@@ -64,18 +63,18 @@ class JudgeSection(Section):
     engine: Literal["torch", "vllm", "streamed"] = "torch"
     """Who computes: `torch` a plain forward pass, `vllm` requests of one token, `streamed` a forward pass whose layers
     come from host memory."""
-    num_replicas: int = Field(1, ge=1)
+    num_replicas: WorkerCount = Field(1, ge=1)
     """Actors that judge side by side; an answer goes to the one with the fewest."""
     resources: ActorResources = ActorResources()
     """Of one replica."""
-    num_threads: int = Field(1, ge=1)
+    num_threads: Count = Field(1, ge=1)
     """torch threads per replica."""
     reward: Literal["verdict", "graded"] = "verdict"
     """What p = P(yes) / (P(yes) + P(no)) comes to: `verdict` is 1 from the `threshold` on and 0 below it, as the
     paper's one-token verdict; `graded` is p itself."""
-    threshold: float = Field(0.5, gt=0, le=1)
+    threshold: Positive = Field(0.5, le=1)
     """The lowest p that is a yes; 0.5 is what the more likely of the two tokens says."""
-    min_mass: float = Field(0.01, ge=0, le=1)
+    min_mass: Number = Field(0.01, ge=0, le=1)
     """A judge that gives yes and no together a lower probability wants to say something else: the response scores 0
     with reason `no_verdict`. 0 takes any verdict."""
     yes: tuple[str, ...] = ("Yes", "yes")
@@ -88,24 +87,24 @@ class JudgeSection(Section):
     template_arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Variables of the judge's own chat template, such as {enable_thinking: false} of Qwen3's: a verdict is the first
     token, so that nothing may be thought before it."""
-    max_prompt_tokens: int = Field(8192, ge=32)
+    max_prompt_tokens: Count = Field(8192, ge=32)
     """What the judge reads at most. A longer response loses its middle: the first and the last tokens stay."""
-    max_batch_tokens: int = Field(16384, ge=1)
+    max_batch_tokens: Count = Field(16384, ge=1)
     """Tokens of one forward pass; an answer that is longer has one for itself."""
-    max_open: int = Field(64, ge=1)
+    max_open: Count = Field(64, ge=1)
     """Answers that one replica holds; further ones wait in the driver for the replica that has room first."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: Count = 3
     """A judge that is lost is replaced this often in an attempt of the run; after that the others go on without it. The
     answers that it had go to the others, or wait. 0 replaces none."""
-    restart_pause_s: float = Field(1.0, ge=0)
+    restart_pause_s: Seconds = 1.0
     """Before a judge's first restart; the pause doubles with each further one, up to a minute."""
-    memory_share: float = Field(0.3, gt=0, le=1)
+    memory_share: Positive = Field(0.3, le=1)
     """Of the memory of each of its GPUs. Where engines of vLLM work on the same GPU, their `engine.vllm.memory_share`
     is lower by as much."""
-    kv_cache_mb: int | None = Field(None, ge=1)
+    kv_cache_mb: Count | None = Field(None, ge=1)
     """With `vllm`: KV cache of each GPU, in MB of 2^20 bytes. null takes what is left of the memory share; on a CPU
     256."""
-    enforce_eager: bool | None = None
+    enforce_eager: Flag | None = None
     """With `vllm`: start sooner, without compiling the model. null is false on a GPU and true on a CPU."""
 
     # of a modelled judge
@@ -114,12 +113,12 @@ class JudgeSection(Section):
     engines' GPUs beside them (CUDA MPS); `turns` has these GPUs once the rollout has ended, and is loaded then: with
     `system.reward=batch` only. `auto` is `shared` with `system.reward=scheduled`, as the paper's reward scheduler does
     it, and `dedicated` otherwise."""
-    num_gpus: int = Field(1, ge=1)
+    num_gpus: WorkerCount = Field(1, ge=1)
     """Of a `dedicated` judge of a modelled run, beside those of engines and trainer. The paper does not give it. With
     1, judging 1,024 answers of the paper's lengths takes a share of a step near Table 1's."""
-    template_tokens: int = Field(200, ge=0)
+    template_tokens: Count = 200
     """That surround prompt and response in what the judge of a modelled run reads. A guess."""
-    start_s: float = Field(0.0, ge=0)
+    start_s: Seconds = 0.0
     """To bring a judge that takes `turns` onto the GPUs of a modelled run, beyond the transfer of its weights. A guess:
     it sleeps in host memory; a process that starts anew takes tens of seconds."""
 

@@ -7,27 +7,27 @@ from typing import Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, Flag, Section
 
 
 class ShapeSection(Section):
     """The sizes of a transformer with gated MLPs and grouped-query attention, as its config.json gives them."""
 
-    num_layers: int = Field(ge=1)
+    num_layers: Count = Field(ge=1)
     """`num_hidden_layers`."""
-    hidden_size: int = Field(ge=1)
+    hidden_size: Count = Field(ge=1)
     """Width of the residual stream."""
-    num_heads: int = Field(ge=1)
+    num_heads: Count = Field(ge=1)
     """`num_attention_heads`."""
-    num_kv_heads: int = Field(ge=1)
+    num_kv_heads: Count = Field(ge=1)
     """`num_key_value_heads`."""
-    head_dim: int = Field(ge=1)
+    head_dim: Count = Field(ge=1)
     """Width of one head."""
-    intermediate_size: int = Field(ge=1)
+    intermediate_size: Count = Field(ge=1)
     """Width of the MLP."""
-    vocab_size: int = Field(ge=1)
+    vocab_size: Count = Field(ge=1)
     """Rows of the embedding."""
-    has_tied_embeddings: bool = False
+    has_tied_embeddings: Flag = False
     """The output layer is the embedding."""
 
 

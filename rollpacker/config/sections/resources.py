@@ -6,15 +6,15 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Number, Section
 
 
 class ActorResources(Section):
     """What one Ray actor reserves."""
 
-    num_cpus: float = Field(1, ge=0)
+    num_cpus: Number = Field(1, ge=0)
     """Cores that Ray sets aside, whatever the process uses."""
-    num_gpus: float = Field(0, ge=0)
+    num_gpus: Number = Field(0, ge=0)
     """GPUs that the process sees: a whole number, or a share of one GPU."""
 
     @model_validator(mode="after")

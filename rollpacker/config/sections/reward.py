@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, OnlyWith, Positive, PositiveSeconds, Section
 from rollpacker.config.sections.judge import MODELLED_KEYS, REAL_KEYS, JudgeSection
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.config.sections.sandbox import SandboxSection
@@ -21,31 +21,31 @@ class RewardSection(Section):
     """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
     domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
     """Which check judges a domain that `name` does not, such as {code: sandbox}."""
-    overlong_buffer_tokens: int | None = Field(None, ge=1)
+    overlong_buffer_tokens: Count | None = Field(None, ge=1)
     """Over-long reward shaping (DAPO): the reward of a response falls linearly over so many tokens below
     the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is
     the reward before it."""
-    overlong_penalty: float = Field(1.0, gt=0)
+    overlong_penalty: Annotated[Positive, OnlyWith("reward.overlong_buffer_tokens")] = 1.0
     """Taken off the reward of a response that reaches the limit; with `overlong_buffer_tokens`."""
-    max_open: int = Field(1024, ge=1)
+    max_open: Count = Field(1024, ge=1)
     """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
     and `sandbox.num_workers`. Judges: judge.max_open."""
-    num_workers: int = Field(1, ge=1)
+    num_workers: Annotated[Count, OnlyWith("reward.names", "math", "walk", "modelled")] = Field(1, ge=1)
     """Responses that are checked at the same time; programs: sandbox.num_workers."""
-    timeout_s: float = Field(2.0, gt=0)
+    timeout_s: Annotated[PositiveSeconds, OnlyWith("reward.names", "math", "walk", "modelled")] = 2.0
     """A response whose check takes longer scores 0 with reason `timeout`."""
     resources: ActorResources = ActorResources(num_cpus=0.5)
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
     """How a domain's responses are judged in a modelled run. Those that are not named: `code` in the sandbox, `judge`
     by the LLM judge, all others by a rule."""
-    num_cores: int | None = Field(None, ge=1)
+    num_cores: Count | None = Field(None, ge=1)
     """Cores that the `num_workers` programs of a modelled run share; null: those that the hardware's nodes have for
     it, and no more programs at a time than cores."""
-    num_rule_workers: int | None = Field(None, ge=1)
+    num_rule_workers: Count | None = Field(None, ge=1)
     """Answers that rules check at the same time in a modelled run, on cores of their own; null: among the
     `num_workers`. veRL checks one after the other."""
     judge: JudgeSection = JudgeSection()
-    sandbox: SandboxSection = SandboxSection()
+    sandbox: Annotated[SandboxSection, OnlyWith("reward.names", "sandbox", "modelled")] = SandboxSection()
 
     def name_of(self, domain: str) -> RewardName:
         """Which check judges a domain."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, Flag, OnlyWith, Section, Seed
 
 LABEL = r"^[\w.=-]*$"
 """A name that may be part of a path."""
@@ -17,18 +17,19 @@ class RunSection(Section):
     """The run as a whole."""
 
     dir: Path
-    """Everything that the run writes lies below it."""
-    seed: int = Field(0, ge=0)
+    """Everything that the run writes lies below it. A new folder is the user's own (mode 700); one that exists keeps
+    its mode, so that a group may share it."""
+    seed: Seed = 0
     """Of the prompt order, and of every sample's own generator."""
-    num_steps: int = Field(100, ge=1)
+    num_steps: Count = Field(100, ge=1)
     """Training steps; the learning-rate schedule spans them."""
-    num_epochs: int | None = Field(None, ge=1)
+    num_epochs: Count | None = Field(None, ge=1)
     """Ends the run when every prompt was trained this often; null repeats the data until `num_steps`."""
     resume: Literal["never", "auto"] = "never"
-    """`auto` continues from the newest checkpoint in `run.dir`, or starts when there is none."""
-    checkpoint_every_steps: int = Field(10, ge=0)
+    """`auto` continues from the newest whole checkpoint in `run.dir`, or starts when there is none."""
+    checkpoint_every_steps: Count = 10
     """0 writes a checkpoint only at the end."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: Count = Field(2, ge=1)
     """Older ones are removed."""
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
@@ -42,11 +43,11 @@ class RunSection(Section):
 class TrackerSection(Section):
     """Where metrics go beside Parquet. Keys come from the environment, never from here."""
 
-    tensorboard: bool = False
+    tensorboard: Flag = False
     """Writes event files below `run.dir`."""
-    wandb: bool = False
+    wandb: Flag = False
     """Logs to Weights & Biases."""
-    wandb_project: str = "rollpacker"
+    wandb_project: Annotated[str, OnlyWith("tracker.wandb")] = "rollpacker"
     """Where Weights & Biases files the run."""
-    wandb_mode: Literal["offline", "online"] = "offline"
+    wandb_mode: Annotated[Literal["offline", "online"], OnlyWith("tracker.wandb")] = "offline"
     """`offline` writes files that `wandb sync` uploads later."""

@@ -8,7 +8,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, PositiveSeconds, Section
+from rollpacker.paths import real_path
 
 
 class SandboxSection(Section):
@@ -18,22 +19,22 @@ class SandboxSection(Section):
     """`bubblewrap`: namespaces of its own, no network, nothing of this machine but Python to read. `rlimits`: limits of
     resources alone, where user namespaces are missing; a program then may read what the run's user may, write where it
     may, use the network, and end the user's processes, the run's too."""
-    num_workers: int | None = Field(None, ge=1)
+    num_workers: Count | None = Field(None, ge=1)
     """Programs at the same time; null: as many as the cores that the reward's process may use. Where programs may never
     end, several for each core let the others pass: limits count a program's own time, and a race does not wait."""
-    max_case_s: float = Field(30.0, gt=0)
+    max_case_s: PositiveSeconds = 30.0
     """The longest limit of a test case: with system.reward=async or batch that of every one, with scheduled that of one
     that nobody has passed (the paper's T_max). It counts the program's own time: on cores, or asleep; not what it waits
     for a core that others have."""
-    memory_mb: int = Field(1024, ge=64)
-    """Of all processes of a program together."""
-    processes: int = Field(32, ge=1)
+    memory_mb: Count = Field(1024, ge=64)
+    """Of all processes of a program together, with what the kernel keeps for it: names of files, sockets, tables."""
+    processes: Count = Field(32, ge=1)
     """Processes and threads of a program at a time."""
-    files_mb: int = Field(64, ge=1)
+    files_mb: Count = Field(64, ge=1)
     """That a program may write to its /tmp, in memory; also of any one file."""
-    open_files: int = Field(64, ge=16)
+    open_files: Count = Field(64, ge=16)
     """Of each process."""
-    output_mb: int = Field(16, ge=1)
+    output_mb: Count = Field(16, ge=1)
     """That a program may write or return per test case."""
     packages: Path | None = None
     """A folder of installed packages that programs may import beside the standard library, such as one made by `pip
@@ -52,5 +53,5 @@ class SandboxSection(Section):
     def bounds_json(self) -> str:
         """What a sandbox may take, for the process that makes it."""
         names = {"isolation", "memory_mb", "processes", "files_mb", "open_files", "output_mb"}
-        packages = None if self.packages is None else str(self.packages.resolve())
+        packages = None if self.packages is None else str(real_path(self.packages))
         return json.dumps(self.model_dump(include=names) | {"packages": packages})

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Number, OnlyWith, Positive, Section, WorkerCount
 from rollpacker.config.sections.resources import ActorResources
 
 
@@ -16,27 +16,27 @@ class TrainerSection(Section):
     name: Literal["torch", "fsdp", "megatron"] = "torch"
     """Which implementation: one process; FSDP2, whose ranks share parameters, gradients and optimizer among them; or
     Megatron-core, which cuts the model in every direction."""
-    data_parallel: int | None = Field(None, ge=1)
+    data_parallel: WorkerCount | None = Field(None, ge=1)
     """Replicas that share the batch. null is 1; in a modelled run, as many as the engines' GPUs hold."""
-    learning_rate: float = Field(1e-6, gt=0)
-    """Of AdamW, after the warm-up."""
+    learning_rate: Positive = Field(1e-6, le=1)
+    """Of AdamW, after the warm-up. An update moves a weight by about as much."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay over `run.num_steps`, advanced by pipeline steps."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: Count = 0
     """Steps over which the learning rate rises linearly from 0."""
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    min_lr_ratio: Annotated[Number, OnlyWith("trainer.lr_schedule", "linear", "cosine")] = Field(0.0, ge=0, le=1)
     """Where a decaying schedule ends, as a share of `learning_rate`."""
-    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    adam_betas: tuple[Annotated[Number, Field(ge=0, lt=1)], Annotated[Number, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the gradient's mean and of its square."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: Number = Field(0.0, ge=0, le=10)
     """Decoupled, as in AdamW."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: Positive = 1.0
     """A larger gradient is scaled down to it."""
-    clip_ratio_low: float = Field(0.2, gt=0, lt=1)
+    clip_ratio_low: Positive = Field(0.2, lt=1)
     """The probability ratio is clipped below 1 minus this."""
-    clip_ratio_high: float = Field(0.28, gt=0)
+    clip_ratio_high: Positive = 0.28
     """The probability ratio is clipped above 1 plus this."""
-    kl_coefficient: float = Field(0.0, ge=0)
+    kl_coefficient: Number = Field(0.0, ge=0)
     """Weight of the KL penalty to the initial policy; 0 loads no reference."""
     advantage: Literal["group_std", "group_mean"] = "group_std"
     """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
@@ -44,30 +44,30 @@ class TrainerSection(Section):
     """What a token's loss is divided by: its response's length and the number of responses; the number of responses
     times `max_response_tokens`; or the batch's tokens, which is known only after the last response, so that
     `token_mean` cannot stream."""
-    mask_truncated: bool = False
+    mask_truncated: Flag = False
     """Over-long filtering (DAPO): a response that was cut at `max_response_tokens` is left out of the loss. Its reward
     still counts in its group's advantages, and it counts in what the loss is divided by, but for `token_mean`."""
-    num_minibatches: int = Field(1, ge=1)
+    num_minibatches: Count = Field(1, ge=1)
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
-    max_tokens_per_microbatch: int = Field(16384, ge=1)
+    max_tokens_per_microbatch: Count = Field(16384, ge=1)
     """Padded tokens per forward pass."""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: WorkerCount = Field(1, ge=1)
     """Ranks that share each layer; Megatron-core only, as the next two."""
-    pipeline_parallel: int = Field(1, ge=1)
+    pipeline_parallel: WorkerCount = Field(1, ge=1)
     """Groups of ranks that share the layers among them."""
-    context_parallel: int = Field(1, ge=1)
+    context_parallel: WorkerCount = Field(1, ge=1)
     """Groups of ranks that share each sequence."""
-    recompute_activations: bool = False
+    recompute_activations: Flag = False
     """Keep only each layer's input for the backward pass and compute the rest again: a third more work for a
     fraction of the memory."""
-    shard_gradients: bool = False
+    shard_gradients: Annotated[Flag, OnlyWith("trainer.name", "fsdp")] = False
     """FSDP2 only: sum gradients over the ranks in every backward pass, and keep a rank's part of them. Otherwise each
     rank keeps its own whole ones, 4 bytes per parameter of the model, until they are summed once per update."""
-    shard_ranks: int | None = Field(None, ge=1)
+    shard_ranks: WorkerCount | None = Field(None, ge=1)
     """FSDP2 only: how many neighbouring ranks share one copy of parameters and optimizer among them; divides
     `data_parallel`. null is all of them, which takes the least memory. With fewer there are several copies, and those
     whose GPUs are lent can stream while engines generate on the others' GPUs; 1 keeps everything on each rank."""
-    num_threads: int = Field(1, ge=1)
+    num_threads: Annotated[Count, REAL_RUN] = Field(1, ge=1)
     """torch threads of each rank's process."""
     resources: ActorResources = ActorResources()
     """Of each rank."""

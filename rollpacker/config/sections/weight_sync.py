@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Count, OnlyWith, PositiveSeconds, Section
 
 
 class WeightSyncSection(Section):
@@ -19,9 +19,9 @@ class WeightSyncSection(Section):
     the trainer has no GPU: a copy in the host's memory is then all that a sync is. With a GPU that copy would be its
     slowest part, so `auto` takes `handles` for workers on the trainer's node, also where NCCL does not go, as on the
     trainer's own GPU, and `broadcast` for all others."""
-    bucket_mb: int = Field(256, ge=1)
+    bucket_mb: Annotated[Count, OnlyWith("weight_sync.transport", "auto", "broadcast", "handles")] = Field(256, ge=1)
     """Of each of the two buffers that a policy passes through, MiB, in the memory that it passes through. Not used by
     `object_store`."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: PositiveSeconds = 60.0
     """An engine that keeps the others waiting for so long, from when half of the engines hold the version, is replaced;
     so is one that came later and still takes the last version so long after the next one is due."""

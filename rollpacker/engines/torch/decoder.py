@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent
+from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import RunningRequest
-from rollpacker.engines.checks import check_request
+from rollpacker.engines.checks import check_request, logits_not_finite
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import sample, uniform_numbers
 from rollpacker.protocols.rollout import FinishReason
@@ -311,12 +311,8 @@ class Decoder:
         drawn_B, drawn_logprobs_B = sample(logits_BV, temperatures_B, uniforms_B)
         tokens_B, logprobs_B = drawn_B.cpu().numpy(), drawn_logprobs_B.cpu().numpy()
         if not np.isfinite(logprobs_B).all():
-            raise EngineFailed(
-                f"The model's logits for {self._sequence(rows['slot'][~np.isfinite(logprobs_B)][0]).request.request} "
-                "are not finite numbers.",
-                "",
-                "The policy has diverged: lower trainer.learning_rate or trainer.max_grad_norm.",
-            )
+            request = self._sequence(rows["slot"][~np.isfinite(logprobs_B)][0]).request.request
+            raise logits_not_finite(request)
         self._token_ids[rows["slot"], rows["num_tokens"]] = tokens_B
         self._logprobs[rows["slot"], rows["num_tokens"]] = logprobs_B
         rows["last_token"] = tokens_B

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress
+from rollpacker.core.foreign_errors import failure_of
 from rollpacker.engines.checks import check_begun, check_fit
 from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.torch.decoder import Decoder, Generation
@@ -190,9 +191,7 @@ class TorchEngine:
                 self._deliver(self._decoder.step())
             self._deliver(self._decoder.abort_all())
         except Exception as error:  # noqa: BLE001  # the thread's boundary: `collect` raises it
-            is_ours = isinstance(error, RollpackerError)
-            what = str(error) if is_ours else f"{type(error).__name__}: {error}"
-            failure = EngineFailed(f"{self._engine} stopped generating: {what}")
+            failure = failure_of(error, f"{self._engine} stopped generating")
             failure.__cause__ = error
             self._end(failure)
         else:

@@ -5,6 +5,9 @@ the right, where a causal model does not look from the prompt's last token, so t
 those of the prompt alone. Only that last token's hidden state reaches the output layer: of a vocabulary of 152,000 the
 logits of a whole batch would take gigabytes.
 
+`reward.judge.engine=streamed` is the same judge with layers that stream from host memory (`layer_streaming`): the same
+passes, and the same numbers to the bit (a CPU rounds a pass of one token by where its weights begin).
+
 Everything happens in one thread, so that the process answers meanwhile.
 """
 
@@ -16,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from rollpacker.core.errors import ModelError
+from rollpacker.core.errors import EngineFailed, ModelError
 from rollpacker.engines.judging import batches_by_length, check_candidates, check_lengths
+from rollpacker.engines.torch.layer_streaming import StreamedLayers
 from rollpacker.engines.torch.model_files import load_model
 
 if TYPE_CHECKING:
@@ -30,20 +34,21 @@ T = TypeVar("T")
 
 
 class TorchJudge:
-    """Reads prompts with the whole model on one device.
+    """Reads prompts with a model on the GPU that this process sees, else on the CPU.
 
     Args:
-        section: Model, threads, and tokens of a batch.
+        section: Model, threads, tokens of a batch, and which share of the layers stays on the device.
 
     Raises:
-        ModelError: The directory holds no model that transformers can load, or one without an output layer.
+        ModelError: The directory holds no model that transformers can load, or one without an output layer, or whose
+            layers cannot be streamed.
     """
 
     def __init__(self, section: JudgeSection) -> None:
         self._max_batch_tokens = section.max_batch_tokens
         self._thread = ThreadPoolExecutor(1, "judge", lambda: torch.set_num_threads(section.num_threads))
-        self._model = load_model(section.model.directory, section.model.dtype)
-        self._device = next(self._model.parameters()).device
+        self._device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        self._model = load_model(section.model.directory, section.model.dtype, device="cpu")
         self._num_words: int = self._model.config.get_text_config(decoder=True).vocab_size
         self._num_positions: int | None = getattr(
             self._model.config.get_text_config(decoder=True), "max_position_embeddings", None
@@ -57,6 +62,15 @@ class TorchJudge:
             )
         self._last_B: torch.Tensor | None = None
         output_layer.register_forward_pre_hook(self._keep_last)
+        resident_share = 1.0
+        if section.engine == "streamed":
+            resident_share = section.resident_share or 0.0
+            if self._device.type == "cuda":
+                torch.cuda.set_per_process_memory_fraction(section.memory_share, self._device)
+        self._layers = StreamedLayers(
+            self._model, self._device, resident_share=resident_share, num_slots=section.num_slots
+        )
+        self._layers.wake()
 
     async def next_token_logprobs(
         self, prompts: Sequence[TokenIds], candidates: Sequence[int]
@@ -67,15 +81,15 @@ class TorchJudge:
 
     async def sleep(self) -> None:
         """Move the weights to host memory."""
-        if self._device.type == "cuda":
-            await self._in_thread(self._leave_device)
+        await self._in_thread(self._layers.sleep)
 
     async def wake(self) -> None:
-        if self._device.type == "cuda":
-            await self._in_thread(lambda: self._model.to(self._device))
+        await self._in_thread(self._layers.wake)
 
     async def describe_work(self) -> str:
-        return ""
+        """Say how much was copied; a model that stays whole has nothing to say."""
+        num_streamed, num_bytes = self._layers.num_streamed, self._layers.copied_bytes
+        return f"Streamed judge: {num_bytes / 1e9:.2f} GB of {num_streamed} layers copied." if num_streamed else ""
 
     async def close(self) -> None:
         """End the thread; a batch under way ends first."""
@@ -83,10 +97,6 @@ class TorchJudge:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _leave_device(self) -> None:
-        self._model.to("cpu")
-        torch.cuda.empty_cache()
 
     def _read_all(self, prompts: Sequence[TokenIds], candidates: Sequence[int]) -> list[tuple[float, ...]]:
         answers: dict[int, tuple[float, ...]] = {}
@@ -104,6 +114,12 @@ class TorchJudge:
         self._last_B = (lengths_B - 1).to(self._device)
         logits_BV = self._model(input_ids=tokens_BT.to(self._device), use_cache=False).logits[:, 0].float()
         chosen_BC = logits_BV.log_softmax(-1)[:, list(candidates)]
+        if bool(chosen_BC.isnan().any()):
+            raise EngineFailed(
+                f"The judge's log-probabilities of a batch of {len(prompts)} prompts are not numbers.",
+                "Weights and activations must be finite in the model's dtype.",
+                "Try reward.judge.model.dtype=float32, and check the model's files.",
+            )
         return [tuple(row) for row in chosen_BC.tolist()]
 
     def _keep_last(self, _module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,8 +18,9 @@ import transformers
 from vllm.inputs import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
+from rollpacker.core.foreign_errors import failure_of
 from rollpacker.engines.checks import check_begun, check_fit, check_request
 from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.vllm.receiving import fetch_weights
@@ -293,9 +294,10 @@ class VllmEngine:
         if isinstance(error, EngineDeadError) or self._llm.errored:
             exit_codes = self._llm.engine_core.resources.engine_manager.finished_procs()
             how = "".join(f", {name} with exit code {code}" for name, code in exit_codes.items())
-            error = EngineFailed(f"one of vLLM's processes ended{how}.", "", "The engine's log says more.")
-        what = str(error) if isinstance(error, RollpackerError) else f"{type(error).__name__}: {error}"
-        self._failure = EngineFailed(f"{self._engine} stopped generating: {what}")
+            problem = f"{self._engine} stopped generating: one of vLLM's processes ended{how}."
+            self._failure = EngineFailed(problem, "", "The engine's log says more.")
+        else:
+            self._failure = failure_of(error, f"{self._engine} stopped generating")
         self._failure.__cause__ = error
         self._policy_version = NO_VERSION
         self._end()

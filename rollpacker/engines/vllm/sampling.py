@@ -21,6 +21,7 @@ import numpy as np
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
+from rollpacker.engines.checks import logits_not_finite
 from rollpacker.protocols.rollout import FinishReason
 
 if TYPE_CHECKING:
@@ -107,15 +108,11 @@ class Flight:
         """The same for its log-probabilities.
 
         Raises:
-            EngineFailed: One of them is not a finite number.
+            EngineRaised: One of them is not a finite number.
         """
         generated = np.array(self.logprobs, dtype=np.float32)
         if not np.isfinite(generated).all():
-            raise EngineFailed(
-                f"The model's logits for {self.request.request} are not finite numbers.",
-                "",
-                "The policy has diverged: lower trainer.learning_rate or trainer.max_grad_norm.",
-            )
+            raise logits_not_finite(self.request.request)
         begun = self.request.begun
         return generated if begun is None else np.concatenate([begun.logprobs, generated])
 

@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollpacker.core.errors import EngineFailed, ModelError, UserError
+from rollpacker.data.refusals import REFUSALS
 from rollpacker.engines.vllm.environment import is_eager
 from rollpacker.engines.vllm.sampling import STREAM_INTERVAL
 from rollpacker.engines.vllm.worker import BACKEND, WorkerExtension
@@ -89,7 +90,7 @@ def expected_tensors(model_path: Path, dtype: str) -> Mapping[str, torch.Tensor]
         config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except REFUSALS as error:
         raise ModelError(
             f"{model_path} does not describe a causal language model: {type(error).__name__}: {error}",
             "A local directory in Hugging Face format: config.json and weights of a known architecture.",

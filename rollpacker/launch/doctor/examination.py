@@ -16,21 +16,30 @@ from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.core.errors import WorldError
+from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch.doctor.files import check_files, try_files
 from rollpacker.launch.doctor.findings import Finding, fine, problem_of
-from rollpacker.launch.doctor.gpus import check_gpus, gather_gpus
-from rollpacker.launch.doctor.image import check_image
-from rollpacker.launch.doctor.inheritance import RAY_TOKEN, check_inheritance
-from rollpacker.launch.doctor.limits import check_limits, gather_limits
-from rollpacker.launch.doctor.mps import check_mps
-from rollpacker.launch.doctor.network import check_network
+from rollpacker.launch.doctor.node import (
+    check_gpus,
+    check_limits,
+    check_mps,
+    check_network,
+    check_walls,
+    gather_gpus,
+    gather_limits,
+)
 from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
 from rollpacker.launch.doctor.slurm import check_slurm
-from rollpacker.launch.doctor.software import check_software, gather_software
-from rollpacker.launch.doctor.walls import check_walls
+from rollpacker.launch.doctor.surroundings import (
+    RAY_TOKEN,
+    check_image,
+    check_inheritance,
+    check_software,
+    gather_software,
+)
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
+from rollpacker.runtime.run.folder_checks import check_run_dir
 
 
 def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -45,7 +54,7 @@ def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Findi
     yield from check_software(gather_software(), must_be_shared=must_be_shared and not is_seen_by_nodes)
     if cluster is not None:
         yield from check_image(cluster)
-    yield from check_files(try_files(config.run.dir), must_be_shared=must_be_shared)
+    yield from _check_run_dir(config, must_be_shared=must_be_shared)
     yield from check_inheritance(environment, has_ray_token=(Path.home() / RAY_TOKEN).is_file())
     if job_id is not None or cluster is None:
         yield from _check_here(config, environment)
@@ -78,6 +87,15 @@ def _check_slurm(cluster: ClusterSection | None) -> Iterator[Finding]:
         yield found if cluster is not None else replace(found, level="warning")  # a run by itself does without
     else:
         yield from check_slurm(site, cluster)
+
+
+def _check_run_dir(config: RunConfig, *, must_be_shared: bool) -> Iterator[Finding]:
+    try:
+        check_run_dir(config)
+    except ConfigError as error:
+        yield problem_of("run.dir", error)
+    else:
+        yield from check_files(try_files(config.run.dir), must_be_shared=must_be_shared)
 
 
 def _check_here(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:

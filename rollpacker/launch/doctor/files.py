@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
+from rollpacker.launch.doctor.findings import Finding, probe
 from rollpacker.launch.file_systems import FileSystem, existing_part, file_system_of
 
 TRIAL_PREFIX = ".rollpacker-doctor-"
@@ -78,57 +78,45 @@ def clock_skew(folder: Path) -> float:
 
 
 def check_files(trial: Trial, *, must_be_shared: bool) -> Iterator[Finding]:
-    """Judge the folder for one run."""
-    yield check_sharing(trial, must_be_shared=must_be_shared)
-    yield check_trial(trial)
-    yield check_space(trial)
-    yield check_server_clock(trial)
-
-
-def check_sharing(trial: Trial, *, must_be_shared: bool) -> Finding:
-    """Judge whether the nodes of a job see the folder."""
+    """Judge the folder for one run: who sees it, what was tried, room for checkpoints, and the server's clock."""
+    is_shared = trial.file_system.is_shared
     text = f"{trial.folder} on {trial.file_system}"
-    remedy = (
+    choose = (
         "Choose a run.dir on the cluster's shared file system; if all nodes do see it, set "
         "cluster.has_shared_files=true."
     )
-    if not must_be_shared or trial.file_system.is_shared:
-        return fine("run.dir", text)
-    if trial.file_system.is_shared is None:
-        return warning("run.dir", f"{text}, which the nodes may not see", remedy)
-    return problem("run.dir", f"{text}, which only this machine sees", remedy)
-
-
-def check_trial(trial: Trial) -> Finding:
-    """Judge what was tried."""
-    if not trial.failures:
-        return fine("files", "can be written, replaced at once, and locked")
-    if any("lock" in failure for failure in trial.failures):
-        remedy = "A run locks its folder. Ask for locks (Lustre: mount option flock), or choose another run.dir."
-    else:
-        remedy = "Choose a run.dir that you may write to."
-    return problem("files", f"{trial.folder}: {', '.join(trial.failures)} failed", remedy)
-
-
-def check_space(trial: Trial) -> Finding:
-    """Judge the room for checkpoints."""
-    text = f"{trial.num_free_bytes / 1e9:,.0f} GB are free"
-    if trial.num_free_bytes >= _ENOUGH_BYTES:
-        return fine("disk", text)
-    return warning(
-        "disk", f"only {text}", "Free some, lower run.keep_checkpoints, or choose a run.dir on another file system."
+    yield probe(
+        "run.dir",
+        text,
+        (must_be_shared and is_shared is None, "warning", f"{text}, which the nodes may not see", choose),
+        (must_be_shared and is_shared is False, "problem", f"{text}, which only this machine sees", choose),
     )
-
-
-def check_server_clock(trial: Trial) -> Finding:
-    """Judge the file server's clock by this machine's."""
-    if abs(trial.skew_s) <= _LARGEST_SKEW_S:
-        return fine("clock", "agrees with that of the file system")
+    has_no_locks = any("lock" in failure for failure in trial.failures)
+    yield probe(
+        "files",
+        "can be written, replaced at once, and locked",
+        (
+            bool(trial.failures),
+            "problem",
+            f"{trial.folder}: {', '.join(trial.failures)} failed",
+            "A run locks its folder. Ask for locks (Lustre: mount option flock), or choose another run.dir."
+            if has_no_locks
+            else "Choose a run.dir that you may write to.",
+        ),
+    )
+    room = f"{trial.num_free_bytes / 1e9:,.0f} GB are free"
+    free = "Free some, lower run.keep_checkpoints, or choose a run.dir on another file system."
+    yield probe("disk", room, (trial.num_free_bytes < _ENOUGH_BYTES, "warning", f"only {room}", free))
     side = "ahead of" if trial.skew_s > 0 else "behind"
-    return warning(
+    yield probe(
         "clock",
-        f"the file system's clock is {abs(trial.skew_s):.0f} s {side} this machine's",
-        "What a run says of itself may be taken for old news. Ask for a time service (chrony) on both.",
+        "agrees with that of the file system",
+        (
+            abs(trial.skew_s) > _LARGEST_SKEW_S,
+            "warning",
+            f"the file system's clock is {abs(trial.skew_s):.0f} s {side} this machine's",
+            "What a run says of itself may be taken for old news. Ask for a time service (chrony) on both.",
+        ),
     )
 
 

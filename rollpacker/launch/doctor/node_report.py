@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollpacker import __version__
-from rollpacker.launch.doctor.gpus import Gpus, gather_gpus
-from rollpacker.launch.doctor.limits import Limits, gather_limits
+from rollpacker.launch.doctor.node import Gpus, Limits, gather_gpus, gather_limits
 
 PROOF = "proof"
 """The file in the folder that every node should see."""

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from rollpacker.launch.doctor.files import TRIAL_PREFIX
 from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
-from rollpacker.launch.doctor.gpus import check_gpus
-from rollpacker.launch.doctor.limits import check_limits
+from rollpacker.launch.doctor.node import check_gpus, check_limits
 from rollpacker.launch.doctor.node_report import PROOF, NodeReport
 from rollpacker.launch.file_systems import existing_part
 from rollpacker.launch.programs import run_program

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rollpacker.config.keys import nearest
 from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.launch.doctor.findings import Finding, fine, problem, warning
+from rollpacker.launch.doctor.findings import Finding, fine, probe, problem
 from rollpacker.launch.site import Partition, Site
 
 OLDEST_VERSION = (22, 5)
@@ -22,11 +22,7 @@ _SHORTEST_KILL_WAIT_S = 10
 
 def check_slurm(site: Site, cluster: ClusterSection | None) -> Iterator[Finding]:
     """Judge a cluster for any job, and for the one that is described."""
-    yield check_version(site)
-    yield check_accounting(site)
-    yield check_tracking(site)
-    yield check_arrays(site)
-    yield check_limit_signal(site)
+    yield from check_site(site)
     if cluster is None:
         return
     partition = site.default_partition if cluster.partition is None else site.partition(cluster.partition)
@@ -37,63 +33,38 @@ def check_slurm(site: Site, cluster: ClusterSection | None) -> Iterator[Finding]
     yield check_nodes(site, partition, cluster)
     yield check_time(partition, cluster)
     yield check_preemption(site, partition, cluster)
-    yield check_requeue(site, cluster)
+    off = "off (cluster.requeue=false): start the run again to go on"
+    requeued = f"a requeued job waits for at least {site.requeue_delay_s} s (cred_expire)"
+    yield fine("requeue", requeued if cluster.requeue else off)
 
 
-def check_version(site: Site) -> Finding:
-    """Judge the version."""
-    text = f"{site.version}, cluster {site.name}: {len(site.nodes)} nodes, {len(site.partitions)} partitions"
-    numbers = tuple(int(part) for part in re.findall(r"\d+", site.version)[:2])
-    if numbers < OLDEST_VERSION:
-        return warning("Slurm", text, "RollPacker was tried with 22.05 and 24.11; expect other words from older ones.")
-    return fine("Slurm", text)
+def check_site(site: Site) -> Iterator[Finding]:
+    """Judge what holds for every job: version, accounting, processes, arrays, and the time before a kill."""
+    version = f"{site.version}, cluster {site.name}: {len(site.nodes)} nodes, {len(site.partitions)} partitions"
+    is_old = tuple(int(part) for part in re.findall(r"\d+", site.version)[:2]) < OLDEST_VERSION
+    tried = "RollPacker was tried with 22.05 and 24.11; expect other words from older ones."
+    yield probe("Slurm", version, (is_old, "warning", version, tried))
 
+    forgets = f"is off: Slurm forgets how a job ended after {site.settings.get('MinJobAge', '300 sec')}"
+    ask = "`rollpacker jobs` then only knows what a run wrote. Ask for slurmdbd, or look soon after a run's end."
+    remembers = "sacct remembers how jobs ended"
+    yield probe("accounting", remembers, (not site.has_accounting, "warning", forgets, ask))
 
-def check_accounting(site: Site) -> Finding:
-    """Judge whether a job's end can be learned later."""
-    if site.has_accounting:
-        return fine("accounting", "sacct remembers how jobs ended")
-    age = site.settings.get("MinJobAge", "300 sec")
-    return warning(
-        "accounting",
-        f"is off: Slurm forgets how a job ended after {age}",
-        "`rollpacker jobs` then only knows what a run wrote. Ask for slurmdbd, or look soon after a run's end.",
-    )
-
-
-def check_tracking(site: Site) -> Finding:
-    """Judge whether Slurm finds every process of a job."""
     kind = site.settings.get("ProctrackType", "").removeprefix("proctrack/")
-    if kind == "cgroup":
-        return fine("processes", "Slurm ends every process of a job (cgroup)")
-    return warning(
-        "processes",
-        f"Slurm may miss processes that left their parents (proctrack/{kind})",
-        "RollPacker ends its own; what your rewards start should not detach. Ask for proctrack/cgroup.",
-    )
+    misses = f"Slurm may miss processes that left their parents (proctrack/{kind})"
+    detach = "RollPacker ends its own; what your rewards start should not detach. Ask for proctrack/cgroup."
+    ends = "Slurm ends every process of a job (cgroup)"
+    yield probe("processes", ends, (kind != "cgroup", "warning", misses, detach))
 
-
-def check_arrays(site: Site) -> Finding:
-    """Judge how many points of a sweep one array takes."""
     largest = int(site.settings.get("MaxArraySize") or 0)
-    if largest > 1:
-        return fine("arrays", f"of up to {largest - 1} points (MaxArraySize={largest})")
-    return warning(
-        "arrays", "are not allowed (MaxArraySize)", "A sweep of several points needs them: run its points one by one."
-    )
+    points = f"of up to {largest - 1} points (MaxArraySize={largest})"
+    one_by_one = "A sweep of several points needs them: run its points one by one."
+    yield probe("arrays", points, (largest <= 1, "warning", "are not allowed (MaxArraySize)", one_by_one))
 
-
-def check_limit_signal(site: Site) -> Finding:
-    """Judge the time between Slurm's last signal and its kill."""
-    text = site.settings.get("KillWait", "30 sec")
-    seconds = int(text.split()[0])
-    if seconds < _SHORTEST_KILL_WAIT_S:
-        return warning(
-            "time limit",
-            f"jobs are killed {seconds} s after the last signal (KillWait)",
-            "Keep cluster.signal_lead_s longer than a step and its checkpoint, so that the last signal never comes.",
-        )
-    return fine("time limit", f"jobs are killed {seconds} s after the last signal (KillWait)")
+    seconds = int(site.settings.get("KillWait", "30 sec").split()[0])
+    killed = f"jobs are killed {seconds} s after the last signal (KillWait)"
+    lead = "Keep cluster.signal_lead_s longer than a step and its checkpoint, so that the last signal never comes."
+    yield probe("time limit", killed, (seconds < _SHORTEST_KILL_WAIT_S, "warning", killed, lead))
 
 
 def no_partition(site: Site, cluster: ClusterSection) -> Finding:
@@ -114,11 +85,13 @@ def check_partition(site: Site, partition: Partition) -> Finding:
     nodes = site.nodes_of(partition)
     num_up = sum(node.is_available for node in nodes)
     text = f"{partition.name} is {partition.state}, {num_up} of {len(nodes)} nodes in service"
-    if partition.state in {"DRAIN", "INACTIVE"}:
-        return problem("partition", f"{text}: it takes no jobs", "Choose another cluster.partition, or wait.")
-    if partition.state != "UP" or not num_up:
-        return problem("partition", f"{text}: no job begins", "Choose another cluster.partition, or wait.")
-    return fine("partition", text)
+    other = "Choose another cluster.partition, or wait."
+    return probe(
+        "partition",
+        text,
+        (partition.state in {"DRAIN", "INACTIVE"}, "problem", f"{text}: it takes no jobs", other),
+        (partition.state != "UP" or not num_up, "problem", f"{text}: no job begins", other),
+    )
 
 
 def check_nodes(site: Site, partition: Partition, cluster: ClusterSection) -> Finding:
@@ -156,14 +129,17 @@ def check_nodes(site: Site, partition: Partition, cluster: ClusterSection) -> Fi
 def check_time(partition: Partition, cluster: ClusterSection) -> Finding:
     """Judge the job's time limit."""
     longest, asked = partition.max_time_min, cluster.time_limit_min
-    if longest is not None and asked is not None and asked > longest:
-        return problem(
-            "job time",
+    limit = asked or partition.default_time_min or longest
+    return probe(
+        "job time",
+        "without a limit" if limit is None else f"{limit} minutes for each attempt",
+        (
+            longest is not None and asked is not None and asked > longest,
+            "problem",
             f"cluster.time_limit_min={asked}, and partition {partition.name} allows {longest}",
             f"Set cluster.time_limit_min={longest}: a run that needs longer is requeued and goes on.",
-        )
-    limit = asked or partition.default_time_min or longest
-    return fine("job time", "without a limit" if limit is None else f"{limit} minutes for each attempt")
+        ),
+    )
 
 
 def check_preemption(site: Site, partition: Partition, cluster: ClusterSection) -> Finding:
@@ -173,30 +149,26 @@ def check_preemption(site: Site, partition: Partition, cluster: ClusterSection) 
         return fine("preemption", f"jobs of {partition.name} keep their nodes")
     signal = cluster.signal if site.signals_before_preempting else "TERM"
     text = f"jobs of {partition.name} lose their nodes ({mode}) {grace_s} s after SIG{signal}"
-    if mode not in {"REQUEUE", "CANCEL"}:
-        return warning(
-            "preemption",
+    image = cluster.container.image
+    return probe(
+        "preemption",
+        text,
+        (
+            mode not in {"REQUEUE", "CANCEL"},
+            "warning",
             f"jobs of {partition.name} are stopped in place ({mode}), and every wait of a run has a deadline",
             "Choose a partition that requeues or cancels, or longer backend.deadlines.",
-        )
-    if grace_s < _SHORTEST_GRACE_S:
-        return warning(
-            "preemption",
+        ),
+        (
+            grace_s < _SHORTEST_GRACE_S,
+            "warning",
             f"{text}: too short for a checkpoint",
             "The run goes on from its last regular checkpoint: lower run.checkpoint_every_steps.",
-        )
-    image = cluster.container.image
-    if signal == "TERM" and image is not None and not image.is_dir():
-        return warning(
-            "preemption",
+        ),
+        (
+            signal == "TERM" and image is not None and not image.is_dir(),
+            "warning",
             f"{text}, which ends the mount of an image that is one file",
             "Unpack the image into a folder, or ask for SlurmctldParameters=preempt_send_user_signal.",
-        )
-    return fine("preemption", text)
-
-
-def check_requeue(site: Site, cluster: ClusterSection) -> Finding:
-    """Judge how a job gets back into the queue."""
-    if not cluster.requeue:
-        return fine("requeue", "off (cluster.requeue=false): start the run again to go on")
-    return fine("requeue", f"a requeued job waits for at least {site.requeue_delay_s} s (cred_expire)")
+        ),
+    )

@@ -26,6 +26,7 @@ import numpy as np
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.tokenization import check_template_arguments, load_tokenizer
+from rollpacker.paths import read_text, reason_of
 from rollpacker.protocols.references import AnswerReference, JudgeReference
 
 if TYPE_CHECKING:
@@ -81,15 +82,15 @@ def read_template(path: Path | None) -> str:
     Raises:
         ConfigError: It cannot be read, or does not show the response, or asks for what nobody gives.
     """
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import TemplateSyntaxError, meta
 
     key = f"reward.judge.template={path}"
     try:
-        text = (path or TEMPLATE).read_text(encoding="utf-8")
-        used = meta.find_undeclared_variables(Environment().parse(text))  # noqa: S701 the text goes to a model
+        text = read_text(path or TEMPLATE)
+        used = meta.find_undeclared_variables(_environment().parse(text))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{key} cannot be read: {error}.",
+            f"{key} cannot be read: {reason_of(error)}.",
             "It names a text file in UTF-8 that holds a Jinja template.",
             "Correct the path, or leave it out for the one that rollpacker has.",
         ) from error
@@ -112,7 +113,7 @@ def read_template(path: Path | None) -> str:
     return text
 
 
-def check_rubrics(section: RewardSection, prompts: Iterable[Prompt]) -> None:
+def check_rubrics(section: RewardSection, prompts: Iterable[Prompt], *, can_ask: bool = True) -> None:
     """Refuse what stands in a judge's way before it is loaded: template, verdicts, rubrics. Loads its tokenizer.
 
     Raises:
@@ -121,7 +122,7 @@ def check_rubrics(section: RewardSection, prompts: Iterable[Prompt]) -> None:
         DataError: The first prompt whose rubric leaves no room for what is judged.
     """
     if section.has_judge:
-        check_model_files(section.judge.model.directory)
+        check_model_files(section.judge.model.directory, is_trained=False, can_ask=can_ask)
         reader = JudgePrompts(section.judge)
         for prompt in prompts:
             if section.name_of(prompt.domain) == "judge":
@@ -215,12 +216,18 @@ class JudgePrompts:
         return encoded
 
     def _lay_out(self, template: str, has_rubric: bool, has_answer: bool, is_truncated: bool) -> _Layout:
-        from jinja2 import Environment
+        from jinja2 import TemplateError
 
-        environment = Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701 the text goes to a model
         present = {"rubric": has_rubric, "answer": has_answer}
         places = {name: place if present.get(name, True) else "" for name, place in _PLACES.items()}
-        message = environment.from_string(template).render(**places, is_truncated=is_truncated)
+        try:
+            message = _environment().from_string(template).render(**places, is_truncated=is_truncated)
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The judge's template cannot be filled in: {type(error).__name__}: {error}.",
+                f"It writes texts and its variables, {', '.join(VARIABLES)}, and reaches nothing of Python.",
+                "Correct the file of reward.judge.template.",
+            ) from error
         text = self._as_chat(message)
         parts: list[list[int] | _Variable] = [self._beginning()]
         for index, piece in enumerate(_PLACE.split(text)):
@@ -241,9 +248,18 @@ class JudgePrompts:
     def _as_chat(self, message: str) -> str:
         if self._chat_template is None:
             return message
-        text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True, **self._arguments
-        )
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True, **self._arguments
+            )
+        except TemplateError as error:
+            raise ConfigError(
+                f"The chat template of reward.judge.model.path refuses a message of the user: {error}.",
+                "A judge reads one message, and answers it.",
+                "Choose a judge that chats, or other reward.judge.template_arguments.",
+            ) from error
         return str(text)
 
     def _beginning(self) -> list[int]:
@@ -263,6 +279,13 @@ class JudgePrompts:
                 "Choose a word that is one, and ask for it in a template of your own (reward.judge.template).",
             )
         return token_ids[0]
+
+
+def _environment() -> Any:
+    """Read templates as transformers reads those of chats: a file from somewhere runs no code of its own here."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 
 
 def _parts(reference: Reference) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerErro
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import Verdict
 from rollpacker.rewards.judge.verdicts import judgement_of
+from rollpacker.rewards.judgement import verdict_of_crash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,8 +52,11 @@ class JudgeRewardWorker:
         if self._is_closed:
             raise ImpossibleEvent("A closed judge was asked to score", "Allowed: before close()")
         async with self._is_reading:
-            read = await asyncio.to_thread(lambda: [self._prompts.encode(request) for request in requests])
-        self._waiting.extend(zip(requests, read, strict=True))
+            read = await asyncio.to_thread(lambda: [self._read(request) for request in requests])
+        self._verdicts.put(verdict for verdict in read if isinstance(verdict, Verdict))
+        self._waiting.extend(
+            (request, tokens) for request, tokens in zip(requests, read, strict=True) if not isinstance(tokens, Verdict)
+        )
         self._has_news.set()
         if self._task is None:
             self._task = asyncio.create_task(self._judge_all(), name="judge")
@@ -98,6 +102,13 @@ class JudgeRewardWorker:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._model.close()
         self._verdicts.close()
+
+    def _read(self, request: ScoringRequest) -> TokenIds | Verdict:
+        """Give the tokens that the judge reads; a verdict where there are none."""
+        try:
+            return self._prompts.encode(request)
+        except Exception as error:  # noqa: BLE001 a response's boundary: what no tokenizer reads ends no run
+            return verdict_of_crash(request, error)
 
     async def _judge_all(self) -> None:
         try:

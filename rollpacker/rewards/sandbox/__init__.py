@@ -5,9 +5,9 @@
     reward's actor)    outside, trusted)
 
 Invariant: what is inside is not trusted with anything. It is given a program and inputs, and answers with plain data;
-expected outputs never enter. The keeper compares, keeps time and counts memory from outside, so a program that patches
-builtins, forges its messages or takes over its runner can only answer, and a forged answer is right only if it is the
-right answer.
+expected outputs never enter. The keeper has answers compared, keeps time and counts memory from outside, so a program
+that patches builtins, forges its messages or takes over its runner can only answer, and a forged answer is right only
+if it is the right answer. What an answer costs to compare is bounded, too.
 
 An `AssertCase` is Python of the prompt file, and needs the response's functions. It runs in a sandbox of its own, the
 tester, whose calls the keeper carries to the program's sandbox and whose results come back as plain data (`remote`). So

@@ -1,12 +1,19 @@
 """Whether what a program gave is what was expected; runs outside, on plain data.
 
-Texts are equal when their lines are, white space at their ends aside. A number may be written otherwise, and differ by
-rounding where the expected one has a fraction; a line of nothing but numbers may be spaced otherwise. Values are equal
-as in Python, a tuple counting as the list that JSON has for it, a number with a fraction to rounding.
+Texts are equal when their lines are, white space at their ends aside. In a line:
+
+* a number that is expected with a fraction or an exponent may be written otherwise, and differ by rounding;
+* one that is expected without may be written with a fraction or an exponent that changes nothing (`9.0`, `1e9`);
+* leading zeros, a plus sign, and other characters than 0 to 9 make a word text, which is equal only to itself;
+* a line of nothing but numbers may be spaced otherwise. Where such lines are indented differently, as in a pyramid of
+  numbers, their indentation counts: it is the shape that was asked for.
+
+Values are equal as in Python, a tuple counting as the list that JSON has for it, a number with a fraction to rounding.
 """
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 from typing import TYPE_CHECKING
@@ -18,9 +25,13 @@ _ROUNDING = 1e-6
 """Relative or absolute, as most judges of programming contests allow."""
 
 _MOST_DIGITS = 50
-"""Of a number that rounding touches; a longer word is compared as text."""
+"""Of a number; a longer word is compared as text."""
 
-_SPACES = re.compile(r"(\s+)")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)?(?P<fraction>\.[0-9]*)?(?<=[0-9.])(?P<exponent>[eE][+-]?[0-9]{1,3})?")
+"""As programs write one: no plus sign, no leading zero."""
+
+_WHITE = " \t\r\v\f"
+_SPACES = re.compile(f"([{_WHITE}]+)")
 
 
 def is_same_text(given: str, expected: str) -> bool:
@@ -30,8 +41,10 @@ def is_same_text(given: str, expected: str) -> bool:
         return True
     if len(given_lines) != len(expected_lines):
         return False
+    is_shaped = len({_indentation(line) for line in expected_lines if line}) > 1
     return all(
-        one == other or _is_same_line(one, other) for one, other in zip(given_lines, expected_lines, strict=True)
+        one == other or _is_same_line(one, other, is_shaped=is_shaped)
+        for one, other in zip(given_lines, expected_lines, strict=True)
     )
 
 
@@ -44,33 +57,40 @@ def is_one_of(given: object, accepted: Iterable[object]) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip(_WHITE) for line in text.rstrip(_WHITE + "\n").split("\n")]
 
 
-def _is_same_line(given: str, expected: str) -> bool:
-    are_numbers = all(_number(word) is not None for word in expected.split())
-    ours, theirs = (line.split() if are_numbers else _SPACES.split(line) for line in (given, expected))
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(_WHITE))]
+
+
+def _is_same_line(given: str, expected: str, *, is_shaped: bool) -> bool:
+    if is_shaped and _indentation(given) != _indentation(expected):
+        return False
+    ours, theirs = (_SPACES.split(line) for line in (given, expected))
+    if all(_is_number(word) for word in theirs[::2] if word):
+        ours, theirs = ([word for word in words[::2] if word] for words in (ours, theirs))
     return len(ours) == len(theirs) and all(
         one == other or _is_same_number(one, other) for one, other in zip(ours, theirs, strict=True)
     )
 
 
-def _number(word: str) -> float | None:
-    if len(word) > _MOST_DIGITS:
-        return None
-    try:
-        return float(word)
-    except ValueError:
-        return None
+def _is_number(word: str) -> bool:
+    return len(word) <= _MOST_DIGITS and word not in {"-", ".", "-."} and _NUMBER.fullmatch(word) is not None
 
 
 def _is_same_number(given: str, expected: str) -> bool:
-    one, other = _number(given), _number(expected)
-    if one is None or other is None:
+    if not (_is_number(given) and _is_number(expected)):
         return False
-    if expected.lstrip("+-").isdecimal() and given.lstrip("+-").isdecimal():
-        return int(given) == int(expected)
-    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    if not _is_whole(expected):
+        number = float(expected)
+        return math.isfinite(number) and math.isclose(float(given), number, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    return not _is_whole(given) and decimal.Decimal(given) == decimal.Decimal(expected)
+
+
+def _is_whole(word: str) -> bool:
+    """Whether a number is written without fraction and exponent."""
+    return word.removeprefix("-").isdigit()
 
 
 def _is_same(given: object, expected: object) -> bool:  # noqa: PLR0911 one case per type

@@ -1,9 +1,9 @@
 """The walls: how a runner is started so that it sees nothing and takes no more than its share.
 
 `bubblewrap` makes namespaces of its own for users, processes, IPC, host name, network and mounts. The root is empty but
-for shared libraries, Python's interpreter and standard library (read-only), five devices, and /tmp of a bounded size in
-memory. There is no /proc. The environment is a handful of fixed words. The kernel ends everything inside with the
-sandbox's first process, and that with bubblewrap, and that with the keeper.
+for Python with its libraries (read-only, see `interpreter`), four devices, and /tmp of a bounded size in memory. There
+is no /proc. The environment is a handful of fixed words. The kernel ends everything inside with the sandbox's first
+process, and that with bubblewrap, and that with the keeper.
 
 `rlimits` starts the same runner with the same limits of resources, and without walls.
 
@@ -23,14 +23,14 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.rewards.processes import become_reaper, set_parent_death_signal
 from rollpacker.rewards.sandbox import system_calls
-from rollpacker.rewards.sandbox.meter import children_of, tree_of
+from rollpacker.rewards.sandbox.interpreter import find_needed
+from rollpacker.rewards.sandbox.meter import Holdings, children_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ NOBODY = 65534
 
 _MEBIBYTE = 1 << 20
 
-_SANDBOX_MODULES = ("values", "remote", "inside")
+_SANDBOX_MODULES = ("values", "remote", "answering", "asking", "testing", "inside")
 """In the order in which they import each other."""
 
 _BOOT = (
@@ -69,8 +69,17 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-"""Those that are here: Apptainer's --contain leaves some out."""
+_DEVICES = ("null", "full", "random", "urandom")
+"""Those that are here: Apptainer's --contain leaves some out. Not /dev/zero, a shared mapping of which is memory that
+nobody counts."""
+
+_STDIN, _STDOUT = "/tmp/.stdin", "/tmp/.stdout"  # noqa: S108 the sandbox's own
+
+_STREAMS = {"stdin": _STDIN, "stdout": _STDOUT, "stderr": "/dev/null"}
+"""Where /dev/stdin, /dev/stdout and /dev/stderr lead."""
+
+_PENDING_SIGNALS = 128
+"""Also of timers; each is memory that belongs to no process."""
 
 _STAGES = ("/mnt", "/media", "/srv", "/opt", "/home")
 """Folders that every system has, to mount on what `nobody` cannot reach; one that nothing needed lies in."""
@@ -117,6 +126,7 @@ class Bounds:
         release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
         if self.isolation == "bubblewrap" and release >= _SCOPED_PROCESS_LIMITS:
             limits.append((resource.RLIMIT_NPROC, self.processes + 1))  # and the runner
+            limits.append((resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS))
         return limits
 
 
@@ -126,7 +136,9 @@ class Enclosure:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._code = _runner_code()
-        self._interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        self._needed = find_needed()
+        library_path = self._needed.library_path
+        self._environment = _ENVIRONMENT | ({"LD_LIBRARY_PATH": library_path} if library_path else {})
         self._is_isolated = bounds.isolation == "bubblewrap"
         self._sources: Mapping[str, str] = {}
         self._filter = system_calls.make_filter() if self._is_isolated else b""
@@ -144,7 +156,7 @@ class Enclosure:
         os.write(calls, self._filter)
         os.lseek(calls, 0, os.SEEK_SET)
         reports = theirs[1]
-        words = [self._interpreter, "-s", "-S", "-P", "-c", _BOOT, str(reports)]
+        words = [self._needed.program, "-s", "-S", "-P", "-c", _BOOT, str(reports)]
         passed = [reports]
         if self._is_isolated:
             words = [*self._words, "--seccomp", str(calls), "--", *words]
@@ -156,7 +168,7 @@ class Enclosure:
                 stdout=ours[1],
                 stderr=subprocess.DEVNULL,
                 pass_fds=passed,
-                env=_ENVIRONMENT,
+                env=self._environment,
                 cwd="/",
                 start_new_session=not self._is_isolated,
                 preexec_fn=None if self._is_isolated else _die_with_keeper,  # noqa: PLW1509 the keeper has one thread
@@ -175,22 +187,24 @@ class Enclosure:
 
     def complaint(self) -> str:
         """What is said when a sandbox is started that does nothing."""
-        words = [*self._words, *(["--"] if self._words else []), self._interpreter, "-s", "-S", "-P", "-c", "pass"]
+        words = [*self._words, *(["--"] if self._words else []), self._needed.program, "-s", "-S", "-P", "-c", "pass"]
         ended = subprocess.run(  # noqa: S603 as `start`
-            words, env=_ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_END_LIMIT_S
+            words,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_END_LIMIT_S,
         )
         said = ended.stderr.decode(errors="replace").strip().splitlines()
         return said[-1] if said else f"it ends with code {ended.returncode}"
 
     def _bubblewrap_words(self) -> Sequence[str]:
         """Compose the command line, once; becomes `nobody` where this is root."""
-        folders = _read_only_folders()
-        needed = [self._interpreter, *folders]
-        if self.bounds.packages is not None:
-            needed.append(self.bounds.packages)
-        hidden = [packages for folder in folders for packages in _package_folders(folder)]
+        needed, packages = self._needed, self.bounds.packages
+        paths = [*needed.paths, *([packages] if packages is not None else [])]
         if os.geteuid() == 0 and _is_real_root():
-            self._sources = _stage(needed)
+            self._sources = _stage(paths)
             _become_nobody()
         words = [
             shutil.which("bwrap") or "bwrap",
@@ -202,18 +216,34 @@ class Enclosure:
         ]
         words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         words += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
-        for path in needed:
-            words += ["--ro-bind", self._sources.get(path, path), path]
-        for packages in hidden:
-            words += ["--tmpfs", packages, "--remount-ro", packages]
+        return [*words, *self._mount_words(), "--chdir", "/tmp", "--remount-ro", "/"]  # noqa: S108 the sandbox's own
+
+    def _mount_words(self) -> Sequence[str]:
+        needed, packages = self._needed, self.bounds.packages
+        # what is needed may lie in the /tmp or the /dev/shm of outside
+        words = ["--size", str(self.bounds.files_mb * _MEBIBYTE), "--tmpfs", "/tmp"]  # noqa: S108 the sandbox's own
+        words += ["--symlink", "../tmp", "/dev/shm"]  # noqa: S108 likewise
+        for path in needed.paths:
+            words += self._bind(path)
+        for folder in needed.hidden:
+            words += ["--tmpfs", folder]
+        if packages is not None:
+            words += self._bind(packages)
+        for folder in needed.hidden:
+            words += ["--remount-ro", folder]
+        for link, target in needed.links:
+            words += ["--symlink", target, link]
         for link in ("/lib", "/lib64"):
             if Path(link).is_symlink():
                 words += ["--symlink", str(Path(link).readlink()), link]
         for device in _DEVICES:
             words += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]
-        words += ["--size", str(self.bounds.files_mb * _MEBIBYTE), "--tmpfs", "/tmp"]  # noqa: S108 the sandbox's own
-        words += ["--symlink", "/tmp", "/dev/shm", "--chdir", "/tmp", "--remount-ro", "/"]  # noqa: S108 likewise
+        for number, (name, target) in enumerate(_STREAMS.items()):
+            words += ["--symlink", f"..{target}", f"/dev/{name}", "--symlink", f"../..{target}", f"/dev/fd/{number}"]
         return words
+
+    def _bind(self, path: str) -> Sequence[str]:
+        return "--ro-bind", self._sources.get(path, path), path
 
 
 class Enclosed:
@@ -231,6 +261,7 @@ class Enclosed:
     ) -> None:
         self._process = process
         self._is_isolated = is_isolated
+        self._holdings: Holdings | None = None
         self.control, self.output, self.reports = control, output, reports
         self.first_words = first_words
         """The runner's code, to be written to `control` first."""
@@ -242,8 +273,34 @@ class Enclosed:
         """Of the tree of processes: bubblewrap; without it the keeper, to which orphans come."""
         return self._process.pid if self._is_isolated else os.getpid()
 
+    @property
+    def streams(self) -> dict[str, str | None]:
+        """Where the runner makes what can be opened as /dev/stdin and /dev/stdout; without walls /proc does it."""
+        return {"stdin": _STDIN if self._is_isolated else None, "stdout": _STDOUT if self._is_isolated else None}
+
+    def begin(self) -> None:
+        """Look at what there is inside, when the runner has started and no program has.
+
+        Raises:
+            OSError: The runner has ended, or this machine lets nobody look.
+        """
+        if self._is_isolated:
+            pids = list(tree_of(self._process.pid))  # bubblewrap, the namespace's first process, the runner
+            if len(pids) < 3:  # noqa: PLR2004 these
+                raise ChildProcessError("the runner has ended")
+            runner = pids[2]
+            self._holdings = Holdings(runner)
+            os.close(self.output)
+            self.output = os.open(f"/proc/{runner}/root{_STDOUT}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def held_bytes(self) -> int:
+        """What the kernel keeps for it, beside the memory of its processes; without walls nobody knows."""
+        return self._holdings.read_bytes() if self._holdings else 0
+
     def kill(self) -> None:
         """End every process inside, and return when none is left."""
+        if self._holdings:
+            self._holdings.close()
         if self._is_isolated:
             self._kill_namespace()
         self._process.kill()
@@ -286,26 +343,6 @@ def _runner_code() -> bytes:
             for name in _SANDBOX_MODULES
         ]
     )
-
-
-def _read_only_folders() -> list[str]:
-    """Shared libraries and Python's standard library; no folder lies in another."""
-    prefix = sys.base_prefix
-    wanted = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", str(Path(os.__file__).parent), f"{prefix}/lib"]
-    wanted += [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    found: list[str] = []
-    for folder in wanted:
-        real = os.path.realpath(folder)
-        if Path(real).is_dir() and not any(real == other or real.startswith(f"{other}/") for other in found):
-            found = [other for other in found if not other.startswith(f"{real}/")] + [real]
-    return found
-
-
-def _package_folders(folder: str) -> list[str]:
-    """Installed packages in it, which are none of a program's business."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    names = (f"{version}/site-packages", f"{version}/dist-packages", "python3/dist-packages", "site-packages")
-    return [path for name in names if Path(path := f"{folder}/{name}").is_dir()]
 
 
 def _is_real_root() -> bool:

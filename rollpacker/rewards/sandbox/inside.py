@@ -1,7 +1,7 @@
 """The runner: what is started inside a sandbox, and forks a process for each test case.
 
-The keeper sends this file's code, with `values` and `remote`, over the pipe of standard input; neither the project nor
-its files are in the sandbox. It imports little, because every program pays for it, and is trusted with nothing: a
+The keeper sends the code of this file and of those that it imports over the pipe of standard input; neither the project
+nor its files are in the sandbox. It imports little, because every program pays for it, and is trusted with nothing: a
 program that kills it, or speaks in its place, gets no right answer by that.
 
 Frames on both pipes: a letter, the length in 4 bytes, the body. From the keeper: `J` the job and `K` a case
@@ -17,7 +17,7 @@ import os
 import resource
 import sys
 
-from rollpacker.rewards.sandbox import remote
+from rollpacker.rewards.sandbox import answering, testing
 from rollpacker.rewards.sandbox.values import encode
 
 TYPE_CHECKING = False
@@ -43,6 +43,9 @@ def serve(report_fd: int) -> None:
         resource.setrlimit(kind, (value, value))
     if job["packages"] is not None:
         sys.path.append(job["packages"])
+    if job["stdin"] is not None:
+        _make_streams(job["stdin"], job["stdout"])
+    _make_quitters()
     names = _prelude() if job["has_prelude"] else {}
     for name in [name for name in sys.modules if name.partition(".")[0] == "rollpacker"]:
         del sys.modules[name]
@@ -71,19 +74,19 @@ def _run(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], contr
         match case["kind"]:
             case "stdin":
                 os.close(control)
-                _give_input(case["input"])
+                _give_input(case["input"], job["stdin"])
                 _execute(job["source"], "__main__", {})
             case "call":
                 os.close(control)
-                function = _find(_execute(job["source"], "solution", names), job["entry_point"])
+                function = answering.find_name(_execute(job["source"], "solution", names), job["entry_point"])
                 _send(report_fd, "V", encode(function(*case["args"])).encode())
             case "serve":
                 module = _execute(job["source"], "solution", names)
                 _send(report_fd, "M", b'["ready"]')
-                remote.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
+                answering.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
             case "test":
                 tests = compile(case["source"], "test_solution.py", "exec")
-                remote.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
+                testing.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
                 _send(report_fd, "V", b"null")
         _finish()
     except SystemExit as end:
@@ -106,16 +109,30 @@ def _execute(source: str, name: str, names: dict[str, Any]) -> Any:
     return module
 
 
-def _find(module: Any, name: str) -> Any:
-    """A function, or the method of a class `Solution`, as the public problems have it."""
-    if hasattr(module, name):
-        return getattr(module, name)
-    return getattr(module.Solution(), name)
+def _make_streams(stdin: str, stdout: str) -> None:
+    """Let /dev/stdin and /dev/stdout, which lead here, be opened like those of any shell; there is no /proc for it."""
+    _give_input(b"", stdin)
+    os.mkfifo(stdout, 0o600)
+    file = os.open(stdout, os.O_RDWR)  # would wait for a reader otherwise
+    os.dup2(file, 1)
+    os.close(file)
 
 
-def _give_input(text: bytes) -> None:
+def _make_quitters() -> None:
+    """`exit` and `quit`, which -S leaves out."""
+    import site
+
+    site.setquit()
+
+
+def _give_input(text: bytes, path: str | None) -> None:
     """Make standard input a file, so that a program that reads nothing blocks nobody."""
-    file = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 the sandbox's own
+    if path is None:
+        file = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 nobody else's
+    else:
+        if os.path.lexists(path):
+            os.unlink(path)  # noqa: PTH108 likewise; of the case before, or what a program made of it
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     left = memoryview(text)
     while left:
         left = left[os.write(file, left) :]

@@ -1,8 +1,11 @@
 """The keeper: the program beside each seat of the pool that runs responses in sandboxes, one after the other.
 
-It is outside, and all that is trusted: it sends inputs in, takes answers out, compares them with what was expected,
-keeps the time of each case by the program's own clock (`meter`), and kills the sandbox at the first case that is not
-passed, or when the worker says that nobody needs it any more.
+It is outside, and all that is trusted: it sends inputs in, takes answers out, has them compared with what was expected
+(`comparing`), keeps the time of each case by the program's own clock (`meter`), and kills the sandbox at the first case
+that is not passed, or when the worker says that nobody needs it any more.
+
+Invariant: a program's bytes decide neither how long the keeper works nor how much memory it takes, beyond the limit of
+their number. Frames that no runner sends end the program.
 
 Speaks JSON lines with the worker, over the socket that is its standard input. A request is `{source, cases, limits_s,
 entry_point, ...}` or `{"stop": true}`; the answer is `{reason, time_s, case_runs}`. The keeper first says
@@ -13,6 +16,7 @@ Run as `python -m rollpacker.rewards.sandbox.keeper BOUNDS PARENT_PID`.
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 import fractions
 import json
@@ -28,11 +32,10 @@ from typing import Any
 
 from rollpacker.core.errors import WorldError
 from rollpacker.rewards.processes import exit_when_parent_dies
-from rollpacker.rewards.sandbox import remote
-from rollpacker.rewards.sandbox.comparison import is_one_of, is_same_text
+from rollpacker.rewards.sandbox import comparing, remote
 from rollpacker.rewards.sandbox.enclosure import Bounds, Enclosure
 from rollpacker.rewards.sandbox.meter import Meter
-from rollpacker.rewards.sandbox.values import Opaque, decode
+from rollpacker.rewards.sandbox.talk import Failed, Talk, exit_code
 
 _WATCH_S = 0.02
 """Between looks at what a program has used: what it may take beyond a limit. A look takes 0.2 ms."""
@@ -50,14 +53,10 @@ _NUM_STARTS = 3
 
 _RECEIVE_BYTES = 1 << 16
 
-_ANSWER_BYTES, _ANSWER_FACTOR = 1 << 16, 16
-"""A value that was returned may take so many bytes, and so many times the expected one's: tags and white space. What is
-larger is wrong, and would cost the keeper memory."""
-
 _OWN_TASKS = 3
 """Of a sandbox that runs nothing: bubblewrap, the namespace's first process, the runner. (Or keeper and runner.)"""
 
-_NEEDED_LATER = (decimal, fractions)
+_NEEDED_LATER = (dt, decimal, fractions)
 """Decoding imports them, when `nobody` may not be able to read their files any more."""
 
 _PASSED = "correct"
@@ -72,15 +71,12 @@ class WorkerGone(Exception):
     """The worker closed the socket."""
 
 
-class _Failed(Exception):
-    """The program failed a case; says why in a word."""
-
-
 def main(arguments: list[str]) -> int:
     """Serve one reward worker until it closes the socket."""
     bounds, parent_pid = Bounds(**json.loads(arguments[0])), int(arguments[1])
     requests = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or times of children are lost, here and, inherited, inside
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     channel = _Channel(requests)
     try:
@@ -132,6 +128,26 @@ class _Channel:
         message: dict[str, Any] = json.loads(line)
         return message
 
+    def wait_for(self, other: comparing.Comparison, limit_s: float) -> None:
+        """Wait until a file of this machine can be read.
+
+        Raises:
+            Stopped: The worker said so meanwhile.
+        """
+        ends_s = time.monotonic() + limit_s
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        poll.register(other, select.POLLIN)
+        while ready := poll.poll(max(0.0, ends_s - time.monotonic()) * 1000):
+            if any(file == other.fileno() for file, _ in ready):
+                return
+            self.take_stop()
+
+    def take_stop(self) -> None:
+        """Read what the worker says while a program runs."""
+        if "stop" in self.receive():
+            raise Stopped
+
 
 class _Judge:
     """Judges one program at a time."""
@@ -147,10 +163,10 @@ class _Judge:
         Raises:
             WorldError: It did not start, with what bubblewrap says to it.
         """
-        program = _Sandbox(self._enclosure, self._channel, {"source": "", "entry_point": None, "has_prelude": False})
+        program = Talk(self._enclosure, {"source": "", "entry_point": None, "has_prelude": False})
         try:
-            program.begin()
-        except _Failed:
+            self._begin(program)
+        except Failed:
             raise WorldError(f"a sandbox does not start: {self._enclosure.complaint()}") from None
         finally:
             program.kill()
@@ -158,11 +174,11 @@ class _Judge:
     def judge(self, request: dict[str, Any]) -> dict[str, Any]:
         began_s = time.monotonic()
         runs: list[tuple[int, float, bool]] = []
-        sandboxes: dict[str, _Sandbox] = {}
+        sandboxes: dict[str, Talk] = {}
         try:
             self._run_cases(request, sandboxes, runs)
             reason = _PASSED
-        except _Failed as failure:
+        except Failed as failure:
             reason = str(failure)
         except Stopped:
             reason = _STOPPED
@@ -172,7 +188,7 @@ class _Judge:
         return {"reason": reason, "time_s": time.monotonic() - began_s, "case_runs": runs}
 
     def _run_cases(
-        self, request: dict[str, Any], sandboxes: dict[str, _Sandbox], runs: list[tuple[int, float, bool]]
+        self, request: dict[str, Any], sandboxes: dict[str, Talk], runs: list[tuple[int, float, bool]]
     ) -> None:
         sandboxes["program"] = program = self._open(request)
         limits_s = request["limits_s"]
@@ -180,34 +196,47 @@ class _Judge:
             limit_s = min(limits_s[min(index, len(limits_s) - 1)], case["time_limit_s"] or math.inf)
             memory_bytes = min(self._bounds.memory_bytes, (case["memory_limit_mb"] or math.inf) * (1 << 20))
             watch = _Watch(self._bounds, limit_s=limit_s, memory_bytes=memory_bytes)
+            given: bytes | None = None
             try:
                 if case["kind"] == "assert":
                     if "tester" not in sandboxes:
                         sandboxes["tester"] = self._open({"source": "", "entry_point": None, "has_prelude": False})
                     self._run_assertions(program, sandboxes["tester"], case, watch)
                 else:
-                    self._run_case(program, case, watch)
-            except _Failed:
+                    given = self._run_case(program, case, watch)
+            except Failed:
                 runs.append((index, watch.stop(), False))
                 raise
-            runs.append((index, watch.stop(), True))
+            time_s = watch.stop()
+            failure = None if given is None else self._compare(case, given)
+            runs.append((index, time_s, failure is None))
+            if failure is not None:
+                raise Failed(failure)
 
-    def _open(self, job: dict[str, Any]) -> _Sandbox:
+    def _open(self, job: dict[str, Any]) -> Talk:
         """Start a sandbox; once more where the machine was too busy to."""
         for _ in range(_NUM_STARTS):
-            sandbox = _Sandbox(self._enclosure, self._channel, job)
+            sandbox = Talk(self._enclosure, job)
             try:
-                sandbox.begin()
-            except _Failed:
+                self._begin(sandbox)
+            except (Failed, OSError):
                 sandbox.kill()
             except BaseException:
                 sandbox.kill()
                 raise
             else:
                 return sandbox
-        raise _Failed("checker_crashed")
+        raise Failed("checker_crashed")
 
-    def _run_case(self, program: _Sandbox, case: dict[str, Any], watch: _Watch) -> None:
+    def _begin(self, sandbox: Talk) -> None:
+        """Wait until cases can be run."""
+        watch = _StartWatch()
+        while _next_frame((sandbox,), watch, self._channel)[1][0] != "B":
+            pass
+        sandbox.begin()
+
+    def _run_case(self, program: Talk, case: dict[str, Any], watch: _Watch) -> bytes:
+        """Give what the program answered."""
         sent = {"kind": case["kind"], "cpu_s": watch.cpu_s}
         if case["kind"] == "stdin":
             sent["input"] = case["input"].encode(errors="replace")
@@ -219,23 +248,29 @@ class _Judge:
         while True:
             letter, body = _next_frame((program,), watch, self._channel)[1]
             if letter == "R":
-                raise _Failed(_reason_of(body))
+                raise Failed(_reason_of(body))
             if letter == "V":
                 answer = body
             if letter == "E":
-                code = int(body)
+                code = exit_code(body)
                 break
         program.drain()
         if code or (case["kind"] == "call" and not answer):
-            raise _Failed("error")
-        if case["kind"] == "stdin":
-            is_right = is_same_text(program.output.decode(errors="replace"), case["output"])
-        else:
-            is_right = is_one_of(_value_of(answer, case["accepted"]), case["accepted"])
-        if not is_right:
-            raise _Failed("wrong_answer")
+            raise Failed("error")
+        return bytes(program.output) if case["kind"] == "stdin" else answer
 
-    def _run_assertions(self, program: _Sandbox, tester: _Sandbox, case: dict[str, Any], watch: _Watch) -> None:
+    def _compare(self, case: dict[str, Any], given: bytes) -> str | None:
+        """Say why an answer is not right; None: it is."""
+        result = comparing.result_at_once(case, given)
+        if result is None:
+            comparison = comparing.Comparison(case, given)
+            try:
+                self._channel.wait_for(comparison, comparing.LIMIT_S)
+            finally:
+                result = comparison.close()
+        return {True: None, False: "wrong_answer", None: "checker_crashed"}[result]
+
+    def _run_assertions(self, program: Talk, tester: Talk, case: dict[str, Any], watch: _Watch) -> None:
         """Let the tester ask the program; both are watched as one."""
         program.tell("K", marshal.dumps({"kind": "serve", "cpu_s": watch.cpu_s}))
         watch.start((program, tester))
@@ -251,111 +286,18 @@ class _Judge:
                     (tester if sandbox is program else program).tell("M", body)
                 case "R":
                     reason = _reason_of(body)
-                    raise _Failed("wrong_answer" if sandbox is tester and body == b"AssertionError" else reason)
+                    raise Failed("wrong_answer" if sandbox is tester and body == b"AssertionError" else reason)
                 case "V" if sandbox is tester:
                     has_passed = True
                 case "E" if sandbox is tester:
                     break
                 case "E":
-                    raise _Failed("error")  # the program left while it was still asked
+                    raise Failed("error")  # the program left while it was still asked
         if not has_passed:
-            raise _Failed("error")
+            raise Failed("error")
         program.tell("M", remote.END)
         while _next_frame((program,), watch, self._channel)[1][0] != "E":
             pass
-
-
-class _Sandbox:
-    """The talk with one runner."""
-
-    def __init__(self, enclosure: Enclosure, channel: _Channel, job: dict[str, Any]) -> None:
-        bounds = enclosure.bounds
-        self.output = bytearray()
-        """What the case's process wrote."""
-        self._most_bytes = bounds.output_bytes
-        self._channel = channel
-        self._reports = bytearray()
-        self._num_bytes = 0
-        self._enclosed = enclosure.start()
-        self._to_send = bytearray(self._enclosed.first_words)
-        own = {"limits": bounds.resource_limits(), "packages": bounds.packages}
-        kept = {name: job[name] for name in ("source", "entry_point", "has_prelude")}
-        self.tell("J", marshal.dumps(own | kept))
-
-    @property
-    def top_pid(self) -> int:
-        return self._enclosed.top_pid
-
-    def begin(self) -> None:
-        """Wait until cases can be run."""
-        watch = _StartWatch()
-        while _next_frame((self,), watch, self._channel)[1][0] != "B":
-            pass
-
-    def tell(self, letter: str, body: bytes) -> None:
-        """Send a frame as soon as the runner takes it; a new case begins to count its bytes."""
-        if letter == "K":
-            self.output.clear()
-            self._num_bytes = 0
-        self._to_send += letter.encode() + len(body).to_bytes(4, "big") + body
-
-    def register(self, poll: select.poll) -> None:
-        poll.register(self._enclosed.output, select.POLLIN)
-        poll.register(self._enclosed.reports, select.POLLIN)
-        if self._to_send:
-            poll.register(self._enclosed.control, select.POLLOUT)
-
-    def take_frame(self) -> tuple[str, bytes] | None:
-        reports = self._reports
-        if len(reports) < _HEAD_BYTES:
-            return None
-        end = _HEAD_BYTES + int.from_bytes(reports[1:_HEAD_BYTES], "big")
-        if end > self._most_bytes:
-            raise _Failed("output")
-        if len(reports) < end:
-            return None
-        frame = chr(reports[0]), bytes(reports[_HEAD_BYTES:end])
-        del reports[:end]
-        return frame
-
-    def exchange(self) -> None:
-        """Write and read what can be without waiting."""
-        if self._to_send:
-            try:
-                del self._to_send[: os.write(self._enclosed.control, self._to_send[:_PIPE_BYTES])]
-            except BlockingIOError:
-                pass
-            except BrokenPipeError:
-                self._to_send.clear()  # the end of the reports says what it means
-        self._read_into(self.output, self._enclosed.output)
-        if self._read_into(self._reports, self._enclosed.reports) == b"" and not self._reports:
-            raise _Failed("error")  # the runner is gone
-
-    def drain(self) -> None:
-        """Read what the case's process wrote before it ended."""
-        while self._read_into(self.output, self._enclosed.output):
-            pass
-
-    def kill(self) -> None:
-        self._enclosed.kill()
-
-    def _read_into(self, buffer: bytearray, file: int) -> bytes | None:
-        """Give what was read; nothing at the end, None where nothing is there yet."""
-        try:
-            part = os.read(file, _PIPE_BYTES)
-        except BlockingIOError:
-            return None
-        buffer += part
-        self._num_bytes += len(part)
-        if self._num_bytes > self._most_bytes:
-            raise _Failed("output")
-        return part
-
-
-_HEAD_BYTES = 5
-"""A letter and a length."""
-
-_PIPE_BYTES = 1 << 16
 
 
 class _StartWatch:
@@ -364,9 +306,9 @@ class _StartWatch:
     def __init__(self) -> None:
         self._ends_s = time.monotonic() + _START_LIMIT_S
 
-    def look(self) -> None:
-        if time.monotonic() > self._ends_s:
-            raise _Failed("checker_crashed")
+    def look(self, now_s: float) -> None:
+        if now_s > self._ends_s:
+            raise Failed("checker_crashed")
 
 
 class _Watch:
@@ -377,22 +319,28 @@ class _Watch:
         self._memory_bytes = memory_bytes
         self._processes = bounds.processes
         self._meter: Meter | None = None
+        self._looked_s = time.monotonic()
         self.cpu_s = math.ceil(limit_s) + 2
         """For the kernel to end each process, should the keeper be slow to."""
 
-    def start(self, sandboxes: tuple[_Sandbox, ...]) -> None:
+    def start(self, sandboxes: tuple[Talk, ...]) -> None:
+        self._sandboxes = sandboxes
         self._meter = Meter({sandbox.top_pid for sandbox in sandboxes})
         self._most_tasks = self._processes + _OWN_TASKS * len(sandboxes)
 
-    def look(self) -> None:
+    def look(self, now_s: float) -> None:
+        """Keep the limits, if it is time to: a program that always says something is looked at no less."""
+        if now_s - self._looked_s < _WATCH_S:
+            return
+        self._looked_s = now_s
         assert self._meter is not None
         usage = self._meter.read()
-        if usage.own_s > self._limit_s or usage.wall_s > _WALL_FACTOR * self._limit_s + _WALL_GRACE_S:
-            raise _Failed("timeout")
-        if usage.memory_bytes > self._memory_bytes:
-            raise _Failed("memory")
+        if usage.memory_bytes + sum(each.held_bytes() for each in self._sandboxes) > self._memory_bytes:
+            raise Failed("memory")
         if usage.num_tasks > self._most_tasks:
-            raise _Failed("processes")
+            raise Failed("processes")
+        if usage.own_s > self._limit_s or usage.wall_s > _WALL_FACTOR * self._limit_s + _WALL_GRACE_S:
+            raise Failed("timeout")
 
     def stop(self) -> float:
         """Give the case's own time so far."""
@@ -400,11 +348,11 @@ class _Watch:
 
 
 def _next_frame(
-    sandboxes: tuple[_Sandbox, ...], watch: _Watch | _StartWatch, channel: _Channel
-) -> tuple[_Sandbox, tuple[str, bytes]]:
+    sandboxes: tuple[Talk, ...], watch: _Watch | _StartWatch, channel: _Channel
+) -> tuple[Talk, tuple[str, bytes]]:
     """Wait for a frame of one of the runners, and keep the limits meanwhile."""
-    looked_s = time.monotonic()
     while True:
+        watch.look(time.monotonic())
         for sandbox in sandboxes:
             if (frame := sandbox.take_frame()) is not None:
                 return sandbox, frame
@@ -413,28 +361,14 @@ def _next_frame(
         for sandbox in sandboxes:
             sandbox.register(poll)
         ready = poll.poll(_WATCH_S * 1000)
-        if any(file == channel.fileno() for file, _ in ready) and "stop" in channel.receive():
-            raise Stopped
+        if any(file == channel.fileno() for file, _ in ready):
+            channel.take_stop()
         for sandbox in sandboxes:
             sandbox.exchange()
-        now_s = time.monotonic()
-        if now_s - looked_s >= _WATCH_S:
-            looked_s = now_s
-            watch.look()
 
 
 def _reason_of(error_name: bytes) -> str:
     return "memory" if error_name == b"MemoryError" else "error"
-
-
-def _value_of(answer: bytes, accepted: list[object]) -> object:
-    """Decode what a function returned; malformed data equals nothing."""
-    if len(answer) > _ANSWER_BYTES + _ANSWER_FACTOR * len(json.dumps(accepted)):
-        return Opaque("too large")
-    try:
-        return decode(json.loads(answer))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, ArithmeticError):
-        return Opaque("malformed")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The clock of a test case is the program's own time: the time of its processes on cores, or the wall time less what they
 waited for a core, whichever is longer.
 
-    own = max(CPU time of the tree, wall time - time its threads were ready to run, and did not)
+    own = max(CPU time of the tree, wall time - time in which a thread was ready to run, and did not)
 
 CPU time alone would let a program sleep for ever, and wall time alone would fail correct programs on a busy machine.
 Own time grows for both loops and sleepers, and stands still for a program that only waits for a core that others
@@ -12,15 +12,20 @@ have. Where the kernel does not tell the waiting (`schedstat`), own time is wall
 A case's process stays a zombie until the keeper has looked, so that short runs are measured to the end.
 
 The kernel counts a wait when it is over. So while some thread is ready to run, only time on cores is added: it either
-runs, which that shows, or waits, which does not count.
+runs, which that shows, or waits, which does not count. When none is ready, what passed since the last such moment is
+settled: the waits of several threads in it are together at most as long as it was, and none is left over for later.
 
 The tree is followed through `children`, so a process that double-forks or starts a session stays in it: orphans go to
-the sandbox's first process. Memory is what belongs to processes (anonymous, and shared memory they map); files in the
-sandbox's own file systems are bounded by their sizes.
+the sandbox's first process. No time is lost with a process that ends, because a sandbox's processes cannot ignore the
+end of their children (`system_calls`).
+
+Memory is what belongs to processes: anonymous, shared, swapped out, and the tables of their pages. Beside it the kernel
+keeps files and what waits in sockets (`Holdings`). The contents of files are bounded by the size of their file system.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -32,6 +37,18 @@ if TYPE_CHECKING:
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _NANOSECOND_S = 1e-9
+
+_MEMORY = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
+"""Lines of /proc/PID/status; private huge pages are refused."""
+
+_FILE_BYTES = 2048
+"""Of kernel memory for a file without its contents, and its name: 1.1 kB with a name of 250 bytes (measured)."""
+
+_DEFAULT_SOCKET_BYTES = 212_992
+"""Linux's own."""
+
+_PAGE_BYTES = 1 << 12
+"""What the kernel gives of the table of sockets at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +79,26 @@ class Meter:
         """Begin a case."""
         self._began_s = time.monotonic()
         self._own_s = 0.0
+        self._awake_s = 0.0
+        """Wall time less waits, up to when that was settled."""
+        self._settled_s = self._began_s
         self._cpu_before_s, _, _ = self._look()
         self._waited_before_s = self._waited_s()
 
     def read(self) -> Usage:
+        now_s = time.monotonic()  # before the look: who waits now is either still ready then, or has its wait counted
         cpu_s, memory_bytes, num_tasks = self._look()
-        wall_s = time.monotonic() - self._began_s
-        self._own_s = max(self._own_s, cpu_s - self._cpu_before_s)
         if not self._is_ready:
-            self._own_s = max(self._own_s, wall_s - (self._waited_s() - self._waited_before_s))
+            self._settle(now_s)
+        self._own_s = max(self._own_s, cpu_s - self._cpu_before_s, self._awake_s)
+        wall_s = now_s - self._began_s
         return Usage(own_s=self._own_s, wall_s=wall_s, memory_bytes=memory_bytes, num_tasks=num_tasks)
+
+    def _settle(self, now_s: float) -> None:
+        waited_s = self._waited_s()
+        passed_s = now_s - self._settled_s
+        self._awake_s += passed_s - min(passed_s, max(0.0, waited_s - self._waited_before_s))
+        self._settled_s, self._waited_before_s = now_s, waited_s
 
     def _waited_s(self) -> float:
         return sum(self._waited_ns.values()) * _NANOSECOND_S
@@ -97,12 +124,8 @@ class Meter:
         utime, stime, children_utime, children_stime = (int(field) for field in fields[11:15])
         self._is_ready |= fields[0] == b"R" and pid != os.getpid()  # without walls, the keeper is the top of the tree
         on_cores_s = self._on_cores_s(pid, has_threads=int(fields[17]) > 1)
-        memory_bytes = 0
-        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
-            if line.startswith((b"RssAnon:", b"RssShmem:")):
-                memory_bytes += int(line.split()[1]) << 10
         cpu_s = max((utime + stime) * _TICK_S, on_cores_s) + (children_utime + children_stime) * _TICK_S
-        return cpu_s, memory_bytes, int(fields[17])
+        return cpu_s, _memory_bytes(pid, is_ended=fields[0] == b"Z"), int(fields[17])
 
     def _on_cores_s(self, pid: int, *, has_threads: bool) -> float:
         """Of the threads that are there; notes what they waited."""
@@ -117,6 +140,54 @@ class Meter:
             total_ns += int(on_core)
             self._waited_ns[thread] = int(waited)
         return total_ns * _NANOSECOND_S
+
+
+class Holdings:
+    """What the kernel keeps for a sandbox and for none of its processes: files without their contents, and sockets.
+
+    Args:
+        pid: Of a process inside that runs no program yet.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._folder = os.open(f"/proc/{pid}/root/tmp", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sockets = os.open(f"/proc/{pid}/net/unix", os.O_RDONLY | os.O_CLOEXEC)
+        self._socket_bytes = _socket_bytes()
+
+    def read_bytes(self) -> int:
+        """Give an upper bound."""
+        files = os.fstatvfs(self._folder)
+        num_sockets = -1  # a line of titles
+        os.lseek(self._sockets, 0, os.SEEK_SET)
+        while part := os.read(self._sockets, _PAGE_BYTES):
+            num_sockets += part.count(b"\n")
+        return (files.f_files - files.f_ffree) * _FILE_BYTES + num_sockets * self._socket_bytes
+
+    def close(self) -> None:
+        os.close(self._folder)
+        os.close(self._sockets)
+
+
+def _socket_bytes() -> int:
+    """What may wait in a socket: what a sender may have on its way."""
+    try:
+        return int(Path("/proc/sys/net/core/wmem_default").read_text(encoding="ascii"))
+    except OSError:  # not shown in network namespaces before Linux 6.3
+        return _DEFAULT_SOCKET_BYTES
+
+
+def _memory_bytes(pid: int, *, is_ended: bool) -> int:
+    """Of a process; when its first thread has ended, the others still have its memory."""
+    said = b""
+    if is_ended:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 only names, and looked at often
+            with contextlib.suppress(OSError):
+                said = Path(f"/proc/{pid}/task/{thread}/status").read_bytes()
+            if b"\nRssAnon:" in said:
+                break
+    else:
+        said = Path(f"/proc/{pid}/status").read_bytes()
+    return sum(int(line.split()[1]) << 10 for line in said.splitlines() if line.startswith(_MEMORY))
 
 
 def _is_ready(file: str) -> bool:

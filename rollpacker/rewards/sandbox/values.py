@@ -1,7 +1,8 @@
 """Values that cross the sandbox's wall as plain data: JSON, with tags for what Python has beyond it.
 
-Invariant: decoding makes nothing but builtin values, of types that are exactly these (and `Fraction`, `Decimal`). So
-what was an object with an `__eq__` of its own inside is plain outside, or an `Opaque` that equals nothing.
+Invariant: decoding makes nothing but builtin values, of types that are exactly these (and `Fraction`, `Decimal`,
+`deque`, `Counter`, `OrderedDict`, and those of `datetime`). So what was an object with an `__eq__` of its own inside is
+plain outside, or an `Opaque` that equals nothing.
 
 Used on both sides: inside it runs in the program's own interpreter, where it may be patched; what it then says is still
 only data. It imports little, because every program pays for it.
@@ -59,9 +60,13 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
     if isinstance(value, list):
         return f"[{_items(list.__iter__(value), export, depth)}]"
     if isinstance(value, tuple):
+        if export is not None and hasattr(type(value), "_fields"):
+            return export(value)
         return f'{{"t":[{_items(tuple.__iter__(value), export, depth)}]}}'
     if isinstance(value, dict):
         pairs = ",".join([f"[{_items(item, export, depth)}]" for item in dict.items(value)])
+        if type(value).__module__ == "collections" and type(value).__name__ in _MAPPINGS:
+            return f'{{"m":["{type(value).__name__}",[{pairs}]]}}'
         return f'{{"d":[{pairs}]}}'
     if isinstance(value, set):
         return f'{{"s":[{_items(set.__iter__(value), export, depth)}]}}'
@@ -78,6 +83,10 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
     kind = type(value)
     if kind.__module__ == "collections" and kind.__name__ == "deque":
         return f'{{"l":[{_items(iter(value), export, depth)}]}}'  # type: ignore[call-overload]
+    if kind.__module__ == "datetime" and kind.__name__ in _DATE_FIELDS and getattr(value, "tzinfo", None) is None:
+        return (
+            f'{{"e":["{kind.__name__}",{",".join(str(getattr(value, each)) for each in _DATE_FIELDS[kind.__name__])}]}}'
+        )
     if kind.__module__ in {"fractions", "decimal"} and kind.__name__ in {"Fraction", "Decimal"}:
         return f'{{"n":["{kind.__name__}",{encode_basestring_ascii(str(value))}]}}'
     if export is not None:
@@ -96,8 +105,6 @@ def decode(tree: object, restore: Callable[[dict[str, object]], object] | None =
     if not isinstance(tree, dict):
         return tree
     if len(tree) != 1:
-        if restore is not None:
-            return restore(tree)
         raise ValueError(f"no value: {list(tree)[:3]}")
     ((tag, body),) = tree.items()
     if tag in _TAGS:
@@ -126,11 +133,43 @@ def _number(parts: list[str]) -> object:
     if name == "Fraction":
         from fractions import Fraction
 
+        if "e" in text.lower():  # no fraction writes an exponent, and a short one makes a number of any size
+            raise ValueError("an exponent")
         return Fraction(text)
     from decimal import Decimal
 
     return Decimal(text)
 
+
+def _mapping(parts: list[Any], restore: Callable[[dict[str, object]], object] | None) -> object:
+    import collections
+
+    name, pairs = parts
+    if name not in _MAPPINGS:
+        raise ValueError(f"no mapping: {name}")
+    return getattr(collections, name)({decode(key, restore): decode(item, restore) for key, item in pairs})
+
+
+def _date(parts: list[Any]) -> object:
+    import datetime as dt
+
+    name, *fields = parts
+    if name not in _DATE_FIELDS:
+        raise ValueError(f"no date: {name}")
+    return getattr(dt, name)(*fields)
+
+
+_MAPPINGS = ("Counter", "OrderedDict")
+"""Of `collections`: what else is a dictionary crosses as a plain one."""
+
+_DAY, _TIME = ("year", "month", "day"), ("hour", "minute", "second", "microsecond")
+_DATE_FIELDS = {
+    "date": _DAY,
+    "time": _TIME,
+    "datetime": (*_DAY, *_TIME),
+    "timedelta": ("days", "seconds", "microseconds"),
+}
+"""Attributes and arguments of what `datetime` has; with a time zone they are objects."""
 
 _TAGS: dict[str, Callable[[Any, Any], object]] = {
     "i": lambda body, _restore: int(body, 16),
@@ -145,4 +184,6 @@ _TAGS: dict[str, Callable[[Any, Any], object]] = {
     "r": lambda body, _restore: range(*body),
     "l": lambda body, restore: _deque([decode(item, restore) for item in body]),
     "n": lambda body, _restore: _number(body),
+    "m": _mapping,
+    "e": lambda body, _restore: _date(body),
 }

@@ -19,7 +19,7 @@ from rollpacker.core.events import CaseRun
 from rollpacker.data.test_cases import load_test_cases
 from rollpacker.protocols.references import AssertCase, CallCase, CodeReference, StdinCase
 from rollpacker.protocols.rollout import Verdict
-from rollpacker.rewards.judgement import CHECKER_CRASHED, TRUNCATED, Judgement
+from rollpacker.rewards.judgement import CHECKER_CRASHED, TRUNCATED, Judgement, verdict_of_crash
 from rollpacker.rewards.outbox import Outbox
 from rollpacker.rewards.process_pool import KeptProcess, ProcessDied
 from rollpacker.rewards.sandbox.program import find_program, is_cut_off
@@ -104,7 +104,10 @@ class SandboxRewardWorker:
             while True:
                 request = await self._queue.get()
                 num_forgotten = self._num_forgotten
-                verdict = await self._judge(keeper, request)
+                try:
+                    verdict = await self._judge(keeper, request)
+                except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
+                    verdict = verdict_of_crash(request, error)
                 if num_forgotten == self._num_forgotten:
                     self._outbox.put(verdict)
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or nobody would ever know

@@ -50,7 +50,7 @@ def read_moments(parameters: Mapping[str, Tensor], folder: Path) -> Moments:
         raise CheckpointError(
             f"{folder} cannot be read: {type(error).__name__}: {error}",
             "A folder that this trainer wrote",
-            "Remove the checkpoint to resume from an older one",
+            "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
         ) from error
     return moments
 

@@ -36,6 +36,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rollpacker.core.errors import ModelError
+from rollpacker.protocols.tensors import are_finite
 from rollpacker.trainers.checkpoints import (
     MODEL_FOLDER,
     State,
@@ -166,6 +167,10 @@ class FsdpPolicy:
         self._optimizer.step()
         self.clear_gradients()
         return total
+
+    def is_finite(self) -> bool:
+        own = (parameter.detach() for parameter in self._parameters.values())
+        return are_finite(part.to_local() if isinstance(part, DTensor) else part for part in own)
 
     def clear_gradients(self) -> None:
         # What FSDP2 accumulated without reducing it is beyond zero_grad's reach.

@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import silu
 
 from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.data.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +57,7 @@ def read_architecture(model_path: Path) -> Architecture:
     """Read `config.json`; raises `ModelError` when Megatron-core would compute something else."""
     try:
         config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except REFUSALS as error:
         raise ModelError(
             f"{model_path}/config.json cannot be read: {type(error).__name__}: {error}",
             "A local directory in Hugging Face format",

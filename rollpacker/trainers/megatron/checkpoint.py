@@ -116,7 +116,7 @@ def read_moments(model: torch.nn.Module, folder: Path) -> dict[str, dict[str, Te
         raise CheckpointError(
             f"The optimizer in {source} cannot be read: {type(error).__name__}: {error}",
             "A checkpoint that trainer=megatron wrote of the same model",
-            "Remove the checkpoint to resume from an older one",
+            "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
         ) from error
     return {moment: filled[moment] for moment in MOMENTS}
 

@@ -30,7 +30,7 @@ from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_para
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from rollpacker.core.errors import ConfigError, ModelError
-from rollpacker.protocols.tensors import RunningChecksum
+from rollpacker.protocols.tensors import RunningChecksum, are_finite
 from rollpacker.trainers.checkpoints import (
     MODEL_FOLDER,
     read_state,
@@ -145,6 +145,9 @@ class MegatronPolicy:
         norm = self._optimizer.update(learning_rate)
         self.clear_gradients()
         return norm
+
+    def is_finite(self) -> bool:
+        return are_finite(self._model.parameters().values())
 
     def clear_gradients(self) -> None:
         self._gradients.zero_grad_buffer()

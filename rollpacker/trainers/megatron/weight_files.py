@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from safetensors import SafetensorError, safe_open
 
 from rollpacker.core.errors import ModelError
+from rollpacker.data.weight_files import not_finite
 from rollpacker.trainers.megatron.weight_map import Piece, piece_of, weight_map
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def read_parameters(
             values = torch.zeros(parameter.shape)
             for tensor in of_parameter[name]:
                 own = _read_part(opened[files[tensor.name]], tensor, num_parts, part)
+                if num_wrong := int((~own.isfinite()).sum()):
+                    raise not_finite(str(files[tensor.name]), tensor.name, num_wrong)
                 home = piece_of(tensor, values, architecture)
                 if tensor.piece is Piece.VOCABULARY:
                     home[: len(own)].copy_(own)

@@ -12,8 +12,8 @@ from rollpacker.core.errors import WeightSyncFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, named_tensors
-from rollpacker.runtime.trainer_group import TrainerGroup
-from rollpacker.runtime.weight_sync import OfferSync
+from rollpacker.runtime.ray.trainer_group import TrainerGroup
+from rollpacker.runtime.ray.weight_sync import OfferSync
 from rollpacker.transfer.offers import SendingOptions
 from tests.engines.exercises import PATIENCE_S, change, collect
 from tests.engines.tiny import mixed_requests, reference_logprobs

@@ -12,7 +12,7 @@ from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import VllmSection
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.engines.vllm.installed import check_vllm
-from rollpacker.runtime.preflight import judge
+from rollpacker.runtime.run.preflight import judge
 from tests.cli.inputs import write_model, write_prompts
 
 if TYPE_CHECKING:

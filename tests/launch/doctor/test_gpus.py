@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.launch.doctor.gpus import Gpus, check_gpus, gather_gpus
+from rollpacker.launch.doctor.node import Gpus, check_gpus, gather_gpus
 from tests.launch.commands import install_command
 
 WELL = Gpus(visible=("0", "1"), num_given=2, names=("H800", "H800"), complaint="", num_strangers=0)

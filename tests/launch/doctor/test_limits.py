@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.launch.doctor.limits import Limits, _cgroup_memory, check_limits, gather_limits
+from rollpacker.launch.doctor.node import Limits, check_limits, gather_limits
+from rollpacker.runtime.placing.host import cgroup_memory
 
 GIGABYTE = 10**9
 WELL = Limits(
@@ -80,7 +81,7 @@ def test_the_tightest_control_group_counts(
         (tmp_path / "cgroup" / name).write_text(content)
     (tmp_path / "membership").write_text(membership)
 
-    assert _cgroup_memory(tmp_path / "membership", tmp_path / "cgroup") == limit
+    assert cgroup_memory(tmp_path / "membership", tmp_path / "cgroup") == limit
 
 
 def test_this_process_is_looked_at_and_slurms_limit_counts() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.launch.doctor.findings import fine, problem
-from rollpacker.launch.doctor.gpus import Gpus
-from rollpacker.launch.doctor.limits import Limits
+from rollpacker.launch.doctor.node import Gpus, Limits
 from rollpacker.launch.doctor.node_report import PROOF, NodeReport, report
 from rollpacker.launch.doctor.nodes import NodesSeen, ask_nodes, check_nodes, merged
 from tests.launch.commands import install_command

@@ -9,10 +9,16 @@ import pytest
 from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.doctor.findings import problem_of
-from rollpacker.launch.doctor.image import ImageTrial, check_image, judge_trial
-from rollpacker.launch.doctor.inheritance import check_inheritance
-from rollpacker.launch.doctor.network import check_network
-from rollpacker.launch.doctor.software import Software, check_software, gather_software
+from rollpacker.launch.doctor.node import check_network
+from rollpacker.launch.doctor.surroundings import (
+    ImageTrial,
+    Software,
+    check_image,
+    check_inheritance,
+    check_software,
+    gather_software,
+    judge_trial,
+)
 from rollpacker.launch.file_systems import FileSystem
 from tests.launch.commands import install_command
 

@@ -15,6 +15,8 @@ from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 BOUNDS = {"num_workers": 2, "memory_mb": 192, "processes": 16, "files_mb": 8, "output_mb": 1}
 """Two programs at a time keep a small machine busy, also while one of them sleeps."""
 LIMIT_S = 0.3
+MEMORY_S = 30.0
+"""For programs that the limit of memory ends, which takes half of the other one where nothing else runs."""
 
 
 @contextmanager
@@ -82,8 +84,10 @@ async def test_no_attack_passes_escapes_or_leaves_anything(world, tmp_path):
     async with Pool(**BOUNDS) as pool:
         verdicts = await pool.judge(
             *(
-                request_of(index, references[style], source, limits_s=(LIMIT_S,))
-                for index, (style, _, source) in enumerate(programs)
+                request_of(
+                    index, references[style], source, limits_s=(MEMORY_S if name.startswith("memory") else LIMIT_S,)
+                )
+                for index, (style, name, source) in enumerate(programs)
             )
         )
         found = {(style, name): verdict for (style, name, _), verdict in zip(programs, verdicts, strict=True)}

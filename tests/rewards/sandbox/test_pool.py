@@ -12,7 +12,8 @@ import pytest
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, UserError
-from rollpacker.launch.doctor.walls import check_walls
+from rollpacker.launch.doctor.node import check_walls
+from rollpacker.rewards.sandbox import worker
 from rollpacker.rewards.sandbox.installed import check_sandbox
 from rollpacker.rewards.sandbox.meter import children_of, tree_of
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
@@ -84,6 +85,18 @@ async def test_a_killed_keeper_takes_its_sandbox_with_it_and_is_replaced(tmp_pat
         assert [verdict.reason for verdict in await pool.worker.collect()] == ["checker_crashed"]
         (verdict,) = await pool.judge(request_of(1, one, "print(1)"))
         assert verdict.reason == "correct"
+
+
+async def test_a_keeper_that_says_nothing_costs_its_response_and_nothing_else(tmp_path, monkeypatch):
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1) as pool:
+        assert [verdict.reason for verdict in await pool.judge(request_of(0, one, "print(1)"))] == ["correct"]
+        monkeypatch.setattr(worker, "_WALL_FACTOR", 0.0)
+        monkeypatch.setattr(worker, "_WALL_GRACE_S", 0.1)
+        (silent,) = await pool.judge(request_of(1, one, ENDLESS, limits_s=(LONG_S,)))
+        monkeypatch.setattr(worker, "_WALL_GRACE_S", LONG_S)
+        (after,) = await pool.judge(request_of(2, one, "print(1)"))
+    assert (silent.reason, after.reason) == ("checker_crashed", "correct")
 
 
 async def test_without_walls_the_limits_hold_and_nothing_is_left(tmp_path):

@@ -39,7 +39,7 @@ _LLAMA3 = {
     # Of head_dim's four frequencies one stays, one lies in between and two are scaled.
     "original_max_position_embeddings": 32,
 }
-_MODELS: dict[str, tuple[Any, Any]] = {
+MODELS: dict[str, tuple[Any, Any]] = {
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(vocab_size=24, tie_word_embeddings=True, **_SHAPE)),
     "qwen2-untied": (Qwen2ForCausalLM, Qwen2Config(vocab_size=24, tie_word_embeddings=False, **_SHAPE)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(vocab_size=24, tie_word_embeddings=True, head_dim=8, **_SHAPE)),
@@ -56,7 +56,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories by name: random weights, norms and biases among them, in float32, one in several files."""
     folder = tmp_path_factory.mktemp("megatron_models")
     paths = {}
-    for seed, (name, (architecture, config)) in enumerate(_MODELS.items()):
+    for seed, (name, (architecture, config)) in enumerate(MODELS.items()):
         torch.manual_seed(seed)
         model = architecture(config)
         for key, parameter in model.named_parameters():
@@ -68,9 +68,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks() -> Iterator[Ranks]:
     """Two processes."""
-    processes = Ranks(2, tmp_path_factory.mktemp("megatron_ranks"))
+    processes = Ranks(2)
     yield processes
     processes.close()
 

@@ -1,0 +1,112 @@
+"""`rollpacker calibrate`: fits the modelled cluster to the paper's numbers, and writes a hardware file."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.analysis.calibration.reference import OWN_REFERENCE, read_reference
+from rollpacker.analysis.settings import parse_settings, whole_number
+from rollpacker.cli.command_help import CommandHelp
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollpacker.cli.arguments import Arguments
+
+DEFAULTS = {"reference": "", "hardware": "h800", "rounds": "2", "jobs": "1", "out": ""}
+
+
+HELP = CommandHelp(
+    purpose=(
+        "Fit eight parameters of a node type to the paper's numbers of the 7B and 14B models, by modelled runs of its "
+        "setups, and write a hardware file with these parameters and every row's residual. Everything else in the "
+        "paper is left to be predicted. Takes about ten minutes on two cores."
+    ),
+    usage="out=FILE [reference=DIR] [hardware=NAME] [rounds=N] [jobs=N]",
+    arguments=(
+        ("out", "The hardware file to write, such as conf/hardware/h800.yaml"),
+        ("reference", "The paper's numbers as CSV files. Default: those that are installed"),
+        ("hardware", "Whose data sheet is taken. Default: h800"),
+        ("rounds", "Rounds of the fit; 0 compares the starting values. Default: 2"),
+        ("jobs", "Processes that model runs. Default: 1"),
+    ),
+    examples=("rollpacker calibrate out=h800.yaml jobs=2",),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What was asked for."""
+
+    reference: Path
+    hardware: str
+    num_rounds: int
+    num_jobs: int
+    out: Path
+
+
+def run(arguments: Arguments) -> None:
+    """Validate the words, fit, show, and write."""
+    question = _parse(arguments.words)
+
+    from rollpacker.config.roots import conf_dir
+    from rollpacker.metrics.outputs import check_output
+
+    rows = read_reference(question.reference)
+    base = conf_dir() / "hardware" / f"{question.hardware}.yaml"
+    if not base.is_file():
+        options = ", ".join(sorted(file.stem for file in base.parent.glob("*.yaml")))
+        raise ConfigError(f"hardware={question.hardware} is no option.", f"There are {options}.", "Choose one of them.")
+    check_output(question.out)
+    if not question.out.parent.is_dir():
+        raise ConfigError(
+            f"out={question.out}: there is no folder {question.out.parent}.",
+            "The file is written into a folder that exists.",
+            "Create the folder, or choose another path.",
+        )
+
+    from rollpacker.analysis.calibration import campaign, report
+    from rollpacker.analysis.processes import end_like_ctrl_c
+    from rollpacker.cli.screen import output, plan_progress
+
+    end_like_ctrl_c()
+    with (
+        plan_progress(campaign.num_runs(rows, question.num_rounds), question.num_jobs) as progress,
+        campaign.open_campaign(rows, question.hardware, question.num_jobs, progress) as opened,
+    ):
+        values, compared = opened.fit(question.num_rounds)
+    date = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    origin = f"on {date} by `rollpacker calibrate {' '.join(arguments.words)}`"
+    report.write_hardware(question.out, base.read_text(encoding="utf-8"), values, compared, origin=origin)
+
+    console = output(beside=question.out)
+    for line in report.table(compared):
+        console.print(line, soft_wrap=True)
+    console.print(report.summary(compared))
+    console.print(", ".join(f"{key} {value:g}" for key, value in values.items()))
+    console.print(f"written: {question.out}", soft_wrap=True)
+
+
+def _parse(words: tuple[str, ...]) -> _Question:
+    names, settings = parse_settings("calibrate", words, DEFAULTS, example="out=h800.yaml jobs=2")
+    if names:
+        raise ConfigError(
+            f"`rollpacker calibrate` was given {names[0]}.",
+            f"It takes {', '.join(f'{each}=...' for each in DEFAULTS)}.",
+            "For example: rollpacker calibrate out=h800.yaml jobs=2",
+        )
+    if not settings["out"]:
+        raise ConfigError(
+            "`out` is not set.",
+            "It names the hardware file to write.",
+            "Add out=h800.yaml, or conf/hardware/h800.yaml.",
+        )
+    return _Question(
+        reference=Path(settings["reference"]) if settings["reference"] else OWN_REFERENCE,
+        hardware=settings["hardware"],
+        num_rounds=whole_number(settings, "rounds", least=0),
+        num_jobs=whole_number(settings, "jobs"),
+        out=Path(settings["out"]),
+    )

@@ -1,0 +1,282 @@
+"""`rollpacker analysis`: draws the paper's tables and figures, and models the runs that are missing."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from rollpacker.analysis import demo
+from rollpacker.analysis.bringing import bring
+from rollpacker.analysis.exhibit import ALL_SETUPS, TINY_SETUPS
+from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS
+from rollpacker.analysis.numbers import Standing
+from rollpacker.analysis.processes import end_like_ctrl_c
+from rollpacker.analysis.runs import PAPER_SETUP, Runs, find_runs, read_runs
+from rollpacker.analysis.settings import parse_settings, whole_number
+from rollpacker.analysis.verdicts import accept, lost_claims
+from rollpacker.analysis.writing import write_exhibit, write_page
+from rollpacker.cli.command_help import CommandHelp
+from rollpacker.core.errors import ConfigError, WorldError
+from rollpacker.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rollpacker.analysis.exhibit import Exhibit
+    from rollpacker.analysis.numbers import Numbers
+    from rollpacker.cli.arguments import Arguments
+
+SCALES = tuple(dict.fromkeys((*ALL_SETUPS, *TINY_SETUPS)))
+
+HELP = CommandHelp(
+    purpose="Draw the paper's tables and figures from runs, and compare every number with the paper's. Runs of a "
+    "cluster are made by `rollpacker train -m experiment=...`; modelled numbers are marked wherever they appear.",
+    usage="NAME [key=value] ...",
+    arguments=(
+        (
+            "NAME",
+            (
+                "An exhibit such as table2, an experiment of the artifact such as e2e_performance, all, or: "
+                "list (what there is), verdicts (every claim of the paper, and how far it is borne out), "
+                "demo RUN ... (the demo's table and figure; the first run is the baseline)."
+            ),
+        ),
+        ("backend", "sim models the runs that are missing, ray trains them on this machine. Default: none"),
+        ("scale", f"Size of the runs, as conf/setup has it: {', '.join(SCALES)}. Default: the exhibit's own"),
+        ("runs", "The folder that the runs are below. Default: OUT/runs"),
+        ("out", "The folder for tables, figures and their page. Default: out"),
+        ("seeds", "Of each run. Default: 2"),
+        ("jobs", "Runs that are modelled at a time. Default: one per core"),
+        ("accept", "With verdicts: true records what holds now. Default: false"),
+    ),
+    examples=(
+        "rollpacker analysis table2 backend=sim",
+        "rollpacker analysis table2 runs=runs/e2e",
+        "rollpacker analysis e2e_performance scale=tiny backend=ray",
+        "rollpacker analysis verdicts backend=sim",
+    ),
+)
+
+MARKS = {
+    Standing.REPRODUCED: Text("reproduced", "green"),
+    Standing.DIRECTION: Text("direction only", "yellow"),
+    Standing.NOT: Text("not reproduced", "red"),
+    Standing.UNKNOWN: Text("no runs", "dim"),
+}
+
+_FILE_WIDTH = 150
+"""Characters of a line where no terminal says how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What is drawn, and from which runs."""
+
+    what: str
+    backend: str | None
+    """None brings no missing run."""
+    scale: str | None
+    """None takes each exhibit's own."""
+    runs: Path
+    out: Path
+    num_seeds: int
+    num_jobs: int
+    must_accept: bool
+
+
+def run(arguments: Arguments) -> None:
+    """List, draw, or compare with the record of the claims."""
+    names, settings = parse_settings("analysis", arguments.words, _defaults(), example="table2 backend=sim")
+    match names:
+        case ["list"]:
+            _console().print(_listing())
+        case ["demo", *folders]:
+            demo.show(tuple(map(Path, folders)), Path(settings["out"]))
+        case [what]:
+            end_like_ctrl_c()
+            _answer(_parse(what, settings))
+        case _:
+            raise ConfigError(
+                f"`rollpacker analysis` was given {' '.join(names) or 'no name'}.",
+                "It takes one of list, all, verdicts, an exhibit, or an experiment of the artifact.",
+                "`rollpacker analysis list` describes them.",
+            )
+
+
+def _defaults() -> dict[str, str]:
+    num_cores = len(os.sched_getaffinity(0))
+    defaults = {"backend": "", "scale": "", "runs": "", "out": "out", "seeds": "2", "jobs": str(num_cores)}
+    return {**defaults, "accept": "false"}
+
+
+def _parse(what: str, settings: Mapping[str, str]) -> _Question:
+    choices = {"backend": ("", "sim", "ray"), "scale": ("", *SCALES), "accept": ("true", "false")}
+    for name, legal in choices.items():
+        if settings[name] not in legal:
+            raise ConfigError(
+                f"{name}={settings[name]} is not legal.",
+                f"`{name}` is one of {', '.join(filter(None, legal))}.",
+                f"Write {name}={next(filter(None, legal))}.",
+            )
+    out = Path(settings["out"])
+    return _Question(
+        what=what,
+        backend=settings["backend"] or None,
+        scale=settings["scale"] or None,
+        runs=Path(settings["runs"]) if settings["runs"] else out / "runs",
+        out=out,
+        num_seeds=whole_number(settings, "seeds"),
+        num_jobs=whole_number(settings, "jobs"),
+        must_accept=settings["accept"] == "true",
+    )
+
+
+def _console() -> Terminal:
+    return Terminal(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+
+
+def _answer(question: _Question) -> None:
+    """Bring what is missing, draw what there is, and end with an error when a run failed or a claim is lost."""
+    console = _console()
+    exhibits = _of_scale(_exhibits_named(question.what), question.scale, question.what)
+    failures: dict[str, list[str]] = {}
+    if question.backend:
+        failures = bring(
+            exhibits,
+            question.runs,
+            backend=question.backend,
+            scale=question.scale,
+            num_seeds=question.num_seeds,
+            num_jobs=question.num_jobs,
+            console=Terminal(stderr=True),
+        )
+    all_failures = list(dict.fromkeys(itertools.chain.from_iterable(failures.values())))
+    for failure in all_failures:
+        _note(failure)
+    numbers = _gather(exhibits, question.runs, question.scale, failures)
+    if question.what == "verdicts":
+        _compare_claims(numbers, console, must_accept=question.must_accept)
+    else:
+        _draw(exhibits, numbers, question, console)
+    if all_failures:
+        raise WorldError(
+            f"{len(all_failures)} runs failed, and what needs them is incomplete.",
+            "The lines above say which, and why.",
+            "Give the same command again: finished runs are kept.",
+        )
+
+
+def _draw(exhibits: Sequence[Exhibit], numbers: Mapping[str, Numbers], question: _Question, console: Terminal) -> None:
+    out = question.out if question.scale in {None, PAPER_SETUP} else question.out / str(question.scale)
+    for exhibit in exhibits:
+        paths = write_exhibit(exhibit, numbers[exhibit.name], out)
+        console.print(_titled(exhibit.title, *paths), soft_wrap=True)
+    if len(exhibits) > 1:
+        page = write_page({exhibit: numbers[exhibit.name] for exhibit in exhibits}, out)
+        console.print(_titled("All of it", page), soft_wrap=True)
+    if any(of_exhibit.claims for of_exhibit in numbers.values()):
+        console.print(_verdicts(numbers))
+
+
+def _titled(title: str, *paths: Path) -> Text:
+    return Text.assemble((title, "bold"), f"\n  {'  '.join(map(str, paths))}")
+
+
+def _gather(
+    exhibits: Sequence[Exhibit], folder: Path, scale: str | None, failures: Mapping[str, Sequence[str]]
+) -> dict[str, Numbers]:
+    """Compute the numbers of every exhibit; what is missing or failed is said, and the rest is computed."""
+    runs, problems = read_runs(list(find_runs(folder)))
+    if not runs:
+        raise ConfigError(
+            f"There is no run with a finished step below {folder}.",
+            "An exhibit is drawn from runs, by runs=DIR, or from modelled ones.",
+            "Model them: add backend=sim.",
+        )
+    numbers = {exhibit.name: exhibit.gather(Runs(runs=runs, setup=scale or exhibit.setups[0])) for exhibit in exhibits}
+    for exhibit in exhibits:
+        failed = [" ".join(text.split()) for name in exhibit.experiments for text in failures.get(name, ())]
+        own = numbers[exhibit.name]
+        numbers[exhibit.name] = replace(own, missing=(*own.missing, *failed))
+    missing = [f"{name}: {sentence}" for name, of_exhibit in numbers.items() for sentence in of_exhibit.missing]
+    for sentence in [*problems, *missing]:
+        _note(sentence)
+    return numbers
+
+
+def _compare_claims(numbers: Mapping[str, Numbers], console: Terminal, *, must_accept: bool) -> None:
+    console.print(_verdicts(numbers))
+    if must_accept:
+        accept(numbers)
+        return
+    lost = lost_claims(numbers)
+    for sentence in lost:
+        console.print(Text.assemble(("lost", "red"), " ", sentence), soft_wrap=True)
+    if lost:
+        raise WorldError(
+            f"{len(lost)} claims stand worse than in the record.",
+            "The record is analysis/verdicts.csv, of modelled runs.",
+            "Find the change that lost them; accept=true records what holds now.",
+        )
+
+
+def _exhibits_named(name: str) -> list[Exhibit]:
+    if name in {"all", "verdicts"}:
+        return list(EXHIBITS.values())
+    if name in ARTIFACT:
+        return [EXHIBITS[exhibit] for exhibit in ARTIFACT[name]]
+    if name in EXHIBITS:
+        return [EXHIBITS[name]]
+    nearest = difflib.get_close_matches(name, [*EXHIBITS, *ARTIFACT, "all", "list", "verdicts"], n=1)
+    raise ConfigError(
+        f"There is no exhibit {name!r}.",
+        f"Exhibits are {', '.join(EXHIBITS)}; experiments of the artifact {', '.join(ARTIFACT)}; "
+        "further words are list, all and verdicts.",
+        f"Did you mean {nearest[0]}?" if nearest else "`rollpacker analysis list` describes them.",
+    )
+
+
+def _of_scale(exhibits: Sequence[Exhibit], scale: str | None, what: str) -> list[Exhibit]:
+    """Leave out the exhibits that are not drawn at a scale; refuses when none is left."""
+    found = [exhibit for exhibit in exhibits if scale is None or scale in exhibit.setups]
+    if not found:
+        scales = dict.fromkeys(setup for exhibit in exhibits for setup in exhibit.setups)
+        raise ConfigError(
+            f"{what} is not drawn at scale={scale}.",
+            f"Its scales are {', '.join(scales)}.",
+            f"Write scale={next(iter(scales))}, or leave it out.",
+        )
+    return found
+
+
+def _listing() -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "what it shows", "experiments that it needs", "scales"):
+        table.add_column(title)
+    for exhibit in EXHIBITS.values():
+        table.add_row(exhibit.name, exhibit.title, ", ".join(exhibit.experiments), ", ".join(exhibit.setups))
+    for name, drawn in ARTIFACT.items():
+        table.add_row(name, f"the artifact's experiment: {', '.join(drawn)}", "", "")
+    return table
+
+
+def _verdicts(numbers: Mapping[str, Numbers]) -> Table:
+    table = Table(box=None, pad_edge=False, title="What the paper says, and what the runs say", title_justify="left")
+    for title in ("exhibit", "claim", "paper", "ours", ""):
+        table.add_column(title)
+    for name, of_exhibit in numbers.items():
+        for claim in of_exhibit.claims:
+            table.add_row(name, claim.text, claim.paper_said, claim.ours_said, MARKS[claim.standing])
+    return table
+
+
+def _note(text: str) -> None:
+    Terminal(stderr=True).print(text, style="dim", soft_wrap=True)

@@ -1,0 +1,114 @@
+"""What a modelled run says of its setting, from its tables alone: pure functions of frames.
+
+A trial is short, and the share of long rounds in it depends on where it stops. So means are taken over short and long
+rounds apart and weighted by the shares of the steady state: each short round defers d prompts and a long round takes
+P0 of them, so long rounds are d / (P0 + d) of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rollpacker.analysis.plan.trials import Trial
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One trial and what came of it, per step of its steady state. Modelled, all of it."""
+
+    trial: Trial
+    step_time_s: float
+    rollout_time_s: float
+    train_time_s: float
+    long_share: float
+    """Of rounds."""
+    has_seen_long: bool
+    """False when prompts were deferred and no long round came: the means are then of short rounds only."""
+    bubble_ratio: float
+    wasted_share: float
+    """Of generated tokens."""
+    preemptions: float
+    """Per step, over all engines."""
+    kv_peak_share: float
+    """Of an engine's KV cache, the largest over engines and time."""
+    kv_tokens_per_engine: int
+    num_all_gpus: int
+    """With those of a judge that has its own."""
+
+    @property
+    def gpu_hours_per_1000_steps(self) -> float:
+        return gpu_hours(self.step_time_s, self.num_all_gpus)
+
+
+def gpu_hours(step_time_s: float, num_gpus: int) -> float:
+    """Of 1,000 steps."""
+    return 1000 * step_time_s * num_gpus / 3600
+
+
+def outcome_of(
+    trial: Trial,
+    steps: pd.DataFrame,
+    responses: pd.DataFrame,
+    *,
+    kv_tokens_by_degree: Mapping[int, int],
+    num_all_gpus: int,
+) -> Outcome:
+    """Reduce a run's tables."""
+    is_long = steps["round_kind"] == "long"
+    others = steps[~is_long]
+    num_prompts = float(steps["num_prompts"].mean())
+    num_deferred = float((others["num_prompts_launched"] - others["num_prompts"]).mean())
+    has_seen_long = bool(is_long.any()) or num_deferred == 0
+    long_share = num_deferred / (num_prompts + num_deferred) if is_long.any() else 0.0
+
+    def mean(values: pd.Series) -> float:
+        short = float(values[~is_long].mean())
+        return short if not is_long.any() else (1 - long_share) * short + long_share * float(values[is_long].mean())
+
+    degree = trial.setting.tensor_parallel
+    return Outcome(
+        trial=trial,
+        step_time_s=mean(steps["step_time_s"]),
+        rollout_time_s=mean(steps["rollout_time_s"]),
+        train_time_s=mean(steps["train_time_s"]),
+        long_share=long_share,
+        has_seen_long=has_seen_long,
+        bubble_ratio=mean(steps["bubble_ratio"]),
+        wasted_share=mean(steps["tokens_wasted"]) / max(1.0, mean(steps["tokens_generated"])),
+        preemptions=mean(steps["num_preemptions"]),
+        kv_peak_share=kv_peak_share(steps, responses, kv_tokens_by_degree),
+        kv_tokens_per_engine=kv_tokens_by_degree[degree],
+        num_all_gpus=num_all_gpus,
+    )
+
+
+def kv_peak_share(steps: pd.DataFrame, responses: pd.DataFrame, kv_tokens_by_degree: Mapping[int, int]) -> float:
+    """The largest share of a KV cache that was in use, reconstructed from when responses began and ended.
+
+    Between its begin and its end a response's cache is taken to grow evenly; what preemption took back is not seen, so
+    the sum is cut at the cache's size.
+    """
+    degree_of = dict(zip(steps["step"], steps["tensor_parallel"], strict=True))
+    peak = 0.0
+    for (step, _), rows in responses.groupby(["step", "engine"], sort=False):
+        capacity = kv_tokens_by_degree[int(degree_of[step])]
+        peak = max(peak, _peak_tokens(rows) / capacity)
+    return min(peak, 1.0)
+
+
+def _peak_tokens(rows: pd.DataFrame) -> float:
+    """Of one engine in one step: the sum is largest just before some response ends."""
+    ended = rows["finished_at_s"].to_numpy()
+    began = ended - rows["generation_time_s"].to_numpy()
+    prompt, length = rows["num_prompt_tokens"].to_numpy(), rows["length_tokens"].to_numpy()
+    moments = ended[:, None]
+    is_running = (began[None, :] < moments) & (moments <= ended[None, :])
+    share = np.clip((moments - began[None, :]) / np.maximum(ended - began, 1e-9)[None, :], 0.0, 1.0)
+    return float((is_running * (prompt[None, :] + share * length[None, :])).sum(axis=1).max(initial=0.0))

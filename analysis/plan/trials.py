@@ -1,0 +1,192 @@
+"""A question's settings and trials: which systems, degrees and GPUs are compared, and the run that tries one of them.
+
+Invariant: a trial is a function of its configuration; two processes that try it get the same outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import exact
+from rollpacker.core.errors import ConfigError
+from rollpacker.data.shapes import transformer_of
+from rollpacker.sim.prospect import ModelledProspect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rollpacker.protocols.backend import ModelledCluster
+
+ETAS = (1.0, 1.125, 1.25, 1.5)
+"""Speculation factors that are tried, of prompts and responses alike: none, and the paper's three."""
+
+FIRST_ETA = 1.25
+"""The paper's choice; the search begins with it."""
+
+RHOS = (0.0, 0.3, 0.6)
+"""Correlations of the lengths within a prompt over which the answer is varied: a guess, so its range is shown."""
+
+PLAIN_STEPS = 4
+"""Of one trial of a system without long rounds: every step is alike."""
+
+TRAINED_BYTES_PER_PARAMETER = 6
+"""bf16 weight and fp32 gradient; the optimizer's states are taken to be sharded over all GPUs."""
+
+TRAINED_MEMORY_SHARE = 0.5
+"""Of a GPU that weights and gradients may fill; activations and optimizer take the rest. A common figure."""
+
+NEVER_S = 1e6
+"""A deadline that no modelled trial meets: a slow cluster is an answer, not a failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is compared."""
+
+    system: str
+    eta: float | None
+    """None for a system without speculation."""
+    tensor_parallel: int
+    """GPUs of an engine."""
+    num_gpus: int
+    """Of engines and trainer."""
+    rho: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One modelled run of a setting."""
+
+    setting: Setting
+    seed: int
+    num_steps: int
+
+
+def changed(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
+    """A configuration with other values under some dotted keys, judged anew.
+
+    Raises:
+        pydantic.ValidationError: The values do not go together.
+    """
+    tree = config.model_dump()
+    for key, value in changes.items():
+        *sections, leaf = key.split(".")
+        node: dict[str, Any] = tree
+        for section in sections:
+            node = node[section]
+        node[leaf] = value
+    return RunConfig.model_validate(tree)
+
+
+def config_of(base: RunConfig, setting: Setting) -> RunConfig:
+    """The run of a setting; `base` is of its system."""
+    assert base.system.name == setting.system
+    changes: dict[str, object] = {
+        "engine.num_engines": setting.num_gpus // setting.tensor_parallel,
+        "engine.tensor_parallel": setting.tensor_parallel,
+        "workload.rho": setting.rho,
+        "run.progress": "none",
+        "run.resume": "never",
+        "run.checkpoint_every_steps": 0,
+        "run.num_epochs": None,
+        "tracker.tensorboard": False,
+        "tracker.wandb": False,
+    }
+    for deadline in ("rollout_stall_s", "train_s", "weight_sync_s", "checkpoint_s"):
+        changes[f"backend.deadlines.{deadline}"] = NEVER_S
+    if setting.eta is not None:
+        changes |= {"system.eta_prompts": setting.eta, "system.eta_responses": setting.eta}
+    return changed(base, changes)
+
+
+def run_of(base: RunConfig, trial: Trial, run_dir: Path) -> RunConfig:
+    """The run of a trial, in a folder."""
+    own = {"run.seed": trial.seed, "run.num_steps": trial.num_steps, "run.dir": run_dir}
+    return changed(config_of(base, trial.setting), own)
+
+
+def has_eta(config: RunConfig) -> bool:
+    """True when a system races."""
+    return config.system.batching == "tail"
+
+
+def steps_of(config: RunConfig, eta: float | None) -> int:
+    """Steps of one trial: enough short rounds to fill the queue of deferred prompts, its long round, and one more."""
+    if eta is None or eta == 1:
+        return PLAIN_STEPS
+    num_deferred = config.rollout.num_prompts * (exact(eta) - 1)
+    return max(PLAIN_STEPS, math.ceil(config.rollout.num_prompts / num_deferred) + 2)
+
+
+def trainer_degrees(config: RunConfig) -> dict[str, object]:
+    """How GPUs share the trainer's model when nobody says: tensor parallelism until weights and gradients fit."""
+    assert config.hardware is not None
+    num_bytes = transformer_of(config.model).num_parameters * TRAINED_BYTES_PER_PARAMETER
+    room = TRAINED_MEMORY_SHARE * config.hardware.memory_gb * 1e9
+    degree = 1
+    while num_bytes / degree > room and degree < config.hardware.gpus_per_node:
+        degree *= 2
+    return {"trainer.tensor_parallel": degree}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Which degrees an engine may have on so many GPUs."""
+
+    degrees: tuple[int, ...]
+    problems: Mapping[int, str]
+    """Why another degree does not fit."""
+
+
+def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> Fit:
+    """Tell the degrees of tensor parallelism that hold the model and one sequence of full length from the others.
+
+    Raises:
+        UserError: A file that the configuration names cannot be read: no degree would change that.
+    """
+    fitting, problems = [], {}
+    num_heads = transformer_of(base.model).shape.num_heads
+    rho = base.workload.rho if base.workload else 0.0
+    for degree in degrees:
+        if num_gpus % degree or num_heads % degree:
+            whole = f"{num_gpus} GPUs" if num_gpus % degree else f"{num_heads} attention heads"
+            problems[degree] = f"{whole} are not divisible by {degree}."
+            continue
+        setting = Setting(system=base.system.name, eta=None, tensor_parallel=degree, num_gpus=num_gpus, rho=rho)
+        try:
+            cluster_of(config_of(base, setting))
+        except ConfigError as error:
+            problems[degree] = error.problem
+        except ValueError as error:
+            problems[degree] = str(error)
+        else:
+            fitting.append(degree)
+    return Fit(degrees=tuple(fitting), problems=problems)
+
+
+def possible_degrees(base: RunConfig, num_gpus: int) -> tuple[int, ...]:
+    """Powers of two within a node."""
+    assert base.hardware is not None
+    largest = min(num_gpus, base.hardware.gpus_per_node)
+    return tuple(1 << power for power in range(largest.bit_length()) if 1 << power <= largest)
+
+
+def cluster_of(config: RunConfig) -> ModelledCluster:
+    """What the run would stand on."""
+    return ModelledProspect(config).cluster()
+
+
+def check_gpus(base: RunConfig, num_gpus: int) -> None:
+    """Refuse GPUs that the trainer's replicas do not fill."""
+    trainer = base.trainer
+    num_sharing = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
+    if num_gpus % num_sharing:
+        raise ConfigError(
+            f"gpus={num_gpus} with a trainer of {num_sharing} GPUs per replica.",
+            f"The trainer takes turns with the engines on the same GPUs, a multiple of {num_sharing}.",
+            f"Write gpus={math.ceil(num_gpus / num_sharing) * num_sharing}, or set trainer.tensor_parallel.",
+        )

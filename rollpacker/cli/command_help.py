@@ -1,0 +1,32 @@
+"""What a command says of itself: each command's module has one, as `HELP`, and `cli.help` prints them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+INPUTS = "model.path=DIR data.path=prompts.jsonl"
+"""Of a real run, for examples."""
+
+KEYS_OF_TRAIN = ("all others", "As `rollpacker train` takes them; `rollpacker train --help` lists them.")
+"""An argument of commands that describe a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandHelp:
+    """A command's help text."""
+
+    purpose: str
+    usage: str
+    """What follows the command's name."""
+    arguments: tuple[tuple[str, str], ...] = ()
+    """Each with what it says."""
+    examples: tuple[str, ...]
+    """Command lines that can be copied."""
+    lists_keys_of: Literal["train", "score"] | None = None
+    """The primary file of `conf/` whose groups and keys are part of the text."""
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether arguments are keys and groups of the configuration."""
+        return self.lists_keys_of is not None or KEYS_OF_TRAIN in self.arguments

@@ -1,0 +1,30 @@
+"""`rollpacker demo`: trains a small model under two systems on this machine, and compares them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
+
+if TYPE_CHECKING:
+    from rollpacker.cli.arguments import Arguments
+
+HELP = CommandHelp(
+    purpose="Train a small model on this machine under plain and tail batching, and compare the two, in about four "
+    "minutes on two cores. It makes a model and prompts, types the commands that a user would type, and shows each.",
+    usage="[mixed] [key=value | group=option] ...",
+    arguments=(
+        ("mixed", "Walks that a rule scores, programs that a sandbox runs, and climbs that a small model judges."),
+        KEYS_OF_TRAIN,
+    ),
+    examples=("rollpacker demo", "rollpacker demo mixed", "rollpacker demo engine=vllm engine.num_engines=2"),
+)
+
+
+def run(arguments: Arguments) -> None:
+    """Run the demo, and end the process with the exit code of the first command that failed."""
+    from rollpacker.demo.three_commands import run_demo
+
+    if code := run_demo(arguments.words):
+        sys.exit(code)

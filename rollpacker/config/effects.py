@@ -1,0 +1,77 @@
+"""Which keys of a configuration have no effect: their part of the run is another one, or is not there.
+
+The schema says it beside each such key (`OnlyWith`). What counts is a value that differs from the default, wherever it
+was set.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config.keys import section_of
+from rollpacker.config.sections.base import OnlyWith
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+    from rollpacker.config.schema import RunConfig
+
+
+def keys_without_effect(config: RunConfig) -> tuple[str, ...]:
+    """A sentence for each key, in the schema's order."""
+    return (*_found(config, config, ""), *_beyond_the_end(config))
+
+
+def _found(config: RunConfig, section: BaseModel, prefix: str) -> Iterator[str]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if value is None or value == _default(field):
+            continue
+        conditions = [each for each in field.metadata if isinstance(each, OnlyWith)]
+        missing = next((each for each in conditions if not _holds(config, each)), None)
+        if missing is not None:
+            changed = _changed(value, field, f"{prefix}{name}")
+            yield f"{', '.join(changed)}: without effect, since only a run with {missing} looks at it."
+        elif section_of(field) is not None:
+            yield from _found(config, value, f"{prefix}{name}.")
+
+
+def _changed(value: Any, field: FieldInfo, name: str) -> list[str]:
+    """The key itself; of a section those of its keys that differ, or its name where it has one."""
+    if section_of(field) is None:
+        return [f"{name}={_shown(value)}"]
+    if "name" in type(value).model_fields:
+        return [f"{name}={value.name}"]
+    inner = ((key, inner, getattr(value, key)) for key, inner in type(value).model_fields.items())
+    return [
+        each for key, field, own in inner if own != _default(field) for each in _changed(own, field, f"{name}.{key}")
+    ]
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
+def _holds(config: RunConfig, needed: OnlyWith) -> bool:
+    value: Any = config
+    for part in needed.key.split("."):
+        value = getattr(value, part)
+    if not needed.values:
+        return value is not None and value is not False
+    return any(each in needed.values for each in (value if isinstance(value, tuple) else (value,)))
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _beyond_the_end(config: RunConfig) -> Iterator[str]:
+    warmup, steps = config.trainer.warmup_steps, config.run.num_steps
+    if warmup >= steps:
+        yield (
+            f"trainer.warmup_steps={warmup} with run.num_steps={steps}: the run ends before its learning rate is "
+            f"trainer.learning_rate={config.trainer.learning_rate:g}."
+        )

@@ -1,0 +1,54 @@
+"""What other tools call our keys: for people who come from veRL, TRL or OpenRLHF and write the names they know."""
+
+from __future__ import annotations
+
+_NAMES_ELSEWHERE = {
+    "model.path": "model_name_or_path model_path pretrain hf_checkpoint base_model",
+    "data.path": "train_files prompt_data dataset_name dataset train_file",
+    "data.max_prompt_tokens": "max_prompt_length prompt_max_len",
+    "data.chat_template": "apply_chat_template",
+    "rollout.num_prompts": "batch_size train_batch_size rollout_batch_size per_device_train_batch_size",
+    "rollout.num_responses": "num_generations n n_samples_per_prompt n_samples group_size",
+    "rollout.max_response_tokens": "max_response_length max_completion_length generate_max_len max_new_tokens "
+    "max_tokens",
+    "run.dir": "output_dir save_path default_local_dir ckpt_path save_dir",
+    "run.num_steps": "max_steps total_training_steps num_train_steps num_rollout",
+    "run.num_epochs": "num_train_epochs total_epochs epochs",
+    "run.checkpoint_every_steps": "save_steps save_freq save_interval",
+    "run.keep_checkpoints": "save_total_limit max_ckpt_num max_ckpt_to_keep max_actor_ckpt_to_keep",
+    "run.resume": "resume_from_checkpoint resume_mode load_checkpoint",
+    "engine.num_engines": "vllm_num_engines rollout_num_engines",
+    "engine.max_num_seqs": "vllm_max_num_seqs",
+    "engine.tensor_parallel": "tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size "
+    "vllm_tensor_parallel rollout_num_gpus_per_engine",
+    "engine.vllm.memory_share": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "engine.vllm.prefix_caching": "enable_prefix_caching",
+    "trainer.learning_rate": "lr actor_learning_rate actor_lr",
+    "trainer.lr_schedule": "lr_scheduler_type lr_scheduler",
+    "trainer.warmup_steps": "lr_warmup_steps num_warmup_steps",
+    "trainer.max_grad_norm": "grad_clip max_norm clip_grad",
+    "trainer.clip_ratio_low": "epsilon eps_clip cliprange clip_ratio",
+    "trainer.clip_ratio_high": "epsilon_high eps_clip_high",
+    "trainer.kl_coefficient": "beta kl_coef kl_loss_coef init_kl_coef",
+    "trainer.advantage": "adv_estimator advantage_estimator",
+    "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size gradient_accumulation_steps",
+    "trainer.max_tokens_per_microbatch": "ppo_max_token_len_per_gpu micro_train_batch_size micro_batch_size "
+    "ppo_micro_batch_size_per_gpu max_tokens_per_gpu",
+    "trainer.pipeline_parallel": "pipeline_model_parallel_size",
+    "trainer.context_parallel": "context_parallel_size ring_attn_size ulysses_sequence_parallel_size",
+    "trainer.recompute_activations": "gradient_checkpointing enable_gradient_checkpointing",
+    "system.dynamic_sampling": "filter_groups dynamic_filtering dynamic_sampling_filter_path",
+    "cluster.num_nodes": "nnodes actor_num_nodes",
+    "cluster.gpus_per_node": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node",
+    "tracker.wandb": "use_wandb report_to logger",
+    "tracker.wandb_project": "project_name",
+    "reward.overlong_buffer_tokens": "overlong_buffer overlong_buffer_len",
+}
+"""Our key, and the last parts of other tools' keys for it."""
+
+_KEY_OF = {name: key for key, names in _NAMES_ELSEWHERE.items() for name in names.split()}
+
+
+def key_for(name: str) -> str | None:
+    """Our key for a name that another tool has, whatever stands before its last dot; None when nobody calls it so."""
+    return _KEY_OF.get(name.rpartition(".")[2].lower().replace("-", "_"))

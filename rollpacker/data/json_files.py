@@ -1,0 +1,26 @@
+"""Reads the JSON files of a model directory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.errors import ModelError
+from rollpacker.paths import read_text, reason_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object; raises `ModelError` for anything else."""
+    try:
+        content = json.loads(read_text(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {reason_of(error)}", "Allowed: a JSON object", _REMEDY) from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} holds {str(content)[:50]!r}", "Allowed: a JSON object", _REMEDY)
+    return content
+
+
+_REMEDY = "Download the file again, or save model and tokenizer again with `save_pretrained(DIR)`"

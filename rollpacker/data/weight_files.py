@@ -1,0 +1,266 @@
+"""Reads what weight files say of themselves: names, shapes, types and places of their tensors, and no tensor.
+
+Invariant: the tensors that are given fill their files exactly, so a file that was cut, or that is of another model's
+shards, is refused here. Read are a few kilobytes of a file, however large it is.
+
+A safetensors file is 8 bytes of length, little-endian; that many bytes of JSON; then the numbers of all tensors, one
+after another: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.errors import ModelError
+from rollpacker.paths import read_bytes, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_TORCH_SINGLE, _TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+BITS: Mapping[str, int] = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8", "BOOL"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Of one number, by its type's name."""
+
+TRAINABLE = ("F32", "BF16", "F16", "F64")
+
+_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""NumPy has no bfloat16."""
+
+MAX_LOOKED_AT_BYTES = 64 << 20
+"""Of weights: read in about a tenth of a second."""
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+"""What the safetensors library reads at most."""
+
+_LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that `git clone` left in place of the real one."""
+
+_OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")
+"""How a file of torch before 1.6 begins: a pickle of its magic number."""
+
+_AGAIN = "Download the file again, or save the model again with `model.save_pretrained(DIR)`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor of a file."""
+
+    file: Path
+    dtype: str
+    """As safetensors names it, a key of `BITS`."""
+    shape: tuple[int, ...]
+    begin: int
+    """Its first byte in the file."""
+    end: int
+
+
+def weight_files(model_path: Path) -> list[Path]:
+    """The files that transformers loads from a directory, in its order of preference.
+
+    Raises:
+        ModelError: There are none; or the index cannot be read, or names files that are not there.
+    """
+    for single, index in ((SINGLE, INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
+        if (model_path / single).is_file():
+            return [model_path / single]
+        if (model_path / index).is_file():
+            return _shards(model_path / index)
+    others = sorted(file.name for pattern in ("*.safetensors", "*.bin", "*.gguf") for file in model_path.glob(pattern))
+    raise ModelError(
+        f"The model directory {model_path} has no weights"
+        + (f" that transformers would load: {', '.join(others[:3])} is there" if others else ""),
+        f"Allowed: {SINGLE}, or several files with {INDEX}, or the same of {_TORCH_SINGLE}",
+        "Save them with `model.save_pretrained(DIR)`",
+    )
+
+
+def read_tensors(model_path: Path) -> Mapping[str, StoredTensor] | None:
+    """The tensors of a model directory by name; None where its files are of torch's own format, which says less.
+
+    Raises:
+        ModelError: A file is missing, or is not what its header or its index says.
+    """
+    files = weight_files(model_path)
+    for file in files:
+        _refuse_pointer(file)
+    if files[0].suffix != ".safetensors":
+        for file in files:
+            _check_archive(file)
+        return None
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors |= _read_header(file)
+    if files[0].name != SINGLE:
+        _check_index(model_path / INDEX, tensors)
+    return tensors
+
+
+def check_numbers(tensors: Mapping[str, StoredTensor]) -> None:
+    """Look for what is no number in the weights of a small model; a large one's are looked at when they are loaded.
+
+    Raises:
+        ModelError: There is one.
+    """
+    if sum(tensor.end - tensor.begin for tensor in tensors.values()) > MAX_LOOKED_AT_BYTES:
+        return
+    import numpy as np
+
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TRAINABLE:
+            continue
+        numbers = np.fromfile(
+            tensor.file, dtype=_NUMPY[tensor.dtype], count=math.prod(tensor.shape), offset=tensor.begin
+        )
+        if tensor.dtype == "BF16":  # the upper half of a float32
+            numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+        if num_wrong := int((~np.isfinite(numbers)).sum()):
+            raise not_finite(str(tensor.file), name, num_wrong)
+
+
+def not_finite(source: str, name: str, num_wrong: int) -> ModelError:
+    """Make the error of a tensor with values that no training survives."""
+    return ModelError(
+        f"{name} in {source} has {num_wrong:,} values that are NaN or infinite",
+        "Allowed: finite numbers",
+        "Take another checkpoint of the model: the training that wrote this one has diverged",
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    names = sorted(set(_weight_map(index).values()))
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
+        raise ModelError(
+            f"{len(missing)} of {len(names)} weight files in {index.parent} are missing, such as {missing[0]}",
+            f"Allowed: every file that {index.name} names",
+            "Download the rest of the model",
+        )
+    return [index.parent / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(read_bytes(index))["weight_map"]
+        _require(
+            weight_map and all(isinstance(file, str) for file in weight_map.values()),
+            f"weight_map is {str(weight_map)[:50]}",
+        )
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"{index} cannot be read: {reason_of(error)}",
+            "Allowed: a JSON object whose `weight_map` gives the file of each tensor",
+            _AGAIN,
+        ) from error
+    return dict(weight_map)
+
+
+def _check_index(index: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    for name, file in _weight_map(index).items():
+        if name not in tensors or tensors[name].file.name != file:
+            found = f"it is in {tensors[name].file.name}" if name in tensors else "no file has it"
+            raise ModelError(
+                f"{index} says that {name} is in {file}, and {found}",
+                "Allowed: the file of each tensor",
+                _AGAIN,
+            )
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            _require(0 < length <= _MAX_HEADER_BYTES, f"its header would have {length:,} bytes")
+            data_begin = _LENGTH_BYTES + length
+            _require(data_begin <= size, f"it has {size:,} bytes, and its header {length:,}")
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(file, name, entry, data_begin) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{file} is not a safetensors file: {reason_of(error)}",
+            "It begins with a JSON header that gives the type, shape and place of every tensor",
+            _AGAIN,
+        ) from error
+    _check_places(file, tensors, data_begin, size)
+    return tensors
+
+
+def _stored(file: Path, name: str, entry: Mapping[str, Any], data_begin: int) -> StoredTensor:
+    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    _require(dtype in BITS, f"{name} has the type {dtype!r}, none of {', '.join(BITS)}")
+    _require(
+        all(type(number) is int and number >= 0 for number in (*shape, begin, end)),
+        f"{name} has the shape {list(shape)} and the place {begin} to {end}",
+    )
+    _require(
+        (end - begin) * 8 == math.prod(shape) * BITS[dtype],
+        f"{name} has {end - begin} bytes, which are not {dtype} of shape {list(shape)}",
+    )
+    return StoredTensor(file=file, dtype=dtype, shape=shape, begin=data_begin + begin, end=data_begin + end)
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
+
+
+def _check_places(file: Path, tensors: Mapping[str, StoredTensor], data_begin: int, size: int) -> None:
+    place = data_begin
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != place:
+            raise ModelError(
+                f"{file} is not a safetensors file: {name} begins at byte {tensor.begin}, and the tensors before it "
+                f"end at {place}",
+                "Tensors lie one after another, without overlap and without gaps",
+                _AGAIN,
+            )
+        place = tensor.end
+    if place > size:
+        raise _cut(file, size, place)
+    if place < size:
+        raise ModelError(
+            f"{file} has {size - place} bytes behind its last tensor", f"Its header says {place} bytes in all", _AGAIN
+        )
+
+
+def _cut(file: Path, size: int, whole: int) -> ModelError:
+    return ModelError(f"{file} is cut off: it has {size:,} bytes", f"Its header says {whole:,} bytes", _AGAIN)
+
+
+def _refuse_pointer(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ModelError(
+                f"{file} is a git-lfs pointer, not weights", "Allowed: the real file", "Run `git lfs pull` there"
+            )
+
+
+def _check_archive(file: Path) -> None:
+    """Torch writes a zip archive, whose directory stands at its end; before 1.6 it wrote a pickle."""
+    try:
+        with file.open("rb") as stream:
+            if stream.read(len(_OLD_TORCH)) == _OLD_TORCH:
+                return
+        with zipfile.ZipFile(file):
+            pass
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ModelError(
+            f"{file} is cut off or no weight file of torch: {error}",
+            "Allowed: a file that `torch.save` wrote, better *.safetensors",
+            _AGAIN,
+        ) from error

@@ -1,0 +1,132 @@
+"""What `rollpacker demo` does: three commands in a row, each shown before it runs.
+
+It makes a model and prompts, as a user's own would be; trains them once under every system by the command that a user
+would type; and draws table and figure from what the runs wrote. Overrides are added to the second command. With `mixed`
+the prompts are walks, which a rule judges, programs, which a sandbox runs, and climbs, which a small model judges.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.rule import Rule
+from rich.text import Text
+
+from rollpacker.config.words import replaced
+from rollpacker.demo import mixed
+from rollpacker.demo.inputs import Inputs, are_made, make_inputs
+from rollpacker.demo.language import WALKS, Language
+from rollpacker.runtime.run.streams import keep_writing
+from rollpacker.terminal import Terminal
+
+FOLDER = Path("runs/demo")
+
+SYSTEMS = ("verl", "rollpacker")
+"""The baseline first."""
+
+
+def run_demo(overrides: Sequence[str]) -> int:
+    """Run the demo; returns the exit code of the first command that failed, or 0."""
+    keep_writing("stdout")
+    console = Terminal()
+    started = time.monotonic()
+    is_mixed = overrides[:1] == ("mixed",)
+    folder = FOLDER / "mixed" if is_mixed else FOLDER
+    inputs = Inputs(folder=folder / "input", is_mixed=is_mixed)
+    runs = folder / datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    own = ["-m", *words_of(inputs), f"system={','.join(SYSTEMS)}", f"run.dir={runs}/${{system.name}}"]
+    _announce(console, "1/3", "a task and a model to train")
+    _prepare(console, inputs)
+    _announce(console, "2/3", "the same job under two systems")
+    code = _run(console, "train", replaced(own, overrides[is_mixed:]))
+    if not code:
+        _announce(console, "3/3", "what came out")
+        code = _run(console, "analysis", ["demo", *(str(runs / system) for system in SYSTEMS), f"out={runs}"])
+    if not code:
+        console.print(f"The demo took {(time.monotonic() - started) / 60:.1f} minutes.")
+    return code
+
+
+def words_of(inputs: Inputs) -> list[str]:
+    """The experiment, and where its inputs are."""
+    words = [f"model.path={inputs.model}", f"data.path={inputs.prompts}"]
+    if not inputs.is_mixed:
+        return ["experiment=demo", *words]
+    judge = [f"reward.judge.model.path={inputs.judge}", f"reward.judge.template={inputs.template}"]
+    return ["experiment=mixed", *words, *judge]
+
+
+def _announce(console: Terminal, number: str, title: str) -> None:
+    console.print()
+    console.print(Rule(Text.assemble((f"{number} ", "dim"), (title, "bold")), align="left", style="dim"))
+
+
+def _prepare(console: Terminal, inputs: Inputs) -> None:
+    console.print(
+        "WALK: go from one number to another in steps of 1 to 4, and say where you are. How long a walk is follows a\n"
+        "log-normal distribution, so a few responses are far longer than most."
+    )
+    console.print(
+        Text.assemble(("  prompt    ", "dim"), "3 20 :\n", ("  response  ", "dim"), "+4 7 +1 8 +4 12 +4 16 +4 20")
+    )
+    if inputs.is_mixed:
+        console.print(
+            "Beside it CODE, programs that add two numbers to what they read, and CLIMB, from number to number."
+        )
+    if are_made(inputs):
+        console.print(f"Model and prompts are in {inputs.folder} already.")
+        return
+    console.print(
+        "A model of 0.1 M parameters first imitates worked-out walks, in which every second +2 is added wrongly."
+    )
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.2f}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        import torch
+
+        from rollpacker.demo.warm_start import NUM_ITERATIONS, make_model
+
+        torch.set_num_threads(1)
+
+        def learn(what: str, language: Language) -> Callable[[Path], None]:
+            bar = progress.add_task(what, total=NUM_ITERATIONS, loss=float("nan"))
+            return lambda model: make_model(
+                model,
+                language=language,
+                on_iteration=lambda finished, loss: progress.update(bar, completed=finished, loss=loss),
+            )
+
+        if inputs.is_mixed:
+            make_inputs(inputs, learn("imitating", mixed.POLICY), learn("judging", mixed.JUDGE))
+        else:
+            make_inputs(inputs, learn("imitating", WALKS))
+    console.print(f"Model and tokenizer: {inputs.model}   prompts: {inputs.prompts}")
+
+
+def _run(console: Terminal, command: str, words: Sequence[str]) -> int:
+    """Run a command as the user would, and show its line."""
+    line = ["rollpacker", command, *words]
+    console.print(Text.assemble(("$ ", "dim"), (shlex.join(line), "bold")), soft_wrap=True)
+    process = subprocess.Popen(  # noqa: S603  # our own command
+        [sys.executable, "-m", "rollpacker.cli", *line[1:]], env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # Ctrl-C reached it too, and it puts its own things in order
+        raise

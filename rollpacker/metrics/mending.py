@@ -1,0 +1,104 @@
+"""Makes the tables of a run legible again before it is resumed.
+
+    <run.dir>/metrics/broken-001/steps/step-000000.parquet     what could not be read, with all files of its steps
+
+Invariant: nothing is deleted, and every step that can be read in all tables counts. A manifest that is gone is made
+again from the names of the parts, which say the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+from rollpacker.metrics.files import storage_errors, write_atomically
+from rollpacker.metrics.schemas import TABLES
+from rollpacker.metrics.tables import MANIFEST, DamagedTables, Manifest, Part, load_manifest, read_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_PART_NAME = re.compile(r"steps?-(\d{6,})(?:-(\d{6,}))?\.parquet")
+
+
+def mend_tables(folder: Path) -> list[str]:
+    """Set aside what cannot be read in `<run.dir>/metrics`; gives what a person should know of it, in sentences.
+
+    Only the one writer of the tables may call, before it opens them.
+
+    Raises:
+        DataError: A newer version wrote them.
+        StorageFailed: They cannot be moved.
+    """
+    names = (folder / f"broken-{number:03d}" for number in itertools.count(1))
+    aside = next(path for path in names if not path.exists())
+    notes = []
+    try:
+        manifest = load_manifest(folder)
+        problem = "was missing" if manifest is None else ""
+    except (DamagedTables, OSError):
+        manifest, problem = None, "was damaged"
+        _move(folder / MANIFEST, aside / MANIFEST)
+    if manifest is None:
+        manifest = Manifest(parts=_parts_by_name(folder), num_truncations=1)
+        if manifest.parts or problem == "was damaged":
+            notes.append(f"{folder / MANIFEST} {problem}; it was made again from the parts beside it.")
+    broken = {part: problem for part in manifest.parts if (problem := _problem_of(folder, part))}
+    for part, told in broken.items():
+        for table in TABLES:
+            if (folder / table / part.file_name).exists():
+                _move(folder / table / part.file_name, aside / table / part.file_name)
+        steps = f"step {part.first}" if part.first == part.last else f"steps {part.first} to {part.last}"
+        notes.append(f"The tables go on without {steps}: {told}. What is left of them is kept in {aside}.")
+    if notes:
+        whole = tuple(part for part in manifest.parts if part not in broken)
+        mended = Manifest(parts=whole, num_truncations=manifest.num_truncations + 1)
+        write_atomically(folder / MANIFEST, mended.to_json())
+    return notes
+
+
+def _problem_of(folder: Path, part: Part) -> str:
+    """Say what is wrong with the files of a part; empty when nothing is."""
+    for table in TABLES:
+        path = folder / table / part.file_name
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
+                rows = read_parts(folder, table, (part,))
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except DamagedTables as error:
+            return error.problem
+        if table == "steps":
+            steps = rows["step"].to_pylist()
+            if not steps or (steps[0], steps[-1]) != (part.first, part.last):
+                return f"{path} holds other steps"
+    return ""
+
+
+def _parts_by_name(folder: Path) -> tuple[Part, ...]:
+    """The parts that every table has; of two that overlap the larger one, which was made from the other."""
+    named = [{path.name for path in (folder / table).glob("step*.parquet")} for table in TABLES]
+    return tuple(_without_overlap(list(_parsed(set.intersection(*named)))))
+
+
+def _parsed(names: set[str]) -> Iterator[Part]:
+    for name in names:
+        if found := _PART_NAME.fullmatch(name):
+            yield Part(first=int(found[1]), last=int(found[2] or found[1]))
+
+
+def _without_overlap(parts: Sequence[Part]) -> Iterator[Part]:
+    end = -1
+    for part in sorted(parts, key=lambda part: (part.first, -part.last)):
+        if part.first > end:
+            yield part
+            end = part.last
+
+
+def _move(source: Path, target: Path) -> None:
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)

@@ -1,0 +1,89 @@
+"""What a path is on the disk: whether it is a file that can be read to its end, and where its links lead.
+
+A device or a pipe has no end: reading it would take all memory, or never return.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a link that leads back to itself",
+}
+
+
+def kind_of(mode: int) -> str:
+    """What a path is, in words; `mode` is its `st_mode`."""
+    return _KINDS.get(stat.S_IFMT(mode), "a file")
+
+
+def special_kind(path: Path) -> str:
+    """What a path is that is neither a regular file nor a folder; empty where it is one, or does not exist.
+
+    What lies in /dev or /proc is this process's own, such as /dev/stdin: it is another file for another process.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return ""  # whoever opens it says what is wrong
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return kind_of(mode)
+    written = os.path.abspath(path)  # noqa: PTH100  resolve() would follow /dev/stdin to what it is here
+    is_own = written.startswith(("/dev/", "/proc/")) and not written.startswith("/dev/shm/")  # noqa: S108  tmpfs
+    return "a file of this process alone" if is_own else ""
+
+
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8.
+
+    Raises:
+        OSError: It cannot be read, or is a device or a pipe.
+        ValueError: It is no text.
+    """
+    refuse_special(path)
+    return path.read_text(encoding="utf-8")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file; raises `OSError` also for a device or a pipe."""
+    refuse_special(path)
+    return path.read_bytes()
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a file; raises `OSError` also for a device or a pipe."""
+    refuse_special(path)
+    return path.open("rb")
+
+
+def refuse_special(path: Path) -> None:
+    """Raise an `OSError` for a device or a pipe."""
+    if kind := special_kind(path):
+        raise OSError(errno.EINVAL, f"it is {kind}", str(path))
+
+
+def real_path(path: Path) -> Path:
+    """Follow all links. Those that lead in a circle are left as they are, and whoever opens the path says so."""
+    return Path(os.path.realpath(path))
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, in words for a person: without the error's class, its number and the path."""
+    match error:
+        case OSError():
+            return error.strerror or str(error)
+        case KeyError():
+            return f"it has no {error}"
+        case TypeError() | AttributeError():
+            return "its values are of another kind"
+        case _:
+            return str(error)

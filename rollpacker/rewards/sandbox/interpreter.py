@@ -1,0 +1,120 @@
+"""What Python needs of this machine to run: its program, its standard library, and shared libraries.
+
+Invariant: no folder is named but that of the standard library and those of the system's libraries, which hold software
+and nothing else. Another folder of libraries may be the user's own (a conda environment's, one of LD_LIBRARY_PATH) and
+hold anything. So the interpreter is asked, once, which files it loads when it loads all that the standard library can,
+and these are named one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import WorldError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
+
+_RUNTIMES = ("libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libgfortran.so.5", "libquadmath.so.0")
+"""Of compilers: threads that end need one of them, compiled packages the others."""
+
+_PROBE_LIMIT_S = 60.0
+"""To load some hundred files from a slow file system, on a busy node."""
+
+_PROBE = (
+    "import ctypes,sys\n"
+    "for name in sys.argv[1:]:\n"
+    "    try: ctypes.CDLL(name)\n"
+    "    except OSError: pass\n"
+    "print(open('/proc/self/maps').read())\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """What is to be seen in a sandbox."""
+
+    program: str
+    paths: Sequence[str]
+    """Files and folders, the program among them; none lies in another."""
+    links: Sequence[tuple[str, str]]
+    """Names by which libraries are asked for, and the paths that they lead to."""
+    hidden: Sequence[str]
+    """Folders in them that are none of a program's business: installed packages."""
+    library_path: str
+    """For LD_LIBRARY_PATH."""
+
+
+def find_needed() -> Needed:
+    """Ask this process's interpreter.
+
+    Raises:
+        WorldError: It does not start.
+    """
+    program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    modules = [folder for folder in sys.path if folder.endswith("lib-dynload")]
+    folders = [*_SYSTEM_FOLDERS, str(Path(os.__file__).parent), *modules]
+    found = _outermost([os.path.realpath(folder) for folder in folders if Path(folder).is_dir()])
+    libraries = [path for path in _loaded_files(program, modules) if not _is_in(path, found)]
+    searched = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
+    links = _links_to(libraries, [*dict.fromkeys([*map(_folder_of, libraries), *searched])])
+    named = {_folder_of(path) for path in [*libraries, *(link for link, _ in links)]}
+    return Needed(
+        program=program,
+        paths=_outermost([program, *found, *libraries]),
+        links=[(link, target) for link, target in links if not _is_in(link, found)],
+        hidden=[path for folder in found for path in _package_folders(folder)],
+        library_path=":".join(folder for folder in searched if folder in named),
+    )
+
+
+def _loaded_files(program: str, modules: Sequence[str]) -> list[str]:
+    """Give the real paths of all shared libraries."""
+    names = [str(path) for folder in modules for path in sorted(Path(folder).glob("*.so"))]
+    ended = subprocess.run(  # noqa: S603 our own interpreter
+        [program, "-s", "-S", "-P", "-c", _PROBE, *names, *_RUNTIMES],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_PROBE_LIMIT_S,
+    )
+    if ended.returncode != 0:
+        raise WorldError(f"{program} does not start: {ended.stderr.strip() or f'code {ended.returncode}'}")
+    columns = [line.split(maxsplit=5) for line in ended.stdout.splitlines()]
+    mapped = dict.fromkeys(each[5] for each in columns if len(each) == 6 and "x" in each[1])  # noqa: PLR2004 with a path
+    return [path for path in mapped if path.startswith("/") and path != program]
+
+
+def _links_to(libraries: Sequence[str], folders: Sequence[str]) -> list[tuple[str, str]]:
+    """Give other paths that lead to libraries."""
+    paths = [entry.path for folder in folders if Path(folder).is_dir() for entry in os.scandir(folder)]
+    targets = {path: os.path.realpath(path) for path in paths}
+    return [(path, target) for path, target in targets.items() if target in libraries and path != target]
+
+
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """Leave out what lies in another one, and doubles."""
+    return [path for path in dict.fromkeys(paths) if not _is_in(path, paths)]
+
+
+def _is_in(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders)
+
+
+def _package_folders(folder: str) -> list[str]:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    parents = ("", f"{version}/", "python3/")
+    names = [f"{parent}{name}" for parent in parents for name in ("site-packages", "dist-packages")]
+    return [path for name in names if Path(path := f"{folder}/{name}").is_dir()]

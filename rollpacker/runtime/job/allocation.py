@@ -1,0 +1,101 @@
+"""What Slurm gave to this process: which node of which job it is, and what it may use there.
+
+A job runs one task per node, all the same program; the task's rank says its part. Read from the environment alone: in
+a container there is no Slurm command. The batch script, which runs outside, puts what only Slurm's commands know into
+two variables of ours (see `rollpacker/launch/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.job.node_list import expand_node_list
+
+END_TIME_VARIABLE = "ROLLPACKER_JOB_END"
+"""When the job reaches its time limit, in seconds since the epoch; absent or empty without a limit."""
+REQUEUE_FILE_VARIABLE = "ROLLPACKER_REQUEUE_FILE"
+"""The file that rank 0 writes to ask the batch script to requeue the job."""
+GRACE_VARIABLE = "ROLLPACKER_GRACE_S"
+"""The partition's GraceTime: what a preempted job has between the notice and its end, in seconds; absent, empty or 0
+where nobody knows."""
+
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One task of a Slurm step that has one task per node."""
+
+    job_id: str
+    """No other job has it. Slurm's commands read that of an array's last element as the whole array."""
+    step_id: str
+    restart_count: int
+    """How often Slurm has requeued the job."""
+    rank: int
+    node_names: tuple[str, ...]
+    """Of all nodes, by rank."""
+    node_name: str
+    """Of this one."""
+    num_cpus: int
+    """Cores on this node."""
+    gpus: tuple[str, ...]
+    """As CUDA_VISIBLE_DEVICES names this node's."""
+    memory_bytes: int | None
+    """On this node; None when Slurm does not limit it."""
+    end_time: float | None
+    """Of the time limit, in seconds since the epoch; None without one."""
+    requeue_file: Path | None
+    """None where no batch script of ours waits for it: the job is not requeued."""
+    grace_s: float | None = None
+    """What a preempted job has until its end; None when nobody knows."""
+
+    @property
+    def is_head(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_names)
+
+    @property
+    def key(self) -> str:
+        """Of this attempt of this job: no other one, before or beside it, has the same."""
+        return f"{self.job_id}.{self.step_id}.{self.restart_count}"
+
+
+def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
+    """Read the task that this process is; None outside a step of Slurm, a batch script's own shell included.
+
+    Raises:
+        ConfigError: The step has another number of tasks than one per node.
+    """
+    if "SLURM_JOB_ID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
+        return None
+    num_tasks, node_list = int(environment["SLURM_STEP_NUM_TASKS"]), environment["SLURM_STEP_NODELIST"]
+    node_names = expand_node_list(node_list)
+    if len(node_names) != num_tasks:
+        raise ConfigError(
+            f"Slurm started {num_tasks} tasks on {node_list}.",
+            "RollPacker runs once on each node; Ray starts the processes that it needs there.",
+            "Start it by `srun --ntasks-per-node=1`.",
+        )
+    memory_mb = int(environment.get("SLURM_MEM_PER_NODE", "0"))
+    end_time = environment.get(END_TIME_VARIABLE)
+    requeue_file = environment.get(REQUEUE_FILE_VARIABLE)
+    return Allocation(
+        job_id=environment["SLURM_JOB_ID"],
+        step_id=environment.get("SLURM_STEP_ID", "0"),
+        restart_count=int(environment.get("SLURM_RESTART_COUNT", "0")),
+        rank=int(environment["SLURM_PROCID"]),
+        node_names=node_names,
+        node_name=environment["SLURMD_NODENAME"],
+        num_cpus=int(environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]),
+        gpus=tuple(gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu),
+        memory_bytes=memory_mb * _MEBIBYTE or None,
+        end_time=float(end_time) if end_time else None,
+        requeue_file=Path(requeue_file) if requeue_file else None,
+        grace_s=float(environment.get(GRACE_VARIABLE) or 0) or None,
+    )

@@ -1,0 +1,85 @@
+"""The actors of a run: what each one reserves, and where it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.resources import ActorResources
+
+Role = Literal["engine", "trainer", "judge", "reward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedActor:
+    """One actor and what it reserves."""
+
+    name: str
+    role: Role
+    resources: ActorResources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedActor:
+    """One actor and where it works."""
+
+    name: str
+    role: Role
+    resources: ActorResources
+    node: int
+    """Index of its node; 0 is the one that the driver runs on."""
+    gpus: tuple[int, ...]
+    """Of its node, counted from 0, ascending. One that reserves a share of a GPU has this GPU with others."""
+    degree: int = 1
+    """Of tensor parallelism, of an engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSize:
+    """The nodes of a run and what Ray is told that each one has."""
+
+    num_nodes: int
+    num_cpus: int
+    num_gpus: int
+
+
+def planned_actors(config: RunConfig) -> list[PlannedActor]:
+    """Every actor of the run: engines, the trainer's ranks, judges, the reward."""
+    engine, trainer, judge = config.engine.resources, config.trainer.resources, config.reward.judge
+    judges = judge.resources
+    if config.placement.maps is not None:
+        engine = engine.model_copy(update={"num_gpus": config.engine.tensor_parallel})
+        trainer = trainer.model_copy(update={"num_gpus": 1})
+    if config.placement.judge is not None:
+        judges = judges.model_copy(update={"num_gpus": judge.tensor_parallel})
+    num_ranks = config.trainer.num_ranks
+    ranks = ["trainer"] if num_ranks == 1 else [f"trainer-{rank}" for rank in range(num_ranks)]
+    return [
+        *(
+            PlannedActor(name=f"engine-{index}", role="engine", resources=engine)
+            for index in range(config.engine.num_engines)
+        ),
+        *(PlannedActor(name=name, role="trainer", resources=trainer) for name in ranks),
+        *(
+            PlannedActor(name=f"judge-{index}", role="judge", resources=judges)
+            for index in range(judge.num_replicas if config.reward.has_judge else 0)
+        ),
+        *([PlannedActor(name="reward", role="reward", resources=config.reward.resources)] * config.reward.has_rules),
+    ]
+
+
+def placed_at(config: RunConfig, actor: PlannedActor, node: int, gpus: tuple[int, ...]) -> PlacedActor:
+    """Give an actor its node and its GPUs there."""
+    degree = config.engine.tensor_parallel if actor.role == "engine" else 1
+    return PlacedActor(name=actor.name, role=actor.role, resources=actor.resources, node=node, gpus=gpus, degree=degree)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def nodes_in_words(size: ClusterSize) -> str:
+    """How many nodes of what."""
+    return f"{counted(size.num_nodes, 'node')} of {counted(size.num_gpus, 'GPU')}"

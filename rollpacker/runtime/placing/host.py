@@ -1,0 +1,125 @@
+"""What this machine has for this process: cores, GPUs and their names, from files and the environment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""Of a GPU's processors, what a client of CUDA's Multi-Process Service uses at most."""
+
+
+def usable_cpus() -> int:
+    """Cores that this process may use, which on a shared node is less than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+def usable_memory() -> int:
+    """Bytes that this process may use, which in a container or a job is less than the machine has."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = cgroup_memory()
+    return machine if limit is None else min(machine, limit)
+
+
+def cgroup_memory(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Find the tightest memory limit of this process's control groups, of version 2 or 1; None: there is none."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    found: list[int] = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = base / path.lstrip("/")
+        found += [limit for folder in (group, *group.parents) if (limit := _limit_in(folder / name)) is not None]
+    return min(found, default=None)
+
+
+def _limit_in(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    # Version 1 writes a number near 2^63 where there is no limit, version 2 `max`.
+    return int(text) if re.fullmatch(r"\d+", text) and int(text) < 1 << 60 else None
+
+
+def visible_gpus() -> int:
+    """GPUs that CUDA_VISIBLE_DEVICES names."""
+    return len(_named_gpus(os.environ))
+
+
+def names_of_gpus(gpus: Sequence[int], environment: Mapping[str, str]) -> str:
+    """What CUDA_VISIBLE_DEVICES is set to for a process that sees only these of the GPUs that it names now.
+
+    Under Slurm it may name 2 and 3, or GPUs by their UUIDs; GPU 0 of the run is then the first of them. Where it names
+    none, the GPUs are not real (`backend.num_gpus` on a machine without), and their numbers are their names.
+    """
+    named = _named_gpus(environment)
+    return ",".join(named[gpu] if named else str(gpu) for gpu in gpus)
+
+
+def _named_gpus(environment: Mapping[str, str]) -> list[str]:
+    return [gpu.strip() for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu.strip()]
+
+
+def has_mps_daemon(environment: Mapping[str, str]) -> bool:
+    """Whether a daemon of CUDA's Multi-Process Service listens on this node, where a CUDA client would look for it."""
+    control = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control"  # noqa: S108  CUDA's own
+    if control.is_fifo():
+        with suppress(OSError):  # ENXIO: nobody reads it
+            os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return False
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        answer = asking.connect_ex(str(control))
+        return answer in {0, errno.EPROTOTYPE}  # it listens, if for messages of another kind
+    return False
+
+
+def gpu_memory_by_name() -> float | None:
+    """Bytes of each GPU of this machine; None where their names do not say, or where they differ."""
+    sizes = {memory_in_name(name) for name in _gpu_models()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def memory_in_name(gpu: str) -> float | None:
+    """Bytes of a GPU whose name says so, as `NVIDIA H100 80GB HBM3` does."""
+    match = re.search(r"\b(\d+) ?GB", gpu)
+    return float(match[1]) * 1e9 if match else None
+
+
+def hardware_name(*, has_gpus: bool) -> str:
+    """What this machine calls its GPUs, or its processor and how many cores of it this process may use."""
+    if has_gpus:
+        names = _gpu_models()
+        return f"{len(names)} x {names[0]}" if names and names[0] else "GPUs of unknown name"
+    return f"{_line_of(Path('/proc/cpuinfo'), 'model name') or platform.machine()}, {usable_cpus()} cores"
+
+
+def _gpu_models() -> list[str]:
+    return [_line_of(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+
+
+def _line_of(file: Path, label: str) -> str:
+    """The value of the first line `label: value`; empty when there is none."""
+    with suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == label:
+                return value.strip()
+    return ""

@@ -1,0 +1,308 @@
+"""Whether the model can be cut as the configuration says, and what it takes of each GPU: judged before anything loads.
+
+What engines and ranks take is an **estimate** from the model's sizes. Weights, gradients and optimizer follow from how
+they are shared out, and what they alone do not leave room for is refused. Activations are a rule of thumb and no reason
+to refuse a run; the KV cache is what remains. CUDA itself (about 1 GB) and fragmentation are left out.
+
+Sources: bytes per parameter as trainers hold them (module docstrings of `torch_policy`, `fsdp.policy` and
+`megatron.policy`); activations from Korthikanti et al., arXiv 2205.05198, without the attention scores that fused
+kernels do not keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.data.shapes import Transformer, transformer_of
+from rollpacker.runtime.placing.actors import ClusterSize, Role
+from rollpacker.runtime.placing.fleets import config_of, degrees_of
+from rollpacker.runtime.placing.host import gpu_memory_by_name
+from rollpacker.runtime.placing.planning import placed_actors
+from rollpacker.runtime.placing.topology import shared_by_judges, turn_takers
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.model import ShapeSection
+
+_FP32 = 4
+"""Bytes."""
+_MOMENTS = 2 * _FP32
+"""Bytes per parameter of AdamW's state."""
+_LOGIT_COPIES = 2
+"""Logits and their gradient, both in float32."""
+_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """What an engine takes of each of its GPUs, in bytes."""
+
+    weights: float
+    sequence: float
+    """KV cache of one sequence of the longest prompt and response: the least with which the engine can work."""
+    kv_cache: float | None
+    """None: as much as its requests need, or nobody knows how much is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What a rank of the trainer takes of its GPU, in bytes."""
+
+    weights: float
+    """Of the policy, in every precision in which they are held, and of the reference."""
+    gradients: float
+    optimizer: float
+    activations: float
+    """Of one micro-batch, or as many as a pipeline has in flight. A rule of thumb."""
+
+    @property
+    def state(self) -> float:
+        """What is there whatever the batch."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeMemory:
+    """What a judge takes of each of its GPUs, in bytes."""
+
+    weights: float
+    """Those that stay there."""
+    batch: float
+    """Activations of a forward pass. A rule of thumb."""
+    share: float
+    """Of the GPU, which is its own whatever it needs; engines of vLLM on the same GPU do without."""
+
+    @property
+    def needed(self) -> float:
+        """What it cannot do without."""
+        return self.weights + self.batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFit:
+    """What everyone takes of a GPU, and what a GPU has; estimates."""
+
+    engine: EngineMemory
+    rank: RankMemory
+    judge: JudgeMemory | None
+    """None without a judge, and where its sizes are not known."""
+    gpu_bytes: float | None
+    """None where nobody knows."""
+
+
+def judge_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | None:
+    """Estimate what a real run takes of its GPUs; None for a model whose sizes its config.json does not give.
+
+    Args:
+        config: Of the run.
+        size: Its nodes, on which judges may share GPUs with others; None where they are not known.
+
+    Raises:
+        ConfigError: The model cannot be cut so, or its state does not fit into a GPU.
+    """
+    try:
+        model = transformer_of(config.model.model_copy(update={"shape": None}))
+    except ModelError:
+        return None
+    configs = [config_of(config, degree) for degree in degrees_of(config)]
+    for each in configs:
+        key = "engine.tensor_parallel" if each is config else "engine.degrees"
+        raise_mistakes(list(_engine_degree_mistakes(each, model.shape, key)))
+    raise_mistakes(list(_trainer_degree_mistakes(config, model.shape)))
+    gpu_bytes = _gpu_bytes(config)
+    fit = ModelFit(
+        engine=_engine_memory(config, model, gpu_bytes),
+        rank=_rank_memory(config, model),
+        judge=_judge_memory(config),
+        gpu_bytes=gpu_bytes,
+    )
+    taken = _taken_by_judges(config, size)
+    if gpu_bytes is not None:
+        is_placed = config.placement.maps is not None
+        if is_placed or config.engine.resources.num_gpus:
+            share = 1.0 if is_placed else min(config.engine.resources.num_gpus, 1.0)
+            for each in configs:
+                _check_engine(each, _engine_memory(each, model, gpu_bytes), gpu_bytes * share, taken["engine"])
+        if is_placed or config.trainer.resources.num_gpus:
+            share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
+            _check_rank(config, fit.rank, gpu_bytes * (share - taken["trainer"]))
+        if fit.judge is not None and (config.placement.judge is not None or config.reward.judge.resources.num_gpus):
+            _check_judge(config, fit.judge, gpu_bytes)
+    return fit
+
+
+def _taken_by_judges(config: RunConfig, size: ClusterSize | None) -> dict[Role, float]:
+    """Share of a GPU that judges have where engines or ranks work, too, and do not sleep meanwhile."""
+    placed = placed_actors(config, size) if size and config.placement.judge else []
+    sharing = shared_by_judges(placed)
+    roles = {actor.role for actor in placed if actor.name in sharing}
+    if turn_takers(config, placed, "judge") and not config.system.stream:  # a stream learns while they judge
+        roles.discard("trainer")
+    return {role: config.reward.judge.memory_share if role in roles else 0.0 for role in ("engine", "trainer")}
+
+
+def _judge_memory(config: RunConfig) -> JudgeMemory | None:
+    judge = config.reward.judge
+    if not config.reward.has_judge:
+        return None
+    try:
+        model = transformer_of(judge.model.model_copy(update={"shape": None}))
+    except ModelError:
+        return None
+    shape = model.shape
+    resident = (judge.resident_share or 0.0) if judge.engine == "streamed" else 1.0
+    per_token = 10 * shape.hidden_size + 3 * shape.intermediate_size
+    longest = max(judge.max_batch_tokens, judge.max_prompt_tokens)
+    return JudgeMemory(
+        weights=model.num_weight_bytes * resident / judge.tensor_parallel,
+        batch=longest * per_token * model.bytes_per_number / judge.tensor_parallel,
+        share=judge.memory_share,
+    )
+
+
+def _gpu_bytes(config: RunConfig) -> float | None:
+    if config.cluster is None:
+        return gpu_memory_by_name()
+    return None if config.cluster.gpu_memory_gb is None else config.cluster.gpu_memory_gb * _GB
+
+
+def _engine_degree_mistakes(config: RunConfig, shape: ShapeSection, key: str) -> Iterator[ConfigError]:
+    degree, heads = config.engine.tensor_parallel, shape.num_kv_heads
+    divided = ("attention heads", shape.num_heads), ("columns of an MLP", shape.intermediate_size)
+    if mistakes := list(_division_mistakes((key, degree, what, number) for what, number in divided)):
+        yield mistakes[0]
+    if heads % degree and degree % heads:
+        yield ConfigError(
+            f"{key}={degree} neither divides the model's {heads} key-value heads nor is a multiple.",
+            "Each GPU of an engine has whole key-value heads, or shares one with others.",
+            f"Set {key}={heads}, or take another model.",
+        )
+
+
+def _trainer_degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigError]:
+    trainer = config.trainer
+    yield from _division_mistakes(
+        (
+            ("trainer.tensor_parallel", trainer.tensor_parallel, "attention heads", shape.num_heads),
+            ("trainer.tensor_parallel", trainer.tensor_parallel, "key-value heads", shape.num_kv_heads),
+            ("trainer.tensor_parallel", trainer.tensor_parallel, "columns of an MLP", shape.intermediate_size),
+            ("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers),
+        )
+    )
+
+
+def _division_mistakes(divisions: Iterable[tuple[str, int, str, int]]) -> Iterator[ConfigError]:
+    """Name the first degree that does not divide what it should; one of them says enough."""
+    for key, degree, what, number in divisions:
+        if number % degree:
+            legal = [divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= 2 * degree]
+            yield ConfigError(
+                f"{key}={degree} does not divide the model's {number} {what}.",
+                f"Of the degrees up to {2 * degree}, {', '.join(map(str, legal))} do.",
+                f"Set {key}={max(divisor for divisor in legal if divisor < degree)}, or take another model.",
+            )
+            return
+
+
+def _engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None) -> EngineMemory:
+    engine = config.engine
+    heads_held = max(1.0, model.shape.num_kv_heads / engine.tensor_parallel)  # a head is held twice rather than cut
+    kv_bytes_per_token = model.kv_bytes_per_token * heads_held / model.shape.num_kv_heads
+    weights = model.num_weight_bytes / engine.tensor_parallel
+    kv_cache: float | None = None
+    if engine.name == "vllm":
+        if engine.vllm.kv_cache_mb is not None:
+            kv_cache = engine.vllm.kv_cache_mb * float(1 << 20)
+        elif gpu_bytes is not None:
+            kv_cache = gpu_bytes * engine.vllm.memory_share - weights
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return EngineMemory(weights=weights, sequence=kv_bytes_per_token * longest, kv_cache=kv_cache)
+
+
+def _rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
+    trainer, shape, number = config.trainer, model.shape, model.bytes_per_number
+    num_parameters, num_replicas = float(model.num_parameters), trainer.data_parallel or 1
+    num_references = 1 if trainer.kl_coefficient > 0 else 0
+    match trainer.name:
+        case "torch":
+            weights = _FP32 * num_parameters * (1 + num_references)
+            gradients, optimizer = _FP32 * num_parameters, _MOMENTS * num_parameters
+        case "fsdp":
+            num_sharing = trainer.shard_ranks or num_replicas
+            whole_layers = 2 * number * num_parameters / shape.num_layers  # the one that works, and the next one
+            weights = _FP32 * num_parameters * (1 + num_references) / num_sharing + whole_layers
+            gradients = _FP32 * num_parameters / (num_replicas if trainer.shard_gradients else 1)
+            optimizer = _MOMENTS * num_parameters / num_sharing
+        case "megatron":
+            cut = num_parameters / (trainer.tensor_parallel * trainer.pipeline_parallel)
+            main_weights = _FP32 if number < _FP32 else 0
+            weights = number * cut * (1 + num_references)
+            gradients = _FP32 * cut
+            optimizer = (_MOMENTS + main_weights) * cut / (num_replicas * trainer.context_parallel)
+    return RankMemory(
+        weights=weights, gradients=gradients, optimizer=optimizer, activations=_activation_bytes(config, model)
+    )
+
+
+def _activation_bytes(config: RunConfig, model: Transformer) -> float:
+    """Per layer and token 34 numbers of the hidden size in half precision, 10 of which tensor parallelism does not cut.
+
+    The first stage of a pipeline has as many micro-batches in flight as there are stages, so that it holds as many
+    layers as one stage with all of them would. With recomputation a layer keeps its input only.
+    """
+    trainer, shape = config.trainer, model.shape
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    num_tokens = max(trainer.max_tokens_per_microbatch, longest) / trainer.context_parallel
+    per_layer = num_tokens * shape.hidden_size * (10 + 24 / trainer.tensor_parallel) * model.bytes_per_number / 2
+    kept = num_tokens * shape.hidden_size * model.bytes_per_number
+    layers = shape.num_layers * kept + per_layer if trainer.recompute_activations else shape.num_layers * per_layer
+    logits = num_tokens * shape.vocab_size / trainer.tensor_parallel * _FP32 * _LOGIT_COPIES
+    return layers + logits
+
+
+def _check_judge(config: RunConfig, judge: JudgeMemory, gpu_bytes: float) -> None:
+    if judge.needed > gpu_bytes * judge.share:
+        raise ConfigError(
+            f"A judge of reward.judge.engine={config.reward.judge.engine} needs {gigabytes(judge.needed)} of each GPU "
+            f"by an estimate: {gigabytes(judge.weights)} of weights and {gigabytes(judge.batch)} for a batch.",
+            f"A GPU has {gigabytes(gpu_bytes)}, of which reward.judge.memory_share={judge.share:g} is the judge's.",
+            "Raise reward.judge.memory_share or tensor_parallel, lower reward.judge.max_batch_tokens, or let its "
+            "layers stream: reward.judge.engine=streamed.",
+        )
+
+
+def _check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float, taken: float) -> None:
+    """`taken` is the share of the GPU that a judge has."""
+    share = config.engine.vllm.memory_share if config.engine.name == "vllm" else 1.0
+    needed = engine.weights + engine.sequence
+    if needed > gpu_bytes * (share - taken):
+        raise ConfigError(
+            f"An engine of engine.tensor_parallel={config.engine.tensor_parallel} needs {gigabytes(needed)} of each "
+            f"GPU by an estimate: {gigabytes(engine.weights)} of weights and {gigabytes(engine.sequence)} for one "
+            "sequence of the longest prompt and response.",
+            f"A GPU has {gigabytes(gpu_bytes)}"
+            + (f", of which engine.vllm.memory_share={share:g} is the engine's" if share < 1 else "")
+            + (f", less a judge's {taken:g} (reward.judge.memory_share)." if taken else "."),
+            "Raise engine.tensor_parallel, or set model.dtype=bfloat16, or lower rollout.max_response_tokens.",
+        )
+
+
+def _check_rank(config: RunConfig, rank: RankMemory, gpu_bytes: float) -> None:
+    if rank.state > gpu_bytes:
+        raise ConfigError(
+            f"A rank of trainer={config.trainer.name} needs {gigabytes(rank.state)} of its GPU by an estimate, without "
+            f"activations: {gigabytes(rank.weights)} of weights, {gigabytes(rank.gradients)} of gradients and "
+            f"{gigabytes(rank.optimizer)} for the optimizer.",
+            f"A GPU has {gigabytes(gpu_bytes)}.",
+            "Share the model out among more ranks: trainer=fsdp with a higher trainer.data_parallel, or "
+            "trainer=megatron with higher degrees.",
+        )
+
+
+def gigabytes(num_bytes: float) -> str:
+    """In 10^9 bytes, as data sheets count them."""
+    return f"{num_bytes / _GB:.1f} GB" if num_bytes >= _GB / 10 else f"{num_bytes / 1e6:.1f} MB"

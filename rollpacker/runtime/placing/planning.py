@@ -1,0 +1,110 @@
+"""Where each actor of a run works: its node and its GPUs there, derived before anything starts.
+
+Without maps in `placement` actors are placed by what they reserve (`by_resources`), else by the maps (`by_maps`).
+Either way an engine stays within one node, as do the ranks of one tensor-parallel group of the trainer, and every actor
+knows its GPUs by number: the run tells Ray where each one works, not the other way round.
+
+Imports neither ray nor torch: the run, `rollpacker check` and a job's dry run derive the same places by the same code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.resources import ActorResources
+from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.placing.actors import (
+    ClusterSize,
+    PlacedActor,
+    counted,
+    planned_actors,
+)
+from rollpacker.runtime.placing.by_maps import mapped
+from rollpacker.runtime.placing.by_resources import spread
+from rollpacker.runtime.placing.capacity import Capacity, check_capacity
+from rollpacker.runtime.placing.fleets import check_degrees, degrees_of
+from rollpacker.runtime.placing.host import usable_cpus, usable_memory, visible_gpus
+
+
+def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> ClusterSize:
+    """Size Ray by this machine, or by what Slurm allocated; raises `ConfigError` when the actors find no place there.
+
+    On a machine of one's own, cores may be shared, since engines and trainer take turns; in an allocation they may be
+    only where `backend.num_cpus` says so. GPUs are shared only where `placement` says so.
+    """
+    given = config.backend
+    check_capacity(config, _capacity(allocation))
+    if allocation is None:
+        reserved = math.ceil(sum(actor.resources.num_cpus for actor in planned_actors(config)))
+        num_nodes, num_cpus, num_gpus = 1, max(usable_cpus(), reserved), visible_gpus()
+    else:
+        num_nodes, num_cpus, num_gpus = allocation.num_nodes, allocation.num_cpus, len(allocation.gpus)
+    size = ClusterSize(
+        num_nodes=num_nodes,
+        num_cpus=num_cpus if given.num_cpus is None else given.num_cpus,
+        num_gpus=num_gpus if given.num_gpus is None else given.num_gpus,
+    )
+    placed_actors(config, size)
+    return size
+
+
+def _capacity(allocation: Allocation | None) -> Capacity:
+    if allocation is None:
+        return Capacity(where="this machine", num_nodes=1, num_cores=usable_cpus(), memory_bytes=usable_memory())
+    return Capacity(
+        where="the job",
+        num_nodes=allocation.num_nodes,
+        num_cores=allocation.num_cpus,
+        memory_bytes=allocation.memory_bytes,
+    )
+
+
+def placed_actors(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
+    """Give every actor its node and its GPUs there, in the order of `planned_actors`; then engines of other degrees.
+
+    Raises:
+        ConfigError: One finds no room, or the maps fit neither the nodes nor the actors.
+    """
+    check_degrees(config)
+    maps = config.placement.maps
+    placed = spread(config, size) if maps is None else mapped(config, size, *maps)
+    engines = [actor for actor in placed if actor.role == "engine"]
+    others = [actor for degree in degrees_of(config)[1:] for actor in _engines_in_place_of(config, engines, degree)]
+    return placed + others
+
+
+def _engines_in_place_of(config: RunConfig, engines: Sequence[PlacedActor], degree: int) -> Iterator[PlacedActor]:
+    """Give engines of another degree the GPUs of those of the configured one, several of one node or a part of one.
+
+    They reserve no cores: they work while the others sleep, or are not there.
+    """
+    configured = config.engine.tensor_parallel
+    number = itertools.count()
+    for _, on_node in groupby(engines, key=lambda engine: engine.node):
+        here = list(on_node)
+        num_together = max(degree // configured, 1)
+        if len(here) % num_together:
+            raise ConfigError(
+                f"engine.degrees={list(config.engine.degrees)}: node {here[0].node} has {counted(len(here), 'engine')} "
+                f"of engine.tensor_parallel={configured}, which do not make whole engines of degree {degree}.",
+                "An engine stays within one node.",
+                f"Leave {degree} out of engine.degrees, or give each node a multiple of {num_together} engines.",
+            )
+        for begin in range(0, len(here), num_together):
+            gpus = [gpu for engine in here[begin : begin + num_together] for gpu in engine.gpus]
+            num_parts = max(configured // degree, 1)
+            for part in range(num_parts):
+                size = len(gpus) // num_parts
+                yield PlacedActor(
+                    name=f"engine-tp{degree}-{next(number)}",
+                    role="engine",
+                    resources=ActorResources(num_cpus=0, num_gpus=0),
+                    node=here[0].node,
+                    gpus=tuple(sorted(gpus[part * size : (part + 1) * size])),
+                    degree=degree,
+                )

@@ -1,0 +1,306 @@
+"""Engines, trainer, rewards and judges as Ray actors: what runs in the actors' processes.
+
+An actor wraps anything that implements its protocol, adds nothing but its process: where output goes, which GPUs it
+sees, how many threads torch takes, stacks for the watchdog. The driver's side is `rollpacker.runtime.ray.remote`.
+
+Invariant: what leaves an actor is a `RollpackerError`, which pickles, in words for a person. Every call goes through
+`Actor.call`, which says any other exception in one line, and leaves its traceback in the actor's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import RollpackerError
+from rollpacker.core.events import EngineProgress
+from rollpacker.core.foreign_errors import failure_of
+from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.protocols.engine import Engine, EngineStats
+from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
+from rollpacker.protocols.rollout import GenerationRequest, Prompt, Response, RolloutGroup, Verdict
+from rollpacker.protocols.trainer import BatchShape, TensorTrainer, TrainerRank, UpdateMetrics
+from rollpacker.protocols.weights import Weights
+from rollpacker.runtime.placing.host import MPS_SHARE, VISIBLE_GPUS, names_of_gpus
+from rollpacker.runtime.ray.node_address import free_port
+from rollpacker.transfer.offers import Delivery, SendingOptions
+
+if TYPE_CHECKING:
+    from rollpacker.transfer.offering import PolicyOffers
+
+COLLECT_INTERVAL_S = 0.03
+"""Shortest time between two answers to `collect`. Such a call costs about 2 ms of processor time over both processes;
+where responses come in bursts, one answer then carries a burst. In the demo's tail batching, intervals of 0 and 40 ms
+took 0.65 and 0.51 s of processor time per step of 200 responses; on a cluster, where a rollout takes minutes, neither
+the calls nor the delay can be noticed."""
+
+
+class _Pace:
+    """Keeps answers apart."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s = -interval_s
+
+    async def wait(self) -> None:
+        """Return once the interval since the last answer is over."""
+        remaining_s = self._last_s + self._interval_s - time.monotonic()
+        if remaining_s > 0:
+            await asyncio.sleep(remaining_s)
+
+    def answered(self) -> None:
+        self._last_s = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStorePayload:
+    """Weights that lie in Ray's object store; a reference inside a dataclass is passed on, not fetched."""
+
+    reference: ray.ObjectRef
+
+
+class Actor:
+    """What every actor's process needs."""
+
+    def __init__(self, name: str, log: Path, gpus: Sequence[int]) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab", buffering=0) as file:
+            os.dup2(file.fileno(), sys.stdout.fileno())
+            os.dup2(file.fileno(), sys.stderr.fileno())
+        os.environ["HF_HUB_OFFLINE"] = "1"  # models are local directories; a lookup would hang on a cluster
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        # before anything loads CUDA; the actor itself reserves no GPU, so Ray leaves the variable as the node has it
+        os.environ[VISIBLE_GPUS] = names_of_gpus(gpus, os.environ)
+        where = f"Process {os.getpid()} on {socket.gethostname()}"
+        sys.stderr.write(f"{where}, {VISIBLE_GPUS}={os.environ[VISIBLE_GPUS]}\n")
+        self._name, self._log = name, log
+        self._pace = _Pace(COLLECT_INTERVAL_S)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of this actor; whatever it raises leaves the process as an error of ours."""
+        try:
+            return await getattr(self, method)(*arguments)
+        except RollpackerError:
+            traceback.print_exc()
+            raise
+        except Exception as error:  # noqa: BLE001  (a process boundary: not every exception pickles)
+            traceback.print_exc()
+            raise failure_of(error, f"{self._name} failed in {method}()", str(self._log)) from None
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def stacks(self) -> str:
+        """Stacks of all threads of this process."""
+        frames = sys._current_frames()  # noqa: SLF001  (the documented way to see other threads' stacks)
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return "\n".join(
+            f"-- {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames.items()
+        )
+
+    @staticmethod
+    def _take_torch_threads(num_threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(num_threads)
+
+
+class EngineActor(Actor):
+    """One inference engine."""
+
+    _engine: Engine
+
+    async def start(self, engine: EngineId, config: RunConfig) -> None:
+        self._take_torch_threads(config.engine.num_threads)
+        from rollpacker.engines.factory import make_engine
+
+        self._engine = make_engine(engine, config)
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
+        await self._engine.generate(requests)
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        await self._engine.abort(requests)
+
+    async def collect(self) -> Sequence[Response]:
+        await self._pace.wait()
+        responses = await self._engine.collect()
+        self._pace.answered()
+        return responses
+
+    async def progress(self) -> EngineProgress:
+        return await self._engine.progress()
+
+    async def load_weights(self, weights: Weights) -> str:
+        if isinstance(weights.payload, ObjectStorePayload):
+            weights = replace(weights, payload=await weights.payload.reference)
+        return await self._engine.load_weights(weights)
+
+    async def sleep(self) -> None:
+        await self._engine.sleep()
+
+    async def wake(self) -> None:
+        await self._engine.wake()
+
+    async def stats(self) -> EngineStats:
+        return await self._engine.stats()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class TrainerActor(Actor):
+    """The trainer, or one of its ranks."""
+
+    _trainer: TensorTrainer
+    _offers: PolicyOffers
+
+    async def meeting_place(self) -> str:
+        """Choose where all ranks meet: on this node, whose address the other nodes reach."""
+        address = ray.util.get_node_ip_address()
+        return f"{address}:{free_port(address)}"
+
+    async def start(self, config: RunConfig, rank: TrainerRank | None) -> None:
+        self._take_torch_threads(config.trainer.num_threads)
+        from rollpacker.trainers.factory import make_trainer
+        from rollpacker.transfer.offering import PolicyOffers
+
+        self._is_first = rank is None or rank.rank == 0
+        # in a thread, so that the process answers while it waits for the other ranks
+        self._trainer = await asyncio.to_thread(make_trainer, config, rank)
+        self._offers = PolicyOffers(self._trainer, is_first=self._is_first)
+
+    async def begin_step(self, shape: BatchShape) -> None:
+        await self._trainer.begin_step(shape)
+
+    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
+        await self._trainer.accumulate(groups, gpus)
+
+    async def finish_step(self) -> UpdateMetrics:
+        return await self._trainer.finish_step()
+
+    async def export_weights(self) -> Weights:
+        weights = await self._trainer.export_weights()
+        payload = ObjectStorePayload(reference=ray.put(weights.payload)) if self._is_first else None
+        return replace(weights, payload=payload)
+
+    async def prepare_weights(self) -> None:
+        await self._offers.prepare()
+
+    async def offer_weights(self, engines: Sequence[EngineId], options: SendingOptions) -> Weights:
+        return self._offers.open(engines, ray.util.get_node_ip_address(), options)
+
+    async def send_weights(self) -> Delivery | None:
+        return await self._offers.send()
+
+    async def drop_receiver(self, engine: EngineId, why: str) -> None:
+        self._offers.drop(engine, why)
+
+    async def close_offer(self) -> None:
+        self._offers.close()
+
+    async def sleep(self) -> None:
+        await self._trainer.sleep()
+
+    async def wake(self, gpus: Collection[int] | None = None) -> None:
+        await self._trainer.wake(gpus)
+
+    async def save(self, folder: Path) -> None:
+        await self._trainer.save(folder)
+
+    async def load(self, folder: Path) -> None:
+        await self._trainer.load(folder)
+
+    async def close(self) -> None:
+        await self._trainer.close()
+
+
+class RewardActor(Actor):
+    """A reward and the tokenizer that turns responses into the text it judges."""
+
+    _worker: RewardWorker
+
+    async def start(self, config: RunConfig) -> None:
+        from rollpacker.data.tokenization import PromptTokenizer
+        from rollpacker.rewards.factory import make_reward_worker
+
+        self._tokenizer = PromptTokenizer(config.model.directory, config.data)
+        self._worker = make_reward_worker(config.reward)
+
+    async def score(self, responses: Sequence[ResponseToScore]) -> None:
+        await self._worker.score([self._decode(response) for response in responses])
+
+    def _decode(self, response: ResponseToScore) -> ScoringRequest:
+        return ScoringRequest(
+            request=response.request,
+            domain=response.prompt.domain,
+            prompt_text=self._question(response.prompt),
+            response_text=self._tokenizer.decode(response.token_ids),
+            is_truncated=response.is_truncated,
+            reference=response.prompt.reference,
+            case_limits_s=response.case_limits_s,
+        )
+
+    def _question(self, prompt: Prompt) -> str:
+        return self._tokenizer.text(prompt)
+
+    async def forget(self) -> None:
+        await self._worker.forget()
+
+    async def collect(self) -> Sequence[Verdict]:
+        await self._pace.wait()
+        verdicts = await self._worker.collect()
+        self._pace.answered()
+        return verdicts
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+
+class JudgeActor(RewardActor):
+    """A replica of the LLM judge, with the policy's tokenizer beside its own."""
+
+    async def start(self, config: RunConfig) -> None:
+        judge = config.reward.judge
+        if os.environ[VISIBLE_GPUS] and config.placement.judge is not None:
+            # read when CUDA loads; without an MPS daemon it changes nothing
+            os.environ.setdefault(MPS_SHARE, f"{100 * judge.gpu_share:g}")
+        self._take_torch_threads(judge.num_threads)
+        from rollpacker.data.tokenization import PromptTokenizer
+        from rollpacker.engines.factory import open_judge
+        from rollpacker.rewards.judge.reading import JudgePrompts
+        from rollpacker.rewards.judge.worker import JudgeRewardWorker
+
+        self._tokenizer = PromptTokenizer(config.model.directory, config.data)
+        prompts = JudgePrompts(judge)
+        self._worker = self._judge = JudgeRewardWorker(open_judge(judge), prompts, judge)
+
+    async def sleep(self) -> None:
+        await self._judge.sleep()
+
+    async def wake(self) -> None:
+        await self._judge.wake()
+
+    async def close(self) -> None:
+        with suppress(RollpackerError):  # one that has failed has said why
+            if words := await self._judge.describe_work():
+                sys.stderr.write(f"{words}\n")
+        await self._judge.close()
+
+    def _question(self, prompt: Prompt) -> str:
+        from rollpacker.rewards.judge.reading import dialogue
+
+        return dialogue(prompt)

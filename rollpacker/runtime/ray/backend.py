@@ -1,0 +1,93 @@
+"""The real backend: engines, trainer and reward as Ray actors on a Ray that lives as long as the run.
+
+On this machine alone, or over the nodes of a Slurm allocation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.data.fitting import FittingPrompts, fit_prompts
+from rollpacker.data.prompts import load_prompts
+from rollpacker.data.tokenization import PromptTokenizer
+from rollpacker.protocols.backend import Fleet, Surroundings, Workers
+from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.placing.fleets import costs_of, degrees_of
+from rollpacker.runtime.placing.planning import cluster_size
+from rollpacker.runtime.ray.cluster import RayCluster
+from rollpacker.runtime.ray.node import node_here
+from rollpacker.runtime.ray.placement import start_actors
+from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
+from rollpacker.runtime.ray.weight_sync import make_offer_sync
+from rollpacker.runtime.rollout.scheduling import check_supply
+from rollpacker.runtime.waiting.blocking import in_daemon_thread
+
+
+class RayBackend:
+    """Implements `rollpacker.protocols.backend.Backend`."""
+
+    is_modelled = False
+
+    def __init__(self, config: RunConfig, allocation: Allocation | None) -> None:
+        self._config = config
+        self._allocation = allocation
+
+    @asynccontextmanager
+    async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
+        """Start Ray while the prompts are read, then the actors."""
+        config, deadlines = self._config, self._config.backend.deadlines
+        reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
+        async with self._cluster(surroundings):
+            surroundings.stage("reading prompts")
+            fitting = await reading
+            for note in fitting.notes(config.data):
+                surroundings.note(note)
+            surroundings.stage("starting engines, trainer and reward")
+            actors = await start_actors(config, cluster_size(config, self._allocation), surroundings)
+            costs = {each.degree: each for each in costs_of(config)}
+            yield Workers(
+                prompts=fitting.prompts,
+                fleets={
+                    degree: Fleet(
+                        engines=(engines := actors.seats.engines(degree)),
+                        gpus={name: actors.gpus[name] for name in engines},
+                        costs=costs.get(degree),
+                    )
+                    for degree in degrees_of(config)
+                },
+                trainer=actors.trainer,
+                weight_sync=make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.ranks[0].has_gpu),
+                reward=actors.reward,
+                trainer_parts=actors.trainer_parts,
+                turn_takers=frozenset(actors.turn_takers),
+                judges=actors.judges,
+                replace_engine=actors.seats.replace,
+                rebuild=actors.seats.rebuilding,
+            )
+            await actors.close(deadlines.stop_s)
+
+    def _cluster(self, surroundings: Surroundings) -> RayCluster:
+        """Prepare Ray over the nodes of the allocation, or on this machine alone."""
+        config, allocation = self._config, self._allocation
+        meeting = rendezvous_of(config.run.dir, allocation) if allocation else None
+        log = meeting.log_of(allocation.node_name) if allocation and meeting else surroundings.logs / "ray.log"
+        head = node_here(config, allocation, log)
+        return RayCluster(
+            head,
+            node_names=allocation.node_names if allocation else (head.offer.name,),
+            rendezvous=meeting or Rendezvous(head.folder),
+            start_deadline_s=config.backend.deadlines.start_s,
+            stage=surroundings.stage,
+        )
+
+
+def _tokenized_prompts(config: RunConfig) -> FittingPrompts:
+    """Read and tokenize the prompts; what is left of them still fills every batch."""
+    tokenizer = PromptTokenizer(config.model.directory, config.data)
+    fitting = fit_prompts(load_prompts(config.data.files), tokenizer, config.data)
+    check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))
+    return fitting

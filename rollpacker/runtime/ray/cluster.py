@@ -1,0 +1,250 @@
+"""The Ray of one run, over one node or many: started with it, ended with it, never met by another run.
+
+Rank 0 starts the head on its node, says so in the rendezvous, and waits for the other ranks' nodes (see
+`node_service.py`); a machine alone is an allocation of one node whose rendezvous nobody else visits. From then on a
+node that is lost ends the run: whatever it awaits is cancelled, and a `WorldError` names the node. An actor that dies
+alone is its user's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rollpacker.core.errors import EngineFailed, WorldError
+from rollpacker.runtime.ray.node import RayNode, log_tail, pin_of
+from rollpacker.runtime.ray.node_address import LOOPBACK, is_listening
+from rollpacker.runtime.ray.rendezvous import Rendezvous
+from rollpacker.runtime.waiting.blocking import in_daemon_thread
+
+_POLL_S = 0.05
+_WATCH_S = 1.0
+_ANSWER_S = 5.0
+"""Ray's head answers a question about its nodes in milliseconds; one that does not is asked again."""
+_BLAME_S = 10.0
+"""When an actor has died, how long we ask whether its whole node has: longer than Ray takes to notice that."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class RayCluster:
+    """`async with RayCluster(...)`: inside, `ray` is connected to all nodes; outside, nothing of it is left here."""
+
+    def __init__(
+        self,
+        head: RayNode,
+        *,
+        node_names: Sequence[str],
+        rendezvous: Rendezvous,
+        start_deadline_s: float,
+        stage: Callable[[str], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            head: This node; index 0 of the names.
+            node_names: Of all nodes, by rank.
+            rendezvous: Open; where the other ranks look for the head.
+            start_deadline_s: From the start of the head until the last node has joined.
+            stage: Told what is waited for.
+        """
+        self._head = head
+        self._node_names = node_names
+        self._rendezvous = rendezvous
+        self._start_deadline_s = start_deadline_s
+        self._stage = stage
+        self._watcher: asyncio.Task[None] | None = None
+        self._loss: WorldError | None = None
+
+    async def __aenter__(self) -> Self:
+        self._deadline = time.monotonic() + self._start_deadline_s
+        try:
+            await self._start_head()
+            await self._wait_for_nodes()
+        except BaseException:
+            await self._stop()
+            raise
+        self._body = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._watch(), name="watching Ray's nodes")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watcher is not None
+        self._watcher.cancel()
+        if isinstance(error, EngineFailed) and len(self._node_names) > 1:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BLAME_S):
+                    while self._loss is None:
+                        self._loss = await self._find_loss()
+        await self._stop()
+        if self._loss is None:
+            return
+        if isinstance(error, asyncio.CancelledError):
+            assert self._body is not None
+            self._body.uncancel()
+            raise self._loss from None
+        if isinstance(error, EngineFailed):
+            raise self._loss from error
+
+    async def _start_head(self) -> None:
+        name = self._node_names[0]
+        self._stage(f"starting Ray on {name}")
+        self._rendezvous.create_token()
+        address = await in_daemon_thread(lambda: self._head.start_head(self._rendezvous.token_file))
+        while not await in_daemon_thread(lambda: is_listening(address)):
+            if not self._head.is_running or time.monotonic() > self._deadline:
+                in_time = f"within {self._start_deadline_s:g} s" if self._head.is_running else "but has ended"
+                raise WorldError(
+                    f"Ray did not start on {name} {in_time}.",
+                    log_tail(self._head.log),
+                    f"Is there room in {self._head.folder.parent} and /dev/shm? Raise backend.deadlines.start_s.",
+                )
+            await asyncio.sleep(_POLL_S)
+        self._rendezvous.announce_head(address)
+        with _signal_handlers_kept():
+            await in_daemon_thread(lambda: self._connect(address))
+
+    def _connect(self, address: str) -> None:
+        import ray
+        from ray._private import ray_constants
+
+        # Only so does Ray's client take the loopback for an address and not for this node's one in the network
+        ray_constants.ENABLE_RAY_CLUSTER = not address.startswith(f"{LOOPBACK}:")
+        _authenticate(self._rendezvous.token_file)
+        while not ray.is_initialized():
+            try:
+                ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+            except ConnectionError as error:  # its own limits are of a minute and less, which a busy machine may need
+                if self._head.is_running and time.monotonic() < self._deadline:
+                    time.sleep(_POLL_S)
+                    continue
+                raise WorldError(
+                    f"Ray started but did not let this process in: {error}",
+                    log_tail(self._head.log),
+                    "Is the machine overloaded or out of memory? Start the run again with run.resume=auto.",
+                ) from error
+
+    async def _wait_for_nodes(self) -> None:
+        last_stage = ""
+        while missing := await self._missing_nodes():
+            if failed := self._failed_nodes():
+                raise self._did_not_join(failed, "before it joined")
+            if time.monotonic() > self._deadline:
+                raise self._did_not_join(missing, f"within {self._start_deadline_s:g} s")
+            stage = f"waiting for {self._with_stages(missing)}"
+            if stage != last_stage:
+                self._stage(stage)
+                last_stage = stage
+            await asyncio.sleep(_POLL_S)
+
+    async def _watch(self) -> None:
+        while self._loss is None:
+            await asyncio.sleep(_WATCH_S)
+            self._loss = await self._find_loss()
+        assert self._body is not None
+        self._body.cancel()
+
+    async def _find_loss(self) -> WorldError | None:
+        """Look once whether every node is still there."""
+        if not self._head.is_running:
+            return self._lost([0])
+        if failed := self._failed_nodes():
+            return self._lost(failed)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                missing = await self._missing_nodes()
+        except TimeoutError:
+            return None
+        return self._lost(missing) if missing else None
+
+    async def _missing_nodes(self) -> list[int]:
+        """Indices of the nodes that Ray does not have (any more)."""
+        import ray
+
+        nodes = await in_daemon_thread(ray.nodes)
+        resources = {name for node in nodes if node["Alive"] for name in node["Resources"]}
+        return [index for index in range(len(self._node_names)) if pin_of(index) not in resources]
+
+    def _failed_nodes(self) -> list[int]:
+        """Indices of the nodes whose rank has said why it ended."""
+        reports = {index: self._rendezvous.report_of(index) for index in range(1, len(self._node_names))}
+        return [index for index, report in reports.items() if report and report.failure]
+
+    def _did_not_join(self, nodes: Sequence[int], when: str) -> WorldError:
+        return WorldError(
+            f"{self._with_stages(nodes)} did not join Ray {when}.",
+            self._log_tails(nodes),
+            f"Every node must reach {self._node_names[0]} over the network (cluster.network_interface) and see "
+            f"{self._rendezvous.folder}; backend.deadlines.start_s gives them more time.",
+        )
+
+    def _lost(self, nodes: Sequence[int]) -> WorldError:
+        names = " and ".join(self._node_names[index] for index in nodes)
+        return WorldError(
+            f"{names} is lost: Ray there has ended.",
+            self._log_tails(nodes),
+            "The run's checkpoints are complete: start it again with run.resume=auto, or let Slurm requeue the job.",
+        )
+
+    def _with_stages(self, nodes: Sequence[int]) -> str:
+        """Names of nodes and what they said last."""
+        said = {index: self._rendezvous.report_of(index) for index in nodes}
+        return " and ".join(
+            f"{self._node_names[index]} ({report.failure or report.stage})" if report else self._node_names[index]
+            for index, report in said.items()
+        )
+
+    def _log_tails(self, nodes: Sequence[int]) -> str:
+        return "\n".join(log_tail(self._log_of(index)) for index in nodes)
+
+    def _log_of(self, index: int) -> Path:
+        return self._head.log if index == 0 else self._rendezvous.log_of(self._node_names[index])
+
+    async def _stop(self) -> None:
+        import ray
+
+        if ray.is_initialized():  # not so while it still connects: that ends with the cluster
+            await in_daemon_thread(ray.shutdown)
+        _authenticate(None)
+        self._rendezvous.finish()  # not before: Ray would report every node that leaves
+        await in_daemon_thread(self._head.stop)
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Undo what `ray.init` does to this process's signal handlers, in Python and below it."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if handler is not None:
+                    signal.signal(number, handler)
+
+
+def _authenticate(token_file: Path | None) -> None:
+    """Have this process use a cluster's token, or none.
+
+    Ray keeps what it once read of these variables, so it is told to read them again; there is no public call for it
+    (Ray 2.60: `ray._private.authentication_test_utils` does the same).
+    """
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # its stub lacks both
+
+    if token_file is None:
+        os.environ.pop("RAY_AUTH_MODE", None)
+        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+    else:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_file)
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

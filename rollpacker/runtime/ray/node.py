@@ -1,0 +1,199 @@
+"""One node's share of a Ray: `ray start --block` under a guardian, with nothing that another Ray could meet.
+
+Free ports from the operating system, the token of this attempt, a short private folder, the resources that it is told
+and not those of the machine, no dashboard, no usage report. The guardian ends all of it when this process ends, however
+it ends (see `guardian.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.placing.planning import cluster_size
+from rollpacker.runtime.ray.node_address import LOOPBACK, free_port, node_address
+from rollpacker.runtime.ray.private_folder import PrivateFolder, private_folder
+
+_MEBIBYTE = 1 << 20
+_LOG_TAIL_LINES = 15
+_LOG_NOISE = "[state-dump]"
+"""Raylets write hundreds of such lines, also when they end."""
+_SEATS_PER_NODE = 10_000
+"""How many bundles may be pinned to a node: more than it will ever have."""
+
+_RAY_START = """\
+import os, sys, time
+sys.modules["grpc"] = None
+began, patience, sys.argv = time.monotonic(), float(sys.argv[1]), ["ray", *sys.argv[2:]]
+from ray._private import services
+from ray.scripts.scripts import main
+ask = services.get_node
+def get_node(*arguments):
+    while True:
+        try:
+            return ask(*arguments)
+        except RuntimeError:
+            waited = time.monotonic() - began
+            if waited > patience or waited > 30 and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                raise
+            time.sleep(0.1)
+services.get_node = get_node
+sys.exit(main())
+"""
+"""The `ray` command of this interpreter, whatever PATH says, after a word that is how many seconds to wait.
+
+It is to find no grpc: with that it would start a server for Ray's client, which nobody calls, and which takes a second
+of a core and a port that others may have. And it waits for its raylet as long as it is told: Ray 2.60 itself gives it
+30 s, which a busy machine needs for more than that, and has no setting for it. A part that has died is not waited for
+longer than by Ray itself.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOffer:
+    """One node and what Ray may use there."""
+
+    index: int
+    name: str
+    address: str
+    num_cpus: int
+    num_gpus: int
+    memory_bytes: int | None
+    """None where nobody limits it."""
+    object_store_mb: int
+
+
+def pin_of(index: int) -> str:
+    """Name the resource that only this node has: an actor that reserves one of it works there."""
+    return f"node-{index}"
+
+
+class RayNode:
+    """Starts, watches and ends Ray on this node."""
+
+    def __init__(self, offer: NodeOffer, *, patience_s: float, folder: PrivateFolder, log: Path) -> None:
+        """Prepare.
+
+        Args:
+            offer: This node.
+            patience_s: How long Ray's own parts may take to start.
+            folder: For Ray's session; this object's own from now on, until `stop` removes it.
+            log: What Ray itself says.
+        """
+        self.offer = offer
+        self.log = log
+        self.folder = folder.path
+        self._patience_s = patience_s
+        self._folder = folder
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    def start_head(self, token_file: Path) -> str:
+        """Start a Ray that asks for this token, and return where its head will listen."""
+        port = free_port(self.offer.address)
+        self._start(["--head", "--no-monitor"], {"--port": port, "--include-dashboard": "false"}, token_file)
+        return f"{self.offer.address}:{port}"
+
+    def join(self, head_address: str, token_file: Path) -> None:
+        """Become a node of the Ray whose head listens there."""
+        self._start([], {"--address": head_address}, token_file)
+
+    @property
+    def is_running(self) -> bool:
+        return self._guardian is not None and self._guardian.poll() is None
+
+    def stop(self) -> None:
+        """End every process of Ray on this node and remove its folder; returns when both have happened."""
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+        self._folder.remove()  # the guardian has emptied it, unless it never started
+
+    def _start(self, flags: list[str], options: dict[str, object], token_file: Path) -> None:
+        offer = self.offer
+        options |= {
+            "--node-ip-address": offer.address,
+            "--node-name": offer.name,
+            "--num-cpus": offer.num_cpus,
+            "--num-gpus": offer.num_gpus,
+            "--resources": json.dumps({pin_of(offer.index): _SEATS_PER_NODE}),
+            "--object-store-memory": offer.object_store_mb * _MEBIBYTE,
+            "--temp-dir": self._folder.sessions,
+            "--dashboard-agent-listen-port": 0,
+            "--include-log-monitor": "false",  # actors write logs of their own
+            "--log-style": "record",
+        }
+        if offer.memory_bytes is not None:
+            options["--memory"] = offer.memory_bytes - offer.object_store_mb * _MEBIBYTE
+        command = [sys.executable, "-c", _RAY_START, str(self._patience_s), "start", "--block", "--disable-usage-stats"]
+        command += flags
+        command += [str(part) for option in options.items() for part in option]
+        guardian = str(Path(__file__).with_name("guardian.py"))
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self._guardian = subprocess.Popen(  # noqa: S603  (our own command line)
+                [sys.executable, "-S", "-E", guardian, str(self.folder), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(token_file),
+                start_new_session=True,
+            )
+
+    def _environment(self, token_file: Path) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        own = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token_file),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "RAY_health_check_period_ms": "1000",  # by default, a node that is gone is noticed after 15 s
+            "RAY_worker_niceness": "0",  # by default 15: actors starve beside whatever else a node does
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self._folder.temporary_files),
+        }
+        if self.offer.address == LOOPBACK:
+            # Ray takes the loopback for an address only where it believes that a cluster cannot have several nodes
+            own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            own |= {name: inherited.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+            own["VLLM_HOST_IP"] = inherited.get("VLLM_HOST_IP", LOOPBACK)
+        if self.offer.memory_bytes is not None:
+            # Slurm watches over the job's memory; Ray would watch the machine's and end our actors for others' jobs
+            own["RAY_memory_monitor_refresh_ms"] = "0"
+        return inherited | own
+
+
+def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> RayNode:
+    """Prepare this node of an allocation, or this machine alone."""
+    settings = config.cluster or ClusterSection(name="none")
+    size = cluster_size(config, allocation)
+    name = allocation.node_name if allocation else socket.gethostname()
+    offer = NodeOffer(
+        index=allocation.rank if allocation else 0,
+        name=name,
+        address=node_address(name, settings.network_interface, is_alone=size.num_nodes == 1),
+        num_cpus=size.num_cpus,
+        num_gpus=size.num_gpus,
+        memory_bytes=allocation.memory_bytes if allocation else None,
+        object_store_mb=config.backend.object_store_mb,
+    )
+    folder = private_folder(settings.scratch, os.environ)
+    return RayNode(offer, patience_s=config.backend.deadlines.start_s, folder=folder, log=log)
+
+
+def log_tail(log: Path) -> str:
+    """The end of a log, for a message; says so when there is none."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return f"{log} does not exist."
+    telling = [line for line in lines if line.strip() and _LOG_NOISE not in line]
+    return "\n".join((f"The end of {log}:", *telling[-_LOG_TAIL_LINES:]))

@@ -1,0 +1,82 @@
+"""Where Ray's nodes talk: addresses that other nodes reach, and free ports."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+from rollpacker.core.errors import ConfigError
+
+_GET_INTERFACE_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux, see netdevice(7)."""
+LOOPBACK = "127.0.0.1"
+_ONLY_FROM_HERE = (LOOPBACK, "127.0.1.1")
+"""What many distributions let a machine's own name stand for."""
+
+
+def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
+    """Find this node's IPv4 address: of a network interface, or else of the node's name.
+
+    A node that is alone talks to itself, over the loopback, which nobody beyond it can reach.
+
+    Raises:
+        ConfigError: There is no such interface, or the name does not lead to an address that other nodes can reach.
+    """
+    if is_alone:
+        return LOOPBACK
+    if interface is not None:
+        return _address_of_interface(interface)
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        raise _unreachable(f"{name} has no address here ({error}).") from error
+    if address in _ONLY_FROM_HERE:
+        raise _unreachable(f"On {name} itself, its name stands for {address}, which other nodes cannot reach.")
+    return address
+
+
+def free_port(address: str) -> int:
+    """Let the operating system choose a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_listening(address: str) -> bool:
+    """Say whether anyone takes connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _address_of_interface(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", os.fsencode(interface)[:15])
+        try:
+            answer = fcntl.ioctl(probe, _GET_INTERFACE_ADDRESS, request)
+        except OSError as error:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(
+                f"cluster.network_interface={interface} has no IPv4 address on {socket.gethostname()} "
+                f"({error.strerror}).",
+                f"Its interfaces are {names}.",
+                "Choose one that all nodes have, or leave it out: then the addresses of the nodes' names are taken.",
+            ) from error
+    address = socket.inet_ntoa(answer[20:24])
+    if address in _ONLY_FROM_HERE:
+        raise _unreachable(f"cluster.network_interface={interface} is {address}, which other nodes cannot reach.")
+    return address
+
+
+def _unreachable(problem: str) -> ConfigError:
+    return ConfigError(
+        problem,
+        "Ray's nodes talk to each other over an address that each one has and the others reach.",
+        "Name the network by cluster.network_interface, such as cluster.network_interface=ib0.",
+    )

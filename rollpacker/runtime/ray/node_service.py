@@ -1,0 +1,115 @@
+"""What every rank but the first does: lend its node to the run, until rank 0 needs it no longer.
+
+    wait for the head -> start Ray here and join -> stay
+
+It ends in good order when rank 0 says `done`, and with the reason when Ray here has ended, or when nobody answers for
+the head any more. Signals of Slurm are rank 0's to answer: here they pass by.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import RollpackerError, WorldError
+from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.ray.node import RayNode, log_tail, node_here
+from rollpacker.runtime.ray.node_address import is_listening
+from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
+
+_POLL_S = 0.2
+_HEAD_SILENCE_S = 10.0
+"""Without the head for so long, rank 0 is taken for dead. Its last word, `done`, may reach us late over the network."""
+_RANK_0_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def serve_node(config: RunConfig, allocation: Allocation, rendezvous: Rendezvous) -> None:
+    """Serve until rank 0 is done.
+
+    Raises:
+        RollpackerError: Why this node could not join, or can serve no longer.
+    """
+    service = _Service(config, allocation, rendezvous)
+    with _signals_passing_by():
+        try:
+            service.run()
+        except RollpackerError as error:
+            service.report("ended", failure=error.problem)
+            raise
+
+
+class _Service:
+    """The stages of one rank."""
+
+    def __init__(self, config: RunConfig, allocation: Allocation, rendezvous: Rendezvous) -> None:
+        self._config = config
+        self._allocation = allocation
+        self._rendezvous = rendezvous
+        self._head_name = allocation.node_names[0]
+
+    def run(self) -> None:
+        self.report(f"waiting for {self._head_name}")
+        head_address = self._wait_for_head()
+        if head_address is None:
+            return
+        log = self._rendezvous.log_of(self._allocation.node_name)
+        node = node_here(self._config, self._allocation, log)
+        try:
+            self.report("starting Ray")
+            node.join(head_address, self._rendezvous.token_file)
+            self._stay(node, head_address)
+        finally:
+            node.stop()
+
+    def report(self, stage: str, failure: str = "") -> None:
+        report = NodeReport(node=self._allocation.node_name, stage=stage, failure=failure)
+        self._rendezvous.report(self._allocation.rank, report)
+
+    def _wait_for_head(self) -> str | None:
+        """Where the head listens; None when rank 0 ended before it had one."""
+        start_s = self._config.backend.deadlines.start_s
+        deadline = time.monotonic() + start_s
+        while not self._rendezvous.is_finished:
+            if address := self._rendezvous.head_address():
+                return address
+            if time.monotonic() > deadline:
+                raise WorldError(
+                    f"Ray's head did not appear on {self._head_name} within {start_s:g} s.",
+                    f"{self._allocation.node_name} waited for it in {self._rendezvous.folder}.",
+                    f"Look for the output of rank 0; does {self._head_name} see the same folder?",
+                )
+            time.sleep(_POLL_S)
+        return None
+
+    def _stay(self, node: RayNode, head_address: str) -> None:
+        last_answer = time.monotonic()
+        while not self._rendezvous.is_finished:
+            if not node.is_running:
+                raise WorldError(
+                    f"Ray has ended on {node.offer.name}.",
+                    log_tail(node.log),
+                    "The run's checkpoints are complete: start it again with run.resume=auto.",
+                )
+            if is_listening(head_address):
+                last_answer = time.monotonic()
+            elif time.monotonic() - last_answer > _HEAD_SILENCE_S:
+                raise WorldError(
+                    f"Nobody has answered at {head_address} on {self._head_name} for {_HEAD_SILENCE_S:g} s.",
+                    f"{node.offer.name} serves the run of rank 0, which is there.",
+                    "Start the run again with run.resume=auto.",
+                )
+            time.sleep(_POLL_S)
+
+
+@contextmanager
+def _signals_passing_by() -> Iterator[None]:
+    handlers = {number: signal.signal(number, lambda _number, _frame: None) for number in _RANK_0_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)

@@ -1,0 +1,183 @@
+"""How the planned actors of a run take their places: all together or not at all.
+
+All reservations are one placement group, so that a cluster too small fails at once and as a whole, instead of
+leaving the last actor waiting for resources that never come. Each one is pinned to the node that the plan gave it.
+Cores are reserved for each actor, GPUs for the run on each node: which actor sees which of them is the plan's (`Seat`),
+since Ray could not let an engine of several GPUs share some of them with the trainer.
+
+Where engines and trainer share GPUs, the engines start first and fall asleep before the trainer starts. Judges that
+share GPUs start between the two, and fall asleep likewise if theirs are the trainer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import ray
+from ray.util import placement_group
+from ray.util.placement_group import PlacementGroup
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import RollpackerError
+from rollpacker.core.ids import EngineId
+from rollpacker.protocols.backend import Surroundings
+from rollpacker.protocols.reward import RewardService, TurnTaking
+from rollpacker.protocols.trainer import TrainerRank
+from rollpacker.runtime.placing.actors import ClusterSize, PlacedActor
+from rollpacker.runtime.placing.host import has_mps_daemon
+from rollpacker.runtime.placing.planning import placed_actors
+from rollpacker.runtime.placing.topology import engine_gpus, replica_gpus, shared_by_judges, trainer_parts, turn_takers
+from rollpacker.runtime.ray.engine_seats import EngineSeats
+from rollpacker.runtime.ray.judge_seats import JudgeSeats
+from rollpacker.runtime.ray.judges import RoutedReward
+from rollpacker.runtime.ray.node import pin_of
+from rollpacker.runtime.ray.remote import RemoteReward, RemoteTrainer, Seat
+from rollpacker.runtime.ray.trainer_group import TrainerGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actors:
+    """The run's actors, started."""
+
+    seats: EngineSeats
+    """Of the engines, of every degree."""
+    ranks: Sequence[RemoteTrainer]
+    """Of the trainer; it is used through `trainer`."""
+    trainer: TrainerGroup
+    reward: RewardService
+    judges: TurnTaking | None
+    """Those of the reward on GPUs of a trainer that takes turns; asleep."""
+    gpus: Mapping[EngineId, tuple[int, ...]]
+    """The run's GPUs of each engine."""
+    trainer_parts: tuple[tuple[int, ...], ...]
+    """The run's GPUs of each part of the trainer that can work alone; none where it shares none with engines."""
+    turn_takers: tuple[EngineId, ...]
+    """Engines that share GPUs with the trainer; asleep."""
+
+    async def close(self, deadline_s: float) -> None:
+        """Let every actor end in order; one that does not is ended with Ray's session."""
+        engines = [engine.close() for engine in self.seats.holders()]
+        closings = [*engines, *(rank.close() for rank in self.ranks), self.reward.close()]
+        with suppress(TimeoutError, RollpackerError):
+            async with asyncio.timeout(deadline_s):
+                await asyncio.gather(*closings, return_exceptions=True)
+
+
+async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surroundings) -> Actors:
+    """Start every actor, side by side where nobody shares a GPU; when this returns, models are loaded.
+
+    Engines of other degrees than the configured one start before it, and sleep.
+    """
+    placed = placed_actors(config, size)
+    group = placement_group([*map(_bundle, placed), *_gpu_bundles(placed)], strategy="PACK")
+    deadline_s = config.backend.deadlines.start_s
+    await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
+    seats = _seats(config, group, placed, surroundings)
+    degrees = {EngineId(actor.name): actor.degree for actor in placed if actor.role == "engine"}
+    engines = EngineSeats(config, {name: seats[name] for name in degrees}, degrees, surroundings)
+    ranks = [RemoteTrainer(actor.name, seats[actor.name]) for actor in placed if actor.role == "trainer"]
+    rewards = {actor.name: RemoteReward(actor.name, seats[actor.name]) for actor in placed if actor.role == "reward"}
+    judges = JudgeSeats(
+        config, {EngineId(actor.name): seats[actor.name] for actor in placed if actor.role == "judge"}, surroundings
+    )
+    for actor in (*ranks, *rewards.values()):
+        surroundings.add_witness(actor.name, actor.stacks)
+    trainer = TrainerGroup(ranks, share=ray.put)
+    takers = tuple(EngineId(name) for name in turn_takers(config, placed))
+    judges_in_turns = tuple(EngineId(name) for name in turn_takers(config, placed, "judge"))
+    gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
+    waiting_judges = [*judges.holders] if shared_by_judges(placed) else []
+    if waiting_judges and not has_mps_daemon(os.environ):
+        surroundings.note(
+            "Judges share GPUs with others, and no daemon of CUDA's Multi-Process Service answers: they take time "
+            "slices in turn. `nvidia-cuda-mps-control -d` on every node lets them work side by side."
+        )
+    others = asyncio.gather(
+        engines.open(),
+        *(reward.start(config) for reward in rewards.values()),
+        judges.open(judge for judge in judges.holders if judge not in waiting_judges),
+    )
+    engines_s = deadline_s * engines.num_sets_started
+    if takers or waiting_judges:
+        await surroundings.within(engines_s, "engines and reward to start", others)
+        awake = engines.engines(config.engine.tensor_parallel)
+        asleep = asyncio.gather(*(engine.sleep() for name, engine in awake.items() if name in takers))
+        await surroundings.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
+        # one after the other: an engine measures how much memory is free while it starts
+        await surroundings.within(deadline_s, "judges to start", judges.open(waiting_judges))
+        await surroundings.within(deadline_s, "judges to leave their GPUs", judges.sleep(judges_in_turns))
+        await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks, gpus_of_replicas))
+    else:
+        everyone = asyncio.gather(others, _start_trainer(config, ranks, gpus_of_replicas))
+        await surroundings.within(engines_s, "engines, trainer and reward to start", everyone)
+    reward = RoutedReward(
+        config.reward,
+        rewards.get("reward"),
+        judges.holders,
+        surroundings.note,
+        replace_judge=judges.replace,
+        turn_takers=judges_in_turns,
+    )
+    return Actors(
+        seats=engines,
+        ranks=ranks,
+        trainer=trainer,
+        reward=reward,
+        judges=reward if judges_in_turns else None,
+        gpus=engine_gpus(placed, size.num_gpus),
+        trainer_parts=trainer_parts(config, placed, size.num_gpus),
+        turn_takers=takers,
+    )
+
+
+async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus: tuple[tuple[int, ...], ...]) -> None:
+    """`gpus` are those of each replica."""
+    if len(ranks) == 1:
+        await ranks[0].start(config, None)
+        return
+    rendezvous = await ranks[0].meeting_place()
+    await asyncio.gather(
+        *(
+            rank.start(
+                config,
+                TrainerRank(rank=index, num_ranks=len(ranks), rendezvous=rendezvous, replica_gpus=gpus),
+            )
+            for index, rank in enumerate(ranks)
+        )
+    )
+
+
+def _seats(
+    config: RunConfig, group: PlacementGroup, placed: Sequence[PlacedActor], surroundings: Surroundings
+) -> dict[str, Seat]:
+    logs = surroundings.logs.absolute()
+    beside_judges = shared_by_judges(placed)
+    return {
+        actor.name: Seat(
+            group=group,
+            index=index,
+            resources=actor.resources,
+            gpus=actor.gpus,
+            memory_taken=config.reward.judge.memory_share if actor.name in beside_judges else 0.0,
+            log=logs / f"{actor.name}.log",
+        )
+        for index, actor in enumerate(placed)
+    }
+
+
+def _bundle(actor: PlacedActor) -> dict[str, float]:
+    """What one seat holds beside its GPUs; Ray refuses an amount of zero."""
+    amounts = {"CPU": actor.resources.num_cpus, pin_of(actor.node): 1}
+    return {name: amount for name, amount in amounts.items() if amount > 0}
+
+
+def _gpu_bundles(placed: Sequence[PlacedActor]) -> list[dict[str, float]]:
+    """The GPUs that the run takes of each node."""
+    in_use: dict[int, set[int]] = {}
+    for actor in placed:
+        in_use.setdefault(actor.node, set()).update(actor.gpus)
+    return [{"GPU": len(gpus), pin_of(node): 1} for node, gpus in sorted(in_use.items()) if gpus]

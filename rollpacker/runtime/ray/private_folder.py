@@ -1,0 +1,111 @@
+"""A folder on the node itself that holds one Ray's session: short enough for sockets, and never left behind for long.
+
+Only its user may enter it. Ray opens to everyone the folder that it is told to use (mode 0777, without the sticky bit),
+so it is told to use one below. And the folder is made only where nobody else may rename it.
+
+Who made it holds its lock, and whoever ends Ray removes it. Where even that was killed (Slurm kills every process of a
+job at its end), the next one who makes a folder there finds the lock free and removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from string import Template
+
+from rollpacker.core.errors import WorldError
+
+_PREFIX = "rp-"
+_LOCK_FILE = "lock"
+_SESSIONS, _TEMPORARY_FILES = "r", "t"
+"""Short names, for the paths of sockets."""
+_LONGEST_SOCKET = f"/{_PREFIX}12345678/{_SESSIONS}/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
+_SOCKET_PATH_BYTES = 107
+"""Of an AF_UNIX address, see unix(7)."""
+LONGEST_SCRATCH_BYTES = _SOCKET_PATH_BYTES - len(_LONGEST_SOCKET)
+_ABANDONED_S = 60.0
+"""A younger folder whose lock is free may be one that is being made."""
+
+
+class PrivateFolder:
+    """A new folder of this process, which no other user may enter."""
+
+    def __init__(self, scratch: Path) -> None:
+        """Make it in `scratch`; raises OSError where that cannot be."""
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=scratch))
+        self._lock = (self.path / _LOCK_FILE).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.sessions = self.path / _SESSIONS
+        """What Ray makes, and opens to everyone who may enter the folder above."""
+        self.temporary_files = self.path / _TEMPORARY_FILES
+        """What stands for /tmp in Ray's processes: sockets of vLLM, code that torch compiles and runs."""
+        self.temporary_files.mkdir()
+
+    def remove(self) -> None:
+        """Remove what is left of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def private_folder(candidates: Sequence[str], environment: Mapping[str, str]) -> PrivateFolder:
+    """Make a folder in the first candidate that is writable and short enough.
+
+    Args:
+        candidates: Folders, in which $NAME stands for a variable; one that names an unset variable is passed over.
+        environment: The variables.
+    """
+    refused = []
+    for candidate in candidates:
+        scratch = Template(candidate).safe_substitute(environment)
+        if "$" in scratch or not scratch:
+            refused.append(f"{candidate} is not set")
+        elif len(os.fsencode(scratch)) > LONGEST_SCRATCH_BYTES:
+            refused.append(f"{scratch} is longer than {LONGEST_SCRATCH_BYTES} bytes")
+        elif open_folder := _open_to_everyone(Path(scratch).absolute()):
+            refused.append(f"every user may rename what others make in {open_folder} (its owner can `chmod +t` it)")
+        else:
+            try:
+                folder = PrivateFolder(Path(scratch).absolute())
+            except OSError as error:
+                refused.append(f"{scratch} is not writable ({error.strerror})")
+            else:
+                _remove_abandoned(folder.path.parent)
+                return folder
+    raise WorldError(
+        f"No folder for Ray's session: {'; '.join(refused)}.",
+        f"It is on the node itself, writable, and its path has at most {LONGEST_SCRATCH_BYTES} bytes, because that of "
+        f"a socket in it has at most {_SOCKET_PATH_BYTES}.",
+        "Put one in front of cluster.scratch, such as cluster.scratch=[/tmp].",
+    )
+
+
+def _open_to_everyone(folder: Path) -> Path | None:
+    """Find a folder on the way where everyone may write and no sticky bit keeps them off each other's files."""
+    for part in (folder, *folder.parents, *folder.resolve().parents):
+        with suppress(OSError):  # it is not there: then nothing can be made in it, which is said
+            mode = part.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return part
+    return None
+
+
+def _remove_abandoned(scratch: Path) -> None:
+    for folder in scratch.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # not ours, one that is held, or one just removed
+            if folder.lstat().st_uid == os.geteuid():
+                _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    lock_file = folder / _LOCK_FILE
+    with lock_file.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if time.time() - lock_file.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(folder, ignore_errors=True)

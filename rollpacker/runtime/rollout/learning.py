@@ -1,0 +1,151 @@
+"""One training step whose accepted groups may reach the trainer while the rollout still runs.
+
+    rollout   ├── all engines ──┼── those that are left ──┤
+    trainer                     ├─ stream: lent GPUs ─────┼─ the rest: all GPUs ─┼─ update ─┤
+
+    rollout   ├── all engines ────────────────────────────┤
+    trainer   ├─ stream: GPUs of its own ────────────────┼─ the rest ─┼─ update ─┤
+
+Invariant: every group of the batch is accumulated exactly once, and the update comes after the last one. An accepted
+group is final, so what streamed is never taken back; and the loss is a sum over samples divided by a constant that is
+known in advance (`BatchShape`), so the streamed step equals the unstreamed one. The trainer gets one call at a time.
+
+A stream that fails is told of at once: the rollout that still runs could not be trained.
+
+Source: RollPacker, section 4.4, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+from rollpacker.protocols.trainer import BatchShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from rollpacker.core.ids import PromptId
+    from rollpacker.protocols.backend import Within
+    from rollpacker.protocols.trainer import Trainer, UpdateMetrics
+    from rollpacker.runtime.rollout.interval_log import Diary
+    from rollpacker.runtime.rollout.round_record import RoundRecord
+
+
+class Learner:
+    """Trains one batch after the other.
+
+    Args:
+        trainer: Who learns.
+        max_response_tokens: The bound that enters the loss's constant.
+        within: Awaits an answer for so long, or ends the run with what was awaited.
+        deadline_s: Of one call of the trainer.
+        diary: Takes down when the trainer worked while the rollout ran.
+        on_failure: Told of the error that ended a stream.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        max_response_tokens: int,
+        within: Within,
+        deadline_s: float,
+        *,
+        diary: Diary,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._trainer = trainer
+        self._max_response_tokens = max_response_tokens
+        self._within = within
+        self._deadline_s = deadline_s
+        self._diary = diary
+        self._on_failure = on_failure
+        self._streaming: asyncio.Task[None] | None = None
+        self._accumulated: set[PromptId] = set()
+        self._has_news = asyncio.Event()
+        self._is_rollout_over = False
+        self.num_tokens_streamed = 0
+        """Response tokens of the last step that were accumulated, or begun to be, while its rollout ran."""
+
+    def stream(self, batch: RoundRecord, gpus: Collection[int] | None) -> None:
+        """Begin the step now, with the groups that are accepted and those that will be.
+
+        Either on lent GPUs, where the trainer sleeps so far, or (None) on GPUs of its own, where it is awake.
+        """
+        can_stream = gpus is None or len(gpus) > 0
+        if can_stream and batch.order is None and self._streaming is None:
+            self._streaming = asyncio.create_task(self._stream_or_tell(batch, gpus), name="stream training")
+
+    def group_accepted(self) -> None:
+        """Another group may be trained."""
+        self._has_news.set()
+
+    async def accumulate(self, batch: RoundRecord) -> None:
+        """Train what has not streamed, on all GPUs. The policy is as it was until `update`."""
+        if self._streaming is None:
+            await self._begin(batch)
+        else:
+            await self.end_streaming()
+            self._streaming, self._is_rollout_over = None, False
+        rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
+        if rest:
+            await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(rest))
+
+    async def end_streaming(self) -> None:
+        """Begin no further call of the stream, and wait for the one that runs."""
+        if self._streaming is not None:
+            self._is_rollout_over = True
+            self._has_news.set()
+            await self._streaming
+
+    async def update(self) -> UpdateMetrics:
+        """Let the policy learn from all that was accumulated."""
+        return await self._within(self._deadline_s, "the trainer's update", self._trainer.finish_step())
+
+    async def close(self) -> None:
+        """End a stream that no `accumulate` will end; what had streamed is lost with its step."""
+        streaming, self._streaming = self._streaming, None
+        if streaming is not None:
+            streaming.cancel()
+            await asyncio.gather(streaming, return_exceptions=True)
+
+    async def _begin(self, batch: RoundRecord) -> None:
+        self._accumulated, self.num_tokens_streamed = set(), 0
+        # a batch that is complete may be smaller than was planned: dynamic sampling at the end of the data
+        num_groups = batch.begin.num_prompts_needed if batch.order is None else len(batch.order)
+        shape = BatchShape(
+            step=batch.begin.step,
+            policy_version=batch.policy_version,
+            num_groups=num_groups,
+            num_responses=num_groups * batch.begin.num_responses_needed,
+            max_response_tokens=self._max_response_tokens,
+        )
+        await self._within(self._deadline_s, "the trainer to begin the step", self._trainer.begin_step(shape))
+
+    async def _stream_or_tell(self, batch: RoundRecord, gpus: Collection[int] | None) -> None:
+        try:
+            await self._stream(batch, gpus)
+        except Exception as error:
+            self._on_failure(error)
+            raise
+
+    async def _stream(self, batch: RoundRecord, gpus: Collection[int] | None) -> None:
+        if gpus is not None:
+            await self._within(self._deadline_s, "the trainer to take the lent GPUs", self._trainer.wake(gpus))
+        await self._begin(batch)
+        while not self._is_rollout_over:
+            # as many groups as lent GPUs: each replica has some, and the call is short, so that all GPUs soon share the
+            # rest; where no others are to come, all groups that are there, which pack best
+            num_begun = len(self._accumulated)  # in the order in which they were accepted
+            end = None if gpus is None else num_begun + len(gpus)
+            prompts = list(itertools.islice(batch.accepted, num_begun, end))
+            if not prompts:
+                self._has_news.clear()
+                await self._has_news.wait()
+                continue
+            groups = [batch.group(prompt) for prompt in prompts]
+            self._accumulated.update(prompts)
+            self.num_tokens_streamed += sum(response.num_tokens for group in groups for response in group.responses)
+            with self._diary.during("trainer", "trainer", "stream"):
+                await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(groups, gpus))

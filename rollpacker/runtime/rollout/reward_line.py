@@ -1,0 +1,156 @@
+"""The driver's line to the reward, on which a reward that stands still keeps nobody else waiting.
+
+    driver ── add, forget ──> this line ── score, forget: one call at a time ──> reward
+    driver <── on_verdicts ── this line <──────────── collect ────────────────── reward
+
+While a call stands, what comes meanwhile gathers here and goes out with the next one: no more than the responses of the
+round, which its record holds anyhow. How many a process of the reward has in hand at once is the reward's business
+(`reward.max_open`, `reward.judge.max_open`).
+
+Invariant: responses are handed over in order and once; none is after it was forgotten. A reward that has some in hand
+and brings no verdict until its deadline fails the run by the name of the one that it has had longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rollpacker.core.ids import Domain, RequestId
+    from rollpacker.protocols.reward import ResponseToScore, RewardService
+    from rollpacker.protocols.rollout import Verdict
+    from rollpacker.runtime.waiting.watchdog import Watchdog
+
+
+class RewardLine:
+    """Hands responses to the reward, and brings its verdicts.
+
+    Args:
+        reward: Who judges.
+        check_of: The name of a domain's reward, for a person.
+        watchdog: Reports a deadline that is over.
+        stall_s: How long the reward may be without a verdict while it has responses in hand.
+        on_verdicts: Told of what was judged.
+        on_error: Told of what ends the run.
+    """
+
+    def __init__(
+        self,
+        reward: RewardService,
+        *,
+        check_of: Callable[[Domain], str],
+        watchdog: Watchdog,
+        stall_s: float,
+        on_verdicts: Callable[[Sequence[Verdict]], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._reward = reward
+        self._check_of = check_of
+        self._watchdog = watchdog
+        self._stall_s = stall_s
+        self._on_verdicts = on_verdicts
+        self._on_error = on_error
+        self._loop = asyncio.get_running_loop()
+        self._to_score: list[ResponseToScore] = []
+        self._is_to_forget = False
+        self._open: dict[RequestId, tuple[Domain, float]] = {}
+        """Of each response without a verdict, the oldest first: its domain, and since when it has waited."""
+        self._last_verdict_at_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._calling: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._giving_up: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Listen to the reward."""
+        self._listening = asyncio.create_task(self._listen(), name="pump: verdicts")
+
+    async def stop(self) -> None:
+        """Leave the reward alone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [task for task in (self._calling, self._listening, self._giving_up) if task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def add(self, responses: Sequence[ResponseToScore]) -> None:
+        """Have responses judged."""
+        now = self._loop.time()
+        for response in responses:
+            self._open[response.request] = response.prompt.domain, now
+        self._to_score += responses
+        self._call()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._stall_s, self._look)
+
+    def forget(self) -> None:
+        """Drop what has no verdict: nobody needs it any more."""
+        if self._open:
+            self._open.clear()
+            self._to_score.clear()
+            self._is_to_forget = True
+            self._call()
+
+    def describe_wait(self) -> list[str]:
+        """What the reward has in hand, in words; nothing if that is nothing."""
+        if not self._open:
+            return []
+        request, (domain, since) = next(iter(self._open.items()))
+        what = f"the verdict of the reward ({self._check_of(domain)}) on sample {request.sample} of prompt"
+        since_when = f"which it has had for {self._loop.time() - since:.4g} s"
+        others = f", and on {len(self._open) - 1} more" if len(self._open) > 1 else ""
+        return [f"{what} {request.prompt.key!r}, {since_when}{others}"]
+
+    def _call(self) -> None:
+        if self._calling is None:
+            self._calling = asyncio.create_task(self._give_orders(), name="orders to the reward")
+
+    async def _give_orders(self) -> None:
+        """Give the reward one order after the other, until there is none."""
+        try:
+            while self._is_to_forget or self._to_score:
+                if self._is_to_forget:  # what is to be scored came later
+                    self._is_to_forget = False
+                    await self._reward.forget()
+                else:
+                    to_score, self._to_score = self._to_score, []
+                    await self._reward.score(to_score)
+            self._calling = None
+        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
+            self._on_error(error)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                verdicts = await self._reward.collect()
+                self._last_verdict_at_s = self._loop.time()
+                for verdict in verdicts:
+                    self._open.pop(verdict.request, None)
+                self._on_verdicts(verdicts)
+        except Exception as error:  # noqa: BLE001  (likewise)
+            self._on_error(error)
+
+    def _look(self) -> None:
+        """Give the reward up if it has stood still for too long."""
+        self._timer = None
+        if not self._open:
+            return
+        _, since = next(iter(self._open.values()))
+        due_s = max(since, self._last_verdict_at_s) + self._stall_s
+        if self._loop.time() < due_s:
+            self._timer = self._loop.call_at(due_s, self._look)
+        else:
+            self._giving_up = asyncio.create_task(self._give_up(), name="deadline of the reward")
+
+    async def _give_up(self) -> None:
+        try:
+            await self._watchdog.give_up(self._stall_s, " and ".join(self.describe_wait()))
+        except Exception as error:  # noqa: BLE001  (likewise)
+            self._on_error(error)

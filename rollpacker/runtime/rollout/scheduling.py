@@ -1,0 +1,188 @@
+"""What a configuration and its prompts tell the scheduler, and whether the prompts fill every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from rollpacker.config.keys import nearest
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import exact
+from rollpacker.core.errors import ConfigError, DataError
+from rollpacker.core.first_guess import DegreeCosts
+from rollpacker.core.ids import Domain, EngineId
+from rollpacker.core.quotas import apportion
+from rollpacker.core.settings import (
+    DynamicSamplingSettings,
+    ParallelismSettings,
+    RewardBudgetSettings,
+    SchedulerSettings,
+    StreamSettings,
+)
+from rollpacker.core.stream_scaling import can_lend
+from rollpacker.runtime.placing.fleets import costs_of, degrees_of
+
+NOTHING_TO_LEND = (
+    "it shares GPUs with engines, and no half of them has the GPUs of whole replicas, which could work alone"
+)
+"""Why `system.stream` changes nothing, where it does not."""
+
+
+def scheduler_settings(
+    config: RunConfig,
+    num_prompts_by_domain: Mapping[Domain, int],
+    degrees: Sequence[int] = (1,),
+    *,
+    trainer_parts: Sequence[tuple[int, ...]] = (),
+    costs: Sequence[DegreeCosts] = (),
+    prompt_tokens: int = 0,
+) -> SchedulerSettings:
+    """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts.
+
+    Args:
+        config: Which machines take part.
+        num_prompts_by_domain: In the order of the data.
+        degrees: Tensor-parallel degrees of which the backend has engines, the first one awake. The planner has nothing
+            to choose among fewer than two.
+        trainer_parts: The GPUs of each part of the trainer that can work alone; empty if it shares none with engines.
+        costs: What engines of each degree take for their work, where that is known: the planner's first guess.
+        prompt_tokens: Mean length of the prompts, for the same.
+
+    Raises:
+        ConfigError: A domain has no place in a batch.
+    """
+    weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
+        domain: Fraction(count) for domain, count in num_prompts_by_domain.items()
+    }
+    _check_places(config.rollout.num_prompts, weights)
+    return SchedulerSettings(
+        batching=config.system.batching,
+        num_prompts=config.rollout.num_prompts,
+        num_responses=config.rollout.num_responses,
+        eta_prompts=exact(config.system.eta_prompts),
+        eta_responses=exact(config.system.eta_responses),
+        overlap_rewards=config.system.reward != "batch",
+        domain_weights=tuple(weights.items()),
+        dynamic_sampling=(
+            DynamicSamplingSettings(
+                max_active_requests=config.system.max_active_requests,
+                max_launch_factor=exact(config.system.max_launch_factor),
+            )
+            if config.system.dynamic_sampling
+            else None
+        ),
+        reward_budget=_reward_budget(config) if config.system.reward == "scheduled" else None,
+        parallelism=(
+            ParallelismSettings(
+                degrees=tuple(sorted(degrees)),
+                initial=degrees[0],
+                costs=tuple(sorted(costs, key=lambda each: each.degree)),
+                prompt_tokens=prompt_tokens,
+            )
+            if config.system.planner and len(degrees) > 1
+            else None
+        ),
+        stream=_stream_settings(config, trainer_parts) if config.system.stream else None,
+    )
+
+
+def check_supply(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
+    """Judge whether the prompts fill every batch, in all and of each domain; gives what the scheduler will be told.
+
+    Raises:
+        DataError: There are too few.
+        ConfigError: Of a domain too few; or the configuration names domains that there are not.
+    """
+    return supplied_settings(config, enough_prompts(config, num_prompts_by_domain))
+
+
+def enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[Domain, int]:
+    """Give the counts back if they fill one batch; raises `DataError`."""
+    total = sum(counts.values())
+    if total < config.rollout.num_prompts:
+        raise DataError(
+            f"{_source(config)} has {_count(total, 'prompt')}, fewer than rollout.num_prompts="
+            f"{config.rollout.num_prompts}.",
+            "A prompt is in a batch once, so the data fills at least one batch.",
+            f"Add prompts, or set rollout.num_prompts={total} or lower.",
+        )
+    return counts
+
+
+def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
+    """Give what the scheduler is told, as far as the files say it; raises `ConfigError` for domains that do not fit."""
+    weights, domains = config.data.domain_weights, list(num_prompts_by_domain)
+    for key, name in [
+        *(("data.domain_weights", name) for name in weights),
+        *(("reward.domains", name) for name in config.reward.domains),
+    ]:
+        if name not in domains:
+            close = nearest(name, domains)
+            raise ConfigError(
+                f"{key} names `{name}`, which no prompt in {_source(config)} has as its domain.",
+                f"Its domains are {', '.join(domains)}.",
+                f"Write {key}.{close[0]}." if close else f"Leave out {key}.{name}.",
+            )
+    if weights and (unweighted := [domain for domain in domains if domain not in weights]):
+        raise ConfigError(
+            f"data.domain_weights has no weight for {', '.join(unweighted)}, so these prompts would never be trained.",
+            f"Every domain in {_source(config)} has a weight, or none has.",
+            f"Add data.domain_weights.{unweighted[0]}=..., or remove its prompts from the file.",
+        )
+    is_real = config.backend.name == "ray"
+    degrees = degrees_of(config) if is_real else (config.engine.tensor_parallel,)
+    settings = scheduler_settings(config, num_prompts_by_domain, degrees, costs=costs_of(config) if is_real else ())
+    for domain, quota in apportion(settings.num_prompts, dict(settings.domain_weights)).items():
+        if num_prompts_by_domain[domain] < quota:
+            raise ConfigError(
+                f"Domain `{domain}` has {_count(num_prompts_by_domain[domain], 'prompt')}, but fills {quota} places of "
+                "every batch.",
+                "A prompt is in a batch once.",
+                f"Add prompts of the domain, or lower data.domain_weights.{domain} or rollout.num_prompts.",
+            )
+    return settings
+
+
+def _check_places(num_prompts: int, weights: Mapping[Domain, Fraction]) -> None:
+    """Refuse a batch that has no place for some domain."""
+    for domain, num_places in apportion(num_prompts, weights).items():
+        if not num_places:
+            raise ConfigError(
+                f"Domain {domain!r} gets no place in a batch of rollout.num_prompts={num_prompts}: its share is "
+                f"{float(weights[domain] / sum(weights.values())):.2%}.",
+                "Each domain has at least one place in every batch, or its prompts would never be trained.",
+                f"Raise rollout.num_prompts or data.domain_weights.{domain}, or remove the domain's prompts.",
+            )
+
+
+def _reward_budget(config: RunConfig) -> RewardBudgetSettings:
+    """The paper's limits, none of them above what the run gives a test case at most."""
+    paper = RewardBudgetSettings()
+    reward = config.reward
+    longest_s = reward.timeout_s if reward.name == "modelled" else reward.sandbox.max_case_s
+    return replace(paper, min_limit_s=min(paper.min_limit_s, longest_s), max_limit_s=longest_s)
+
+
+def can_stream(
+    config: RunConfig, trainer_parts: Sequence[tuple[int, ...]], engines: Mapping[EngineId, tuple[int, ...]]
+) -> bool:
+    """Tell whether groups can ever stream to the trainer, by its parts' GPUs and the engines'."""
+    return not trainer_parts or can_lend(_stream_settings(config, trainer_parts), engines)
+
+
+def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]) -> StreamSettings:
+    adaptive = StreamSettings(replicas=tuple(trainer_parts), max_response_tokens=config.rollout.max_response_tokens)
+    if config.system.stream_at is None:
+        return adaptive
+    share = exact(config.system.stream_at)
+    return replace(adaptive, first_share=share, last_share=max(share, adaptive.last_share), must_fit=False)
+
+
+def _source(config: RunConfig) -> str:
+    """Where the prompts come from, in words."""
+    return ", ".join(str(file.path) for file in config.data.path) if config.data.path else "the workload"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,213 @@
+"""Checkpoints: everything that a later attempt needs to go on as if nothing had happened.
+
+    <run.dir>/checkpoints/step-000010/
+        meta.json                          step, run id, fingerprint, elapsed time, what the other files were
+        scheduler.json  order.json         snapshots of the machines and of the prompt order
+        trainer/                           model (Hugging Face files), optimizer, schedule, generators
+    <run.dir>/checkpoints/broken-step-000010/   what was no longer whole when a run was resumed
+
+A checkpoint is taken between steps, when no request is in flight, and holds the state after `step` finished steps. It
+is written under a temporary name and renamed, so a folder that is there was complete. Older ones go only after a newer
+one is on the disk. What became of it since is looked at before a run is resumed: a checkpoint that is no longer whole
+is kept under another name, and the newest whole one counts. Nothing that could be resumed is ever deleted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+
+from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, RollpackerError
+from rollpacker.metrics.files import publish_folder, remove_folder, remove_temporaries, storage_errors
+from rollpacker.paths import read_bytes
+from rollpacker.protocols.trainer import Trainer
+from rollpacker.runtime.run.file_records import FileRecords, find_change, record_files
+
+SCHEMA_VERSION = 1
+"""Of the files described above and of `run.json`; another version is refused."""
+
+META_FILE = "meta.json"
+
+_NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMeta:
+    """`meta.json`."""
+
+    schema_version: int
+    run_id: str
+    fingerprint: str
+    step: NonNegativeInt
+    """Finished steps."""
+    elapsed_s: FiniteFloat
+    """Time of all attempts until here."""
+    attempt: int
+    files: FileRecords = field(default_factory=dict)
+    """All others of the checkpoint; none where a version wrote it that did not record them."""
+
+
+_META = TypeAdapter(CheckpointMeta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint on the disk, its small parts loaded."""
+
+    folder: Path
+    meta: CheckpointMeta
+    scheduler: dict[str, Any]
+    order: dict[str, Any]
+
+    @property
+    def trainer_folder(self) -> Path:
+        return self.folder / "trainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenCheckpoint:
+    """A checkpoint on the disk that cannot be resumed."""
+
+    folder: Path
+    step: int
+    problem: str
+    """What is missing or changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCheckpoints:
+    """What there is to resume."""
+
+    newest: Checkpoint | None
+    """The newest whole one."""
+    broken: tuple[BrokenCheckpoint, ...]
+    """Those that are newer, the newest first; older ones are not looked at."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run. One writer at a time."""
+
+    def __init__(self, run_dir: Path, *, keep: int) -> None:
+        self._root = run_dir / "checkpoints"
+        self._keep = keep
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, ascending."""
+        names = [_NAME.fullmatch(path.name) for path in self._root.glob("step-*")]
+        return sorted(int(name[1]) for name in names if name)
+
+    def find(self, *, fingerprint: str | None = None) -> FoundCheckpoints:
+        """Look from the newest checkpoint back for one that is whole.
+
+        Args:
+            fingerprint: Of the run that they belong to; None takes those of any run.
+        """
+        broken: list[BrokenCheckpoint] = []
+        for step in reversed(self.steps()):
+            folder = self.folder(step)
+            try:
+                return FoundCheckpoints(newest=_load(folder, step, fingerprint), broken=tuple(broken))
+            except ValueError as error:
+                broken.append(BrokenCheckpoint(folder=folder, step=step, problem=str(error)))
+        return FoundCheckpoints(newest=None, broken=tuple(broken))
+
+    def set_aside(self, broken: BrokenCheckpoint) -> Path:
+        """Keep a broken checkpoint under a name that is not looked at; returns it."""
+        first = self._root / f"broken-{broken.folder.name}"
+        more = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+        kept = next(path for path in itertools.chain([first], more) if not path.exists())
+        with storage_errors(kept):
+            broken.folder.rename(kept)
+        return kept
+
+    def remove_unfinished(self) -> None:
+        """Delete what was not written to its end."""
+        remove_temporaries(self._root)
+
+    async def save(
+        self, meta: CheckpointMeta, *, scheduler: Mapping[str, Any], order: Mapping[str, Any], trainer: Trainer
+    ) -> None:
+        """Write a checkpoint, then remove those that are too old."""
+        self.remove_unfinished()
+        with publish_folder(self.folder(meta.step), durable=True) as folder:
+            (folder / "trainer").mkdir()
+            await trainer.save(folder / "trainer")
+            (folder / "scheduler.json").write_bytes(_to_json(scheduler))
+            (folder / "order.json").write_bytes(_to_json(order))
+            meta = replace(meta, files=record_files(folder))
+            (folder / META_FILE).write_bytes(_to_json(asdict(meta)))
+        for step in self.steps()[: -self._keep]:
+            remove_folder(self.folder(step))
+
+    def folder(self, step: int) -> Path:
+        """Where the checkpoint after so many steps is, or would be."""
+        return self._root / f"step-{step:06d}"
+
+
+def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
+    """Load a checkpoint; raises `ValueError` with what is wrong with it."""
+    try:
+        meta = _META.validate_json(read_bytes(folder / META_FILE), strict=True)
+    except FileNotFoundError:
+        raise ValueError(f"{META_FILE} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{META_FILE} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{META_FILE} is damaged: {where or 'it'}: {first['msg']}") from error
+    if meta.schema_version != SCHEMA_VERSION:
+        raise ValueError(f"{META_FILE} has schema version {meta.schema_version}, not {SCHEMA_VERSION}")
+    if meta.step != step:
+        raise ValueError(f"{META_FILE} says that it is of step {meta.step}")
+    if fingerprint is not None and meta.fingerprint != fingerprint:
+        raise ValueError("it belongs to another run")
+    if problem := find_change(folder, meta.files):
+        raise ValueError(problem)
+    scheduler, order = _read_object(folder / "scheduler.json"), _read_object(folder / "order.json")
+    return Checkpoint(folder=folder, meta=meta, scheduler=scheduler, order=order)
+
+
+def _to_json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read_bytes(file))
+    except FileNotFoundError:
+        raise ValueError(f"{file.name} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file.name} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} is damaged: it is no JSON object")  # noqa: TRY004  what a file holds
+    return content
+
+
+def with_way_back(
+    error: PolicyDiverged | RepeatedFailure, checkpoints: CheckpointStore, policy_version: int
+) -> RollpackerError:
+    """Say from which checkpoint to go on when the policy is of no use.
+
+    What the trainer refuses it has not saved. Engines that fail alike may fail of the weights that they hold, which a
+    checkpoint may hold, too. Other settings are another run, which cannot resume this one: it takes the model alone.
+    """
+    steps = checkpoints.steps()
+    sound = [step for step in steps if isinstance(error, PolicyDiverged) or step < policy_version]
+    suspect = [str(checkpoints.folder(step)) for step in steps if step not in sound]
+    way = [f"The weights that failed are in {' and '.join(suspect)}."] if suspect else []
+    if sound:
+        model = checkpoints.folder(sound[-1]) / "trainer" / "model"
+        way.append(f"The last ones before are in {model}: give it as model.path to a run in another run.dir.")
+    else:
+        way.append("There is no checkpoint of earlier ones: start again in another run.dir.")
+    return type(error)(error.problem, error.allowed, "\n".join([error.remedy, *way]).strip())

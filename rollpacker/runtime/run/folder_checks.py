@@ -1,0 +1,141 @@
+"""Whether a run may write into its `run.dir`; train, check and doctor ask here.
+
+Nothing is created.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.config.record import CONFIG_FILE
+from rollpacker.core.errors import ConfigError
+from rollpacker.paths import kind_of, real_path, special_kind
+from rollpacker.runtime.run.run_folder import RUN_FILE
+from rollpacker.runtime.run.status import STATUS_FILE
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+
+_SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
+"""Whose files are not on a disk."""
+_MEMORY = "/dev/shm"  # noqa: S108  it is a file system like any other
+_FILES = (RUN_FILE, CONFIG_FILE, STATUS_FILE, "lock")
+_FOLDERS = ("checkpoints", "metrics", "events", "logs", "jobs")
+"""What a run makes in its folder."""
+_LONGEST_NAME = 255
+"""Bytes of a part of a path: NAME_MAX of Linux's file systems."""
+_LONGEST_PATH = 3500
+"""Bytes: PATH_MAX is 4,096, and a run's files have names of their own."""
+
+
+def check_run_dir(config: RunConfig) -> None:
+    """Refuse a `run.dir` into which nobody should write, or cannot."""
+    check_folder("run.dir", config.run.dir)
+    _check_own_names(config.run.dir)
+    _check_inputs(config, real_path(config.run.dir))
+
+
+def check_folder(key: str, folder: Path) -> None:
+    """Refuse what cannot be a folder that a command writes into."""
+    _check_text(key, folder)
+    kind = special_kind(folder) if not folder.is_dir() else ""
+    if kind or folder.is_file():
+        raise ConfigError(
+            f"{key}={folder} is {kind or 'a file'}.",
+            "It is a folder, which is made if need be.",
+            f"Choose another {key}.",
+        )
+    resolved = real_path(folder)
+    inside = next((name for name in _SYSTEM_FOLDERS if resolved.is_relative_to(name)), None)
+    if resolved == Path("/") or (inside and not resolved.is_relative_to(_MEMORY)):
+        raise ConfigError(
+            f"{key}={folder} is in {inside}." if inside else f"{key}={folder} is the root of all files.",
+            "It is a folder of its own on a disk.",
+            f"Choose another {key}, such as {key}=runs/NAME.",
+        )
+    check_creatable(key, folder)
+
+
+def check_creatable(key: str, path: Path) -> None:
+    """Look at the nearest thing that exists: it must be a folder that lets this process create what is missing."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if existing != path and not existing.is_dir():
+        raise ConfigError(
+            f"{key}={path} cannot be created: {existing} is a file.",
+            "Above it are only folders.",
+            f"Choose another {key}.",
+        )
+    needed = os.W_OK | os.X_OK if existing.is_dir() else os.W_OK
+    if not os.access(existing, needed, effective_ids=True):
+        raise ConfigError(
+            f"{key}={path} cannot be written: {existing} does not let you.",
+            "The nearest part of the path that exists must be writable.",
+            f"Choose another {key}, or change the permissions.",
+        )
+
+
+def _check_text(key: str, folder: Path) -> None:
+    text = str(folder)
+    if not text.isprintable():
+        raise ConfigError(
+            f"{key}={text!r} holds characters that cannot be printed.",
+            "A path in letters, digits and signs; line breaks and escape codes would garble every message about it.",
+            f"Choose another {key}.",
+        )
+    if text.startswith("~") or re.search(r"\$\w|\$\{", text):
+        raise ConfigError(
+            f"{key}={text} would be taken literally: no shell has replaced `~` or `$NAME` in it.",
+            "A path as it is on the disk.",
+            "Write it without single quotes and with $HOME for `~`, or name a variable as ${oc.env:HOME}.",
+        )
+    if len(os.fsencode(text)) > _LONGEST_PATH or any(len(os.fsencode(part)) > _LONGEST_NAME for part in folder.parts):
+        raise ConfigError(
+            f"{key}={text[:60]}... is too long: {len(os.fsencode(text)):,} bytes.",
+            f"A path has at most {_LONGEST_PATH:,} bytes, and each name in it {_LONGEST_NAME}.",
+            f"Choose a shorter {key}.",
+        )
+
+
+def _check_own_names(run_dir: Path) -> None:
+    """Refuse what stands where a run writes files and folders of its own: it would be found after the first step."""
+    for names, is_right, wanted in ((_FILES, Path.is_file, "file"), (_FOLDERS, Path.is_dir, "folder")):
+        for path in (run_dir / name for name in names):
+            if not (path.exists() or path.is_symlink()) or is_right(path):
+                continue
+            is_there = real_path(path).exists()
+            kind = kind_of(path.stat().st_mode) if is_there else "a link to nothing"
+            raise ConfigError(
+                f"{path} is {kind}.",
+                f"A run writes a {wanted} of this name into its run.dir.",
+                "Move it away, or choose another run.dir.",
+            )
+
+
+def _check_inputs(config: RunConfig, resolved: Path) -> None:
+    for key, model in (("model.path", config.model.path), ("reward.judge.model.path", config.reward.judge.model.path)):
+        if model is not None and (model / "config.json").is_file() and resolved.is_relative_to(real_path(model)):
+            raise ConfigError(
+                f"run.dir={config.run.dir} is in {key}={model}.",
+                "A model's folder holds nothing but the model.",
+                "Choose another run.dir, such as runs/NAME.",
+            )
+    if (resolved / RUN_FILE).exists():
+        return  # a run's own folder: its checkpoint may be the model of the next run, but not of this one
+    for key, path in _inputs(config):
+        if path.exists() and real_path(path).is_relative_to(resolved):
+            raise ConfigError(
+                f"run.dir={config.run.dir} holds {key}={path}.",
+                "A run has a folder of its own, which may be deleted as a whole.",
+                f"Choose another run.dir, such as {config.run.dir / 'runs' / 'NAME'}.",
+            )
+
+
+def _inputs(config: RunConfig) -> Iterator[tuple[str, Path]]:
+    for file in config.data.path or ():
+        yield "data.path", file.path
+    if config.model.path is not None and (config.model.path / "config.json").is_file():
+        yield "model.path", config.model.path

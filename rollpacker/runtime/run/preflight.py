@@ -1,0 +1,243 @@
+"""Judges a run by what is on this machine, before anything starts: model, prompts, run directory, earlier attempts.
+
+Nothing is created, and this process loads neither torch nor ray, so `rollpacker check` answers at once and a mistake
+never costs a start. All mistakes found are reported together.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rollpacker.config.effects import keys_without_effect
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import ConfigError, ModelError, UserError
+from rollpacker.core.ids import Domain
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.chat_templates import check_chat
+from rollpacker.data.json_files import read_object
+from rollpacker.data.model_files import check_model_files
+from rollpacker.data.prompts import load_prompts
+from rollpacker.data.weight_files import read_tensors, weight_files
+from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
+from rollpacker.paths import special_kind
+from rollpacker.protocols.backend import ModelFacts, ModelledCluster, Prospect
+from rollpacker.rewards.factory import check_references
+from rollpacker.rewards.judge.reading import check_rubrics
+from rollpacker.rewards.sandbox.installed import check_sandbox
+from rollpacker.runtime.job.allocation import current_allocation
+from rollpacker.runtime.placing.actors import ClusterSize
+from rollpacker.runtime.placing.model_fit import ModelFit, judge_fit
+from rollpacker.runtime.placing.planning import cluster_size
+from rollpacker.runtime.rollout.scheduling import enough_prompts, supplied_settings
+from rollpacker.runtime.run.folder_checks import check_run_dir
+from rollpacker.runtime.run.run_folder import find_resumable
+from rollpacker.runtime.run.trackers import check_trackers
+from rollpacker.trainers.megatron.installed import check_megatron
+
+Found = TypeVar("Found")
+
+MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""How Hugging Face configurations name the longest sequence of a model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A legal run and what it will work with."""
+
+    model: ModelFacts
+    num_prompts_by_domain: Mapping[Domain, int]
+    """In the order of the file; before prompts that are too long are dropped."""
+    settings: SchedulerSettings
+    cluster: ClusterSize | ModelledCluster
+    fit: ModelFit | None
+    """None where the model's sizes are not known, and in a modelled run."""
+    finished_steps: int
+    """Of an earlier attempt that this one continues; 0 starts from the beginning."""
+    notes: tuple[str, ...]
+    """What a person may have meant otherwise."""
+
+
+class RealProspect:
+    """What the files and the resources of this machine say of a run; implements `Prospect`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    def model(self) -> ModelFacts:
+        return _model_facts(self._config)
+
+    def num_prompts_by_domain(self) -> Mapping[Domain, int]:
+        prompts = load_prompts(self._config.data.files)
+        check_references(self._config.reward, prompts)
+        check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
+        check_chat(self._config.data, self._config.model.directory, prompts)
+        return dict(Counter(prompt.domain for prompt in prompts))
+
+    def cluster(self) -> ClusterSize:
+        return cluster_size(self._config, current_allocation(os.environ))
+
+
+ProspectOf = Callable[[RunConfig], Prospect[ClusterSize | ModelledCluster]]
+"""Chooses who foresees a run."""
+
+
+def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
+    """Judge a run; raises a `UserError` that lists every mistake found."""
+    prospect = prospect_of(config)
+    mistakes: list[UserError] = []
+
+    def look(check: Callable[[], Found]) -> Found | None:
+        try:
+            return check()
+        except UserError as mistake:
+            mistakes.append(mistake)
+            return None
+
+    model = look(prospect.model)
+    num_prompts_by_domain = look(lambda: enough_prompts(config, prospect.num_prompts_by_domain()))
+    settings = None
+    if num_prompts_by_domain is not None:
+        settings = look(lambda: supplied_settings(config, num_prompts_by_domain))
+    cluster = look(prospect.cluster)
+    fit = (
+        look(lambda: judge_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
+        if config.backend.name == "ray" and model is not None
+        else None
+    )
+    finished_steps = look(lambda: _finished_steps(config))
+    look(lambda: _check_engine(config))
+    look(lambda: _check_trainer(config))
+    look(lambda: _check_reward(config))
+    look(lambda: _check_judge(config))
+    look(lambda: _check_input_files(config))
+    look(lambda: check_run_dir(config))
+    look(lambda: check_trackers(config.tracker))
+    raise_mistakes(mistakes)
+    assert model is not None
+    assert num_prompts_by_domain is not None
+    assert settings is not None
+    assert cluster is not None
+    assert finished_steps is not None
+    return Outlook(
+        model=model,
+        num_prompts_by_domain=num_prompts_by_domain,
+        settings=settings,
+        cluster=cluster,
+        fit=fit,
+        finished_steps=finished_steps,
+        notes=keys_without_effect(config),
+    )
+
+
+def judge_all(configs: Sequence[RunConfig], prospect_of: ProspectOf = RealProspect) -> tuple[Outlook, ...]:
+    """Judge every point of a multirun; a mistake that several points share is said once."""
+    outlooks: list[Outlook] = []
+    mistakes: dict[str, UserError] = {}
+    for config in configs:
+        try:
+            outlooks.append(judge(config, prospect_of))
+        except UserError as mistake:
+            mistakes.setdefault(str(mistake), mistake)
+    raise_mistakes(list(mistakes.values()))
+    return tuple(outlooks)
+
+
+def _model_facts(config: RunConfig) -> ModelFacts:
+    path = config.model.directory
+    check_model_files(path, can_ask=_runs_in_this_environment(config))
+    description = read_object(path / "config.json")
+    max_positions = _max_positions(path)
+    needed = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    if max_positions is not None and needed > max_positions:
+        remaining = max_positions - config.rollout.max_response_tokens
+        raise ConfigError(
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.max_response_tokens="
+            f"{config.rollout.max_response_tokens} add up to {needed} tokens.",
+            f"The model in {path} has {max_positions} positions.",
+            f"Set data.max_prompt_tokens={remaining} or lower; longer prompts are dropped."
+            if remaining > 0
+            else f"Set rollout.max_response_tokens below {max_positions}.",
+        )
+    tensors = read_tensors(path)
+    return ModelFacts(
+        architecture=str(next(iter(description.get("architectures") or ()), description["model_type"])),
+        num_parameters=None if tensors is None else sum(math.prod(tensor.shape) for tensor in tensors.values()),
+        num_weight_bytes=sum(file.stat().st_size for file in weight_files(path)),
+        max_positions=max_positions,
+    )
+
+
+def _check_engine(config: RunConfig) -> None:
+    if _runs_in_this_environment(config) and config.engine.name == "vllm":
+        check_vllm(config.engine.vllm)
+
+
+def _check_trainer(config: RunConfig) -> None:
+    if _runs_in_this_environment(config) and config.trainer.name == "megatron":
+        check_megatron()
+
+
+def _check_reward(config: RunConfig) -> None:
+    if _runs_in_this_environment(config) and config.backend.name == "ray" and "sandbox" in config.reward.names:
+        check_sandbox(config.reward.sandbox)
+
+
+def _check_judge(config: RunConfig) -> None:
+    judge = config.reward.judge
+    if config.backend.name == "sim" or not config.reward.has_judge:
+        return
+    if judge.engine == "vllm" and _runs_in_this_environment(config):
+        check_vllm_installed("reward.judge.engine=vllm", "reward.judge.engine=torch")
+    max_positions = _max_positions(judge.model.directory)
+    if max_positions is not None and judge.max_prompt_tokens >= max_positions:
+        raise ConfigError(
+            f"reward.judge.max_prompt_tokens={judge.max_prompt_tokens}, and the verdict is one token more.",
+            f"The judge's model in {judge.model.path} has {max_positions} positions.",
+            f"Set reward.judge.max_prompt_tokens={max_positions - 1} or lower; longer responses lose their middle.",
+        )
+
+
+def _max_positions(path: Path) -> int | None:
+    """The longest sequence of a model; None where its configuration does not say, or says nothing at all."""
+    try:
+        description = read_object(path / "config.json")
+    except ModelError:
+        return None  # whoever looks at the model's files says what is wrong with them
+    text_model = description.get("text_config", description)
+    return next((text_model[key] for key in MAX_POSITIONS_KEYS if isinstance(text_model.get(key), int)), None)
+
+
+def _runs_in_this_environment(config: RunConfig) -> bool:
+    """Say whether actors see the libraries that this process sees; an image has its own."""
+    has_image = config.cluster is not None and config.cluster.container.image is not None
+    return config.backend.name == "ray" and not has_image
+
+
+def _check_input_files(config: RunConfig) -> None:
+    """Refuse a profile that is no file. Templates are read anyway, and so is the profile of a modelled cluster."""
+    files = {
+        "engine.profile": config.engine.profile,
+        "hardware.profile": config.hardware.profile if config.hardware and config.backend.name != "sim" else None,
+    }
+    mistakes = [
+        ConfigError(
+            f"{key}={path} {f'is {kind}' if (kind := special_kind(path)) else 'is no file'}.",
+            "It names a file that is read before the run starts.",
+            f"Correct {key}, or leave it out.",
+        )
+        for key, path in files.items()
+        if path is not None and (special_kind(path) or not path.is_file())
+    ]
+    raise_mistakes(mistakes)
+
+
+def _finished_steps(config: RunConfig) -> int:
+    newest = find_resumable(config).newest
+    return newest.meta.step if newest else 0

@@ -1,0 +1,420 @@
+"""What a person can follow while a run goes on: one screen in a terminal, one line per step elsewhere.
+
+Invariant: progress only shows. It takes the same rows that go into the tables `steps` and `domains`, knows nothing
+else, and a run without it makes the same files. A stage is named when it begins, so that a run that hangs says where.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rollpacker.core.errors import Departed, Interrupted
+from rollpacker.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    Row = Mapping[str, Any]
+
+MOVING_AVERAGE_STEPS = 8
+"""Reward and time left are averaged over so many steps: single batches are noisy, and long rounds differ."""
+
+RECENT_STEPS = 6
+"""Steps in the live table; the screen stays below the 24 lines of a small terminal."""
+
+SPARKLINE_WIDTH = 32
+"""Characters; with its label and both rewards it fits into 80 columns."""
+
+MAX_WIDTH = 100
+"""Columns; wider tables are harder to read."""
+
+HEADER_EVERY_LINES = 20
+"""Plain lines between two headers: one is always on the screen."""
+
+REFRESHES_PER_SECOND = 4
+
+
+class Progress(Protocol):
+    """Shows a run. All calls return at once."""
+
+    def begin_run(self, title: str, num_steps: int) -> None: ...
+
+    def stage(self, name: str, detail: str = "") -> None:
+        """A stage begins, such as `starting Ray` or `rollout`; the last one is over."""
+
+    def rollout(self, done: int, needed: int) -> None:
+        """So many prompts of the batch are complete."""
+
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        """A step is over; `row` is its row of the `steps` table, `domains` are those of the `domains` table."""
+
+    def note(self, text: str) -> None:
+        """Say something once that a person should know."""
+
+    def end_run(self, summary: str = "") -> None:
+        """The run is complete."""
+
+    def fail(self, error: BaseException) -> None:
+        """The run ends early; whoever caught the error explains it."""
+
+
+def make_progress(
+    mode: Literal["auto", "live", "plain", "none"],
+    *,
+    console: Terminal | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> Progress:
+    """Choose how to show a run: `auto` is live in a terminal and plain elsewhere. `now` gives seconds."""
+    if mode == "none":
+        return SilentProgress()
+    console = console or Terminal(force_terminal=True if mode == "live" else None)
+    is_live = mode == "live" or (mode == "auto" and console.is_terminal and not console.is_dumb_terminal)
+    return LiveProgress(console, now) if is_live else PlainProgress(console, now)
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def begin_run(self, title: str, num_steps: int) -> None: ...
+
+    def stage(self, name: str, detail: str = "") -> None: ...
+
+    def rollout(self, done: int, needed: int) -> None: ...
+
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def end_run(self, summary: str = "") -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class PlainProgress:
+    """Prints one line per step, and the stages until the first step is over."""
+
+    def __init__(self, console: Terminal, now: Callable[[], float]) -> None:
+        self._console = console
+        self._now = now
+        self._history = RunHistory(began_at_s=now())
+        self._stages_told: set[str] = set()
+
+    def begin_run(self, title: str, num_steps: int) -> None:
+        self._history = RunHistory(title=title, num_steps=num_steps, began_at_s=self._now())
+        self._stages_told = set()
+        self._print(f"{title}: {num_steps} steps")
+
+    def stage(self, name: str, detail: str = "") -> None:
+        self._history.enter_stage(name, detail, self._now())
+        if not self._history.rows and name not in self._stages_told:
+            self._stages_told.add(name)
+            self._print(f"  {name}{f' ({detail})' if detail else ''} ...")
+
+    def rollout(self, done: int, needed: int) -> None:
+        self._history.rollout = (done, needed)
+
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        if len(self._history.rows) % HEADER_EVERY_LINES == 0:
+            names = [f"{column.name:>{column.width}}" for column in COLUMNS]
+            self._print(" ".join([*names, "    left"]))
+        self._history.finish_step(row, domains, self._now())
+        cells = [f"{column.text(self._history, -1):>{column.width}}" for column in COLUMNS]
+        self._print(" ".join([*cells, f"{format_duration(self._history.time_left_s(self._now())):>8}"]))
+        if len(domains) > 1:
+            self._print(f"{'':>11} {', '.join(_domain_in_brief(domain) for domain in domains)}")
+
+    def note(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+    def end_run(self, summary: str = "") -> None:
+        self._print(summary or self._history.summary(self._now()))
+
+    def fail(self, error: BaseException) -> None:
+        self._print(self._history.describe_failure(error, self._now()))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+
+class LiveProgress:
+    """Redraws one screen."""
+
+    def __init__(self, console: Terminal, now: Callable[[], float]) -> None:
+        self._console = console
+        self._now = now
+        self._history = RunHistory(began_at_s=now())
+        self._outcome: Text | None = None
+        self._live: Live | None = None
+
+    def begin_run(self, title: str, num_steps: int) -> None:
+        self._history = RunHistory(title=title, num_steps=num_steps, began_at_s=self._now())
+        self._outcome = None
+        self._live = Live(
+            console=self._console,
+            get_renderable=self.screen,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            vertical_overflow="crop",
+        )
+        self._live.start()
+
+    def stage(self, name: str, detail: str = "") -> None:
+        self._history.enter_stage(name, detail, self._now())
+
+    def rollout(self, done: int, needed: int) -> None:
+        self._history.rollout = (done, needed)
+
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        self._history.finish_step(row, domains, self._now())
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(f"note: {text}", style="yellow"))
+
+    def end_run(self, summary: str = "") -> None:
+        self._end(Text(summary or self._history.summary(self._now()), style="bold green"))
+
+    def fail(self, error: BaseException) -> None:
+        self._end(Text(self._history.describe_failure(error, self._now()), style="bold red"))
+
+    def _end(self, outcome: Text) -> None:
+        self._outcome = outcome
+        if self._live is None:
+            self._console.print(outcome)
+        else:
+            self._live.stop()
+            self._live = None
+
+    def screen(self) -> RenderableType:
+        """Draw the run as it stands."""
+        history = self._history
+        parts: list[RenderableType] = [self._run_line(), self._outcome or self._stage_line()]
+        if history.rows:
+            parts += [Text(), self._reward_line(), *self._domain_lines(), Text(), self._recent_steps()]
+        width = min(self._console.width, MAX_WIDTH)
+        title = Text(history.title, style="bold")
+        return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
+
+    def _run_line(self) -> RenderableType:
+        history = self._history
+        elapsed = format_duration(self._now() - history.began_at_s)
+        line = Table.grid(padding=(0, 2), expand=True)
+        for ratio in (None, 1, None, None):
+            line.add_column(ratio=ratio, no_wrap=True)
+        line.add_row(
+            Text(f"step {history.num_finished}/{history.num_steps}", style="bold"),
+            ProgressBar(
+                total=max(history.num_steps, 1),
+                completed=history.num_finished,
+                complete_style="green",
+                finished_style="green",
+            ),
+            Text(f"elapsed {elapsed}"),
+            Text(f"left {format_duration(history.time_left_s(self._now()))}", style="bold"),
+        )
+        return line
+
+    def _stage_line(self) -> RenderableType:
+        history = self._history
+        waited = Text(format_duration(self._now() - history.stage_began_at_s), style="dim")
+        name = Text(history.stage or "starting", style="cyan")
+        if history.stage_detail:
+            name.append(f" ({history.stage_detail})", style="dim")
+        line = Table.grid(padding=(0, 2), expand=True)
+        if history.rollout is None:
+            for ratio in (None, 1):
+                line.add_column(ratio=ratio, no_wrap=True)
+            line.add_row(name, waited)
+            return line
+        done, needed = history.rollout
+        for ratio in (None, 1, None, None):
+            line.add_column(ratio=ratio, no_wrap=True)
+        bar = ProgressBar(total=max(needed, 1), completed=done, complete_style="cyan", finished_style="cyan")
+        line.add_row(name, bar, Text(f"{done}/{needed} prompts"), waited)
+        return line
+
+    def _reward_line(self) -> RenderableType:
+        rewards = [row["reward_mean"] for row in self._history.rows]
+        can_draw = self._console.encoding.lower().startswith("utf")
+        return Text.assemble(
+            ("reward  ", "bold"),
+            f"{rewards[0]:.3f} ",
+            (sparkline(rewards, SPARKLINE_WIDTH) if can_draw else "...", "green"),
+            f" {rewards[-1]:.3f}",
+            (f"   mean of {min(len(rewards), MOVING_AVERAGE_STEPS)}: ", "dim"),
+            (f"{self._history.reward_average(-1):.3f}", "bold green"),
+        )
+
+    def _domain_lines(self) -> list[RenderableType]:
+        """The domains of the last step, when there are several; long lists are cut at the panel's edge."""
+        domains = self._history.domains
+        if len(domains) < 2:  # noqa: PLR2004 of one domain the line above tells everything
+            return []
+        in_brief = ", ".join(_domain_in_brief(domain) for domain in domains)
+        return [Text.assemble(("domains ", "bold"), in_brief, no_wrap=True, overflow="ellipsis")]
+
+    def _recent_steps(self) -> RenderableType:
+        history = self._history
+        table = Table(box=None, padding=(0, 1), expand=True, header_style="dim", pad_edge=False)
+        for column in COLUMNS:
+            table.add_column(column.name, justify="right", no_wrap=True)
+        num_shown = min(len(history.rows), RECENT_STEPS)
+        for index in range(-num_shown, 0):
+            style = _ROUND_STYLES.get(str(history.rows[index]["round_kind"]), "")
+            cells = [column.text(history, index) for column in COLUMNS]
+            table.add_row(*(Text(cell, style=style if cell in _ROUND_STYLES else "") for cell in cells))
+        return table
+
+
+@dataclass(slots=True, kw_only=True)
+class RunHistory:
+    """What is known of a run so far. Lists only grow, so that the drawing thread may read them at any time."""
+
+    title: str = ""
+    num_steps: int = 0
+    """Steps that the run will have made at its end."""
+    began_at_s: float
+    rows: list[Row] = field(default_factory=list)
+    """Rows of the `steps` table; a resumed run has those since it was resumed."""
+    domains: Sequence[Row] = ()
+    """Rows of the `domains` table, of the last step."""
+    last_finished_at_s: float = 0.0
+    stage: str = ""
+    stage_detail: str = ""
+    stage_began_at_s: float = 0.0
+    rollout: tuple[int, int] | None = None
+    """Prompts complete and needed, during a rollout."""
+
+    @property
+    def num_finished(self) -> int:
+        """Steps of the run, those of earlier attempts too."""
+        return self.rows[-1]["step"] + 1 if self.rows else 0
+
+    def finish_step(self, row: Row, domains: Sequence[Row], now: float) -> None:
+        self.rows.append(row)
+        self.domains = domains
+        self.last_finished_at_s = now
+
+    def enter_stage(self, name: str, detail: str, now: float) -> None:
+        self.stage, self.stage_detail, self.stage_began_at_s = name, detail, now
+        self.rollout = None
+
+    def reward_average(self, index: int) -> float:
+        """Mean reward of the last steps up to the one at `index`, counted from the end."""
+        end = len(self.rows) + index + 1
+        return _mean([row["reward_mean"] for row in self.rows[max(0, end - MOVING_AVERAGE_STEPS) : end]])
+
+    def time_left_s(self, now: float) -> float:
+        """Steps that are left times the mean duration of the last ones; NaN before the first.
+
+        It counts down within a step, by no more than the step was expected to take.
+        """
+        times = [row["step_time_s"] + row["checkpoint_time_s"] for row in self.rows]
+        step_s = _mean(times[-MOVING_AVERAGE_STEPS:])
+        num_left = max(0, self.num_steps - self.num_finished)
+        return num_left * step_s - min(now - self.last_finished_at_s, step_s) if num_left else 0.0
+
+    def summary(self, now: float) -> str:
+        """What the run did, in one line."""
+        elapsed = format_duration(now - self.began_at_s)
+        if not self.rows:
+            return f"done in {elapsed}, no step was left to do"
+        first, last = self.rows[: MOVING_AVERAGE_STEPS // 2], self.rows[-MOVING_AVERAGE_STEPS // 2 :]
+        rewards = [_mean([row["reward_mean"] for row in rows]) for rows in (first, last)]
+        idle = _mean([row["bubble_ratio"] for row in self.rows])
+        return (
+            f"{len(self.rows)} steps in {elapsed}, reward {rewards[0]:.3f} -> {rewards[1]:.3f}, idle slots {idle:.0%}"
+        )
+
+    def describe_failure(self, error: BaseException, now: float) -> str:
+        """Where the run stood when it ended early, in one line."""
+        match error:
+            case Departed():
+                cause = "left"
+            case Interrupted():
+                cause = "interrupted"
+            case Exception():
+                cause = "failed"
+            case _:
+                cause = "interrupted"
+        where = f" during {self.stage}" if self.stage else ""
+        elapsed = format_duration(now - self.began_at_s)
+        return f"{cause}{where}, after {self.num_finished} of {self.num_steps} steps and {elapsed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """What is shown of a step, in both forms."""
+
+    name: str
+    width: int
+    """Of a plain line; all of them with one space between and the time left fit into 80 columns."""
+    text: Callable[[RunHistory, int], str]
+    """Takes the history and the step's index, counted from the end."""
+
+
+def _shown(name: str, width: int, key: str, form: str) -> _Column:
+    return _Column(name=name, width=width, text=lambda history, index: format(history.rows[index][key], form))
+
+
+COLUMNS: Sequence[_Column] = (
+    _Column(name="step", width=5, text=lambda history, index: str(history.rows[index]["step"] + 1)),
+    _shown("round", 5, "round_kind", ""),
+    _shown("reward", 7, "reward_mean", ".3f"),
+    _Column(name="mean", width=7, text=lambda history, index: f"{history.reward_average(index):.3f}"),
+    _shown("tokens/s", 8, "tokens_per_second", ",.0f"),
+    _shown("length", 7, "response_length_mean_tokens", ",.0f"),
+    _shown("longest", 7, "response_length_max_tokens", ",d"),
+    _shown("idle", 4, "bubble_ratio", ".0%"),
+    _shown("queue", 5, "long_queue_length", "d"),
+    _shown("time s", 7, "step_time_s", ",.1f"),
+)
+
+
+def _domain_in_brief(row: Row) -> str:
+    """Mean reward and mean length of a domain in one step."""
+    return f"{row['domain']} {row['reward_mean']:.3f} ({row['response_length_mean_tokens']:,.0f} tokens)"
+
+
+_ROUND_STYLES = {"plain": "blue", "short": "cyan", "long": "magenta"}
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw values as blocks from the lowest to the highest; many values are averaged into `width` blocks."""
+    num_blocks = min(width, len(values))
+    edges = [len(values) * index // num_blocks for index in range(num_blocks + 1)] if num_blocks else []
+    means = [_mean(values[begin:end]) for begin, end in pairwise(edges)]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    if not finite:
+        return " " * len(means)
+    lowest, spread = min(finite), max(finite) - min(finite)
+    heights = [(mean - lowest) / spread if spread else 0.5 for mean in means]
+    return "".join(_BLOCKS[round(height * (len(_BLOCKS) - 1))] if math.isfinite(height) else " " for height in heights)
+
+
+def format_duration(duration_s: float) -> str:
+    """Write seconds as m:ss, h:mm:ss or, from 100 hours on, 4d 04h; unknown is `-:--`."""
+    if not math.isfinite(duration_s):
+        return "-:--"
+    minutes, seconds = divmod(round(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 100:  # noqa: PLR2004 the first that would not fit into its column
+        return f"{hours // 24}d {hours % 24:02d}h"
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,53 @@
+"""What `rollpacker check` says of the prompts' tokens: how many prompts are too long, or hold text nobody knows.
+
+A run tokenizes all of its prompts as it starts. Here so many are looked at that the answer comes within seconds, spread
+evenly over the files; where that is all of them, what would stop the run is an error here, too. A process of its own
+does it: tokenizers come with libraries that take seconds to load.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rollpacker.data.fitting import fit_prompts
+from rollpacker.data.prompts import load_prompts
+from rollpacker.data.tokenization import PromptTokenizer
+from rollpacker.runtime.rollout.scheduling import check_supply
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+
+MOST_PROMPTS = 20_000
+"""About 3 s of one core at 500 tokens each."""
+
+
+LOOK_S = 120.0
+"""A tokenizer without a fast implementation may be a hundred times slower."""
+
+
+def notes_of_tokens(config: RunConfig) -> list[str]:
+    """Tokenize the prompts of a real run, or some of them.
+
+    Raises:
+        UserError: The tokenizer, the template or the prompts are of no use, or too few are left of them.
+    """
+    ignores_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # this process ends the other one
+    with multiprocessing.get_context("spawn").Pool(1, signal.signal, ignores_ctrl_c) as pool:
+        try:
+            return pool.apply_async(_look, (config,)).get(LOOK_S)
+        except multiprocessing.TimeoutError:
+            return [f"The prompts' tokens were not counted: that takes longer than {LOOK_S:g} s."]
+
+
+def _look(config: RunConfig) -> list[str]:
+    tokenizer = PromptTokenizer(config.model.directory, config.data)
+    prompts = load_prompts(config.data.files)
+    step = -(-len(prompts) // MOST_PROMPTS)
+    fitting = fit_prompts(prompts[::step], tokenizer, config.data)
+    if step == 1:
+        check_supply(config, Counter(each.prompt.domain for each in fitting.prompts.values()))
+        return fitting.notes(config.data)
+    return [f"Of every {step}th prompt: {note}" for note in fitting.notes(config.data)]

@@ -1,0 +1,334 @@
+"""Turns what happened in a step into rows of the metrics tables.
+
+Stages are measured where they are awaited, one after the other, so that a step's stages add up to its time. A row is
+written once its step is over: weights published, every aborted response back.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollpacker.core.commands import RoundKind
+from rollpacker.core.ids import Domain, EngineId, PromptId
+from rollpacker.protocols.rollout import FinishReason
+from rollpacker.protocols.trainer import UpdateMetrics
+from rollpacker.protocols.weights import Published
+from rollpacker.runtime.rollout.driver import RoundCosts, Turnover
+from rollpacker.runtime.rollout.interval_log import DiaryEntry
+from rollpacker.runtime.rollout.round_record import RequestRecord, RoundRecord
+from rollpacker.runtime.waiting.clock import RunClock
+
+Row = dict[str, Any]
+
+GIGA = 1e9
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """When each stage of one step began and ended, seconds since the run began."""
+
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def duration_s(self, stage: str) -> float:
+        began, ended = self.spans.get(stage, (0.0, 0.0))
+        return ended - began
+
+
+class StepRecorder:
+    """Collects one step."""
+
+    def __init__(self, *, step: int, system: str, clock: RunClock, is_modelled: bool) -> None:
+        self._step = step
+        self._system = system
+        self._clock = clock
+        self._is_modelled = is_modelled
+        self._times = StageTimes()
+        self._driver_cpu_zero_s = time.process_time()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure one stage."""
+        began = self._clock.now()
+        try:
+            yield
+        finally:
+            self._times.spans[name] = (began, self._clock.now())
+
+    def step_row(
+        self,
+        record: RoundRecord,
+        update: UpdateMetrics,
+        costs: RoundCosts,
+        published: Published,
+        num_tokens_streamed: int,
+        *,
+        diary: Sequence[DiaryEntry],
+        turnover: Turnover,
+    ) -> Row:
+        """The row of the `steps` table."""
+        requests = list(record.requests.values())
+        accepted = [request for request in requests if request.is_accepted]
+        lengths = [_length(request) for request in accepted]
+        generated = sum(_length(request) for request in requests)
+        trained = sum(lengths)
+        generation_ended = record.generated_at_s or record.ended_at_s
+        rollout_time = generation_ended - record.began_at_s
+        busy, idle = costs.growth("busy_slot_steps"), costs.growth("idle_slot_steps")
+        finished_at = self._clock.now()
+        return {
+            "step": self._step,
+            "round": record.begin.round,
+            "round_kind": record.begin.kind.value,
+            "system": self._system,
+            "step_time_s": self._step_time_s(),
+            "rollout_time_s": rollout_time,
+            "reward_time_s": record.ended_at_s - generation_ended,
+            "train_time_s": self._times.duration_s("train"),
+            "stream_time_s": math.fsum(
+                entry.ended_at_s - entry.started_at_s for entry in diary if entry.activity == "stream"
+            ),
+            "weight_sync_time_s": self._times.duration_s("weight_sync"),
+            "weight_transfer_time_s": published.time_s,
+            "weight_sync_bytes": published.num_bytes,
+            "weight_sync_gb_per_second": _rate(published) / GIGA,
+            "num_engines_lost_in_sync": len(published.lost),
+            "checkpoint_time_s": self._times.duration_s("checkpoint"),
+            "driver_time_s": 0.0 if self._is_modelled else time.process_time() - self._driver_cpu_zero_s,
+            "finished_at_s": finished_at,
+            "reward_mean": sum(request.verdict.reward for request in accepted if request.verdict) / len(accepted),
+            "trained_reward_mean": sum(record.trained_reward(request) or 0.0 for request in accepted) / len(accepted),
+            "num_prompts": len(record.accepted),
+            "num_responses": len(accepted),
+            "num_prompts_launched": (
+                len({request.request.prompt for request in requests})
+                if record.dropped
+                else record.begin.num_prompts_launched
+            ),
+            "num_prompts_dropped": len(record.dropped),
+            "num_responses_launched": len(requests),
+            "num_aborted": sum(_finish_reason(request) is FinishReason.ABORTED for request in requests),
+            "num_truncated": sum(_finish_reason(request) is FinishReason.LENGTH for request in accepted),
+            "response_length_mean_tokens": trained / len(accepted),
+            "response_length_max_tokens": max(lengths),
+            "tokens_generated": generated,
+            "tokens_trained": trained,
+            "tokens_wasted": generated - trained,
+            "tokens_dropped": sum(_length(request) for request in requests if request.request.prompt in record.dropped),
+            "tokens_streamed": num_tokens_streamed,
+            "tokens_per_second": generated / rollout_time if rollout_time > 0 else 0.0,
+            "decode_slot_steps_busy": busy,
+            "decode_slot_steps_idle": idle,
+            "bubble_ratio": idle / (busy + idle) if busy + idle else 0.0,
+            "requests_running_mean": costs.mean_per_pass("busy_slot_steps"),
+            "requests_waiting_mean": costs.mean_per_pass("waiting_request_steps"),
+            "kv_cache_used_share": costs.kv_cache_share,
+            "num_preemptions": costs.growth("num_preemptions"),
+            "prefix_query_tokens": costs.growth("num_prefix_query_tokens"),
+            "prefix_hit_tokens": costs.growth("num_prefix_hit_tokens"),
+            "tensor_parallel": costs.tensor_parallel,
+            "parallelism_gain": costs.parallelism_gain,
+            "switch_time_s": turnover.switch_time_s,
+            "num_engines_lent": costs.num_engines_lent,
+            "lent_at_share": record.lent_at_share,
+            "num_engines_lost": turnover.num_lost,
+            "num_engines_replaced": turnover.num_replaced,
+            "policy_version": record.policy_version,
+            "long_queue_length": record.long_queue_length,
+            "loss": update.loss,
+            "grad_norm": update.grad_norm,
+            "learning_rate": update.learning_rate,
+            "clip_fraction": update.clip_fraction,
+            "entropy": update.entropy,
+            "kl_to_reference": update.kl_to_reference,
+            "logprob_mismatch_max": update.logprob_mismatch_max,
+            "logprob_mismatch_mean": update.logprob_mismatch_mean,
+            "modelled": self._is_modelled,
+        }
+
+    def domain_rows(self, record: RoundRecord) -> list[Row]:
+        """The rows of the `domains` table, by name."""
+        requests: dict[Domain, list[RequestRecord]] = {}
+        for request in record.requests.values():
+            if request.is_accepted:
+                domain = record.prompts[request.request.prompt.key].prompt.domain
+                requests.setdefault(domain, []).append(request)
+        return [self._domain_row(domain, requests[domain]) for domain in sorted(requests)]
+
+    def _domain_row(self, domain: Domain, accepted: Sequence[RequestRecord]) -> Row:
+        rewards: dict[PromptId, list[float]] = {}
+        for request in accepted:
+            if request.verdict:
+                rewards.setdefault(request.request.prompt, []).append(request.verdict.reward)
+        lengths = sorted(_length(request) for request in accepted)
+        num_truncated = sum(_finish_reason(request) is FinishReason.LENGTH for request in accepted)
+        return {
+            "step": self._step,
+            "domain": domain,
+            "num_prompts": len(rewards),
+            "num_responses": len(accepted),
+            "reward_mean": sum(map(sum, rewards.values())) / len(accepted),
+            "solve_rate": sum(max(group) > 0 for group in rewards.values()) / len(rewards),
+            "no_signal_share": sum(min(group) == max(group) for group in rewards.values()) / len(rewards),
+            "response_length_mean_tokens": sum(lengths) / len(lengths),
+            "response_length_p50_tokens": _quantile(lengths, 50),
+            "response_length_p90_tokens": _quantile(lengths, 90),
+            "response_length_max_tokens": lengths[-1],
+            "truncated_share": num_truncated / len(accepted),
+            "modelled": self._is_modelled,
+        }
+
+    def response_rows(self, record: RoundRecord) -> list[Row]:
+        """The rows of the `responses` table, in launch order; a request lost with the last engine has none."""
+        return [
+            self._response_row(record, request)
+            for request in record.requests.values()
+            if request.response is not None and request.finished_at_s is not None
+        ]
+
+    def _response_row(self, record: RoundRecord, request: RequestRecord) -> Row:
+        response, verdict = request.response, request.verdict
+        assert response is not None
+        name = request.request
+        tokenized = record.prompts[name.prompt.key]
+        return {
+            "step": self._step,
+            "round": record.begin.round,
+            "round_kind": record.begin.kind.value,
+            "epoch": name.prompt.epoch,
+            "prompt": name.prompt.key,
+            "domain": tokenized.prompt.domain,
+            "sample": name.sample,
+            "engine": request.engine,
+            "policy_version": record.policy_version,
+            "num_prompt_tokens": len(tokenized.token_ids),
+            "length_tokens": response.num_tokens,
+            "finish_reason": response.finish_reason.value,
+            "launched_at_s": request.launched_at_s,
+            "placed_at_s": request.placed_at_s,
+            "finished_at_s": request.finished_at_s,
+            "queue_time_s": response.queue_time_s,
+            "generation_time_s": response.generation_time_s,
+            "reward": verdict.reward if verdict else None,
+            "trained_reward": record.trained_reward(request),
+            "reward_reason": verdict.reason if verdict else None,
+            "reward_time_s": verdict.time_s if verdict else None,
+            "scored_at_s": request.scored_at_s,
+            "race_rank": request.race_rank,
+            "accepted": request.is_accepted,
+            "is_raced": record.begin.kind is RoundKind.SHORT,
+            "modelled": self._is_modelled,
+        }
+
+    def interval_rows(self, record: RoundRecord, diary: Sequence[DiaryEntry]) -> list[Row]:
+        """The rows of the `intervals` table: stages of the step, what engines and reward did, and the diary's."""
+        rows = [
+            self._interval_row(record, actor, role, activity, span=self._times.spans[activity])
+            for activity, actor, role in _STAGE_ACTORS
+            if activity in self._times.spans
+        ]
+        spans: dict[EngineId, tuple[float, float]] = {}
+        for request in record.requests.values():
+            if request.finished_at_s is not None:
+                placed_at_s, left_at_s = request.placed_at_s, record.left_at_s(request)
+                began, ended = spans.get(request.engine, (placed_at_s, left_at_s))
+                spans[request.engine] = (min(began, placed_at_s), max(ended, left_at_s))
+        for stretch in record.stretches:
+            began, ended = spans.get(stretch.engine, (stretch.began_at_s, stretch.ended_at_s))
+            spans[stretch.engine] = (min(began, stretch.began_at_s), max(ended, stretch.ended_at_s))
+        rows += [
+            self._interval_row(record, engine, "engine", "generate", span=span)
+            for engine, span in sorted(spans.items())
+        ]
+        scoring: dict[str, tuple[float, float]] = {}
+        for request in record.requests.values():
+            verdict, scored_at_s = request.verdict, request.scored_at_s
+            if verdict is not None and scored_at_s is not None:
+                began, ended = scoring.get(verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
+                scoring[verdict.scorer] = (min(began, scored_at_s - verdict.time_s), max(ended, scored_at_s))
+        for scorer, span in sorted(scoring.items()):
+            role, _, _ = scorer.partition("-")
+            rows.append(self._interval_row(record, scorer, role, "score", span=span))
+        rows += [
+            self._interval_row(
+                record,
+                stretch.engine,
+                "engine",
+                "lost" if stretch.is_lost else "evicted",
+                span=(stretch.began_at_s, stretch.ended_at_s),
+                subject=str(stretch.request),
+            )
+            for stretch in record.stretches
+        ]
+        rows += [
+            self._interval_row(
+                record,
+                entry.actor,
+                entry.role,
+                entry.activity,
+                span=(entry.started_at_s, entry.ended_at_s),
+                subject=entry.subject,
+            )
+            for entry in diary
+        ]
+        return rows
+
+    def _interval_row(
+        self,
+        record: RoundRecord,
+        actor: str,
+        role: str,
+        activity: str,
+        *,
+        span: tuple[float, float],
+        subject: str | None = None,
+    ) -> Row:
+        return {
+            "actor": actor,
+            "role": role,
+            "activity": activity,
+            "subject": subject,
+            "step": self._step,
+            "round": record.begin.round,
+            "started_at_s": span[0],
+            "ended_at_s": span[1],
+            "modelled": self._is_modelled,
+        }
+
+    def _step_time_s(self) -> float:
+        """From the start of the rollout until every engine holds the new weights; a checkpoint comes after it."""
+        spans = [span for stage, span in self._times.spans.items() if stage != "checkpoint"]
+        return max(ended for _, ended in spans) - min(began for began, _ in spans)
+
+
+_STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
+    ("rollout", "driver", "driver"),
+    ("hand_over", "driver", "driver"),
+    ("train", "trainer", "trainer"),
+    ("quiesce", "driver", "driver"),
+    ("weight_sync", "driver", "driver"),
+    ("checkpoint", "trainer", "trainer"),
+)
+"""Stage, and whose time it is."""
+
+
+def _quantile(ascending: Sequence[int], percent: int) -> int:
+    """Give the smallest value that so many percent do not exceed (nearest rank)."""
+    return ascending[-(-len(ascending) * percent // 100) - 1]
+
+
+def _rate(published: Published) -> float:
+    """Bytes per second; 0 where a transfer takes no time, which only a model says."""
+    return published.num_bytes / published.time_s if published.time_s > 0 else 0.0
+
+
+def _length(request: RequestRecord) -> int:
+    return request.response.num_tokens if request.response else 0
+
+
+def _finish_reason(request: RequestRecord) -> FinishReason | None:
+    return request.response.finish_reason if request.response else None

@@ -1,0 +1,171 @@
+"""Which run a folder belongs to, and whether a configuration may go on with it.
+
+    <run.dir>/run.json                     which run this is: id, fingerprint, schema version
+
+Invariant: a folder belongs to the run whose steps it holds. As long as it holds none (a start that failed, or that
+somebody ended), it belongs to nobody: any configuration may begin there. A `run.json` that is lost is made again from
+a checkpoint, which says the same.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollpacker.config.fingerprint import Difference, config_fingerprint, differences
+from rollpacker.config.record import read_record
+from rollpacker.core.errors import CheckpointError, ConfigError, DataError
+from rollpacker.metrics.files import write_atomically
+from rollpacker.paths import read_bytes
+from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointStore, FoundCheckpoints
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+
+RUN_FILE = "run.json"
+
+_STEPS = "metrics/steps/step*.parquet"
+"""As `rollpacker.metrics.tables` names them, which loads pyarrow: too slow for a look."""
+
+MAX_DIFFERENCES = 8
+"""Keys that a message names; more of them make another run."""
+
+FREE_KEYS = (
+    "Free to differ when a run is resumed: cluster, placement, tracker, weight_sync, backend but for its name; the "
+    "number of engines and workers, their degrees, threads and memory; run.resume, run.progress, "
+    "run.checkpoint_every_steps, run.keep_checkpoints; run.num_steps under a constant learning rate."
+)
+"""`rollpacker.config.fingerprint.NOT_DEFINING` in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """Which run a folder belongs to."""
+
+    schema_version: int
+    run_id: str
+    """Given once; trackers keep it over all attempts."""
+    fingerprint: str
+    """Of the configuration, as far as it defines the result."""
+
+
+_IDENTITY = TypeAdapter(RunIdentity)
+
+
+def find_resumable(config: RunConfig) -> FoundCheckpoints:
+    """Find the checkpoints that this configuration goes on from; creates and changes nothing.
+
+    Raises:
+        ConfigError: A new run was asked for, and the folder holds one.
+        CheckpointError: The folder holds another run, or checkpoints of which none is whole.
+    """
+    run_dir = config.run.dir
+    store = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
+    if not _has_trained(run_dir):
+        return FoundCheckpoints(newest=None, broken=())
+    identity = _read_identity(run_dir)
+    _check_same_run(config, identity)
+    steps = store.steps()
+    if config.run.resume == "never":
+        done = f"with a checkpoint after step {steps[-1]}" if steps else "without a checkpoint yet"
+        raise ConfigError(
+            f"run.dir={run_dir} already holds this run, {done}.",
+            "A new run starts in a folder of its own.",
+            "Continue it with run.resume=auto, or choose another run.dir.",
+        )
+    found = store.find(fingerprint=identity.fingerprint)
+    if found.broken and found.newest is None:
+        listed = "\n".join(f"  {broken.folder}: {broken.problem}" for broken in found.broken)
+        raise CheckpointError(
+            f"No checkpoint of run.dir={run_dir} is whole:\n{listed}",
+            "A checkpoint is complete when it is written, so something else changed these files.",
+            "Restore one of them from a copy, or begin a new run in another run.dir.",
+        )
+    return found
+
+
+def identify_run(config: RunConfig) -> RunIdentity:
+    """Read the identity of a run's folder, or give it one; for the only process in it, after `find_resumable`."""
+    run_dir, fingerprint = config.run.dir, config_fingerprint(config)
+    identity = _read_identity(run_dir) if _has_trained(run_dir) else _parse(run_dir / RUN_FILE)
+    if not isinstance(identity, RunIdentity) or identity.fingerprint != fingerprint:
+        identity = RunIdentity(schema_version=SCHEMA_VERSION, run_id=uuid.uuid4().hex[:12], fingerprint=fingerprint)
+    write_atomically(run_dir / RUN_FILE, _IDENTITY.dump_json(identity, indent=1) + b"\n")
+    return identity
+
+
+def _has_trained(run_dir: Path) -> bool:
+    """True when the folder holds a step, in a checkpoint or in the tables."""
+    return bool(CheckpointStore(run_dir, keep=1).steps()) or any(run_dir.glob(_STEPS))
+
+
+def _read_identity(run_dir: Path) -> RunIdentity:
+    """Read the identity of a folder that holds steps; without a legible `run.json`, that of its newest checkpoint."""
+    file = run_dir / RUN_FILE
+    identity = _parse(file)
+    if isinstance(identity, str):
+        newest = CheckpointStore(run_dir, keep=1).find().newest
+        if newest is None:
+            raise CheckpointError(
+                f"{file} {identity}, and no whole checkpoint says which run this is.",
+                "A folder that holds steps of a run holds its run.json.",
+                "Restore the file from a copy, or choose another run.dir.",
+            )
+        meta = newest.meta
+        identity = RunIdentity(schema_version=meta.schema_version, run_id=meta.run_id, fingerprint=meta.fingerprint)
+    if identity.schema_version != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{file} has schema version {identity.schema_version}.",
+            f"This version of rollpacker reads schema version {SCHEMA_VERSION}.",
+            "Resume with the version that wrote it, or choose another run.dir.",
+        )
+    return identity
+
+
+def _parse(file: Path) -> RunIdentity | str:
+    """Read `run.json`; gives what is wrong with it when it cannot be read."""
+    try:
+        return _IDENTITY.validate_json(read_bytes(file), strict=True)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValidationError as error:
+        return f"is damaged: {error.errors()[0]['msg']}"
+
+
+def _read_record(run_dir: Path) -> dict[str, Any] | None:
+    """What the folder's run was configured as; None where that is not on record, or cannot be read."""
+    try:
+        return read_record(run_dir)
+    except DataError:
+        return None
+
+
+def _check_same_run(config: RunConfig, identity: RunIdentity) -> None:
+    if identity.fingerprint == config_fingerprint(config):
+        return
+    run_dir = config.run.dir
+    raise CheckpointError(
+        f"run.dir={run_dir} holds another run: {_told(differences(config, _read_record(run_dir)))}",
+        FREE_KEYS,
+        "Give the keys that differ the values of the run, or choose another run.dir.",
+    )
+
+
+def _told(found: list[Difference] | None) -> str:
+    if not found:
+        return (
+            "its config.yaml cannot be compared."
+            if found is None
+            else "its config.yaml names the same values, so another version of rollpacker began it, or it began in "
+            "another folder with a relative model.path or data.path."
+        )
+    lines = [f"  {each.key}: {each.here} here, {each.there} in the run" for each in found[:MAX_DIFFERENCES]]
+    if len(found) > MAX_DIFFERENCES:
+        lines.append(f"  and {len(found) - MAX_DIFFERENCES} keys more")
+    return "\n".join(["its configuration differs in what changes the result.", *lines])

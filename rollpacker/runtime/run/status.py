@@ -1,0 +1,129 @@
+"""Where a run stands, for those who look at its folder: `status.json`.
+
+Written atomically when an attempt begins, after every step, and when it ends; an attempt that was killed leaves
+`running` behind, and whoever reads it asks Slurm whether that is still so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from rollpacker.core.errors import Departed, Interrupted, RollpackerError
+from rollpacker.metrics.files import write_atomically
+from rollpacker.paths import read_bytes
+
+STATUS_FILE = "status.json"
+
+State = Literal["running", "finished", "departed", "failed", "interrupted"]
+"""`departed`: it left its machines with a checkpoint, and goes on when it is started again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """What `status.json` holds."""
+
+    state: State
+    attempt: int
+    finished_steps: int
+    """Of all attempts."""
+    num_steps: int
+    reason: str
+    """Why it departed, failed or was interrupted; empty otherwise."""
+    job_id: str | None
+    """Of Slurm."""
+    host: str
+    updated_at: float
+    """Seconds since the epoch."""
+    processor_s: float | None = None
+    """Of the attempt so far, in the process that heads it: all that a modelled run takes. None: written by a version
+    that did not count."""
+
+
+_STATUS = TypeAdapter(RunStatus)
+
+
+def write_status(run_dir: Path, status: RunStatus) -> None:
+    """Replace the status of a run."""
+    write_atomically(run_dir / STATUS_FILE, (json.dumps(asdict(status), indent=1) + "\n").encode())
+
+
+def read_status(run_dir: Path) -> RunStatus | None:
+    """Read the status of a run; None when it never began, when another version wrote it, and when it is damaged."""
+    try:
+        return _STATUS.validate_json(read_bytes(run_dir / STATUS_FILE), strict=True)
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def shown_status(
+    run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None
+) -> Iterator[StatusBoard]:
+    """Show that an attempt runs, and how it ended."""
+    board = StatusBoard(run_dir, attempt=attempt, finished_steps=finished_steps, num_steps=num_steps, job_id=job_id)
+    try:
+        yield board
+    except BaseException as error:
+        board.fail(error)
+        raise
+    board.finish()
+
+
+class StatusBoard:
+    """Keeps the status of one attempt, which is running."""
+
+    def __init__(self, run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._finished_steps = finished_steps
+        self._num_steps = num_steps
+        self._job_id = job_id
+        self._processor_zero_s = time.process_time()
+        self._write("running")
+
+    def step_finished(self, finished_steps: int) -> None:
+        self._finished_steps = finished_steps
+        self._write("running")
+
+    def finish(self) -> None:
+        self._write("finished")
+
+    def fail(self, error: BaseException) -> None:
+        """Say how the attempt ended early."""
+        match error:
+            case Departed():
+                self._write("departed", error.problem)
+            case Interrupted():
+                self._write("interrupted", error.problem)
+            case KeyboardInterrupt() | asyncio.CancelledError():
+                self._write("interrupted")
+            case RollpackerError():
+                self._write("failed", str(error))
+            case _:
+                self._write("failed", f"{type(error).__name__}: {error}")
+
+    def _write(self, state: State, reason: str = "") -> None:
+        write_status(
+            self._run_dir,
+            RunStatus(
+                state=state,
+                attempt=self._attempt,
+                finished_steps=self._finished_steps,
+                num_steps=self._num_steps,
+                reason=reason,
+                job_id=self._job_id,
+                host=socket.gethostname(),
+                updated_at=time.time(),
+                processor_s=time.process_time() - self._processor_zero_s,
+            ),
+        )

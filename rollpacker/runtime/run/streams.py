@@ -1,0 +1,56 @@
+"""Standard output and standard error as a process needs them: open, and where it works for hours, no reason to end.
+
+What the caller has closed (`>&-`) is opened on /dev/null. Where the reader left, the terminal is closed, or the disk is
+full, what cannot be written is dropped, and the work goes on (`keep_writing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, Literal, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_STDERR = 2
+
+
+def open_closed_streams() -> None:
+    """Open what the caller has closed; a file that is opened later would else get its number, and what others print."""
+    for number in range(_STDERR + 1):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    sys.stdout = sys.stdout or _text(io.FileIO(1, "w", closefd=False))
+    sys.stderr = sys.stderr or _text(io.FileIO(_STDERR, "w", closefd=False))
+
+
+def keep_writing(name: Literal["stdout", "stderr"]) -> None:
+    """Let this process write to its own `sys.stdout` or `sys.stderr` whatever becomes of it, but not to another's."""
+    stream: TextIO = getattr(sys, name)
+    if stream is not getattr(sys, f"__{name}__"):
+        return
+    with contextlib.suppress(OSError):
+        stream.flush()
+    setattr(sys, name, _text(_Dropping(stream.fileno(), "w", closefd=False), like=stream))
+
+
+class _Dropping(io.FileIO):
+    """Writes what can be written."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        size = memoryview(data).nbytes
+        try:
+            num_written = super().write(data)
+        except OSError:
+            return size
+        return size if num_written is None else num_written
+
+
+def _text(raw: io.FileIO, like: TextIO | None = None) -> TextIO:
+    encoding, errors = (like.encoding, like.errors) if like else ("utf-8", "replace")
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors=errors, line_buffering=True)

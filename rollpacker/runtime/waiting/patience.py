@@ -1,0 +1,65 @@
+"""Bounds waits that follow one another, as `Watchdog.within` does, by one timer for many of them.
+
+A driver waits some thousand times per step for what nearly always comes at once, and a timer for each costs more than
+the wait. So one timer is set for the first wait. When it rings, it looks at the wait that is under way, and is set
+again for the rest of that one's time.
+
+Invariant: a wait is given up when it has lasted exactly the deadline, and none before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from rollpacker.runtime.waiting.watchdog import Watchdog
+
+Answer = TypeVar("Answer")
+
+
+class Patience:
+    """Awaits one answer after the other, each for as long as the deadline says."""
+
+    def __init__(self, watchdog: Watchdog, deadline_s: float) -> None:
+        self._watchdog = watchdog
+        self._deadline_s = deadline_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[object] | None = None
+        """Who waits now."""
+        self._began_at_s = 0.0
+        self._is_exhausted = False
+
+    async def within(self, what: Callable[[], str], answer: Awaitable[Answer]) -> Answer:
+        """Await an answer; raises `DeadlineExceeded` with what was awaited."""
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancelling = task.cancelling()
+        self._task, self._began_at_s, self._is_exhausted = task, self._loop.time(), False
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._deadline_s, self._look)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not self._is_exhausted or task.uncancel() > num_cancelling:
+                raise
+        finally:
+            self._task = None
+        return await self._watchdog.give_up(self._deadline_s, what())
+
+    def _look(self) -> None:
+        """Give up the wait under way if it has lasted too long."""
+        self._timer = None
+        if self._task is None:
+            return
+        due_s = self._began_at_s + self._deadline_s
+        if self._loop.time() < due_s:
+            self._timer = self._loop.call_at(due_s, self._look)
+        else:
+            self._is_exhausted = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

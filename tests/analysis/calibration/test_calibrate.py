@@ -1,0 +1,82 @@
+"""The command: one small campaign with real modelled runs, the file that it writes, and bad input."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rollpacker.analysis.calibration.campaign import open_campaign
+from rollpacker.analysis.calibration.reference import Row
+from rollpacker.analysis.calibration.report import Compared, summary, table, write_hardware
+from rollpacker.cli.main import main
+from rollpacker.config.sections.modelled import HardwareSection
+
+BASE = """# A node.
+name: h800
+memory_gb: 80
+memory_gb_per_s: 3350
+tflops: 989
+nvlink_gb_per_s: 800
+network_gb_per_s: 50
+"""
+ROW = Row("Fig 10c", "7B", "verl", "mix", "plain", "weight_sync", 5.0)
+
+
+class Seen:
+    """Counts runs and keeps titles."""
+
+    def __init__(self):
+        self.num_runs, self.titles = 0, []
+
+    def stage(self, title):
+        self.titles.append(title)
+
+    def advance(self):
+        self.num_runs += 1
+
+
+def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitted_again(tmp_path):
+    out = tmp_path / "h800.yaml"
+    compared = [Compared(ROW, 5.2), Compared(ROW._replace(quantity="reward", weight=0.0), 9.0)]
+    for value in (0.004, 0.005):
+        base = out.read_text() if out.exists() else BASE
+        write_hardware(out, base, {"step_overhead_s": value}, compared, origin="on a day")
+        section = HardwareSection.model_validate(yaml.safe_load(out.read_text()))
+        assert section.step_overhead_s == value
+        assert section.memory_gb == 80
+        assert section.fitted_to is not None
+    text = out.read_text()
+    assert text.count("# fitted on a day") == 1
+    assert "+4%" in text
+    assert "+80%  not fitted" in text
+    assert len(table(compared)) == 3
+    assert summary(compared).startswith("1 of 1 fitted rows are within 10%")
+
+
+def test_a_campaign_models_its_runs_and_compares_them_with_the_paper():
+    watcher = Seen()
+    with open_campaign([ROW], "h800", num_jobs=1, watcher=watcher) as campaign:
+        values, [compared] = campaign.fit(num_rounds=0)
+    assert watcher.num_runs == 2
+    assert watcher.titles == ["trials 1 to 1 of the parameters", "trials 2 to 2 of the parameters"]
+    assert values["step_overhead_s"] > 0
+    assert 0.5 < compared.predicted / ROW.value < 2
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ([], ["`out` is not set", "Add out="]),
+        (["out=x.yaml", "jbs=2"], ["jbs=2", "jobs=..."]),
+        (["out=x.yaml", "jobs=0"], ["jobs=0", "at least 1"]),
+        (["out=x.yaml", "reference=nowhere"], ["nowhere", "left out, it is the one that is installed"]),
+        (["out=x.yaml", "hardware=h801"], ["h801", "h800"]),
+        (["out=no/such/x.yaml"], ["no/such", "Create the folder"]),
+    ],
+)
+def test_bad_input_is_told_before_anything_runs_from_any_folder(words, parts, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate", *words]) == 2
+    message = capsys.readouterr().err
+    assert all(part in message for part in parts)
+    assert not Path("x.yaml").exists()

@@ -1,0 +1,72 @@
+"""The paper's numbers as they are read, and what is said of numbers that cannot be."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rollpacker.analysis.calibration.reference import FILES, read_reference
+from rollpacker.analysis.calibration.setups import Setup, Summary, predict, setups_of
+from rollpacker.core.errors import DataError
+
+PAPER = Path(__file__).parents[3] / "analysis" / "paper"
+
+
+def value(rows, exhibit, model, system, quantity, kind, task="mix"):  # noqa: PLR0917
+    [found] = [
+        row
+        for row in rows
+        if (row.exhibit, row.model, row.system, row.quantity, row.kind, row.task)
+        == (exhibit, model, system, quantity, kind, task)
+    ]
+    return found.value
+
+
+def test_rows_say_what_the_paper_prints():
+    rows = read_reference(PAPER)
+    assert value(rows, "Table 1", "14B", "verl", "reward_share", "plain", task="code") == 0.13
+    assert value(rows, "Table 2", "14B", "rollpacker", "speedup", "all") == 2.22
+    assert value(rows, "Fig 9a", "7B", "verl", "step", "all") == pytest.approx(233, abs=1)
+    assert value(rows, "Fig 9b", "14B", "rollpacker", "step", "long") == pytest.approx(306, abs=2)
+    assert value(rows, "Fig 10c", "14B", "tail-reward-planner", "rollout", "long") == pytest.approx(225, abs=1)
+    assert value(rows, "Fig 6a", "8B TP2", "tail-reward", "preemptions", "short") == 4100
+    assert len(rows) == 9 + 8 + 4 + 4 + 10 + 16
+
+
+def test_what_the_model_cannot_know_or_hardly_matters_bends_the_fit_little():
+    rows = read_reference(PAPER)
+    assert {row.weight for row in rows if row.exhibit.startswith("Fig 6")} == {0}
+    tiny = [row for row in rows if row.quantity == "reward" and row.exhibit == "Fig 10c"]
+    assert all(row.weight < 0.4 for row in tiny)
+    assert all(0 <= row.weight <= 1 for row in rows)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_or_broken_file_is_named(tmp_path, name):
+    folder = tmp_path / "paper"
+    shutil.copytree(PAPER, folder)
+    (folder / name).write_text("figure,panel\nx,y\n")
+    with pytest.raises(DataError, match="does not say what it should"):
+        read_reference(folder)
+    (folder / name).unlink()
+    with pytest.raises(DataError, match=name):
+        read_reference(folder)
+
+
+def test_every_run_is_wanted_once_and_speedups_bring_their_baseline():
+    rows = [row for row in read_reference(PAPER) if row.exhibit == "Table 2"]
+    setups = setups_of(rows)
+    assert len(setups) == len(set(setups)) == 10
+    assert Setup("14B", "verl", "mix") in setups
+
+
+def test_predictions_weigh_rounds_as_they_come():
+    short, long = {"step": 10.0, "train": 2.0, "weight_sync": 1.0}, {"step": 60.0, "train": 5.0, "weight_sync": 1.0}
+    packed = Summary({"short": short, "long": long}, {"short": 4, "long": 1})
+    plain = Summary({"plain": {"step": 50.0, "train": 9.0, "weight_sync": 1.0}}, {"plain": 3})
+    summaries = {Setup("7B", "verl", "mix"): plain, Setup("7B", "rollpacker", "mix"): packed}
+    rows = read_reference(PAPER)
+    [speedup] = [row for row in rows if row[:3] == ("Table 2", "7B", "rollpacker")]
+    assert predict(speedup, summaries) == 50 / 20
+    [train] = [row for row in rows if row.quantity == "train_share" and row.task == "math"]
+    assert predict(train, {Setup("14B", "verl", "math"): plain}) == pytest.approx(10 / 50)

@@ -1,0 +1,88 @@
+"""A trial's tables, reduced: the mean of the steady state, and the fullest KV cache."""
+
+import pandas as pd
+import pytest
+
+from rollpacker.analysis.plan.outcomes import kv_peak_share, outcome_of
+from rollpacker.analysis.plan.trials import Setting, Trial
+
+TRIAL = Trial(
+    setting=Setting(system="rollpacker", eta=1.25, tensor_parallel=2, num_gpus=4, rho=0.3), seed=0, num_steps=4
+)
+
+
+def steps(kinds: str, times_s: list[float], num_launched: int = 10) -> pd.DataFrame:
+    """One letter per round: short, long or plain."""
+    names = {"s": "short", "l": "long", "p": "plain"}
+    count = len(kinds)
+    return pd.DataFrame(
+        {
+            "step": range(count),
+            "round_kind": [names[kind] for kind in kinds],
+            "num_prompts": 8,
+            "num_prompts_launched": [8 if kind == "l" else num_launched for kind in kinds],
+            "step_time_s": times_s,
+            "rollout_time_s": times_s,
+            "train_time_s": 1.0,
+            "bubble_ratio": 0.5,
+            "tokens_wasted": 25,
+            "tokens_generated": 100,
+            "num_preemptions": [4 if kind == "l" else 0 for kind in kinds],
+            "tensor_parallel": 2,
+        }
+    )
+
+
+def responses(rows: list[tuple[str, float, float, int]]) -> pd.DataFrame:
+    """Engine, begin, end and length of each response of step 0, of prompts of 10 tokens."""
+    return pd.DataFrame(
+        [
+            {
+                "step": 0,
+                "engine": engine,
+                "finished_at_s": end,
+                "generation_time_s": end - begin,
+                "num_prompt_tokens": 10,
+                "length_tokens": length,
+            }
+            for engine, begin, end, length in rows
+        ]
+    )
+
+
+ONE = responses([("engine-0", 0, 1, 90)])
+
+
+def reduced(table: pd.DataFrame):
+    return outcome_of(TRIAL, table, ONE, kv_tokens_by_degree={2: 1000}, num_all_gpus=6)
+
+
+def test_the_mean_is_of_the_steady_state_wherever_the_trial_stopped():
+    """Two of ten prompts are deferred by each short round, so a fifth of all rounds are long."""
+    outcome = reduced(steps("sssls", [10, 10, 10, 60, 10]))
+    assert outcome.long_share == pytest.approx(0.2)
+    assert outcome.step_time_s == pytest.approx(0.8 * 10 + 0.2 * 60)
+    assert outcome.preemptions == pytest.approx(0.2 * 4)
+    assert reduced(steps("ssssl", [10, 10, 10, 10, 60])).step_time_s == outcome.step_time_s
+
+
+def test_plain_rounds_are_averaged():
+    outcome = reduced(steps("pppp", [1, 2, 3, 6], num_launched=8))
+    assert (outcome.step_time_s, outcome.long_share, outcome.has_seen_long) == (3, 0, True)
+    assert outcome.wasted_share == 0.25
+    assert outcome.gpu_hours_per_1000_steps == pytest.approx(1000 * 3 * 6 / 3600)
+
+
+def test_a_trial_that_ends_before_its_long_round_says_so():
+    assert not reduced(steps("sss", [1, 1, 1])).has_seen_long
+
+
+def test_the_fullest_cache_is_of_responses_that_run_together_on_one_engine():
+    table = steps("p", [1.0])
+    together = responses([("engine-0", 0, 10, 90), ("engine-0", 0, 10, 90), ("engine-1", 0, 10, 90)])
+    assert kv_peak_share(table, together, {2: 1000}) == pytest.approx(0.2)
+    in_turn = responses([("engine-0", 0, 10, 90), ("engine-0", 10, 20, 90)])
+    assert kv_peak_share(table, in_turn, {2: 1000}) == pytest.approx(0.1)
+    half_way = responses([("engine-0", 0, 10, 90), ("engine-0", 0, 20, 180)])
+    assert kv_peak_share(table, half_way, {2: 1000}) == pytest.approx(0.2)
+    assert kv_peak_share(table, together, {2: 150}) == 1

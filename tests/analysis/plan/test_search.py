@@ -1,0 +1,92 @@
+"""The search asks for few trials, at the best that it has found, and says beforehand how many."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.analysis.plan.search import Space, Stage, count_trials, nearest_degree, search
+from rollpacker.analysis.plan.trials import Trial, steps_of
+from rollpacker.config.compose import compose
+from tests.analysis.plan.tables import outcomes
+
+WORDS = ["backend=sim", "model=qwen2.5-7b", "run.dir=x", "rollout.num_prompts=128"]
+
+
+@pytest.fixture(scope="module")
+def space() -> Space:
+    return Space(
+        bases={system: compose([*WORDS, f"system={system}"]) for system in ("verl", "rollpacker")},
+        num_gpus=16,
+        degrees_by_gpus={16: (1, 2, 4), 8: (1, 2), 32: (1, 2, 4)},
+        rho=0.3,
+        varies_rho=True,
+        num_seeds=3,
+    )
+
+
+def step_time_s(trial: Trial) -> float:
+    """TP 4 and eta 1.5 are best, plain batching prefers TP 1."""
+    setting = trial.setting
+    if setting.system == "verl":
+        return 200 + setting.tensor_parallel
+    assert setting.eta is not None
+    return 150 - 10 * setting.eta - setting.tensor_parallel
+
+
+def stages_of(space: Space) -> list[Stage]:
+    searching = search(space)
+    stages = [next(searching)]
+    while True:
+        found = [
+            replace(outcomes(trial.setting.system, step_time_s(trial))[0], trial=trial) for trial in stages[-1].trials
+        ]
+        try:
+            stages.append(searching.send(found))
+        except StopIteration:
+            return stages
+
+
+def test_each_stage_builds_on_the_best_of_the_stage_before(space):
+    degrees, eta, gpus, seeds, rho = stages_of(space)
+    assert {(trial.setting.system, trial.setting.tensor_parallel) for trial in degrees.trials} == {
+        (system, degree) for system in ("verl", "rollpacker") for degree in (1, 2, 4)
+    }
+    assert {trial.setting.eta for trial in eta.trials} == {1.0, 1.125, 1.5}
+    assert {trial.setting.tensor_parallel for trial in eta.trials} == {4}
+    assert {(t.setting.system, t.setting.num_gpus, t.setting.tensor_parallel, t.setting.eta) for t in gpus.trials} == {
+        ("verl", 8, 1, None),
+        ("verl", 32, 1, None),
+        ("rollpacker", 8, 2, 1.5),  # TP 4 does not fit there
+        ("rollpacker", 32, 4, 1.5),
+    }
+    assert {trial.seed for trial in seeds.trials} == {1, 2}
+    assert seeds.trials[0].setting == replace(seeds.trials[0].setting, system="verl", tensor_parallel=1)
+    assert seeds.trials[1].setting.eta == 1.5
+    assert {trial.setting.rho for trial in rho.trials} == {0.0, 0.6}
+
+
+def test_no_trial_is_asked_for_twice_and_their_number_is_known_beforehand(space):
+    for one in (space, replace(space, varies_rho=False), replace(space, rho=0.5), replace(space, num_seeds=1)):
+        trials = [trial for stage in stages_of(one) for trial in stage.trials]
+        assert len(trials) == len(set(trials)) == count_trials(one)
+
+
+def test_a_search_that_is_cut_short_after_its_first_stage_still_ends(space):
+    searching = search(space)
+    first = next(searching)
+    found = [replace(outcomes("any", step_time_s(trial))[0], trial=trial) for trial in first.trials]
+    searching.send(found)
+    assert [searching.send([]).name for _ in range(3)] == ["gpus", "seeds", "rho"]
+    with pytest.raises(StopIteration):
+        searching.send([])
+
+
+def test_a_trial_is_long_enough_for_a_long_round(space):
+    config = space.bases["rollpacker"]
+    assert [steps_of(config, eta) for eta in (None, 1.0, 1.125, 1.25, 1.5)] == [4, 4, 10, 6, 4]
+
+
+def test_the_nearest_degree_is_the_fewest_doublings_away():
+    assert nearest_degree((1, 2), 8) == 2
+    assert nearest_degree((2, 8), 4) == 8
+    assert nearest_degree((1, 2, 4), 2) == 2

@@ -1,0 +1,48 @@
+"""What is left when `rollpacker analysis` is ended from outside: nothing that goes on modelling."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def workers_of(pid):
+    """Pids of the processes that model runs, once there is one."""
+    while True:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        workers = [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if workers:
+            return workers
+        time.sleep(0.05)
+
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 130), (signal.SIGHUP, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+def test_however_it_is_ended_its_workers_end_too(tmp_path, number, status):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollpacker.cli", "analysis", "table2", "backend=sim", "jobs=1", f"out={tmp_path}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    workers = workers_of(process.pid)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == status, said
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 120
+    while any(map(is_there, workers)):
+        assert time.monotonic() < deadline, "a worker goes on"
+        time.sleep(0.05)
+    assert not list(tmp_path.glob("table2.*"))

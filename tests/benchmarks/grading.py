@@ -1,0 +1,64 @@
+"""How many correct programs the sandbox fails, and how many subtly wrong ones it passes; prints tables.
+
+python -m tests.benchmarks.grading [PROGRAMS_OF_EACH_KIND [SEED]]
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.rewards.sandbox.corpus import FORMS, generate
+from tests.rewards.sandbox.programs import Pool, fenced, request_of, write_prompts
+
+NUM_EACH = 1000
+LIMIT_S = 10.0
+"""Of own time; the corpus is about answers, not about time."""
+
+
+def main() -> None:
+    """Judge a corpus by a real pool."""
+    words = [int(word) for word in sys.argv[1:]]
+    num_each, seed = (*words, *(NUM_EACH, 0)[len(words) :])
+    programs = generate(num_each, seed)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        reasons = asyncio.run(judge(Path(folder), programs))
+    print(f"seed {seed}, {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
+    print_table(programs, reasons)
+
+
+async def judge(folder, programs):
+    """Give the reason of each program's verdict."""
+    lines = [{"id": str(index), **program.fields} for index, program in enumerate(programs)]
+    references = write_prompts(folder, lines)
+    async with Pool(num_workers=2) as pool:
+        verdicts = await pool.judge(
+            *(
+                request_of(index, references[str(index)], fenced(program.source), limits_s=(LIMIT_S,))
+                for index, program in enumerate(programs)
+            )
+        )
+    return [verdict.reason for verdict in verdicts]
+
+
+def print_table(programs, reasons):
+    """Print counts by form, and every verdict that is not what the oracle says."""
+    num_right, num_wrong, failed, passed = Counter(), Counter(), Counter(), Counter()
+    for program, reason in zip(programs, reasons, strict=True):
+        (num_right if program.is_right else num_wrong)[program.form] += 1
+        if program.is_right != (reason == "correct"):
+            (failed if program.is_right else passed)[program.form] += 1
+            print(f"\n{'FALSE FAIL' if program.is_right else 'FALSE PASS'}: {program.form}, {program.kind}: {reason}")
+            print(f"{program.fields}\n{program.source}")
+    print("| form | correct programs | of these failed | wrong programs | of these passed |\n|---|---|---|---|---|")
+    for form in FORMS:
+        print(f"| {form} | {num_right[form]} | {failed[form]} | {num_wrong[form]} | {passed[form]} |")
+    print(f"| all | {num_right.total()} | {failed.total()} | {num_wrong.total()} | {passed.total()} |")
+
+
+if __name__ == "__main__":
+    main()

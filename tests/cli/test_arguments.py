@@ -1,0 +1,45 @@
+"""What follows a command is split into options and words, and nothing in it is dropped in silence."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli import report, train
+from rollpacker.cli.arguments import parse_arguments
+from rollpacker.cli.main import COMMANDS
+from rollpacker.config.words import replaced
+from rollpacker.core.errors import ConfigError
+
+TWICE = [
+    ("run.seed=1", "run.seed=2"),
+    ("run.seed=1", "run.seed=1"),
+    ("run.seed=1", "++run.seed=2"),
+    ("system=verl", "system=tail"),
+    ("hydra/launcher=slurm", "hydra/launcher=basic"),
+    ("out=a", "out=b"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), itertools.product([each.name for each in COMMANDS], TWICE))
+def test_no_command_takes_a_key_twice(command: str, words: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="is given twice") as caught:
+        parse_arguments(command, [words[0], "run.dir=r", words[1]], train.HELP, can_sweep=True)
+    assert all(f"`{word}`" in caught.value.problem for word in words)
+
+
+def test_the_words_of_a_user_take_the_place_of_a_programs_own() -> None:
+    own = ["train", "-m", "run.seed=1", "system=verl", "run.dir=r"]
+    words = replaced(own, ["run.seed=2", "+system=tail"])
+    assert words == ["train", "-m", "run.dir=r", "run.seed=2", "+system=tail"]
+    parse_arguments("train", words[1:], train.HELP, can_sweep=True)
+
+
+def test_folders_that_look_like_keys_are_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = ["lr=1", "lr=2"]
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+    assert parse_arguments("report", folders, report.HELP, can_sweep=False).words == tuple(folders)

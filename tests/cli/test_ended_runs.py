@@ -1,0 +1,177 @@
+"""Trainings that somebody ends, or that nobody reads, in processes of their own as a shell starts them."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.words import replaced
+from rollpacker.metrics.tables import read_table
+from rollpacker.runtime.run.status import read_status
+from tests.sim.test_determinism import SMALL
+
+PATIENCE_S = 120
+ROLLPACKER = [sys.executable, "-m", "rollpacker.cli"]
+ENDLESS = replaced(SMALL, ["run.num_steps=1000000", "run.progress=plain"])
+
+
+def as_a_shell_leaves_it() -> None:
+    """Hear SIGHUP, also where the tests themselves were started by nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+class Training:
+    """A modelled run without an end."""
+
+    def __init__(self, run_dir: Path, *words: str, **options) -> None:
+        self.run_dir = run_dir
+        options = {"preexec_fn": as_a_shell_leaves_it} | options
+        command = [*ROLLPACKER, "train", f"run.dir={run_dir}", *replaced(ENDLESS, words)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(command, text=True, **(pipes | options))
+
+    @property
+    def num_finished(self) -> int:
+        status = read_status(self.run_dir)
+        return status.finished_steps if status else 0
+
+    def wait_for_steps(self, num_steps: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.num_finished < num_steps:
+            assert self.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for it; gives its exit code and what it printed."""
+        try:
+            printed, _ = self.process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return self.process.returncode, " ".join((printed or "").split())
+
+
+def newest_checkpoint(run_dir: Path) -> int:
+    (folder,) = (run_dir / "checkpoints").iterdir()
+    return json.loads((folder / "meta.json").read_text())["step"]
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"),
+    [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGHUP, "SIGHUP", 129)],
+)
+def test_a_signal_saves_what_was_trained_and_says_how_to_go_on(tmp_path, number, name, code):
+    training = Training(tmp_path / "run")
+    training.wait_for_steps(2)
+    training.process.send_signal(number)
+    ended, printed = training.end()
+    assert ended == code
+    status = read_status(training.run_dir)
+    assert status.state == "interrupted"
+    assert newest_checkpoint(training.run_dir) == status.finished_steps == len(read_table(training.run_dir, "steps"))
+    assert f"{name}: saving a checkpoint of step" in printed
+    assert "Once more leaves at once" in printed
+    assert f"{name} ended the run after step {status.finished_steps} of 1000000. Its checkpoint is complete" in printed
+    assert f"Go on with the same command and run.dir={training.run_dir} run.resume=auto." in printed
+    assert "Traceback" not in printed
+
+
+def test_what_is_ignored_stays_ignored_as_nohup_wants_it(tmp_path):
+    training = Training(tmp_path / "run", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    training.wait_for_steps(1)
+    training.process.send_signal(signal.SIGHUP)
+    training.wait_for_steps(training.num_finished + 2)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end()[0] == 130
+
+
+@pytest.mark.parametrize("progress", ["live", "plain"])
+def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path, progress):
+    terminal, end_of_run = pty.openpty()
+
+    def take_the_terminal() -> None:
+        as_a_shell_leaves_it()
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), end_of_run)
+    training = Training(tmp_path / "run", f"run.progress={progress}", preexec_fn=take_the_terminal, **streams)
+    os.close(end_of_run)
+    os.set_blocking(terminal, False)
+    while training.num_finished < 2:
+        try:
+            os.read(terminal, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.02)
+        assert training.process.poll() is None
+    os.close(terminal)
+    assert training.end()[0] == 129
+    status = read_status(training.run_dir)
+    assert status.state == "interrupted"
+    assert newest_checkpoint(training.run_dir) == status.finished_steps
+
+
+READERS = {
+    "a reader that leaves": "| head -1",
+    "closed output": ">&-",
+    "closed errors": "2>&-",
+    "closed streams": "<&- >&- 2>&-",
+    "a full disk": "> /dev/full 2> /dev/full",
+    "a tee that dies": "2>&1 | true",
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_a_training_goes_on_whoever_reads_it(tmp_path, reader):
+    words = ["train", f"run.dir={tmp_path / 'run'}", *replaced(SMALL, ["run.num_steps=2", "run.progress=plain"])]
+    command = " ".join([*ROLLPACKER, *words, reader, "; exit ${PIPESTATUS[0]}"])
+    assert subprocess.run(["bash", "-c", command], check=False, stdout=subprocess.DEVNULL).returncode == 0
+    assert read_status(tmp_path / "run").state == "finished"
+    assert len(read_table(tmp_path / "run", "steps")) == 2
+
+
+def test_a_training_that_fails_says_so_by_its_exit_code_though_nobody_reads_it(tmp_path):
+    (tmp_path / "run").write_text("")
+    command = " ".join([*ROLLPACKER, "train", f"run.dir={tmp_path / 'run'}", *SMALL, "2>&- >&-"])
+    assert subprocess.run(["bash", "-c", command], check=False).returncode == 2
+
+
+COMMANDS = {"--help": 0, "--version": 0, "jobs .": 0, "nonsense": 2, "report nothing": 2}
+
+
+@pytest.mark.parametrize(("command", "code"), COMMANDS.items())
+def test_other_commands_end_quietly_when_nobody_reads_them(tmp_path, command, code):
+    for reader in (">&- 2>&-", "2> /dev/full", "| true"):
+        line = f"{' '.join(ROLLPACKER)} {command} {reader}; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, check=False, capture_output=True, text=True)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+
+
+def test_output_that_does_not_fit_on_the_disk_is_said_once():
+    line = f"{' '.join(ROLLPACKER)} --version > /dev/full"
+    done = subprocess.run(["bash", "-c", line], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_opened_so_that_no_file_takes_their_numbers(tmp_path, closed):
+    program = (
+        "import os\nfrom rollpacker.runtime.run.streams import open_closed_streams\nopen_closed_streams()\n"
+        f"file = open({str(tmp_path / 'file')!r}, 'w')\nprint('lost')\nos.write(2, b'lost')\n"
+        "file.write(str(file.fileno()))\n"
+    )
+    subprocess.run(["bash", "-c", f'"$1" -c "$2" {closed}', "bash", sys.executable, program], check=True)
+    assert int((tmp_path / "file").read_text()) > 2

@@ -1,0 +1,184 @@
+"""Help texts name everything, of a command or of single topics, and can be read, searched and copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import COMMANDS, main
+from rollpacker.config.keys import legal_keys
+from rollpacker.config.names_elsewhere import key_for
+from rollpacker.config.roots import SCORE, TRAIN, groups
+from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.data.prompts import load_prompts
+
+
+def _run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(argv) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return " ".join(printed.out.split())
+
+
+def _refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(argv) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_names_every_command_and_every_group(
+    argv: list[str], workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _run(argv, capsys)
+    for command in COMMANDS:
+        assert f"{command.name} {command.summary}" in text
+    for name, group in groups(TRAIN).items():
+        assert f"{name} {' | '.join(group.options)}" in text
+
+
+@pytest.mark.parametrize(("command", "schema"), [("train", RunConfig), ("check", RunConfig), ("score", ScoreConfig)])
+def test_the_help_of_a_command_names_every_key_with_its_documentation(
+    command: str,
+    schema: type[RunConfig | ScoreConfig],
+    workdir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main([command, "--help"]) == 0
+        printed = capsys.readouterr().out
+        copied = ("{", "json.dumps", "'data.path", "rollpacker ")  # stays whole, so that it can be copied
+        assert all(len(line) <= width or line.strip().startswith(copied) for line in printed.splitlines())
+        assert not any(line.endswith(" ") for line in printed.splitlines())
+        for key in legal_keys(schema).values():
+            assert f"{key.name}=" in printed
+            # Columns break lines anywhere, so the words are looked for one by one.
+            assert set(key.doc.split()) <= set(printed.split())
+
+
+@pytest.mark.parametrize(("command", "root"), [("train", TRAIN), ("score", SCORE)])
+def test_the_help_of_a_command_names_every_option_of_every_group(
+    command: str, root: object, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _run([command, "--help"], capsys)
+    known = groups(TRAIN if root is TRAIN else SCORE)
+    assert known
+    for group in known.values():
+        assert all(f"{group.name}={option} " in text for option in group.options)
+
+
+def test_the_help_of_replay_says_what_it_takes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rollpacker replay RUN" in _run(["replay", "--help"], capsys)
+
+
+def test_the_help_of_train_shows_a_line_of_each_kind_that_a_run_reads(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["train", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip().startswith('{"id"')]
+    (workdir / "shown.jsonl").write_text("\n".join(lines))
+    prompts = load_prompts([PromptFile(path=workdir / "shown.jsonl")])
+    kinds = [type(prompt.reference).__name__ for prompt in prompts]
+    assert kinds == ["AnswerReference", *["CodeReference"] * 3, "JudgeReference"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_a_text_with_usage_and_example(command, capsys) -> None:
+    text = _run([command.name, "--help"], capsys)
+    assert f"Usage rollpacker {command.name} " in text
+    assert "Example" in text
+    if command.name not in {"train", "check", "score"}:
+        assert _run(["help", command.name], capsys) == text
+
+
+@pytest.mark.parametrize(
+    "argv", [["train", "--help", "engine.vllm"], ["train", "engine.vllm", "-h"], ["help", "train", "engine.vllm"]]
+)
+def test_a_topic_is_one_section_alone(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = _run(argv, capsys)
+    assert "engine.vllm.memory_share=0.9 Of each GPU's memory" in text
+    assert "engine.num_engines" not in text
+    assert _run(["help", "engine.vllm"], capsys) == text
+
+
+def test_a_topic_may_be_a_key_a_group_an_option_or_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["help", "rollout.num_prompts"], capsys).startswith("rollout.num_prompts rollout.num_prompts=32 ")
+    engine = _run(["help", "engine"], capsys)
+    assert "engine=vllm" in engine
+    assert "engine.num_engines=" in engine
+    assert "system=verl" in (option := _run(["help", "system=verl"], capsys))
+    assert "system=tail" not in option
+    assert "hydra.launcher." in _run(["help", "hydra/launcher"], capsys)
+    assert "data.path" in _run(["score", "--help", "data"], capsys)
+
+
+def test_words_that_set_a_key_are_no_topics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rollout.num_prompts=32" in _run(["train", "model.path=x", "--help"], capsys)
+
+
+def test_a_search_finds_commands_options_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    text = _run(["help", "/Container"], capsys)
+    assert "Commands that mention Container doctor" in text
+    assert "cluster.container.image=" in text
+    assert "rollout.num_prompts" not in text
+    assert "Nothing in the help mentions zyx" in _refusal(["train", "--help", "/zyx"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("topic", "advice"), [("enginee", "help engine"), ("jbos", "help jobs"), ("lr", "help trainer.learning_rate")]
+)
+def test_an_unknown_topic_is_refused_with_the_nearest_one(
+    topic: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"Try rollpacker {advice}\n" in _refusal(["help", topic], capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "advice"),
+    [
+        (["jobs", "--watch"], "write watch\n"),
+        (["report", "--steps=3"], "write step=3\n"),
+        (["train", "--lr", "1"], "write trainer.learning_rate=VALUE\n"),
+        (["train", "--multi"], "Write --multirun\n"),
+        (["replay", "--info"], "`rollpacker replay --help` says what it takes"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_what_the_command_takes_instead(
+    argv: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advice in _refusal(argv, capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("trainer.lr", "trainer.learning_rate"),
+        ("engine.gpu_memory_utilization", "engine.vllm.memory_share"),
+        ("num_train_epochs", "run.num_epochs"),
+        ("rollout.batch_size", "rollout.num_prompts"),
+        ("output_dir", "run.dir"),
+        ("actor_rollout_ref.rollout.n", "rollout.num_responses"),
+    ],
+)
+def test_another_tools_name_of_a_key_is_answered_with_ours(
+    name: str, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = _refusal(["check", "model.path=m", "data.path=p", f"{name}=1"], capsys)
+    assert f"What other tools call so is `{key}` here: " in shown
+    assert shown.endswith(f"Write {key}=...\n")
+
+
+def test_every_name_of_other_tools_leads_to_a_legal_key_and_is_none_itself() -> None:
+    from rollpacker.config import names_elsewhere
+
+    keys = legal_keys(RunConfig)
+    assert set(names_elsewhere._NAMES_ELSEWHERE) <= set(keys)
+    names = [name for names in names_elsewhere._NAMES_ELSEWHERE.values() for name in names.split()]
+    assert len(names) == len(set(names))
+    leaves = {key.rpartition(".")[2] for key in keys}
+    assert not leaves & set(names)
+    assert key_for("rollout.num_prompts") is None

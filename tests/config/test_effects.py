@@ -1,0 +1,68 @@
+"""Keys that a user set and that nothing looks at are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from rollpacker.config.compose import compose
+from rollpacker.config.effects import keys_without_effect
+from rollpacker.config.keys import section_of
+from rollpacker.config.roots import conf_dir
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import OnlyWith
+
+BASE = ["model.path=m", "data.path=p.jsonl", "run.dir=r"]
+SIM = ["backend=sim", "hardware=h800", "workload=math", "reward=modelled", "model=qwen2.5-7b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["hardware=h800"], "hardware=h800"),
+        (["workload=math"], "workload=math"),
+        (
+            ["engine.vllm.kv_cache_mb=64", "engine.vllm.memory_share=0.5"],
+            "engine.vllm.memory_share=0.5, engine.vllm.kv",
+        ),
+        (["system=verl", "system.eta_prompts=2"], "system.eta_prompts=2.0"),
+        (["system=verl", "engine.profile=x.parquet"], "engine.profile=x.parquet"),
+        (["system.max_launch_factor=3"], "system.max_launch_factor=3.0"),
+        (["trainer.warmup_steps=1000", "run.num_steps=2"], "trainer.warmup_steps=1000"),
+        (["trainer.shard_gradients=true"], "trainer.shard_gradients=true"),
+        (["trainer.min_lr_ratio=0.5"], "trainer.min_lr_ratio=0.5"),
+        (["tracker.wandb_project=mine"], "tracker.wandb_project=mine"),
+        (["reward.sandbox.max_case_s=3"], "reward.sandbox.max_case_s=3.0"),
+        (["reward.overlong_penalty=3"], "reward.overlong_penalty=3.0"),
+        (["weight_sync.transport=object_store", "weight_sync.bucket_mb=9"], "weight_sync.bucket_mb=9"),
+        ([*SIM, "backend.num_cpus=9"], "backend.num_cpus=9"),
+        ([*SIM, "engine.num_threads=9"], "engine.num_threads=9"),
+        ([*SIM, "weight_sync.timeout_s=9"], "weight_sync.timeout_s=9.0"),
+    ],
+)
+def test_a_key_that_nothing_looks_at_is_named(words: list[str], named: str) -> None:
+    (note,) = keys_without_effect(compose([*BASE, *words]))
+    assert note.startswith(named)
+
+
+@pytest.mark.parametrize("experiment", sorted(file.stem for file in (conf_dir() / "experiment").glob("*.yaml")))
+def test_our_own_experiments_set_no_key_without_effect(experiment: str, tmp_path: Path) -> None:
+    judge = ["reward.judge.model.path=m"] if experiment == "mixed" else []
+    assert keys_without_effect(compose([*BASE, f"experiment={experiment}", *judge])) == ()
+
+
+def _conditions(schema: type[BaseModel]) -> Iterator[OnlyWith]:
+    for field in schema.model_fields.values():
+        yield from (each for each in field.metadata if isinstance(each, OnlyWith))
+        if (section := section_of(field)) is not None:
+            yield from _conditions(section)
+
+
+@pytest.mark.parametrize("condition", dict.fromkeys(_conditions(RunConfig)), ids=str)
+def test_every_condition_is_about_something_that_every_run_has(condition: OnlyWith) -> None:
+    value: object = compose(BASE)
+    for part in condition.key.split("."):
+        value = getattr(value, part)

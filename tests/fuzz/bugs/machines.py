@@ -1,0 +1,267 @@
+"""Bugs of the machines beside the batching: router, reward budget, planner and stream scaling."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.core import first_guess
+from rollpacker.core.commands import Launch, RoundKind, StreamGroups
+from rollpacker.core.parallelism import ParallelismPlanner, _Controller
+from rollpacker.core.reward_budget import RewardBudget
+from rollpacker.core.routing import Router
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.stream_scaling import StreamScaling
+from tests.fuzz.bugs.harness import Bug, Worlds, around, both, instead, wherever
+
+# Router
+
+
+def _believing(right, *args):
+    """Have nothing that an engine says of a request be out of date."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Router, "has_moved", lambda *_: False)
+        return right(*args)
+
+
+def _forget_orphans(_, router, engine):
+    if router.is_in_fleet(engine):
+        router._remove(engine)
+    return []
+
+
+def _forget_waiting(_, router, engine):
+    router._remove(engine)
+    router._held[engine] = {}
+    return []
+
+
+def _lend_and_launch(lend, router, engines):
+    orders = lend(router, engines)
+    router._lent.clear()
+    return orders
+
+
+def _stale_load(_, router, request):
+    load, place, engine = router._by_load[0]
+    heapq.heapreplace(router._by_load, (load + 1, place, engine))
+    router._held[engine][request] = None
+    router._in_flight[request] = engine
+    return Launch(request=request, engine=engine)
+
+
+_ROUTING = (
+    ("forget what a lost engine ran", around(Router, "lose", _forget_orphans)),
+    ("launch twice what a lost engine ran", around(Router, "lose", lambda right, *args: right(*args) * 2)),
+    ("forget what waits when an engine joins", around(Router, "join", _forget_waiting)),
+    (
+        "forget what finds no engine",
+        around(Router, "_launch_each", lambda right, router, *args: right(router, *args) if router._by_load else []),
+    ),
+    ("believe an engine that lost the request", around(Scheduler, "_finish", _believing)),
+    ("launch on lent engines", around(Router, "lend", _lend_and_launch)),
+    ("keep lent engines for ever", around(Router, "take_back", lambda *_: None)),
+    ("a stale load", around(Router, "_launch_one", _stale_load)),
+    ("forget to evict", around(Router, "lend", lambda right, *args: right(*args)[1:])),
+)
+
+# Reward budget
+
+
+def _with_runs(change):
+    def learn(right, budget, event):
+        right(budget, replace(event, case_runs=tuple(map(change, event.case_runs))))
+
+    return around(RewardBudget, "learn", learn)
+
+
+def _last_run(learn, budget, event):
+    learn(budget, event)
+    for run in event.case_runs:
+        if run.is_passed:
+            budget._anchors[event.request.prompt.key][run.case] = run.time_s
+
+
+def _by_epoch(learn, budget, event):
+    prompt = event.request.prompt
+    named = event.request._replace(prompt=prompt._replace(key=f"{prompt.epoch}/{prompt.key}"))
+    learn(budget, replace(event, request=named))
+
+
+_BUDGET = (
+    ("learn from programs that failed", _with_runs(lambda run: run._replace(is_passed=True))),
+    ("the last run instead of the longest", around(RewardBudget, "learn", _last_run)),
+    ("one epoch's anchors are not the next one's", around(RewardBudget, "learn", _by_epoch)),
+    ("a snapshot without anchors", around(RewardBudget, "restore", lambda _, cls, settings, __: cls(settings))),
+)
+
+# Planner
+
+
+def _remember(learn, planner, controller, event):
+    before = list(controller.rounds)
+    learn(planner, controller, event)
+    num_forgotten = len(before) + 1 - len(controller.rounds)
+    controller.rounds[:0] = before[:num_forgotten]
+
+
+def _keep_reference(move, controller, *args, **kwargs):
+    reference = controller.reference
+    move(controller, *args, **kwargs)
+    controller.reference = reference
+
+
+def _last_rate(_, controller, degree):
+    there = [(num_tokens, time_s) for at, num_tokens, time_s in controller.rounds if at == degree]
+    return there[-1][0] / there[-1][1] if there and there[-1][1] else None
+
+
+def _first_round_alone(judge, planner, controller, num_preemptions):
+    degree = controller.degree
+    judge(planner, controller, num_preemptions)
+    if controller.degree == degree:
+        controller.came_from = None
+
+
+_PLANNING = (
+    (
+        "one controller for all kinds of rounds",
+        around(
+            ParallelismPlanner,
+            "_learn",
+            lambda right, planner, _, event: right(planner, planner._controllers[RoundKind.SHORT], event),
+        ),
+    ),
+    ("a decision right after a change", around(_Controller, "move", _keep_reference)),
+    ("every change pays", around(ParallelismPlanner, "_pays", lambda *_: True)),
+    ("a change that takes longer than it saves", around(ParallelismPlanner, "_cost_s", lambda *_: 0.0)),
+    (
+        "the way back costs nothing",
+        around(ParallelismPlanner, "_cost_s", lambda _, planner, *degrees: planner._switch_s.get(degrees[1], 0.0)),
+    ),
+    (
+        "a long row of rounds is hoped for",
+        around(
+            ParallelismPlanner,
+            "_num_rounds_in_a_row",
+            lambda _, planner, __: planner._settings.num_rounds_remembered,
+        ),
+    ),
+    ("a slower degree is kept", around(ParallelismPlanner, "_is_slower_than", lambda *_: False)),
+    ("a rate is remembered for ever", around(ParallelismPlanner, "_learn", _remember)),
+    ("the last round instead of the mean", around(_Controller, "rate_on", _last_rate)),
+    ("a change is tested in its first round alone", around(ParallelismPlanner, "_judge", _first_round_alone)),
+    (
+        "plan for the kind that was",
+        around(ParallelismPlanner, "measure", lambda right, planner, event, _: right(planner, event, planner._kind)),
+    ),
+    ("no guess", around(ParallelismPlanner, "_guess", lambda *_: None)),
+    (
+        "a guess without preemptions",
+        wherever(first_guess.round_s, lambda right, costs, *args: right(replace(costs, kv_tokens=10**9), *args)),
+    ),
+)
+
+# Stream scaling
+
+
+def _stream_at_once(begin_round, machine, command):
+    begin_round(machine, command)
+    return (StreamGroups(round=command.round),)
+
+
+def _lend_again(choose, machine, *args):
+    engines = choose(machine, *args)
+    machine._has_lent = False
+    return engines
+
+
+def _measure_once(choose, machine, *args):
+    is_measuring = machine._is_measuring
+    engines = choose(machine, *args)
+    machine._is_measuring = is_measuring
+    return engines
+
+
+def _split_replica(block_of, machine, first, *args):
+    return block_of(machine, first, *args)[0], bool(machine._gpus[first])
+
+
+def _more_than_half(choose_blocks, machine, fleet, running):
+    lent = choose_blocks(machine, fleet, running)
+    for block in machine._blocks(fleet):
+        if len(lent.union(block)) < len(fleet):
+            lent.update(block)
+    return lent
+
+
+def _fullest(choose_blocks, machine, fleet, running):
+    negative = {
+        engine: [request._replace(num_prompt_tokens=-sum(request[1:]), num_generated_tokens=0) for request in each]
+        for engine, each in running.items()
+    }
+    return choose_blocks(machine, fleet, negative)
+
+
+def _note_rows(choose, machine, event, *args):
+    machine._all_rows = event.engines
+    return choose(machine, event, *args)
+
+
+def _count_finished(choose, machine, event, fleet, _):
+    holders = {request.request: row.engine for row in event.engines for request in row.running}
+    return choose(machine, event, fleet, holders)
+
+
+_LENDING = (
+    ("start a step on engines of two degrees", instead(Router, "is_changing", lambda _: False)),
+    (
+        "believe a second eviction",
+        around(Router, "move", _believing),
+    ),
+    ("stream to GPUs that engines use", around(StreamScaling, "begin_round", _stream_at_once)),
+    ("lend twice in a round", around(StreamScaling, "choose", _lend_again)),
+    ("split a replica", around(StreamScaling, "_block_of", _split_replica)),
+    ("lend more than half", around(StreamScaling, "_choose_blocks", _more_than_half)),
+    ("move the fullest engines", around(StreamScaling, "_choose_blocks", _fullest)),
+    (
+        "expect no more than there is",
+        around(
+            StreamScaling,
+            "_expected_length",
+            lambda right, machine, _, lengths, sums: right(machine, 0, lengths, sums),
+        ),
+    ),
+    (
+        "count the lent engines' memory",
+        both(
+            around(StreamScaling, "choose", _note_rows),
+            around(
+                StreamScaling, "_do_fit", lambda right, machine, running, _: right(machine, running, machine._all_rows)
+            ),
+        ),
+    ),
+    ("count what has finished since", around(StreamScaling, "choose", _count_finished)),
+    (
+        "a snapshot without lengths",
+        around(
+            StreamScaling,
+            "restore",
+            lambda right, cls, settings, snapshot: right(cls, settings, snapshot | {"recent_lengths": []}),
+        ),
+    ),
+    ("measure once only", around(StreamScaling, "choose", _measure_once)),
+)
+
+BUGS = (
+    *(Bug(name=name, patch=patch, worlds=Worlds.TAIL) for name, patch in (*_ROUTING, *_BUDGET)),
+    *(Bug(name=name, patch=patch, worlds=Worlds.PLANS) for name, patch in _PLANNING),
+    *(Bug(name=name, patch=patch, worlds=Worlds.LENDING) for name, patch in _LENDING),
+    Bug(
+        name="forget the launches in the place of a dropped prompt's",
+        patch=around(StreamScaling, "count_drop", lambda *_: None),
+        worlds=Worlds.LENDING_AND_SAMPLING,
+    ),
+)

@@ -1,0 +1,127 @@
+"""Bugs of driver, replacements, records, trainer calls and checkpoints: whole modelled runs find them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.core.commands import Launch
+from rollpacker.core.events import EngineLost
+from rollpacker.data.order import PromptOrder
+from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.runtime.rollout.driver import Driver, sample_seed
+from rollpacker.runtime.rollout.learning import Learner
+from rollpacker.runtime.rollout.replacements import Replacements
+from rollpacker.runtime.rollout.round_record import RoundRecord
+from rollpacker.runtime.run.training_run import TrainingRun
+from rollpacker.transfer import confirmations
+from tests.fuzz.bugs.harness import Bug, Worlds, around, wherever
+
+
+def _wait_for_lost(lose, driver, *args):
+    before = dict(driver._in_flight)
+    lose(driver, *args)
+    driver._in_flight = before | driver._in_flight
+
+
+async def _bring_under_old_name(bring, replacements, seat, _):
+    await bring(replacements, seat, seat)
+
+
+async def _serve_nothing(*_):
+    return 0
+
+
+def _despair(require_engine, driver):
+    with pytest.MonkeyPatch.context() as patch:
+        if driver._scheduler.is_starved:
+            patch.setattr(Replacements, "under_way", ())
+        require_engine(driver)
+
+
+async def _do_not_wait(_, driver):
+    driver._to_lend = ()
+    driver._reward.forget()
+
+
+async def _first_fact(_, driver):
+    facts = await driver._patience.within(driver._describe_wait, driver._inbox.collect())
+    driver._report(facts[0])
+    await driver._send()
+
+
+async def _first_abort_forgotten(send, driver, engine, commands):
+    aborts = [command for command in commands if not isinstance(command, Launch)]
+    forgotten = aborts[0] if len(aborts) > 1 else None
+    await send(driver, engine, [command for command in commands if command is not forgotten])
+
+
+def _eviction_as_abort(report, driver, *args):
+    driver._being_evicted.clear()
+    report(driver, *args)
+
+
+def _rewards_reversed(group, record, prompt):
+    right = group(record, prompt)
+    return replace(right, rewards=right.rewards[::-1])
+
+
+def _count_verdict_again(scored, record, verdict, now):
+    record.requests[verdict.request].verdict = None
+    scored(record, verdict, now)
+
+
+async def _forget_streamed(end_streaming, learner):
+    await end_streaming(learner)
+    learner._accumulated.clear()
+
+
+async def _nothing(*_):
+    pass
+
+
+_RUNS = (
+    (
+        "the driver keeps the loss of an engine for itself",
+        around(
+            Driver,
+            "_take",
+            lambda right, driver, event: None if isinstance(event, EngineLost) else right(driver, event),
+        ),
+        0,
+    ),
+    ("the driver waits for what a lost engine ran", around(Driver, "_lose", _wait_for_lost), 280),
+    ("a replacement joins with the weights that it happens to hold", around(Replacements, "_serve", _serve_nothing), 0),
+    ("a replacement has the lost engine's name", around(Replacements, "_bring", _bring_under_old_name), 0),
+    (
+        "a run without engines does not wait for the one that is to come",
+        around(Driver, "_require_engine", _despair),
+        0,
+    ),
+    ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 0),
+    ("a damaged transfer of weights goes unnoticed", wherever(confirmations._is_right, lambda *_: True), 0),
+    ("the driver drops facts that come together", around(Driver, "_digest", _first_fact), 0),
+    ("the driver forgets the first of several aborts", around(Driver, "_send_to_engine", _first_abort_forgotten), 0),
+    ("the driver takes an eviction for an abort", around(Driver, "_report_response", _eviction_as_abort), 0),
+    (
+        "all samples of a prompt share a seed",
+        wherever(sample_seed, lambda right, run_seed, step, prompt, _: right(run_seed, step, prompt, 0)),
+        0,
+    ),
+    ("a response is trained with another one's reward", around(RoundRecord, "group", _rewards_reversed), 0),
+    ("a duplicated verdict is counted twice", around(RoundRecord, "scored", _count_verdict_again), 40),
+    ("a group that streamed is trained again", around(Learner, "end_streaming", _forget_streamed), 0),
+    ("a resumed run starts with the first policy", around(TrainingRun, "load", _nothing), 0),
+    (
+        "a checkpoint says one step less than it holds",
+        around(TrainingRun, "_save", lambda right, run, num_steps, moment: right(run, max(0, num_steps - 1), moment)),
+        0,
+    ),
+    ("a resumed run draws from the first prompt", around(PromptOrder, "restore", lambda *_: None), 0),
+    ("steps that are made again stay in the tables", around(MetricsWriter, "truncate_after", lambda *_: None), 0),
+)
+
+BUGS = tuple(
+    Bug(name=name, patch=patch, worlds=Worlds.RUNS, first_seed=first_seed) for name, patch, first_seed in _RUNS
+)

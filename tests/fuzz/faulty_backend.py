@@ -1,0 +1,72 @@
+"""A backend whose workers are wrapped in faults, around any other backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tests.fuzz.faulty_workers import FaultyEngine, FaultyReward, FaultyTrainer
+
+if TYPE_CHECKING:
+    from rollpacker.core.ids import EngineId
+    from rollpacker.protocols.backend import Backend, Surroundings, Workers
+    from rollpacker.protocols.engine import Engine
+    from tests.fuzz.faulty_workers import WorkerObserver
+    from tests.fuzz.injector import FaultInjector
+
+
+class FaultyBackend:
+    """Wraps every worker that a backend brings."""
+
+    def __init__(self, backend: Backend, injector: FaultInjector, observer: WorkerObserver) -> None:
+        self._backend = backend
+        self._injector = injector
+        self._observer = observer
+        self.is_modelled = backend.is_modelled
+
+    @asynccontextmanager
+    async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
+        async with self._backend.open(surroundings) as workers:
+            pumps: dict[str, asyncio.Task[None]] = {}
+
+            def pump(work: Coroutine[Any, Any, None], what: str) -> None:
+                pumps[what] = asyncio.create_task(work, name=f"faulty {what}")
+
+            wrapped = {
+                degree: {
+                    name: FaultyEngine(name, name, engine, self._injector, self._observer)
+                    for name, engine in fleet.engines.items()
+                }
+                for degree, fleet in workers.fleets.items()
+            }
+            seated = {name: engine for engines in wrapped.values() for name, engine in engines.items()}
+
+            async def replace_engine(seat: EngineId, name: EngineId) -> Engine:
+                assert workers.replace_engine is not None
+                old = seated[seat]
+                pumps[old.name].cancel()
+                self._injector.restart(seat, old, name)
+                engine = await workers.replace_engine(seat, name)
+                seated[seat] = FaultyEngine(name, seat, engine, self._injector, self._observer)
+                self._injector.put_in_place(old, seated[seat])
+                pump(seated[seat].pump(), name)
+                return seated[seat]
+
+            reward = FaultyReward(workers.reward, self._injector, self._observer)
+            trainer = FaultyTrainer(workers.trainer, self._injector, self._observer)
+            self._injector.watch([list(engines.values()) for engines in wrapped.values()], trainer)
+            for engines in wrapped.values():
+                for engine in engines.values():
+                    pump(engine.pump(), engine.name)
+            pump(reward.pump(), "reward")
+            try:
+                fleets = {degree: replace(fleet, engines=wrapped[degree]) for degree, fleet in workers.fleets.items()}
+                yield replace(workers, fleets=fleets, reward=reward, trainer=trainer, replace_engine=replace_engine)
+            finally:
+                self._injector.stop_clock()
+                for task in pumps.values():
+                    task.cancel()
+                await asyncio.gather(*pumps.values(), return_exceptions=True)

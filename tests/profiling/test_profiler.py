@@ -1,0 +1,96 @@
+"""What is measured of modelled workers is what the model says of them, in its own time."""
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
+from rollpacker.profiling.profiler import NUM_REPEATS, measure
+from rollpacker.sim.backend import ModelledBackend
+from rollpacker.sim.plan import plan_cluster
+from rollpacker.sim.virtual_time import run_in_virtual_time
+
+FACTS = ProfileFacts(
+    hardware="modelled",
+    model="{}",
+    dtype="bfloat16",
+    num_parameters=1,
+    num_weight_bytes=1,
+    engine="torch",
+    trainer="torch",
+    num_engines=1,
+    engine_threads=1,
+    trainer_threads=1,
+    collect_interval_s=0.03,
+    measured_on="2026-11-21",
+    rollpacker_version="0.1",
+)
+
+
+def config_of(system, tmp_path, *words):
+    return compose(
+        [
+            "backend=sim",
+            "hardware=h800",
+            "hardware.rollout_start_s=0",
+            "model=qwen2.5-7b",
+            "workload=math",
+            f"system={system}",
+            "engine.num_engines=1",
+            "engine.max_num_seqs=16",
+            "trainer.tensor_parallel=1",
+            "rollout.num_prompts=4",
+            "rollout.num_responses=2",
+            "rollout.max_response_tokens=200",
+            f"run.dir={tmp_path / 'run'}",
+            *words,
+        ]
+    )
+
+
+def measured(config, tmp_path):
+    return run_in_virtual_time(
+        measure(
+            config,
+            ModelledBackend(config),
+            FACTS,
+            kv_bytes_per_token=1,
+            logs=tmp_path / "logs",
+            on_progress=lambda *_: None,
+            on_note=lambda _: None,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "num_launched"),
+    [("verl", 4 * 2), ("tail", 5 * 3), ("tail-reward", 5 * 3)],
+)
+def test_a_profile_of_modelled_workers_has_their_costs(system, num_launched, tmp_path):
+    config = config_of(system, tmp_path)
+    plan = plan_cluster(config, needs_judge=False)
+    profile = measured(config, tmp_path)
+    assert {point.measurement for point in profile.points} == {*MEASUREMENTS} - {*PROGRAM_MEASUREMENTS}
+    for point in profile.of("decode"):
+        if point.num_items == round(point.num_items):  # else some ended within the window
+            pass_s = plan.engine.pass_s(round(point.num_items)) + plan.engine.kv_read_s * point.num_tokens
+            assert point.seconds == pytest.approx(pass_s, rel=1e-3)
+    [update], [sync], [kv_cache] = (profile.of(name) for name in ("update", "weight_sync", "kv_cache"))
+    assert update.seconds == pytest.approx(plan.trainer.update_s())
+    assert sync.seconds == pytest.approx(plan.weight_transfer_s(1))
+    assert kv_cache.num_tokens == plan.engine.num_kv_tokens
+    for name in ("first_rollout", "first_train"):  # a modelled worker does nothing only once
+        [first] = profile.of(name)
+        assert (first.seconds, first.num_repeats) == (pytest.approx(0, abs=1e-9), 1)
+    assert {point.num_items for point in profile.of("request")} == {1, max(1, num_launched // 8), num_launched}
+    assert all(point.num_repeats >= NUM_REPEATS for point in profile.of("train"))
+    assert {point.num_items for point in profile.of("train")} == {2, 4, 8}
+
+
+def test_programs_are_timed_without_their_sandboxes_start_and_only_those_that_no_limit_stopped(tmp_path):
+    """Modelled programs take the paper's times; those that never end are stopped at 30 s."""
+    words = ("reward.kinds.math=sandbox", "workload.endless_share=0.3", "reward.timeout_s=30", "reward.num_workers=64")
+    profile = measured(config_of("tail-reward", tmp_path, *words, "reward.num_cores=64"), tmp_path)
+    [start], [program] = profile.of("sandbox_start"), profile.of("program")
+    assert start.seconds_high == pytest.approx(0, abs=1e-9)
+    assert 0 < program.seconds_low < program.seconds < program.seconds_high < 30
+    assert start.num_repeats == program.num_repeats > NUM_REPEATS

@@ -1,0 +1,128 @@
+"""A sandbox shows Python and nothing that lies beside it, wherever Python is."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rollpacker.rewards.sandbox.interpreter import find_needed
+from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+
+TOLD = "4711"
+ONE = {"id": "one", "test_cases": [{"input": "", "output": TOLD}]}
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+LEFT_OUT = (
+    "site-packages",
+    "dist-packages",
+    "test",
+    "idlelib",
+    "lib2to3",
+    "ensurepip",
+    "tkinter",
+    "config-*",
+    "pydoc_data",
+)
+
+
+@pytest.fixture
+def for_anybody():
+    """A folder that `nobody` reaches too, unlike pytest's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def outside_tmp():
+    """One that the sandbox's own /tmp does not hide."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def python_of_ones_own(for_anybody, monkeypatch):
+    """A copy of this interpreter as an environment under /tmp, with data beside libraries and packages."""
+    prefix = for_anybody / "env"
+    library = prefix / "lib" / PYTHON
+    shutil.copytree(Path(os.__file__).parent, library, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    (prefix / "bin").mkdir()
+    shutil.copy(os.path.realpath(sys._base_executable), prefix / "bin" / PYTHON)
+    for path in Path(sys.base_prefix, "lib").glob("libpython*"):
+        shutil.copy(path, prefix / "lib", follow_symlinks=False)
+    (library / "site-packages").mkdir()
+    places = [prefix / "lib" / "data", prefix / "data", library / "site-packages" / "data", for_anybody / "data"]
+    for place in places:
+        place.write_text(TOLD)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{prefix}/lib")
+    monkeypatch.setattr(sys, "executable", f"{prefix}/bin/{PYTHON}")
+    monkeypatch.setattr(sys, "_base_executable", f"{prefix}/bin/{PYTHON}")
+    return places
+
+
+async def test_python_under_tmp_runs_programs_and_data_beside_it_cannot_be_read(python_of_ones_own, tmp_path):
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1) as pool:
+        right, where, *readers = await pool.judge(
+            request_of(0, one, f"import ssl, sqlite3, ctypes, math; print({TOLD!r})"),
+            request_of(1, one, f"import sys; assert sys.prefix in {str(python_of_ones_own[0])!r}; print({TOLD!r})"),
+            *(
+                request_of(2 + n, one, f"print(open({str(place)!r}).read())")
+                for n, place in enumerate(python_of_ones_own)
+            ),
+        )
+    assert [right.reason, where.reason] == ["correct"] * 2
+    assert [reader.reason for reader in readers] == ["error"] * len(python_of_ones_own)
+
+
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "HOME", "TMPDIR"])
+async def test_a_folder_that_a_variable_names_is_not_in_the_sandbox(variable, outside_tmp, tmp_path, monkeypatch):
+    (outside_tmp / "data").write_text(TOLD)
+    one = write_prompts(tmp_path, [ONE])["one"]
+    given = os.environ.get(variable)
+    monkeypatch.setenv(
+        variable, f"{outside_tmp}:{given}" if given and variable in {"PATH", "PYTHONPATH"} else str(outside_tmp)
+    )
+    async with Pool(num_workers=1) as pool:
+        right, reader = await pool.judge(
+            request_of(0, one, f"print({TOLD!r})"),
+            request_of(1, one, f"print(open('{outside_tmp}/data').read())"),
+        )
+    assert (right.reason, reader.reason) == ("correct", "error")
+
+
+async def test_a_library_path_of_everything_shows_nothing(outside_tmp, tmp_path, monkeypatch):
+    (outside_tmp / "data").write_text(TOLD)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/:/var/tmp:.:")
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1) as pool:
+        right, reader = await pool.judge(
+            request_of(0, one, f"print({TOLD!r})"),
+            request_of(1, one, f"print(open('{outside_tmp}/data').read())"),
+        )
+    assert (right.reason, reader.reason) == ("correct", "error")
+
+
+async def test_packages_can_be_imported_wherever_they_are_also_under_tmp(for_anybody, tmp_path):
+    (for_anybody / "packages").mkdir()
+    (for_anybody / "packages" / "own.py").write_text(f"secret = {TOLD!r}")
+    (for_anybody / "data").write_text(TOLD)
+    one = write_prompts(tmp_path, [ONE])["one"]
+    async with Pool(num_workers=1, packages=for_anybody / "packages") as pool:
+        right, reader = await pool.judge(
+            request_of(0, one, "import own; print(own.secret)"),
+            request_of(1, one, f"print(open('{for_anybody}/data').read())"),
+        )
+    assert (right.reason, reader.reason) == ("correct", "error")
+
+
+def test_what_is_needed_is_files_but_for_the_standard_library_and_the_systems_libraries():
+    needed = find_needed()
+    folders = {path for path in needed.paths if Path(path).is_dir()}
+    system = {os.path.realpath(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64")}
+    library = os.path.realpath(Path(os.__file__).parent)
+    assert folders - system <= {library, f"{library}/lib-dynload"}
+    assert all(target in needed.paths for _, target in needed.links)

@@ -1,0 +1,97 @@
+"""Standard streams and the end of a program are what they are in plain Python."""
+
+import pytest
+
+from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
+
+ECHO = {
+    "id": "echo",
+    "test_cases": [{"input": "3 4\n", "output": "3 4"}, {"input": "", "output": ""}, {"input": "5\n", "output": "5"}],
+}
+PLUS = {"id": "plus", "entry_point": "f", "test_cases": [{"args": [1], "expected": 2}]}
+
+READ = {
+    "by the name": "print(open('/dev/stdin').read())",
+    "by the name, as bytes": "import sys; sys.stdout.buffer.write(open('/dev/stdin', 'rb').read())",
+    "by the number": "print(open(0).read())",
+    "by the name of the number": "print(open('/dev/fd/0').read())",
+    "by the system's open": "import os; print(os.read(os.open('/dev/stdin', os.O_RDONLY), 99).decode())",
+    "by a path": "import pathlib; print(pathlib.Path('/dev/stdin').read_text())",
+    "by fileinput": "import fileinput; print(*fileinput.input('/dev/stdin'))",
+    "by default": "import fileinput; print(*fileinput.input())",
+    "in place of it": "import sys; sys.stdin = open('/dev/stdin'); print(sys.stdin.read())",
+    "in place of it, by the number": "import sys; sys.stdin = open(0)\nfor line in sys.stdin: print(line)",
+    "from its end": "import os; assert os.path.exists('/dev/stdin'); print(open('/dev/stdin').read())",
+    "in lines": "for line in open('/dev/stdin'): print(*map(int, line.split()))",
+    "by a child": (
+        "import subprocess, sys; sys.stdout.flush()\n"
+        "subprocess.run([sys.executable, '-S', '-c', \"print(open('/dev/stdin').read())\"])"
+    ),
+}
+WRITTEN = {
+    "by the name": "open('/dev/stdout', 'w').write({})",
+    "by the name of the number": "open('/dev/fd/1', 'w').write({})",
+    "by the number": "open(1, 'w').write({})",
+    "by the system's open": "import os; os.write(os.open('/dev/stdout', os.O_WRONLY), {}.encode())",
+    "in place of it": "import sys; sys.stdout = open('/dev/stdout', 'w'); print({})",
+    "by print": "print({}, file=open('/dev/stdout', 'a'))",
+    "beside errors": "print('x', file=open('/dev/stderr', 'w')); open('/dev/fd/2', 'w').write('x'); print({})",
+}
+ENDS = {
+    "exit()": "print(input()); exit()",
+    "exit(0)": "print(input()); exit(0)",
+    "quit()": "print(input()); quit()",
+    "quit in a function": "def main():\n    print(input())\n    quit()\nmain()",
+    "sys.exit()": "import sys; print(input()); sys.exit()",
+    "exit when there is no more": "try:\n    while True: print(input())\nexcept EOFError: exit()",
+    "a child's exit()": (
+        "import subprocess, sys\n"
+        "assert subprocess.run([sys.executable, '-c', 'exit(3)']).returncode == 3\nprint(input())"
+    ),
+}
+GUARD = "import os\nif not os.fstat(0).st_size: raise SystemExit\n"
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "rlimits"])
+async def test_streams_can_be_opened_by_name_and_exit_ends_a_program_well(isolation, tmp_path):
+    references = write_prompts(tmp_path, [ECHO])
+    programs = {f"read {how}": source for how, source in READ.items()}
+    programs |= {f"written {how}": source.format("open(0).read()") for how, source in WRITTEN.items()}
+    programs |= {f"ends by {how}": GUARD + source for how, source in ENDS.items()}
+    async with Pool(num_workers=2, isolation=isolation) as pool:
+        verdicts = await pool.judge(
+            *(request_of(index, references["echo"], source) for index, source in enumerate(programs.values()))
+        )
+    found = {name: verdict.reason for name, verdict in zip(programs, verdicts, strict=True)}
+    assert found == dict.fromkeys(programs, "correct")
+
+
+async def test_exit_with_a_code_is_an_error_and_in_a_function_no_value(tmp_path):
+    references = write_prompts(tmp_path, [ECHO, PLUS])
+    async with Pool(num_workers=1) as pool:
+        verdicts = await pool.judge(
+            request_of(0, references["echo"], "print(open(0).read()); exit(1)"),
+            request_of(1, references["echo"], "print(open(0).read()); quit('no')"),
+            request_of(2, references["plus"], "def f(x): exit()"),
+            request_of(3, references["plus"], "def f(x): return x + 1 + len(open('/dev/stdin').read())"),
+        )
+    assert [verdict.reason for verdict in verdicts] == ["error", "error", "error", "correct"]
+
+
+async def test_what_a_program_makes_of_the_files_of_its_streams_harms_only_itself(tmp_path):
+    references = write_prompts(tmp_path, [ECHO])
+    async with Pool(num_workers=1) as pool:
+        verdicts = await pool.judge(
+            request_of(0, references["echo"], "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdin')"),
+            request_of(
+                1,
+                references["echo"],
+                "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdin')\nos.symlink('/dev/full', '/tmp/.stdin')",
+            ),
+            request_of(2, references["echo"], "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdout')"),
+            request_of(
+                3, references["echo"], "import os\nos.unlink('/tmp/.stdin')\nos.mkdir('/tmp/.stdin')\nprint('3 4')"
+            ),
+            request_of(4, references["echo"], "print(open(0).read())"),
+        )
+    assert [verdict.reason for verdict in verdicts] == ["correct", "correct", "error", "error", "correct"]

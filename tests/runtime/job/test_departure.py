@@ -1,0 +1,277 @@
+"""When a run leaves its machines: as late as it can, as early as it must, at a time that a virtual clock says."""
+
+import asyncio
+import signal
+
+import pytest
+
+from rollpacker.runtime.job.departure import CHECKPOINT_SLACK, CLOSING_S, UNSEEN_CHECKPOINT_S, BrokenOff, Departure
+from rollpacker.runtime.job.notices import SIGNALS, UNKNOWN_GRACE_S, Ears, Notices
+from rollpacker.sim.virtual_time import run_in_virtual_time
+
+STEP_S = 20.0
+CHECKPOINT_S = 4.0
+LAST_MOMENT_S = CHECKPOINT_SLACK * CHECKPOINT_S + CLOSING_S
+"""Before the machines are gone a checkpoint begins."""
+
+
+def in_virtual_time(story):
+    """Tell a story of one departure from second 0; gives what it returns."""
+
+    async def told():
+        return await story(asyncio.get_running_loop())
+
+    return run_in_virtual_time(told())
+
+
+def departure_after_a_step(loop, end_time=None):
+    departure = Departure(loop.time, end_time)
+    departure.expect(STEP_S, CHECKPOINT_S)
+    return departure
+
+
+async def ends(departure, duration_s):
+    """Take a step of so long; gives when it ended, and whether it was broken off."""
+    try:
+        async with departure.in_step():
+            await asyncio.sleep(duration_s)
+            departure.commit()
+    except BrokenOff:
+        return asyncio.get_running_loop().time(), True
+    departure.step_ended()
+    return asyncio.get_running_loop().time(), False
+
+
+def ask_at(loop, departure, time_s, remaining_s):
+    loop.call_at(time_s, lambda: departure.ask("asked", loop.time() + remaining_s))
+
+
+def test_nobody_asks_and_steps_follow_each_other():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        assert departure.may_begin(is_first=True)
+        ended = await ends(departure, 1000.0)
+        return ended, departure.may_begin(is_first=False), departure.longest_step_s
+
+    assert in_virtual_time(story) == ((1000.0, False), True, 1000.0)
+
+
+def test_a_step_that_can_still_end_goes_on_and_no_other_begins():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ask_at(loop, departure, 5.0, STEP_S - 5 + LAST_MOMENT_S + 0.1)
+        ended = await ends(departure, STEP_S)
+        return ended, departure.may_begin(is_first=False), departure.reason
+
+    assert in_virtual_time(story) == ((STEP_S, False), False, "asked")
+
+
+def test_a_step_whose_end_would_come_too_late_is_broken_off_at_once():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ask_at(loop, departure, 5.0, STEP_S - 5 + LAST_MOMENT_S - 0.1)
+        return await ends(departure, STEP_S)
+
+    assert in_virtual_time(story) == (5.0, True)
+
+
+def test_a_step_that_takes_longer_than_it_seemed_is_broken_off_when_a_checkpoint_just_fits():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ask_at(loop, departure, 5.0, 60.0)
+        return await ends(departure, 1000.0), departure.broken_off_step_s
+
+    last = 65.0 - LAST_MOMENT_S
+    assert in_virtual_time(story) == ((last, True), last)
+
+
+def test_a_checkpoint_that_nobody_has_seen_is_reckoned_with_much_time():
+    async def story(loop):
+        departure = Departure(loop.time)
+        ask_at(loop, departure, 5.0, 60.0)
+        return await ends(departure, 1000.0)
+
+    assert in_virtual_time(story) == (65.0 - CHECKPOINT_SLACK * UNSEEN_CHECKPOINT_S - CLOSING_S, True)
+
+
+def test_the_earlier_of_two_deadlines_counts_and_the_first_reason():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ask_at(loop, departure, 5.0, 300.0)
+        loop.call_at(6.0, lambda: departure.ask("asked again", 8.0 + LAST_MOMENT_S))
+        loop.call_at(7.0, lambda: departure.ask("and again", 300.0))
+        return await ends(departure, 1000.0), departure.reason
+
+    assert in_virtual_time(story) == ((6.0, True), "asked")
+
+
+def test_a_second_signal_while_the_step_is_being_broken_off_changes_nothing():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ask_at(loop, departure, 5.0, 0.0)
+        try:
+            async with departure.in_step():
+                try:
+                    await asyncio.sleep(1000.0)
+                finally:
+                    departure.ask("again", 0.0)
+                    await asyncio.sleep(1.0)
+                    departure.ask("and again", 0.0)
+        except BrokenOff:
+            return loop.time()
+
+    assert in_virtual_time(story) == 6.0
+
+
+def test_an_update_that_has_begun_goes_on_to_its_end():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ask_at(loop, departure, 5.0, 0.0)
+        async with departure.in_step():
+            await asyncio.sleep(4.0)
+            departure.commit()
+            await asyncio.sleep(4.0)
+        return loop.time(), departure.may_begin(is_first=False)
+
+    assert in_virtual_time(story) == (8.0, False)
+
+
+def test_a_step_that_cannot_end_before_the_time_limit_is_not_begun():
+    async def story(loop):
+        departure = departure_after_a_step(loop, end_time=100.0)
+        begun = []
+        while departure.may_begin(is_first=not begun):
+            begun.append(loop.time())
+            assert not (await ends(departure, STEP_S))[1]
+        return begun, loop.time() + STEP_S + LAST_MOMENT_S > 100.0, departure.reason
+
+    assert in_virtual_time(story) == (
+        [0.0, 20.0, 40.0, 60.0],
+        True,
+        "the next step may take 20 s, and the time limit leaves 9 s for it",
+    )
+
+
+def test_the_first_step_of_an_attempt_is_tried_and_broken_off_at_the_last_moment():
+    async def story(loop):
+        departure = departure_after_a_step(loop, end_time=STEP_S)
+        assert departure.may_begin(is_first=True)
+        ended = await ends(departure, STEP_S)
+        return ended, departure.reason
+
+    assert in_virtual_time(story) == (
+        (STEP_S - LAST_MOMENT_S, True),
+        "the time limit came before the end of a step that had run for 9 s",
+    )
+
+
+def test_starting_is_broken_off_as_soon_as_somebody_asks():
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ask_at(loop, departure, 5.0, 1000.0)
+        with pytest.raises(BrokenOff):
+            async with departure.while_starting():
+                await asyncio.sleep(100.0)
+        return loop.time()
+
+    assert in_virtual_time(story) == 5.0
+
+
+def test_a_signal_that_says_what_the_time_limit_said_asks_for_nothing_before_the_first_step_has_ended():
+    async def story(loop):
+        departure = departure_after_a_step(loop, end_time=1000.0)
+        async with departure.while_starting():
+            departure.ask("the limit is near", 1000.0)
+            await asyncio.sleep(1.0)
+        may_begin = departure.may_begin(is_first=True)
+        await ends(departure, STEP_S)
+        departure.ask("the limit is near", 1000.0)
+        return may_begin, departure.may_begin(is_first=False)
+
+    assert in_virtual_time(story) == (True, False)
+
+
+def test_a_start_that_takes_until_the_time_limit_says_so():
+    async def story(loop):
+        departure = departure_after_a_step(loop, end_time=50.0)
+        with pytest.raises(BrokenOff):
+            async with departure.while_starting():
+                await asyncio.sleep(100.0)
+        return loop.time(), departure.reason
+
+    assert in_virtual_time(story) == (50.0 - LAST_MOMENT_S, "the time limit came while the run was starting")
+
+
+def test_a_time_out_inside_a_step_stays_a_time_out():
+    async def story(loop):
+        async with departure_after_a_step(loop).in_step():
+            async with asyncio.timeout(3.0):
+                await asyncio.sleep(10.0)
+
+    with pytest.raises(TimeoutError):
+        in_virtual_time(story)
+
+
+URG, TERM = signal.SIGURG, signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("lead_signal", "heard", "now", "deadline"),
+    [
+        (URG, URG, 880.0, 1000.0),  # 120 s before the limit
+        (URG, URG, 821.0, 1000.0),  # Slurm may be a minute early
+        (URG, URG, 819.0, 834.0),  # too early to be the limit: preempted
+        (URG, TERM, 880.0, 895.0),  # the limit would say URG
+        (TERM, TERM, 880.0, 1000.0),
+        (TERM, TERM, 500.0, 515.0),
+    ],
+)
+def test_a_signal_means_the_time_limit_only_where_the_limit_is_near(lead_signal, heard, now, deadline):
+    notices = Notices(lead_signal=lead_signal, lead_s=120.0, end_time=1000.0, grace_s=15.0)
+    reason, read = notices.read(heard, now)
+    assert read == deadline
+    assert heard.name in reason
+
+
+def test_a_job_without_a_time_limit_has_its_grace():
+    notices = Notices(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=UNKNOWN_GRACE_S)
+    assert notices.read(URG, 7.0)[1] == 37.0
+
+
+@pytest.fixture
+def ears():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield Ears()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+NOTICES = Notices(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_asks_the_run_to_leave(number, ears):
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ears.tell(departure, NOTICES, loop.time)
+        loop.call_at(5.0, signal.raise_signal, number)
+        return await ends(departure, 100.0), departure.reason
+
+    (time_s, is_broken_off), reason = in_virtual_time(story)
+    assert is_broken_off
+    assert time_s == pytest.approx(5.0)
+    assert number.name in reason
+
+
+def test_a_signal_that_came_before_anybody_listened_is_told_later(ears):
+    signal.raise_signal(signal.SIGTERM)
+
+    async def story(loop):
+        departure = departure_after_a_step(loop)
+        ears.tell(departure, NOTICES, loop.time)
+        ears.tell(departure, NOTICES, loop.time)
+        return departure.reason, departure.may_begin(is_first=True)
+
+    reason, may_begin = in_virtual_time(story)
+    assert "SIGTERM" in reason
+    assert not may_begin

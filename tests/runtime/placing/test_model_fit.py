@@ -1,0 +1,161 @@
+"""A model that cannot be cut as the configuration says, or whose state does not fit, is refused before it is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import UserError
+from rollpacker.runtime.placing.actors import ClusterSize
+from rollpacker.runtime.placing.model_fit import judge_fit
+
+REAL = ["model.path=m", "data.path=d", "run.dir=r"]
+QWEN_7B = {
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+SEVEN_BILLION = 7.615e9
+"""Its parameters but for norms and biases."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    return f"model.path={tmp_path}"
+
+
+def fit_of(model: str, *words: str):
+    return judge_fit(compose([*REAL, model, "model.dtype=bfloat16", *words]))
+
+
+def gigabytes_of(memory: object, *names: str) -> list[float]:
+    return [round(getattr(memory, name) / 1e9, 1) for name in names]
+
+
+def test_engines_share_weights_and_key_value_heads(model):
+    whole, cut = (fit_of(model, "engine.name=vllm", f"engine.tensor_parallel={degree}").engine for degree in (1, 4))
+    assert whole.weights == pytest.approx(2 * SEVEN_BILLION, rel=1e-3)
+    assert cut.weights == whole.weights / 4
+    assert cut.sequence == whole.sequence / 4
+    assert whole.sequence == 1280 * 2 * 28 * 4 * 128 * 2  # tokens x (keys, values) x layers x heads x size x bytes
+    assert whole.kv_cache is None  # nobody knows the GPU
+
+
+def test_what_the_memory_share_leaves_beside_the_weights_is_the_cache(model):
+    engine = fit_of(model, "cluster=h800", "engine.name=vllm", "engine.resources.num_gpus=1").engine
+    assert engine.kv_cache == pytest.approx(0.9 * 80e9 - 2 * SEVEN_BILLION, rel=1e-3)
+    engine = fit_of(model, "cluster=h800", "engine.name=vllm", "engine.vllm.kv_cache_mb=100").engine
+    assert engine.kv_cache == 100 * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trainer=torch"], [30.5, 30.5, 60.9]),
+        (["trainer=torch", "trainer.kl_coefficient=0.1"], [60.9, 30.5, 60.9]),
+        (["trainer.name=fsdp", "trainer.data_parallel=8"], [4.9, 30.5, 7.6]),
+        (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_gradients=true"], [4.9, 3.8, 7.6]),
+        (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_ranks=4"], [8.7, 30.5, 15.2]),
+        (
+            ["trainer.name=megatron", "trainer.tensor_parallel=2", "trainer.data_parallel=4"],
+            [7.6, 15.2, 11.4],
+        ),
+        (
+            ["trainer.name=megatron", "trainer.tensor_parallel=2", "trainer.pipeline_parallel=2"],
+            [3.8, 7.6, 22.8],
+        ),
+    ],
+    ids=str,
+)
+def test_a_rank_holds_what_its_trainer_shares_out(model, words, expected):
+    assert gigabytes_of(fit_of(model, *words).rank, "weights", "gradients", "optimizer") == expected
+
+
+def test_recomputed_activations_are_a_fraction_and_long_responses_count(model):
+    plain = fit_of(model).rank.activations
+    assert fit_of(model, "trainer.recompute_activations=true").rank.activations < plain / 2
+    assert fit_of(model, "rollout.max_response_tokens=31744").rank.activations == pytest.approx(2 * plain)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["engine.name=vllm", "engine.tensor_parallel=8"],
+            ["engine.tensor_parallel=8 does not divide the model's 28 attention heads", "1, 2, 4, 7, 14", "=7"],
+        ),
+        (
+            ["trainer.name=megatron", "trainer.tensor_parallel=7"],
+            ["trainer.tensor_parallel=7 does not divide the model's 4 key-value heads", "1, 2, 4", "=4"],
+        ),
+        (
+            ["trainer.name=megatron", "trainer.pipeline_parallel=3"],
+            ["trainer.pipeline_parallel=3 does not divide the model's 28 layers", "=2"],
+        ),
+        (
+            ["cluster=h800", "trainer.resources.num_gpus=1"],
+            ["A rank of trainer=torch needs 121.8 GB", "A GPU has 80.0 GB", "trainer=fsdp"],
+        ),
+        (
+            ["cluster=h800", "cluster.gpu_memory_gb=16", "engine.name=vllm", "engine.resources.num_gpus=1"],
+            ["needs 15.3 GB of each GPU by an estimate", "memory_share=0.9", "engine.tensor_parallel"],
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_model_that_cannot_be_cut_or_does_not_fit_is_refused_with_a_way_out(model, words, said):
+    with pytest.raises(UserError) as raised:
+        fit_of(model, *words)
+    assert all(part in str(raised.value) for part in said), str(raised.value)
+
+
+def test_key_value_heads_are_shared_out_whole_or_copied(tmp_path):
+    sizes = QWEN_7B | {"num_attention_heads": 12, "intermediate_size": 1200}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert fit_of(f"model.path={tmp_path}", "engine.name=vllm", "engine.tensor_parallel=12")
+    with pytest.raises(UserError, match=r"=6 neither divides the model's 4 key-value heads"):
+        fit_of(f"model.path={tmp_path}", "engine.name=vllm", "engine.tensor_parallel=6")
+
+
+def test_a_rank_on_cores_and_a_gpu_that_nobody_knows_are_not_judged(model):
+    assert fit_of(model, "cluster=h800").rank.state > 80e9
+    assert fit_of(model, "trainer.resources.num_gpus=1", "cluster=slurm").gpu_bytes is None
+
+
+def test_a_model_without_sizes_is_not_judged(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert fit_of(f"model.path={tmp_path}") is None
+
+
+EIGHT = ClusterSize(num_nodes=1, num_cpus=64, num_gpus=8)
+
+
+def judged(model: str, *words: str) -> list[str]:
+    path = model.removeprefix("model.path=")
+    maps = ["placement.engine=0-7", "placement.trainer=0-7", "placement.judge=0-1", "engine.num_engines=8"]
+    return [
+        *(*REAL, model, "model.dtype=bfloat16", "cluster=h800", *maps, "reward=judge"),
+        *("reward.judge.num_replicas=2", f"reward.judge.model.path={path}", "engine.name=vllm", "trainer=fsdp"),
+        *("trainer.data_parallel=8", "trainer.resources.num_gpus=0", *words),
+    ]
+
+
+def test_a_judge_beside_engines_takes_its_memory_from_theirs(model):
+    fit = judge_fit(compose(judged(model)), EIGHT)
+    assert fit.judge.weights == pytest.approx(2 * SEVEN_BILLION, rel=1e-3)
+    assert fit.judge.needed < 0.3 * 80e9
+    streamed = judge_fit(compose(judged(model, "reward.judge.engine=streamed")), EIGHT)
+    assert streamed.judge.weights == 0
+    with pytest.raises(UserError, match=r"judge of reward.judge.engine=torch needs 1\d\.\d GB[\s\S]*memory_share=0\.1"):
+        judge_fit(compose(judged(model, "reward.judge.memory_share=0.1")), EIGHT)
+    with pytest.raises(UserError, match=r"An engine[\s\S]*less a judge's 0\.75"):
+        judge_fit(compose(judged(model, "reward.judge.memory_share=0.75")), EIGHT)
+    with pytest.raises(UserError, match="A rank of trainer=fsdp"):
+        judge_fit(compose(judged(model, "reward.judge.memory_share=0.7", "engine.vllm.memory_share=0.95")), EIGHT)

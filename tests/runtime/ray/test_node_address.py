@@ -1,0 +1,48 @@
+"""Where Ray's nodes talk."""
+
+import socket
+from contextlib import suppress
+
+import pytest
+
+from rollpacker.core.errors import ConfigError
+from rollpacker.runtime.ray.node_address import free_port, is_listening, node_address
+
+
+@pytest.mark.parametrize("interface", [None, "lo", "ib0"])
+def test_a_node_alone_talks_to_itself_whatever_its_name_and_its_network(interface):
+    assert node_address("no-such-host.invalid", interface, is_alone=True) == "127.0.0.1"
+
+
+@pytest.mark.skipif(len(socket.if_nameindex()) < 2, reason="this machine has no network but the loopback")
+def test_an_interface_has_its_own_address():
+    addresses = []
+    for _, interface in socket.if_nameindex():
+        with suppress(ConfigError):  # one without an address
+            addresses.append(node_address("whatever", interface, is_alone=False))
+    assert addresses
+    for address in addresses:
+        socket.create_server((address, 0)).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "interface", "said"),
+    [
+        ("localhost", None, "stands for 127.0.0.1, which other nodes cannot reach"),
+        ("no-such-host.invalid", None, "no-such-host.invalid has no address here"),
+        ("node1", "lo", "cluster.network_interface=lo is 127.0.0.1, which other nodes cannot reach"),
+        ("node1", "ib9", "cluster.network_interface=ib9 has no IPv4 address"),
+    ],
+)
+def test_an_address_that_others_cannot_reach_is_refused(name, interface, said):
+    with pytest.raises(ConfigError) as raised:
+        node_address(name, interface, is_alone=False)
+    assert said in str(raised.value)
+    assert "network_interface" in str(raised.value)
+
+
+def test_a_free_port_is_one_where_nobody_listens_yet():
+    port = free_port("127.0.0.1")
+    assert not is_listening(f"127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", port)):
+        assert is_listening(f"127.0.0.1:{port}")

@@ -1,0 +1,107 @@
+"""Where Ray's session lives on a node."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rollpacker.core.errors import WorldError
+from rollpacker.runtime.ray.private_folder import LONGEST_SCRATCH_BYTES, PrivateFolder, private_folder
+
+
+@pytest.fixture
+def scratch():
+    """A folder with a short name."""
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_the_first_folder_that_is_set_short_and_writable_is_taken(scratch):
+    environment = {"LONG": "/" + "x" * LONGEST_SCRATCH_BYTES, "SHORT": str(scratch)}
+    folder = private_folder(("$SLURM_TMPDIR", "$LONG", "/proc", "$SHORT", "."), environment)
+    assert folder.path.parent == scratch
+    assert folder.path.is_dir()
+    folder.remove()
+    assert not folder.path.exists()
+
+
+def test_the_sockets_of_ray_fit_below_the_longest_folder():
+    session = "/rp-12345678/r/session_2026-01-01_00-00-00_123456_4194304/sockets/plasma_store"
+    with socket.socket(socket.AF_UNIX) as probe, pytest.raises(FileNotFoundError):
+        probe.connect("/" + "x" * (LONGEST_SCRATCH_BYTES - 1) + session)
+    with socket.socket(socket.AF_UNIX) as probe, pytest.raises(OSError, match="path too long"):
+        probe.connect("/" + "x" * (LONGEST_SCRATCH_BYTES - 1) + session + "x")
+
+
+def test_without_a_fit_folder_every_candidate_is_explained():
+    with pytest.raises(WorldError) as raised:
+        private_folder(("$UNSET", "/" + "x" * 99, "/proc"), {})
+    message = str(raised.value)
+    assert "$UNSET is not set" in message
+    assert f"is longer than {LONGEST_SCRATCH_BYTES} bytes" in message
+    assert "/proc is not writable" in message
+    assert "cluster.scratch=[/tmp]" in message
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_no_folder_is_made_where_every_user_may_rename_it(scratch, depth):
+    open_folder, elsewhere = scratch / "open", scratch / "elsewhere"
+    place = open_folder.joinpath("a", "b") if depth == 2 else open_folder / "a" if depth == 1 else open_folder
+    place.mkdir(parents=True)
+    elsewhere.mkdir()
+    open_folder.chmod(0o777)
+    assert private_folder((str(place), str(elsewhere)), {}).path.parent == elsewhere
+    with pytest.raises(WorldError, match=f"every user may rename what others make in {open_folder}"):
+        private_folder((str(place),), {})
+    open_folder.chmod(0o1777)
+    assert private_folder((str(place),), {}).path.parent == place
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_its_user_enters_a_folder_whatever_the_umask(scratch, umask):
+    former = os.umask(umask)
+    try:
+        folder = private_folder((str(scratch),), {})
+    finally:
+        os.umask(former)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert {folder.sessions.parent, folder.temporary_files.parent} == {folder.path}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_what_another_user_has_left_is_not_looked_into(scratch):
+    theirs = scratch / "rp-theirs"
+    theirs.mkdir()
+    (theirs / "lock").touch()
+    os.utime(theirs / "lock", (0, 0))
+    os.chown(theirs, 65534, 65534)
+    private_folder((str(scratch),), {})
+    assert (theirs / "lock").exists()
+
+
+def abandon(scratch, age_s):
+    """Let a process make a folder and be killed."""
+    code = (
+        "import os; from pathlib import Path; from rollpacker.runtime.ray.private_folder import PrivateFolder;"
+        f"folder = PrivateFolder(Path({str(scratch)!r})); print(folder.path, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    folder = Path(done.stdout.strip())
+    made_at = (folder / "lock").stat().st_mtime - age_s
+    os.utime(folder / "lock", (made_at, made_at))
+    return folder
+
+
+def test_the_next_one_removes_what_a_killed_process_left_and_nothing_that_is_in_use(scratch):
+    abandoned, perhaps_being_made = abandon(scratch, age_s=100), abandon(scratch, age_s=1)
+    in_use = PrivateFolder(scratch)
+    os.utime(in_use.path / "lock", (0, 0))
+    somebody_elses = scratch / "rp-other"
+    somebody_elses.mkdir()
+    mine = private_folder((str(scratch),), {})
+    assert set(scratch.iterdir()) == {perhaps_being_made, in_use.path, somebody_elses, mine.path}
+    assert not abandoned.exists()

@@ -1,0 +1,114 @@
+"""Ray gives its own parts a minute or less to start; a run gives them the deadline that its user set."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+import ray
+
+from rollpacker.core.errors import WorldError
+from rollpacker.runtime.ray.cluster import RayCluster
+from rollpacker.runtime.ray.node import _RAY_START
+from rollpacker.runtime.ray.rendezvous import Rendezvous
+
+SLOW_RAY = {
+    "__init__.py": "",
+    "_private/services.py": """
+asked = []
+def get_node(*arguments):
+    asked.append(arguments)
+    if len(asked) < 3:
+        raise RuntimeError("no such node yet")
+    return asked
+""",
+    "scripts/scripts.py": """
+import sys
+from ray._private import services
+def main():
+    assert sys.modules["grpc"] is None
+    print(sys.argv, services.get_node("address", "id"))
+""",
+}
+"""Has its raylet when it is asked for the third time."""
+
+
+def start_slow_ray(folder, patience_s):
+    for name, content in SLOW_RAY.items():
+        file = folder / "ray" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    command = [sys.executable, "-c", _RAY_START, str(patience_s), "start", "--block"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_ray_waits_for_its_raylet_as_long_as_it_is_told(tmp_path):
+    done = start_slow_ray(tmp_path, 600)
+    assert done.stdout == f"['ray', 'start', '--block'] {[('address', 'id')] * 3}\n", done.stderr
+
+
+def test_ray_waits_for_its_raylet_no_longer_than_it_is_told(tmp_path):
+    assert "no such node yet" in start_slow_ray(tmp_path, 0).stderr
+
+
+class Head:
+    """Listens at once; runs until it has been looked at so many times."""
+
+    def __init__(self, tmp_path, num_looks):
+        self.log = tmp_path / "ray.log"
+        self.log.write_text("the end of its log\n")
+        self.folder = tmp_path
+        self._num_looks = num_looks
+
+    def start_head(self, token_file):
+        assert token_file.exists()
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    @property
+    def is_running(self):
+        self._num_looks -= 1
+        return self._num_looks >= 0
+
+    def stop(self):
+        self._server.close()
+
+    async def listen(self):
+        self._server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+
+
+@pytest.fixture
+def refusals(monkeypatch):
+    """What `ray.init` raises, one after the other, before it lets this process in."""
+    refused = []
+    connected = []
+
+    def init(**_):
+        if refused:
+            raise refused.pop(0)
+        connected.append(True)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(connected))
+    monkeypatch.setattr(ray, "shutdown", connected.clear)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"node-0": 1.0}}])
+    return refused
+
+
+async def connect(tmp_path, *, num_looks):
+    head, rendezvous = Head(tmp_path, num_looks), Rendezvous(tmp_path / "meeting")
+    rendezvous.open()
+    await head.listen()
+    async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
+        assert ray.is_initialized()
+
+
+async def test_a_ray_that_does_not_let_its_run_in_yet_is_asked_again(tmp_path, refusals):
+    refusals += [ConnectionError("busy"), ConnectionError("still busy")]
+    await connect(tmp_path, num_looks=1000)
+    assert refusals == []
+
+
+async def test_a_ray_that_has_ended_meanwhile_is_not(tmp_path, refusals):
+    refusals += [ConnectionError("busy")] * 1000
+    with pytest.raises(WorldError, match=r"(?s)did not let this process in: busy.*the end of its log"):
+        await connect(tmp_path, num_looks=3)

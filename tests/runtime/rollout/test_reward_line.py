@@ -1,0 +1,108 @@
+"""A reward that stands still keeps nobody else waiting, and is named when its time is over."""
+
+import asyncio
+
+import pytest
+
+from rollpacker.core.errors import DeadlineExceeded
+from rollpacker.runtime.rollout.reward_line import RewardLine
+from rollpacker.runtime.waiting.watchdog import Watchdog
+from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.runtime.driving import batch_of, driving, until
+from tests.runtime.ray.test_judges import answers
+from tests.runtime.rollout.test_replacements import WHOLE_BATCH, Bringer, never, quick
+from tests.runtime.scripted import ScriptedEngine, ScriptedReward
+
+
+class StandingReward(ScriptedReward):
+    """Takes no order until it may go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_go_on = asyncio.Event()
+        self.num_calls = self.num_forgotten = 0
+
+    async def score(self, responses):
+        self.num_calls += 1
+        await self.may_go_on.wait()
+        await super().score(responses)
+
+    async def forget(self):
+        await self.may_go_on.wait()
+        self.num_forgotten += 1
+
+
+async def test_the_place_of_an_engine_that_dies_is_taken_while_the_reward_stands_still(tmp_path):
+    dying, other = ScriptedEngine("engine-0", never), ScriptedEngine("engine-1", quick)
+    bringer, reward = Bringer(), StandingReward()
+    async with driving(tmp_path, [dying, other], reward=reward, replace=bringer) as driver:
+        rolling = asyncio.create_task(driver.run_round(step=0, policy_version=0))
+        await until(lambda: reward.num_calls == 1)
+        dying.die()
+        await until(lambda: "engine-0-r1" in driver.engines)
+        await until(lambda: len(other.requests) == 8)
+        assert (reward.num_calls, reward.scored) == (1, []), "one order at a time, and it still stands"
+        reward.may_go_on.set()
+        assert batch_of(await rolling) == WHOLE_BATCH
+        assert reward.num_calls == 2, "what finished meanwhile goes out with the next order"
+        await driver.quiesce()
+
+
+class Paced(ScriptedEngine):
+    """Finishes a response every 10 s."""
+
+    async def _run(self, request):
+        await asyncio.sleep(10 * (1 + 2 * int(request.prompt.key) + request.sample))
+        await super()._run(request)
+
+
+@pytest.mark.parametrize("engine", [ScriptedEngine, Paced])
+def test_a_reward_that_stands_still_ends_the_run_by_the_name_of_what_it_has_whatever_engines_do(tmp_path, engine):
+    async def main():
+        async with driving(tmp_path, [engine("engine-0", quick)], reward=StandingReward(), stall_s=15) as driver:
+            with pytest.raises(DeadlineExceeded) as caught:
+                await driver.run_round(step=0, policy_version=0)
+            return str(caught.value).splitlines()[0], asyncio.get_running_loop().time()
+
+    words, at_s = run_in_virtual_time(main())
+    num_more = {ScriptedEngine: 7, Paced: 1}[engine]
+    assert words.startswith("Waited 15 s for the verdict of the reward (math) on sample 0 of prompt '0', ")
+    assert words.endswith(f"which it has had for 15 s, and on {num_more} more, in vain.")
+    assert at_s == {ScriptedEngine: 15, Paced: 25}[engine]
+
+
+def test_a_reward_that_brings_one_verdict_after_the_other_may_take_its_time(tmp_path):
+    class SlowReward(ScriptedReward):
+        async def collect(self):
+            await asyncio.sleep(10)
+            return await super().collect()
+
+    async def main():
+        async with driving(tmp_path, [ScriptedEngine("engine-0", quick)], reward=SlowReward(), stall_s=15) as driver:
+            return batch_of(await driver.run_round(step=0, policy_version=0)), asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(main()) == (WHOLE_BATCH, 80)
+
+
+async def test_what_is_forgotten_before_it_was_handed_over_never_is_and_the_reward_hears_of_it_in_turn(tmp_path):
+    reward, brought = StandingReward(), []
+    line = RewardLine(
+        reward,
+        check_of=str,
+        watchdog=Watchdog(tmp_path / "stall.txt", 60),
+        stall_s=60,
+        on_verdicts=brought.extend,
+        on_error=brought.append,
+    )
+    line.start()
+    line.add(answers(2))
+    await until(lambda: reward.num_calls == 1)
+    line.add(answers(2, first=2))
+    line.forget()
+    line.add(answers(1, first=4))
+    assert reward.num_forgotten == 0, "the first order stands still"
+    reward.may_go_on.set()
+    await until(lambda: len(brought) == 3)
+    assert [verdict.request.sample for verdict in brought] == [0, 1, 4]
+    assert (reward.num_calls, reward.num_forgotten, line.describe_wait()) == (2, 1, [])
+    await line.stop()

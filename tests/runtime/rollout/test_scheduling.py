@@ -1,0 +1,51 @@
+"""What the scheduler is told of a run."""
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import ConfigError
+from rollpacker.core.ids import Domain
+from rollpacker.runtime.rollout.scheduling import scheduler_settings
+
+REAL = ("reward=sandbox", "model.path=m", "data.path=d")
+MODELLED = ("backend=sim", "model=qwen2.5-7b")
+
+
+@pytest.mark.parametrize(
+    ("words", "limits_s"),
+    [
+        (REAL, (2, 30)),
+        ((*REAL, "reward.sandbox.max_case_s=6"), (2, 6)),
+        ((*REAL, "reward.sandbox.max_case_s=1"), (1, 1)),
+        (MODELLED, (2, 30)),
+        ((*MODELLED, "reward.timeout_s=10"), (2, 10)),
+    ],
+)
+def test_no_adaptive_limit_is_above_what_the_run_gives_a_test_case(words, limits_s):
+    config = compose(["system=reward", "run.dir=r", *words])
+    budget = scheduler_settings(config, {Domain("code"): 8}).reward_budget
+    assert budget is not None
+    assert (budget.min_limit_s, budget.max_limit_s) == limits_s
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("system.reward=batch", "system=dapo-rollpacker"), "A race of responses is over"),
+        (("system=dapo-rollpacker", "system.max_active_requests=9"), "It is at least 10"),
+        (("system=dapo", "system.max_active_requests=7"), "It is at least 8"),
+        (("system=dapo-rollpacker", "system.max_launch_factor=1.1"), "max_launch_factor=1.1 with system.eta_prompts"),
+    ],
+)
+def test_dynamic_sampling_that_cannot_launch_a_round_is_refused(words, message):
+    with pytest.raises(ConfigError) as refusal:
+        compose(["run.dir=r", *MODELLED, *words])
+    assert message in str(refusal.value)
+
+
+def test_a_domain_that_has_no_place_in_a_batch_is_refused():
+    config = compose(["run.dir=r", *MODELLED, "rollout.num_prompts=4"])
+    with pytest.raises(
+        ConfigError, match=r"Domain 'code' gets no place in a batch of rollout.num_prompts=4: its share is 1"
+    ):
+        scheduler_settings(config, {Domain("math"): 99, Domain("code"): 1})

@@ -1,0 +1,293 @@
+"""What a person sees: one line per step, or one screen; both fit into 80 columns and never disturb the run."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+
+from rollpacker.core.errors import Departed
+from rollpacker.metrics.schemas import STEPS
+from rollpacker.runtime.run.progress import (
+    COLUMNS,
+    HEADER_EVERY_LINES,
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    SilentProgress,
+    format_duration,
+    make_progress,
+    sparkline,
+)
+from rollpacker.terminal import Terminal
+
+WIDTH = 80
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make_row(step: int, **changes: object) -> dict[str, Any]:
+    row = {
+        "step": step,
+        "round_kind": "short",
+        "reward_mean": 0.1 * step,
+        "step_time_s": 10.0,
+        "checkpoint_time_s": 0.0,
+        "tokens_per_second": 1234.5,
+        "response_length_mean_tokens": 85.25,
+        "response_length_max_tokens": 412,
+        "bubble_ratio": 0.234,
+        "long_queue_length": 3,
+    } | changes
+    assert row.keys() <= {column.name for column in STEPS.columns}
+    return row
+
+
+def make(mode: Any, width: int = WIDTH, **options: Any) -> tuple[Progress, Terminal, Clock]:
+    clock = Clock()
+    console = Terminal(file=io.StringIO(), width=width, force_terminal=mode == "live", **options)
+    return make_progress(mode, console=console, now=clock), console, clock
+
+
+def written(console: Terminal) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def screen(progress: Progress, width: int = WIDTH) -> str:
+    assert isinstance(progress, LiveProgress)
+    console = Terminal(file=io.StringIO(), width=width)
+    console.print(progress.screen())
+    return written(console)
+
+
+def test_plain_progress_prints_the_start_and_then_one_line_per_step() -> None:
+    progress, console, clock = make("plain")
+    progress.begin_run("rollpacker in runs/x", 4)
+    progress.stage("starting Ray")
+    progress.stage("loading model", "2 engines")
+    for step in range(2):
+        progress.stage("rollout")
+        progress.rollout(3, 4)
+        clock.now_s += 10
+        progress.step_finished(make_row(step))
+    progress.note("engine-1 died")
+    progress.end_run()
+    assert written(console).splitlines() == [
+        "rollpacker in runs/x: 4 steps",
+        "  starting Ray ...",
+        "  loading model (2 engines) ...",
+        "  rollout ...",
+        " step round  reward    mean tokens/s  length longest idle queue  time s     left",
+        "    1 short   0.000   0.000    1,234      85     412  23%     3    10.0     0:30",
+        "    2 short   0.100   0.050    1,234      85     412  23%     3    10.0     0:20",
+        "note: engine-1 died",
+        "2 steps in 0:20, reward 0.050 -> 0.050, idle slots 23%",
+    ]
+
+
+def domain_row(domain: str, reward_mean: float) -> dict[str, Any]:
+    return {"domain": domain, "reward_mean": reward_mean, "response_length_mean_tokens": 1234.5}
+
+
+def test_several_domains_are_shown_after_their_step_and_one_is_not() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("x", 4)
+    progress.step_finished(make_row(0), [domain_row("math", 0.25)])
+    progress.step_finished(make_row(1), [domain_row("code", 0.5), domain_row("math", 0.25)])
+    lines = written(console).splitlines()
+    assert len(lines) == 5
+    assert lines[-1].strip() == "code 0.500 (1,234 tokens), math 0.250 (1,234 tokens)"
+
+
+def test_the_live_screen_shows_several_domains_in_one_line() -> None:
+    progress, _, _ = make("live")
+    progress.begin_run("x", 4)
+    progress.step_finished(make_row(0), [domain_row("math", 0.25)])
+    height = len(screen(progress).splitlines())
+    assert "domains" not in screen(progress)
+    progress.step_finished(make_row(1), [domain_row(name * 9, 0.5) for name in "abcdef"])
+    assert "domains aaaaaaaaa 0.500 (1,234 tokens)" in screen(progress)
+    assert len(screen(progress).splitlines()) == height + 2  # one step more and the domains
+    progress.end_run()
+
+
+def test_plain_lines_fit_into_80_columns_with_large_numbers_too() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("x", 99_999)
+    large = make_row(
+        99_000,
+        reward_mean=-10.5,
+        tokens_per_second=999_999.0,
+        response_length_mean_tokens=32_768.0,
+        response_length_max_tokens=131_072,
+        bubble_ratio=1.0,
+        long_queue_length=12_345,
+        step_time_s=9_999.9,
+    )
+    progress.step_finished(large)
+    assert written(console).splitlines()[-1].endswith("115d 12h")
+    assert [len(line) for line in written(console).splitlines()[1:]] == [WIDTH, WIDTH]
+
+
+def test_the_plain_header_comes_back_so_that_one_is_on_the_screen() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("x", 100)
+    for step in range(HEADER_EVERY_LINES + 1):
+        progress.step_finished(make_row(step))
+    lines = written(console).splitlines()
+    headers = [number for number, line in enumerate(lines) if line.startswith(" step")]
+    assert headers == [1, HEADER_EVERY_LINES + 2]
+
+
+def test_the_live_screen_shows_stage_batch_steps_and_time_left_in_80_columns() -> None:
+    progress, _, clock = make("live")
+    progress.begin_run("rollpacker in " + "runs/" * 30, 40)
+    assert "step 0/40" in screen(progress)
+    assert "left -:--" in screen(progress)
+    for step in range(9):
+        progress.step_finished(make_row(step, round_kind="long" if step == 8 else "short"))
+    progress.stage("rollout", "round 9")
+    progress.rollout(11, 16)
+    clock.now_s = 65
+    shown = screen(progress)
+    for text in ("step 9/40", "elapsed 1:05", "rollout (round 9)", "11/16 prompts", "mean of 8: 0.450", "▁", "█"):
+        assert text in shown
+    for column in COLUMNS:
+        assert column.name in shown
+    steps = [line.split()[1:3] for line in shown.splitlines() if "short" in line or "long " in line]
+    assert [kind for step, kind in steps if step.isdigit()] == ["short"] * 5 + ["long"]
+    assert len(shown.splitlines()) < 24
+    assert {len(line) for line in shown.splitlines()} == {WIDTH}
+    progress.end_run()
+
+
+def test_the_live_screen_draws_in_place_and_ends_with_the_outcome() -> None:
+    progress, console, clock = make("live")
+    progress.begin_run("x", 2)
+    progress.note("engine-1 died")
+    progress.step_finished(make_row(0))
+    clock.now_s = 10
+    progress.end_run("all done")
+    text = written(console)
+    assert "note: engine-1 died" in text
+    assert "all done" in text
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+@pytest.mark.parametrize("mode", ["live", "plain"])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("x"), "failed during training"),
+        (KeyboardInterrupt(), "interrupted during"),
+        (Departed("asked"), "left during"),
+    ],
+)
+def test_an_early_end_says_where_the_run_stood(mode: str, error: BaseException, said: str) -> None:
+    progress, console, clock = make(mode)
+    progress.begin_run("x", 40)
+    progress.step_finished(make_row(11))
+    progress.stage("training")
+    clock.now_s = 200
+    progress.fail(error)
+    assert said in written(console)
+    assert "after 12 of 40 steps and 3:20" in written(console)
+
+
+@pytest.mark.parametrize("mode", ["live", "plain", "none"])
+def test_an_error_before_the_run_began_is_no_second_error(mode: str) -> None:
+    progress, _, _ = make(mode)
+    progress.note("early")
+    progress.fail(ValueError("x"))
+
+
+@pytest.mark.parametrize("mode", ["live", "plain"])
+def test_a_run_with_nothing_left_to_do_says_so(mode: str) -> None:
+    progress, console, _ = make(mode)
+    progress.begin_run("x", 40)
+    progress.end_run()
+    assert "no step was left to do" in written(console)
+
+
+def test_time_left_follows_the_last_steps_and_counts_down_within_one() -> None:
+    progress, _, clock = make("live")
+    progress.begin_run("x", 20)
+    for step in range(8):
+        progress.step_finished(make_row(step, step_time_s=100.0))
+    for step in range(8, 16):
+        progress.step_finished(make_row(step, step_time_s=8.0, checkpoint_time_s=2.0))
+    assert "left 0:40" in screen(progress)
+    clock.now_s = 4
+    assert "left 0:36" in screen(progress)
+    clock.now_s = 1000  # a step that takes longer than expected still leaves the others
+    assert "left 0:30" in screen(progress)
+    progress.step_finished(make_row(19))
+    assert "left 0:00" in screen(progress)
+    progress.end_run()
+
+
+def test_a_reward_that_is_not_a_number_is_shown_and_does_not_break_the_screen() -> None:
+    progress, _, _ = make("live")
+    progress.begin_run("x", 3)
+    progress.step_finished(make_row(0, reward_mean=math.nan))
+    progress.step_finished(make_row(1))
+    assert "nan" in screen(progress)
+    progress.end_run()
+
+
+def test_auto_is_live_in_a_terminal_and_plain_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal(file=io.StringIO(), force_terminal=True)
+    assert isinstance(make_progress("auto", console=terminal), LiveProgress)
+    assert isinstance(make_progress("auto", console=Terminal(file=io.StringIO())), PlainProgress)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_progress("auto", console=terminal), PlainProgress)
+    assert isinstance(make_progress("none"), SilentProgress)
+
+
+def test_markup_in_names_is_shown_as_it_is() -> None:
+    progress, console, _ = make("plain")
+    progress.begin_run("runs/[bold]x", 1)
+    progress.note("[/nothing]")
+    assert "runs/[bold]x" in written(console)
+    assert "[/nothing]" in written(console)
+    live, _, _ = make("live")
+    live.begin_run("runs/[bold]x", 1)
+    assert "runs/[bold]x" in screen(live)
+    live.end_run()
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([1.0], "▅"),
+        ([0.0, 1.0], "▁█"),
+        ([0.0, 0.0, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0], "▁█▅█"),
+        ([math.nan, 0.0, 1.0], " ▁█"),
+        ([math.nan], " "),
+    ],
+)
+def test_a_sparkline_goes_from_the_lowest_to_the_highest(values: list[float], drawn: str) -> None:
+    assert sparkline(values, 4) == drawn
+
+
+def test_durations_are_written_as_people_write_them() -> None:
+    assert [format_duration(value) for value in (0, 59.6, 61, 3600, 100_000, 360_000, math.nan, math.inf)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "27:46:40",
+        "4d 04h",
+        "-:--",
+        "-:--",
+    ]

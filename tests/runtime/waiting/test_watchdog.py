@@ -1,0 +1,79 @@
+"""A wait has a deadline, and an expired one says what it waited for."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from rollpacker.core.errors import DeadlineExceeded
+from rollpacker.runtime.waiting.watchdog import Watchdog
+
+
+async def never():
+    await asyncio.Event().wait()
+
+
+async def test_an_answer_in_time_is_passed_on(tmp_path):
+    async def answer():
+        return 42
+
+    assert await Watchdog(tmp_path / "stall.txt", 60).within(1, "an answer", answer()) == 42
+    assert not (tmp_path / "stall.txt").exists()
+
+
+async def test_an_expired_wait_names_what_it_waited_for_and_leaves_a_report(tmp_path):
+    watchdog = Watchdog(tmp_path / "logs" / "stall.txt", 60)
+
+    async def stacks():
+        return "engine stands in decode()"
+
+    async def dead():
+        raise ConnectionError("gone")
+
+    watchdog.add_witness("engine-0", stacks)
+    watchdog.add_witness("engine-1", dead)
+    with pytest.raises(DeadlineExceeded, match="3 responses of engine-0") as caught:
+        await watchdog.within(0.01, lambda: "3 responses of engine-0", never())
+    report = (tmp_path / "logs" / "stall.txt").read_text()
+    assert "3 responses of engine-0" in report
+    assert "engine stands in decode()" in report
+    assert "gone" in report
+    assert "test_an_expired_wait" in report  # the driver's own stack
+    assert str(tmp_path) in str(caught.value)
+
+
+async def test_a_timeout_inside_the_answer_is_not_mistaken_for_the_deadline(tmp_path):
+    async def fails():
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await Watchdog(tmp_path / "stall.txt", 60).within(5, "an answer", fails())
+
+
+async def test_a_cancelled_wait_is_cancelled(tmp_path):
+    task = asyncio.create_task(Watchdog(tmp_path / "stall.txt", 60).within(5, "an answer", never()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_blocked_event_loop_ends_the_process_with_stacks(tmp_path):
+    program = textwrap.dedent(f"""
+        import asyncio, pathlib, threading
+        from rollpacker.runtime.waiting.watchdog import Watchdog
+        async def main():
+            watchdog = Watchdog(pathlib.Path({str(tmp_path / "stall.txt")!r}), 0.5)
+            watchdog.start()
+            await asyncio.sleep(0)
+            blocking_call()
+        def blocking_call():
+            threading.Event().wait(60)
+        asyncio.run(main())
+    """)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == DeadlineExceeded.exit_code
+    assert "stuck" in result.stderr
+    assert "blocking_call" in (tmp_path / "stall.txt").read_text()
