@@ -27,11 +27,11 @@ def model_runs(configs: Iterable[RunConfig], num_processes: int) -> Iterator[tup
 
 def _model(config: RunConfig) -> str:
     from rollpacker import pipeline
-    from rollpacker.cli.prospects import prospect_of
-    from rollpacker.runtime.run.preflight import judge
+    from rollpacker.cli.run_facts import run_facts_of
+    from rollpacker.runtime.run.preflight import validate
 
     try:
-        judge(config, prospect_of)
+        validate(config, run_facts_of)
         pipeline.run(config)
     except RollpackerError as error:
         return str(error)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rollpacker.runtime.job.notices import Ears
-from rollpacker.runtime.job.stay import JobStay, ShellStay, Stay, modelled_job_stay
+from rollpacker.runtime.job.preemption import Preemption, ShellPreemption, SlurmPreemption, modelled_slurm_preemption
+from rollpacker.runtime.job.signals import SignalListener
 from rollpacker.runtime.run.training_run import open_run
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from rollpacker.runtime.run.training_run import Watch
 
 
-def run(config: RunConfig, allocation: Allocation | None = None, ears: Ears | None = None) -> None:
+def run(config: RunConfig, allocation: Allocation | None = None, signals: SignalListener | None = None) -> None:
     """Train one configuration to its end, in this process and the actors that it starts.
 
     Args:
         config: Already judged.
         allocation: The Slurm job that this process heads; None is this machine alone.
-        ears: Have heard the job's signals so far; None has heard none.
+        signals: Have heard the job's signals so far; None has heard none.
 
     Raises:
         RollpackerError: Why the run could not start or go on; everything it had started has ended.
-        Departed: Slurm wants the machines back, and a checkpoint says where to go on; likewise.
+        Preempted: Slurm wants the machines back, and a checkpoint says where to go on; likewise.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP outside Slurm; likewise.
         KeyboardInterrupt: They came a third time, and nothing was waited for.
     """
@@ -41,32 +41,36 @@ def run(config: RunConfig, allocation: Allocation | None = None, ears: Ears | No
         case "ray":
             from rollpacker.runtime.ray.backend import RayBackend
 
-            asyncio.run(_train(config, RayBackend(config, allocation), allocation, ears))
+            asyncio.run(_train(config, RayBackend(config, allocation), allocation, signals))
         case "sim":
             from rollpacker.sim.backend import ModelledBackend
             from rollpacker.sim.virtual_time import run_in_virtual_time
 
-            run_in_virtual_time(_train(config, ModelledBackend(config), allocation, ears))
+            run_in_virtual_time(_train(config, ModelledBackend(config), allocation, signals))
 
 
-async def _train(config: RunConfig, backend: Backend, allocation: Allocation | None, ears: Ears | None) -> None:
+async def _train(
+    config: RunConfig, backend: Backend, allocation: Allocation | None, signals: SignalListener | None
+) -> None:
     if allocation is None:
-        await train(config, backend, stay=ShellStay(config))
+        await train(config, backend, preemption=ShellPreemption(config))
     else:
-        stay = modelled_job_stay if backend.is_modelled else JobStay
-        await train(config, backend, stay=stay(config, allocation, ears or Ears()))
+        preemption = modelled_slurm_preemption if backend.is_modelled else SlurmPreemption
+        await train(config, backend, preemption=preemption(config, allocation, signals or SignalListener()))
 
 
-async def train(config: RunConfig, backend: Backend, watch: Watch | None = None, stay: Stay | None = None) -> None:
+async def train(
+    config: RunConfig, backend: Backend, watch: Watch | None = None, preemption: Preemption | None = None
+) -> None:
     """Train on a running event loop.
 
     Args:
         config: Already judged.
         backend: Brings the workers.
         watch: Sees every decision of the scheduler.
-        stay: How long the machines are there; None is as long as the run needs them.
+        preemption: How long the machines are there; None is as long as the run needs them.
     """
-    async with open_run(config, backend, watch, stay or Stay()) as run:
+    async with open_run(config, backend, watch, preemption or Preemption()) as run:
         num_finished = config.run.num_steps
         for step in run.remaining_steps():
             recorder = run.recorder(step)
@@ -79,7 +83,7 @@ async def train(config: RunConfig, backend: Backend, watch: Watch | None = None,
                 if batch is None:  # every prompt was trained in every epoch
                     num_finished = step
                     break
-                if run.takes_turns:
+                if run.is_colocated:
                     with recorder.stage("hand_over"):
                         await run.hand_over_gpus()
                 with recorder.stage("train"):

@@ -197,9 +197,9 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> Space:
     """Compose every system, find what fits, and judge it as `train` would; nothing is created."""
     from rollpacker.analysis.plan.search import Space
     from rollpacker.analysis.plan.trials import Setting, changed, check_gpus, config_of, has_eta, trainer_degrees
-    from rollpacker.cli.prospects import prospect_of
+    from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.config.compose import compose
-    from rollpacker.runtime.run.preflight import judge
+    from rollpacker.runtime.run.preflight import validate
     from rollpacker.sim.workload import Workload
 
     num_gpus = question.num_gpus or _gpus_of_experiment(words)
@@ -232,7 +232,7 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> Space:
             num_gpus=num_gpus,
             rho=first.workload.rho,
         )
-        judge(config_of(config, setting), prospect_of)
+        validate(config_of(config, setting), run_facts_of)
     return Space(
         bases=bases,
         num_gpus=num_gpus,

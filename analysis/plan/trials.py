@@ -14,7 +14,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.core.errors import ConfigError
 from rollpacker.data.shapes import transformer_of
-from rollpacker.sim.prospect import ModelledProspect
+from rollpacker.sim.run_facts import ModelledRunFacts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,7 +177,7 @@ def possible_degrees(base: RunConfig, num_gpus: int) -> tuple[int, ...]:
 
 def cluster_of(config: RunConfig) -> ModelledCluster:
     """What the run would stand on."""
-    return ModelledProspect(config).cluster()
+    return ModelledRunFacts(config).cluster()
 
 
 def check_gpus(base: RunConfig, num_gpus: int) -> None:

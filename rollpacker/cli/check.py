@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rollpacker.core.settings import SchedulerSettings
     from rollpacker.protocols.backend import ModelFacts
     from rollpacker.runtime.placing.actors import ClusterSize
-    from rollpacker.runtime.run.preflight import Outlook
+    from rollpacker.runtime.run.preflight import ResolvedRun
     from rollpacker.terminal import Terminal
 
 FULL = "full"
@@ -61,18 +61,18 @@ def run(arguments: Arguments) -> None:
 
 
 def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
-    from rollpacker.cli.prospects import prospect_of
+    from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.config.compose import compose
-    from rollpacker.runtime.run.preflight import judge
+    from rollpacker.runtime.run.preflight import validate
 
     config = compose(overrides)
-    outlook = judge(config, prospect_of)
-    outlook = replace(outlook, notes=(*outlook.notes, *_notes_of_tokens(config)))
+    resolved = validate(config, run_facts_of)
+    resolved = replace(resolved, notes=(*resolved.notes, *_notes_of_tokens(config)))
     console = output()
     _print_configuration(console, config, is_full=is_full)
-    console.print(heading("What it will do"), facts(_as_text(_describe(config, outlook))), sep="\n")
-    if not isinstance(outlook.cluster, ModelledCluster):
-        console.print("", heading("Who works where"), placement_table(config, outlook.cluster, outlook.fit), sep="\n")
+    console.print(heading("What it will do"), facts(_as_text(_describe(config, resolved))), sep="\n")
+    if not isinstance(resolved.cluster, ModelledCluster):
+        console.print("", heading("Who works where"), placement_table(config, resolved.cluster, resolved.fit), sep="\n")
 
 
 def _print_configuration(console: Terminal, config: RunConfig, *, is_full: bool) -> None:
@@ -92,17 +92,18 @@ def _print_configuration(console: Terminal, config: RunConfig, *, is_full: bool)
 
 def _check_sweep(overrides: Sequence[str]) -> None:
     """Print what all points share, then each point with what is its own."""
-    from rollpacker.cli.prospects import prospect_of
+    from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.screen import tell_points
     from rollpacker.config.multirun import compose_sweep, point_names
-    from rollpacker.launch.judge import judge_sweep
+    from rollpacker.launch.validation import validate_sweep
 
     sweep = compose_sweep(overrides, tell=tell_points)
-    outlooks = judge_sweep(sweep, prospect_of)
-    outlooks = _with_notes_of_tokens(sweep.configs, outlooks)
+    resolved_runs = validate_sweep(sweep, run_facts_of)
+    resolved_runs = _with_notes_of_tokens(sweep.configs, resolved_runs)
     are_jobs = sweep.launcher is not None and sweep.launcher.executor == "slurm"
     points = [
-        _describe(config, outlook, is_job=are_jobs) for config, outlook in zip(sweep.configs, outlooks, strict=True)
+        _describe(config, resolved, is_job=are_jobs)
+        for config, resolved in zip(sweep.configs, resolved_runs, strict=True)
     ]
     shared = {label: text for label, text in points[0].items() if all(point[label] == text for point in points)}
     console = output()
@@ -121,15 +122,17 @@ def _notes_of_tokens(config: RunConfig) -> list[str]:
     return notes_of_tokens(config)
 
 
-def _with_notes_of_tokens(configs: Sequence[RunConfig], outlooks: Sequence[Outlook]) -> tuple[Outlook, ...]:
+def _with_notes_of_tokens(
+    configs: Sequence[RunConfig], resolved_runs: Sequence[ResolvedRun]
+) -> tuple[ResolvedRun, ...]:
     """Points with the same model and data are looked at once."""
     notes_of: dict[str, list[str]] = {}
-    found: list[Outlook] = []
-    for config, outlook in zip(configs, outlooks, strict=True):
+    found: list[ResolvedRun] = []
+    for config, resolved in zip(configs, resolved_runs, strict=True):
         key = config.model_dump_json(include={"model", "data", "rollout"})
         if key not in notes_of:
             notes_of[key] = _notes_of_tokens(config)
-        found.append(replace(outlook, notes=(*outlook.notes, *notes_of[key])))
+        found.append(replace(resolved, notes=(*resolved.notes, *notes_of[key])))
     return tuple(found)
 
 
@@ -137,21 +140,21 @@ def _as_text(described: Mapping[str, str]) -> list[tuple[str, Text]]:
     return [(label, Text(text)) for label, text in described.items()]
 
 
-def _describe(config: RunConfig, outlook: Outlook, *, is_job: bool = False) -> dict[str, str]:
+def _describe(config: RunConfig, resolved: ResolvedRun, *, is_job: bool = False) -> dict[str, str]:
     return {
-        "model": f"{_model(outlook.model)}\n{_computed(config)}",
-        "prompts": _prompts(config, outlook),
-        "lengths": _lengths(config, outlook.model),
+        "model": f"{_model(resolved.model)}\n{_computed(config)}",
+        "prompts": _prompts(config, resolved),
+        "lengths": _lengths(config, resolved.model),
         **({"programs": _programs(config)} if "sandbox" in config.reward.names else {}),
-        "batch": _batch(config, outlook.settings),
-        "rollout": _rollout(config, outlook.settings),
-        "techniques": _techniques(config, outlook.cluster),
-        "steps": _steps(config, outlook),
-        "actors": _actors(config, outlook.cluster, is_job=is_job),
+        "batch": _batch(config, resolved.settings),
+        "rollout": _rollout(config, resolved.settings),
+        "techniques": _techniques(config, resolved.cluster),
+        "steps": _steps(config, resolved),
+        "actors": _actors(config, resolved.cluster, is_job=is_job),
         **({"job": _job(config)} if is_job else {}),
         "writes": _writes(config),
-        **({"notes": "\n".join(outlook.notes)} if outlook.notes else {}),
-        "start": f"after step {outlook.finished_steps}" if outlook.finished_steps else "from the beginning",
+        **({"notes": "\n".join(resolved.notes)} if resolved.notes else {}),
+        "start": f"after step {resolved.finished_steps}" if resolved.finished_steps else "from the beginning",
     }
 
 
@@ -162,8 +165,8 @@ def _model(model: ModelFacts) -> str:
     return f"{model.architecture}, {model.num_parameters:,} parameters, {size}"
 
 
-def _prompts(config: RunConfig, outlook: Outlook) -> str:
-    domains = outlook.num_prompts_by_domain
+def _prompts(config: RunConfig, resolved: ResolvedRun) -> str:
+    domains = resolved.num_prompts_by_domain
     by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
     files = ", ".join(str(file.path) for file in config.data.path or ())
     source = f"in {files}" if files else f"made up for the workload {_workload(config)}"
@@ -273,7 +276,7 @@ def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     if not others:
         why = "no other degree fits" if isinstance(cluster, ModelledCluster) else "engine.degrees names no other"
         return f"no planning: engines keep tensor parallelism {configured}, since {why}"
-    how = {"resident": "asleep until then", "rebuilt": "started anew at every change"}[config.engine.sets]
+    how = {"sleep": "asleep until then", "restart": "restarted at every change"}[config.engine.switch]
     named = " and ".join(map(str, others))
     text = f"rounds that preempt move to engines of more GPUs: from tensor parallelism {configured} to {named}, {how}"
     if isinstance(cluster, ModelledCluster):
@@ -311,8 +314,8 @@ def _lengths(config: RunConfig, model: ModelFacts) -> str:
     return text if model.max_positions is None else f"{text}; the model has {model.max_positions:,} positions"
 
 
-def _steps(config: RunConfig, outlook: Outlook) -> str:
-    num_prompts = sum(outlook.num_prompts_by_domain.values())
+def _steps(config: RunConfig, resolved: ResolvedRun) -> str:
+    num_prompts = sum(resolved.num_prompts_by_domain.values())
     per_epoch = Fraction(num_prompts, config.rollout.num_prompts)
     if config.run.num_epochs is not None:
         by_epochs = math.ceil(per_epoch * config.run.num_epochs)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rollpacker.runtime.placing.model_fit import gigabytes
 from rollpacker.runtime.placing.planning import placed_actors
-from rollpacker.runtime.placing.topology import as_ranges, turn_takers
+from rollpacker.runtime.placing.topology import as_ranges, colocated_engines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class _Part:
 def placement_table(config: RunConfig, size: ClusterSize, fit: ModelFit | None) -> RenderableType:
     """Make the table of a real run, and say below it what its numbers are."""
     placed = placed_actors(config, size)
-    takers = set(turn_takers(config, placed))
+    takers = set(colocated_engines(config, placed))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     table.add_column("node", no_wrap=True)
     table.add_column("GPUs", no_wrap=True)

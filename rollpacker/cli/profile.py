@@ -64,9 +64,9 @@ class Destination:
 
 def run(arguments: Arguments) -> None:
     """Judge everything, measure, write, and show."""
-    from rollpacker.cli.prospects import prospect_of
+    from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.config.compose import compose
-    from rollpacker.runtime.run.preflight import judge
+    from rollpacker.runtime.run.preflight import validate
 
     destination, words = split_words(arguments.words)
     config = compose(words)
@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> None:
             "Leave out backend=sim; give the profile to a modelled run by hardware.profile.",
         )
     check_destination(destination)
-    judge(config, prospect_of)
+    validate(config, run_facts_of)
     profile = _measure(config)
 
     from rollpacker.metrics.profiles import write_profile

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.core.errors import Departed, InternalError, Interrupted, RollpackerError, UserError
+from rollpacker.core.errors import InternalError, Interrupted, Preempted, RollpackerError, UserError
 from rollpacker.metrics.outputs import is_standard_output
 from rollpacker.terminal import Terminal
 
@@ -77,7 +77,7 @@ def _indented(line: str, style: str) -> Padding:
 def _heading(error: RollpackerError) -> str:
     if isinstance(error, UserError):
         return "error"
-    if isinstance(error, Departed):
+    if isinstance(error, Preempted):
         return "left"
     if isinstance(error, Interrupted):
         return "interrupted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollpacker.cli.command_help import INPUTS, CommandHelp
-from rollpacker.core.errors import Departed, Interrupted, RollpackerError
+from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def run(arguments: Arguments) -> None:
         from rollpacker.config.compose import compose
         from rollpacker.launch import ranks
 
-        ranks.train(compose(arguments.words), _judge)
+        ranks.train(compose(arguments.words), _validate)
 
 
 def run_point(composed: DictConfig) -> None:
@@ -49,12 +49,12 @@ def run_point(composed: DictConfig) -> None:
     _write_whoever_reads()
     config = config_of_point(composed)
     try:
-        ranks.train(config, _judge)
+        ranks.train(config, _validate)
     except Interrupted as error:
         show_error(error, title=f"{config.run.dir} was interrupted")
         raise SystemExit(error.exit_code) from None  # no other point of the multirun begins
     except RollpackerError as error:
-        show_error(error, title=f"{config.run.dir} {'left its machines' if isinstance(error, Departed) else 'failed'}")
+        show_error(error, title=f"{config.run.dir} {'left its machines' if isinstance(error, Preempted) else 'failed'}")
         raise
 
 
@@ -66,23 +66,23 @@ def _write_whoever_reads() -> None:
     keep_writing("stderr")
 
 
-def _judge(config: RunConfig) -> None:
-    from rollpacker.cli.prospects import prospect_of
+def _validate(config: RunConfig) -> None:
+    from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.screen import show_notes
-    from rollpacker.runtime.run.preflight import judge
+    from rollpacker.runtime.run.preflight import validate
 
-    show_notes(judge(config, prospect_of).notes)
+    show_notes(validate(config, run_facts_of).notes)
 
 
 def _run_sweep(overrides: Sequence[str]) -> None:
-    from rollpacker.cli.prospects import prospect_of
+    from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.screen import tell_points
     from rollpacker.config.multirun import compose_sweep, run_sweep
-    from rollpacker.launch.judge import judge_sweep
+    from rollpacker.launch.validation import validate_sweep
     from rollpacker.metrics.files import make_private_folder
 
     sweep = compose_sweep(overrides, tell=tell_points)
-    judge_sweep(sweep, prospect_of)
+    validate_sweep(sweep, run_facts_of)
     if sweep.launcher is not None and sweep.launcher.dry_run:
         from rollpacker.cli.screen import output
         from rollpacker.launch.dry_run import dry_run

@@ -90,10 +90,10 @@ def compose_in(
             with open_dict(config.hydra.job):
                 config.hydra.job.num = job_num
         HydraConfig.instance().set_config(config)
-    return judge(root, config)
+    return validate(root, config)
 
 
-def judge(root: Root[Schema_co], config: DictConfig) -> Schema_co:
+def validate(root: Root[Schema_co], config: DictConfig) -> Schema_co:
     """Resolve a composed configuration and hold it against the schema."""
     own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     with translated_errors(root):

@@ -7,7 +7,7 @@ is reached, or how long the run goes on:
   `run.study`, `tracker`, `model.name`: what is written, where, and what it is called;
 * `cluster`: which machines it runs on;
 * `backend` but for its name, `placement`, `weight_sync`, the degrees of engines and trainer, `resources`,
-  `num_threads`, `engine.degrees`, `engine.sets`, `engine.profile`, `engine.num_engines`, `engine.max_num_seqs`,
+  `num_threads`, `engine.degrees`, `engine.switch`, `engine.profile`, `engine.num_engines`, `engine.max_num_seqs`,
   `engine.vllm` but for its `arguments`, `reward.num_workers`, the judge's replicas and what each of them takes: who
   works on it, and in how much memory; a sample draws from its own generator, so its tokens do not depend on them beyond
   floating-point ties;
@@ -47,7 +47,7 @@ NOT_DEFINING = (
     "engine.resources",
     "engine.tensor_parallel",
     "engine.degrees",
-    "engine.sets",
+    "engine.switch",
     "engine.profile",
     "engine.num_threads",
     "engine.num_engines",

@@ -79,7 +79,7 @@ def is_chosen(overrides: Iterable[Override]) -> bool:
     )
 
 
-def judge_launcher(values: dict[str, Any]) -> LauncherSettings:
+def validate_launcher(values: dict[str, Any]) -> LauncherSettings:
     """Hold what Hydra composed against the keys' types and bounds; raises all mistakes together."""
     given = {name: value for name, value in values.items() if name != "_target_"}
     try:

@@ -25,12 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 from rollpacker.config.compose import (
     compose_in,
     hydra_session,
-    judge,
     parse_overrides,
     translated_errors,
+    validate,
     without_plus,
 )
-from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, judge_launcher, launcher_mistakes
+from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, launcher_mistakes, validate_launcher
 from rollpacker.config.mistakes import raise_mistakes
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
 from rollpacker.config.schema import RunConfig
@@ -124,7 +124,7 @@ def run_sweep(sweep: Sweep, task: Callable[[DictConfig], None]) -> None:
 
 def config_of_point(config: DictConfig) -> RunConfig:
     """Judge what Hydra composed for one point."""
-    return judge(TRAIN, config)
+    return validate(TRAIN, config)
 
 
 def _base(session: Hydra, overrides: Sequence[str]) -> DictConfig:
@@ -142,7 +142,7 @@ def _launcher(base: DictConfig) -> LauncherSettings | None:
     with translated_errors(TRAIN):
         values = OmegaConf.to_container(base.hydra.launcher, resolve=True)
     assert isinstance(values, dict)
-    return judge_launcher({str(name): value for name, value in values.items()})
+    return validate_launcher({str(name): value for name, value in values.items()})
 
 
 def _launcher_overrides(launcher: LauncherSettings | None, point: Sequence[str]) -> list[str]:

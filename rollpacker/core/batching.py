@@ -17,7 +17,7 @@ from rollpacker.core.commands import (
     DropPrompt,
     EndRound,
     EndRun,
-    GiveUp,
+    FailRun,
     RoundKind,
     ScoreResponse,
 )
@@ -60,7 +60,7 @@ Decision = (
     | AcceptGroup
     | DropPrompt
     | EndRound
-    | GiveUp
+    | FailRun
     | EndRun
 )
 

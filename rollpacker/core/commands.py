@@ -152,7 +152,7 @@ class UseParallelism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class FailRun:
     """The run fails: a round has launched as many prompts as it may, and too few have rewards that differ."""
 
     round: int
@@ -181,6 +181,6 @@ Command = (
     | LendEngines
     | StreamGroups
     | UseParallelism
-    | GiveUp
+    | FailRun
     | EndRun
 )

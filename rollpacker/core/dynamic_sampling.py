@@ -39,7 +39,7 @@ batching wants its rewards overlapped.
     preparing  last PromptsDrawn              as for StepStarted
     racing     any fact                       racing, with launches and draws for what is vacant;
                                               or resting, with EndRound or EndRun, when no place is open
-                                              or GiveUp
+                                              or FailRun
 
 Draws may be under way while a round races, and when it ends: what comes then, or is not needed any more, waits at the
 supply for the next vacancy. A prompt is in exactly one place at any time (at the supply, queued, racing, accepted or
@@ -58,7 +58,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rollpacker.core.batching import Decision, StopRequests
-from rollpacker.core.commands import DropPrompt, EndRun, GiveUp, RoundKind
+from rollpacker.core.commands import DropPrompt, EndRun, FailRun, RoundKind
 from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.ids import Domain
 from rollpacker.core.quotas import apportion, with_speculation
@@ -252,7 +252,7 @@ class DynamicSampling(Race):
         if len(ledger.groups) < self._max_launched:
             return []  # there is no room
         return [
-            GiveUp(
+            FailRun(
                 round=ledger.round,
                 num_prompts_launched=len(ledger.groups),
                 num_prompts_dropped=sum(group.outcome is Outcome.DROPPED for group in ledger.groups.values()),

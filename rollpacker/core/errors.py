@@ -14,7 +14,7 @@
     │   ├── PolicyDiverged         the loss, a gradient or a weight is no finite number
     │   ├── WeightSyncFailed       an engine holds other weights than the trainer sent
     │   └── StorageFailed          a file could not be written (disk full, quota, permission)
-    ├── Departed          exit 75  the run left its machines in good order: a checkpoint says where to go on
+    ├── Preempted          exit 75  the run left its machines in good order: a checkpoint says where to go on
     ├── Interrupted       exit 128 + the signal: Ctrl-C (130), SIGTERM (143) or SIGHUP (129) ended the run
     └── InternalError     exit 70  our bug: please report it with the event log
         ├── ImpossibleEvent        a machine was told something that cannot have happened
@@ -98,7 +98,7 @@ class StorageFailed(WorldError):
     pass
 
 
-class Departed(RollpackerError):
+class Preempted(RollpackerError):
     exit_code = 75
     """EX_TEMPFAIL of sysexits.h: try again."""
 

@@ -5,7 +5,7 @@ are more, and lose less to communication. Short rounds want the former and long 
 round has a controller of its own.
 
     fact about a round of the kind                              its degree
-    its first one, where what passes take is known              the fastest by a guess (`core.first_guess`)
+    its first one, where what passes take is known              the fastest by a guess (`core.round_time_model`)
     more preemptions than max_growth times the reference        doubles
     no preemption in `patience` rounds of the kind in a row     halves
     after a change: slower than on the degree before            goes back
@@ -44,7 +44,7 @@ from typing import Any, Self
 from rollpacker.core.commands import BeginRound, RoundKind, UseParallelism
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import RoundMeasured
-from rollpacker.core.first_guess import fastest_degree
+from rollpacker.core.round_time_model import fastest_degree
 from rollpacker.core.settings import ParallelismSettings
 
 

@@ -156,7 +156,7 @@ class Race(ABC):
         ledger = self._ledger
         stopped = ledger.place(group)
         if not ledger.places[group.domain]:
-            losers, of_losers = ledger.shut_out(group.domain)
+            losers, of_losers = ledger.defer_losers(group.domain)
             stopped += of_losers
             self._long_queue += losers
         return [StopRequests(requests=tuple(stopped))] if stopped else []

@@ -32,7 +32,7 @@ class RewardBudget:
         self._anchors: dict[str, list[float | None]] = {}
         """Per prompt key and test case, the longest run that passed; None where none has. The last one has."""
 
-    def judge(self, event: RewardComputed) -> None:
+    def validate(self, event: RewardComputed) -> None:
         """Refuse runs that cannot have been.
 
         Raises:

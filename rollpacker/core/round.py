@@ -290,7 +290,7 @@ class RoundLedger:
             self.places[group.domain] += 1
         return self._end_race(group, Outcome.DROPPED)
 
-    def shut_out(self, domain: Domain) -> tuple[list[DrawnPrompt], list[RequestId]]:
+    def defer_losers(self, domain: Domain) -> tuple[list[DrawnPrompt], list[RequestId]]:
         """Take those of a domain that still race out of the race, in launch order; gives their running requests too."""
         losers = [racing for racing in self.racing_groups() if racing.domain == domain]
         stopped = [request for loser in losers for request in self._end_race(loser, Outcome.DEFERRED)]

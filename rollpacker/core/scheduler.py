@@ -39,7 +39,7 @@ from rollpacker.core.commands import (
     DropPrompt,
     EndRound,
     EndRun,
-    GiveUp,
+    FailRun,
     Launch,
     LendEngines,
     ScoreResponse,
@@ -151,7 +151,7 @@ class Scheduler:
 
     def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
         if self._budget:
-            self._budget.judge(event)
+            self._budget.validate(event)
         decisions = self._batching.handle(event)
         if self._budget:
             self._budget.learn(event)
@@ -221,7 +221,7 @@ class Scheduler:
             raise ImpossibleEvent(f"The progress of round {event.round} was measured, which nobody ordered.")
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
-        self._stream.judge(event)
+        self._stream.validate(event)
         engines = self._stream.choose(event, self._router.engines, self._router.holders)
         if not engines:
             return ()
@@ -249,7 +249,7 @@ class Scheduler:
                     if self._stream:
                         self._stream.count_drop()
                     commands.append(decision)
-                case AcceptGroup() | DrawPrompts() | GiveUp() | EndRun():
+                case AcceptGroup() | DrawPrompts() | FailRun() | EndRun():
                     commands.append(decision)
                 case _:
                     assert_never(decision)

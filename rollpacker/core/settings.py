@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.ids import Domain
 from rollpacker.core.quotas import apportion, scale_up
+from rollpacker.core.round_time_model import DegreeCosts
 
 
 def _require(holds: bool, rule: str) -> None:

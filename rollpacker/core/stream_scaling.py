@@ -157,7 +157,7 @@ class StreamScaling:
 
     # The test
 
-    def judge(self, event: ProgressMeasured) -> None:
+    def validate(self, event: ProgressMeasured) -> None:
         """Refuse a measurement that nobody can have made.
 
         Raises:

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.launch.standing import RunStanding, Word
+from rollpacker.launch.standing import RunStatusView, Word
 
 _STYLES: Mapping[Word, str] = {
     "running": "green",
@@ -24,7 +24,7 @@ _STYLES: Mapping[Word, str] = {
     "ending": "cyan",
     "waiting": "yellow",
     "requeued": "yellow",
-    "departed": "yellow",
+    "preempted": "yellow",
     "interrupted": "yellow",
     "finished": "blue",
     "failed": "bold red",
@@ -38,7 +38,7 @@ _LONGEST_NODE_LIST = 14
 """Characters; of longer ones only the number of nodes is shown."""
 
 
-def job_table(standings: Sequence[RunStanding], *, now: float, complaint: str = "") -> RenderableType:
+def job_table(standings: Sequence[RunStatusView], *, now: float, complaint: str = "") -> RenderableType:
     """Draw runs; `now` is in seconds since the epoch, `complaint` says why Slurm could not be asked."""
     folder, names = run_names([standing.run_dir for standing in standings])
     parts: list[RenderableType] = [_summary(standings, folder), Text(), _lines(standings, names, now)]
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
     return f"{days}-{hour:02d}:{minute:02d}:{second:02d}" if days else f"{hour}:{minute:02d}:{second:02d}"
 
 
-def _summary(standings: Sequence[RunStanding], folder: Path) -> Text:
+def _summary(standings: Sequence[RunStatusView], folder: Path) -> Text:
     counts = Counter(standing.word for standing in standings)
     text = Text(f"{len(standings)} run{'' if len(standings) == 1 else 's'}", style="bold")
     for number, word in enumerate(word for word in _STYLES if counts[word]):
@@ -78,7 +78,7 @@ def _summary(standings: Sequence[RunStanding], folder: Path) -> Text:
     return text.append(f"; below {folder}", style="not bold")
 
 
-def _lines(standings: Sequence[RunStanding], names: Sequence[str], now: float) -> Table:
+def _lines(standings: Sequence[RunStatusView], names: Sequence[str], now: float) -> Table:
     has_jobs = any(standing.submission or standing.job for standing in standings)
     was_requeued = any(standing.job and standing.job.num_restarts for standing in standings)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
@@ -109,7 +109,7 @@ def _lines(standings: Sequence[RunStanding], names: Sequence[str], now: float) -
     return table
 
 
-def _reasons(standings: Sequence[RunStanding], names: Sequence[str]) -> RenderableType | None:
+def _reasons(standings: Sequence[RunStatusView], names: Sequence[str]) -> RenderableType | None:
     """List each reason once, under the runs that share it, and how to go on."""
     runs_by_reason: dict[tuple[Word, str], list[str]] = {}
     for standing, name in zip(standings, names, strict=True):
@@ -124,17 +124,17 @@ def _reasons(standings: Sequence[RunStanding], names: Sequence[str]) -> Renderab
     return Group(*blocks) if blocks else None
 
 
-def _job(standing: RunStanding) -> str:
+def _job(standing: RunStatusView) -> str:
     if standing.submission is not None:
         return standing.submission.job_id
     return standing.job.job_id if standing.job is not None else ""
 
 
-def _attempt(standing: RunStanding) -> str:
+def _attempt(standing: RunStatusView) -> str:
     return str(standing.job.num_restarts + 1) if standing.job is not None else ""
 
 
-def _place(standing: RunStanding) -> str:
+def _place(standing: RunStatusView) -> str:
     job = standing.job
     if job is not None and 0 < len(job.node_list) <= _LONGEST_NODE_LIST:
         return job.node_list
@@ -145,14 +145,14 @@ def _place(standing: RunStanding) -> str:
     return standing.status.host if standing.status is not None else ""
 
 
-def _step(standing: RunStanding) -> str:
+def _step(standing: RunStatusView) -> str:
     finished = standing.num_finished_steps
     if finished is None:
         return ""
     return f"{finished}/{standing.status.num_steps}" if standing.status is not None else str(finished)
 
 
-def _time(standing: RunStanding, now: float) -> str:
+def _time(standing: RunStatusView, now: float) -> str:
     """Of the last attempt of a job; of a run without a job, all that its steps took."""
     if (span := standing.started_and_ended(now)) is not None:
         return duration(span[1] - span[0])

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import open_dict
 
-from rollpacker.config.launching import LauncherSettings, judge_launcher
+from rollpacker.config.launching import LauncherSettings, validate_launcher
 from rollpacker.config.multirun import config_of_point, point_names
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches
@@ -54,7 +54,7 @@ def launch_from_hydra(
             composed.hydra.job.num = number
         HydraConfig.instance().set_config(composed)
         points.append(Point(number=number, name=name, config=config_of_point(composed)))
-    launch(points, task, judge_launcher(settings), Path(config.hydra.sweep.dir))
+    launch(points, task, validate_launcher(settings), Path(config.hydra.sweep.dir))
     return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in overrides]
 
 

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rollpacker.runtime.job.allocation import Allocation, current_allocation
-from rollpacker.runtime.job.notices import Ears
+from rollpacker.runtime.job.signals import SignalListener
 from rollpacker.runtime.ray.rendezvous import rendezvous_of
 
 if TYPE_CHECKING:
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
 
-def train(config: RunConfig, judge: Callable[[RunConfig], object]) -> None:
+def train(config: RunConfig, validate: Callable[[RunConfig], object]) -> None:
     """Train, or serve the rank that trains.
 
     Args:
         config: Of the run. In a job it resumes by itself, because Slurm may have requeued the job.
-        judge: Raises a `UserError` when the run is not legal here; only who trains asks it.
+        validate: Raises a `UserError` when the run is not legal here; only who trains asks it.
 
     Raises:
         RollpackerError: See `rollpacker.pipeline.run`; of another rank than 0, why its node was of no use.
     """
     allocation = current_allocation(os.environ)
     if allocation is None:
-        judge(config)
+        validate(config)
         _run(config, None, None)
     elif allocation.is_head or config.backend.name == "ray":
-        _take_part(_resuming(config), allocation, judge)
+        _take_part(_resuming(config), allocation, validate)
 
 
-def _take_part(config: RunConfig, allocation: Allocation, judge: Callable[[RunConfig], object]) -> None:
+def _take_part(config: RunConfig, allocation: Allocation, validate: Callable[[RunConfig], object]) -> None:
     rendezvous = rendezvous_of(config.run.dir, allocation)
     rendezvous.open()
     if not allocation.is_head:
@@ -44,18 +44,18 @@ def _take_part(config: RunConfig, allocation: Allocation, judge: Callable[[RunCo
 
         serve_node(config, allocation, rendezvous)
         return
-    ears = Ears()
+    signals = SignalListener()
     try:
-        judge(config)
-        _run(config, allocation, ears)
+        validate(config)
+        _run(config, allocation, signals)
     finally:
         rendezvous.finish()
 
 
-def _run(config: RunConfig, allocation: Allocation | None, ears: Ears | None) -> None:
+def _run(config: RunConfig, allocation: Allocation | None, signals: SignalListener | None) -> None:
     from rollpacker import pipeline
 
-    pipeline.run(config, allocation, ears)
+    pipeline.run(config, allocation, signals)
 
 
 def _resuming(config: RunConfig) -> RunConfig:

@@ -1,16 +1,16 @@
-"""How a run stands, from what three witnesses say: its job (Slurm), its status file, and its process's lock.
+"""How a run stands, from what three stack_sources say: its job (Slurm), its status file, and its process's lock.
 
     waiting, requeued   its job is in the queue, for the first time or again
     starting            its job runs, the run has not said anything yet
     running             it says so, and its job or its process is there
     ending              it has said how it ended, and its job is about to
-    finished, failed, departed, interrupted     as it said itself
+    finished, failed, preempted, interrupted     as it said itself
     died                it says `running`, but its job is over or its process gone
     cancelled           somebody ended its job (scancel)
     unknown             nobody knows: it never began, or an older version wrote it
 
 Slurm knows whether something runs, the run knows how it went: neither is believed beyond that. A status that is older
-than the attempt at hand says nothing about it. Pure: `survey.py` asks the witnesses.
+than the attempt at hand says nothing about it. Pure: `survey.py` asks the stack_sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Word = Literal[
     "ending",
     "finished",
     "failed",
-    "departed",
+    "preempted",
     "interrupted",
     "died",
     "cancelled",
@@ -92,8 +92,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStanding:
-    """One run, and what the witnesses say of it."""
+class RunStatusView:
+    """One run, and what the stack_sources say of it."""
 
     run_dir: Path
     submission: Submission | None = None
@@ -153,7 +153,7 @@ class RunStanding:
     @property
     def how_to_go_on(self) -> str:
         """What to do about a run that was broken off and that nobody starts again; empty of others."""
-        if self.word not in {"died", "interrupted", "departed", "cancelled"}:
+        if self.word not in {"died", "interrupted", "preempted", "cancelled"}:
             return ""
         return "The same command with the same run.dir and run.resume=auto goes on from its last checkpoint."
 

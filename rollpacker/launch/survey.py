@@ -17,7 +17,7 @@ from pathlib import Path
 from rollpacker.core.errors import DataError, WorldError
 from rollpacker.launch.failures import reason_in_logs
 from rollpacker.launch.queue import JobState, job_states
-from rollpacker.launch.standing import Progress, RunStanding
+from rollpacker.launch.standing import Progress, RunStatusView
 from rollpacker.launch.submissions import JOB_FILE, read_submission
 from rollpacker.paths import open_to_read
 from rollpacker.runtime.run.run_folder import RUN_FILE
@@ -38,7 +38,7 @@ _NUM_STEPS_OF_REWARD = 10
 class Survey:
     """What was seen."""
 
-    standings: tuple[RunStanding, ...]
+    standings: tuple[RunStatusView, ...]
     complaint: str
     """Why Slurm could not be asked; empty when it answered, or when there was nothing to ask."""
 
@@ -72,10 +72,10 @@ def look_at(run_dirs: Sequence[Path]) -> Survey:
     return Survey(standings=tuple(map(_with_reason, joined)), complaint=complaint)
 
 
-def _without_job(run_dir: Path) -> RunStanding:
+def _without_job(run_dir: Path) -> RunStatusView:
     status = read_status(run_dir)
     is_damaged = status is None and (run_dir / STATUS_FILE).exists()
-    return RunStanding(
+    return RunStatusView(
         run_dir=run_dir,
         logged=f"{STATUS_FILE} cannot be read: it is damaged, or another version wrote it" if is_damaged else "",
         submission=read_submission(run_dir),
@@ -85,20 +85,20 @@ def _without_job(run_dir: Path) -> RunStanding:
     )
 
 
-def _job_id(standing: RunStanding) -> str | None:
+def _job_id(standing: RunStatusView) -> str | None:
     """Of the last job: the submitted one, or the one within which it was started by hand."""
     if standing.submission is not None:
         return standing.submission.job_id
     return standing.status.job_id if standing.status is not None else None
 
 
-def _with_reason(standing: RunStanding) -> RunStanding:
+def _with_reason(standing: RunStatusView) -> RunStatusView:
     if standing.word not in {"failed", "died"}:
         return standing
     return replace(standing, logged=reason_in_logs(tuple(_logs(standing))))
 
 
-def _logs(standing: RunStanding) -> Iterable[Path]:
+def _logs(standing: RunStatusView) -> Iterable[Path]:
     """The job's, rank 0 first, then those of the last attempt's actors."""
     if standing.submission is not None:
         for log in standing.submission.logs:

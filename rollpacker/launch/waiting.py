@@ -20,7 +20,7 @@ from rollpacker.launch.survey import look_at
 from rollpacker.paths import open_to_read
 
 if TYPE_CHECKING:
-    from rollpacker.launch.standing import RunStanding
+    from rollpacker.launch.standing import RunStatusView
     from rollpacker.launch.survey import Survey
     from rollpacker.terminal import Terminal
 
@@ -50,7 +50,7 @@ def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal)
     raise_failures(list(zip(points, survey.standings, strict=True)))
 
 
-def raise_failures(ended: Sequence[tuple[Point, RunStanding]]) -> None:
+def raise_failures(ended: Sequence[tuple[Point, RunStatusView]]) -> None:
     """Raise one error for all points that did not finish; nothing when all did."""
     failed = [(point, standing) for point, standing in ended if standing.word != "finished"]
     if failed:
@@ -122,7 +122,7 @@ class _Lines:
         self._console.print(text, soft_wrap=True)
 
 
-def _words(standing: RunStanding) -> str:
+def _words(standing: RunStatusView) -> str:
     job = standing.job
     place = f" on {job.node_list}" if job and job.node_list else ""
     restarts = f", requeued {job.num_restarts} x" if job and job.num_restarts else ""
@@ -130,7 +130,7 @@ def _words(standing: RunStanding) -> str:
     return f"{standing.word}{place}{restarts}{reason}"
 
 
-def _story(point: Point, standing: RunStanding) -> list[str]:
+def _story(point: Point, standing: RunStatusView) -> list[str]:
     job, submission = standing.job, standing.submission
     slurm = f"job {job.job_id}, {job.state}" if job else "no job"
     code = f", exit code {job.exit_code}" if job and job.exit_code else ""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollpacker.core.errors import ConfigError
-from rollpacker.core.first_guess import interpolated
+from rollpacker.core.round_time_model import interpolated
 
 if TYPE_CHECKING:
     from pathlib import Path

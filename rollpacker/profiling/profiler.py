@@ -30,7 +30,7 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.core.quotas import scale_up
 from rollpacker.metrics.profiles import Point, Profile, ProfileFacts
-from rollpacker.protocols.backend import Backend, Surroundings, Workers
+from rollpacker.protocols.backend import Backend, BackendContext, Workers
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import (
     FinishReason,
@@ -126,12 +126,12 @@ async def measure(
     watchdog = Watchdog(logs / "stall.txt", config.backend.deadlines.driver_stall_s)
     watchdog.start()
     try:
-        surroundings = Surroundings(
+        surroundings = BackendContext(
             logs=logs,
             stage=lambda name: on_progress(0, 0, name),
             note=on_note,
             within=watchdog.within,
-            add_witness=watchdog.add_witness,
+            add_stack_source=watchdog.add_stack_source,
         )
         async with backend.open(surroundings) as workers:
             profiler = Profiler(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from rollpacker.core.first_guess import DegreeCosts
     from rollpacker.core.ids import Domain, EngineId
+    from rollpacker.core.round_time_model import DegreeCosts
     from rollpacker.protocols.engine import Engine
-    from rollpacker.protocols.reward import RewardService, TurnTaking
+    from rollpacker.protocols.reward import ColocatedJudges, RewardService
     from rollpacker.protocols.rollout import TokenizedPrompt
     from rollpacker.protocols.trainer import Trainer
     from rollpacker.protocols.weights import WeightSync
@@ -35,13 +35,13 @@ class Fleet:
 
 
 class ReplaceEngine(Protocol):
-    """Ends what is left of the engine that has a seat, and starts a fresh one there, awake and without a policy.
+    """Ends what is left of the engine that has a slot, and starts a fresh one there, awake and without a policy.
 
-    Cancelled, it leaves nothing that holds the seat's GPUs.
+    Cancelled, it leaves nothing that holds the slot's GPUs.
     """
 
-    def __call__(self, seat: EngineId, name: EngineId, /) -> Awaitable[Engine]:
-        """Name the new engine; the seat is called after the first one, by its name in `Fleet.engines`.
+    def __call__(self, slot: EngineId, name: EngineId, /) -> Awaitable[Engine]:
+        """Name the new engine; the slot is called after the first one, by its name in `Fleet.engines`.
 
         Raises:
             RollpackerError: It did not start.
@@ -51,14 +51,14 @@ class ReplaceEngine(Protocol):
 class Rebuild(Protocol):
     """Ends engines that leave for those of another degree, and starts them anew when they come back."""
 
-    def end(self, seat: EngineId, /) -> Awaitable[None]:
-        """End the process of who has a seat; asleep or awake, nothing is in flight there. `collect` waits from then on.
+    def end(self, slot: EngineId, /) -> Awaitable[None]:
+        """End the process of who has a slot; asleep or awake, nothing is in flight there. `collect` waits from then on.
 
         Raises:
             RollpackerError: It was lost before.
         """
 
-    def rebuild(self, seat: EngineId, /) -> Awaitable[None]:
+    def rebuild(self, slot: EngineId, /) -> Awaitable[None]:
         """Start it: awake, without a policy, under the name that it had.
 
         Raises:
@@ -81,11 +81,11 @@ class Workers:
     trainer_parts: tuple[tuple[int, ...], ...] = ()
     """The GPUs of each part of the trainer that can work without the others, such as a replica; empty where it shares
     no GPU with engines."""
-    turn_takers: frozenset[EngineId] = frozenset()
+    colocated_engines: frozenset[EngineId] = frozenset()
     """Engines that sleep while the trainer works, and the other way round, since both cannot be in their GPUs' memory.
     They are asleep now, and the trainer is awake. Empty where nobody shares a GPU, and in a modelled run, whose model
     has the price of a turn in its other times."""
-    judges: TurnTaking | None = None
+    judges: ColocatedJudges | None = None
     """Judges that sleep likewise, on GPUs of a trainer that takes turns; asleep now. None where there are none."""
     replace_engine: ReplaceEngine | None = None
     """Brings an engine in the place of a lost one; None where that cannot be done."""
@@ -123,7 +123,7 @@ class ModelledCluster:
 ClusterT_co = TypeVar("ClusterT_co", covariant=True)
 
 
-class Prospect(Protocol[ClusterT_co]):
+class RunFacts(Protocol[ClusterT_co]):
     """What a backend says of a run before it starts; each answer may raise a `UserError`, and nothing is created."""
 
     def model(self) -> ModelFacts: ...
@@ -142,7 +142,7 @@ class Within(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class BackendContext:
     """What a run offers to its backend."""
 
     logs: Path
@@ -152,7 +152,7 @@ class Surroundings:
     note: Callable[[str], None]
     """Tells that person something."""
     within: Within
-    add_witness: Callable[[str, Callable[[], Awaitable[str]]], None]
+    add_stack_source: Callable[[str, Callable[[], Awaitable[str]]], None]
     """Names a process and how to ask it for its stacks when a wait expires."""
 
 
@@ -162,5 +162,5 @@ class Backend(Protocol):
     is_modelled: bool
     """True when times are computed by a model instead of measured."""
 
-    def open(self, surroundings: Surroundings) -> AbstractAsyncContextManager[Workers]:
+    def open(self, surroundings: BackendContext) -> AbstractAsyncContextManager[Workers]:
         """Start the workers; when the context ends, however it ends, nothing of them is left."""

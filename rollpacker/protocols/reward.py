@@ -44,7 +44,7 @@ class RewardService(Protocol):
     async def close(self) -> None: ...
 
 
-class TurnTaking(Protocol):
+class ColocatedJudges(Protocol):
     """Judges on GPUs of a trainer that takes turns with engines."""
 
     @property

@@ -45,7 +45,7 @@ _LEARNING = {
 
 _STATES = {
     "running": "still running, or killed, when this page was written",
-    "departed": "left its machines with a checkpoint",
+    "preempted": "left its machines with a checkpoint",
     "interrupted": "was interrupted",
 }
 

@@ -105,11 +105,11 @@ class Waits:
         for moment in tables.logged.moments:
             if moment.what != "lost" or moment.engine is None or not len(ends) or moment.at_s > ends[-1]:
                 continue
-            seat = moment.engine.partition("-r")[0]
+            slot = moment.engine.partition("-r")[0]
             successors = [
                 other
                 for other in tables.logged.moments
-                if other.what == "joined" and other.at_s >= moment.at_s and str(other.engine).partition("-r")[0] == seat
+                if other.what == "joined" and other.at_s >= moment.at_s and str(other.engine).partition("-r")[0] == slot
             ]
             until_s = successors[0].at_s if successors else float(ends[-1])
             came = f"{successors[0].engine} took its place" if successors else "nothing took its place"

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.backend import Fleet, Surroundings, Workers
+from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.reward import RewardService
 from rollpacker.sim.engine import ModelledEngine
@@ -37,11 +37,11 @@ class ModelledRebuild:
         self._engines = engines
         self._start_s = start_s
 
-    async def end(self, seat: EngineId) -> None:
-        await self._engines[seat].sleep()
+    async def end(self, slot: EngineId) -> None:
+        await self._engines[slot].sleep()
 
-    async def rebuild(self, seat: EngineId) -> None:
-        del seat
+    async def rebuild(self, slot: EngineId) -> None:
+        del slot
         await asyncio.sleep(self._start_s)
 
 
@@ -54,7 +54,7 @@ class ModelledBackend:
         self._config = config
 
     @asynccontextmanager
-    async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
+    async def open(self, surroundings: BackendContext) -> AsyncIterator[Workers]:
         """Read the workload and make the workers."""
         config = self._config
         surroundings.stage("modelling the cluster")
@@ -78,14 +78,14 @@ class ModelledBackend:
         fleets = {degree: self._fleet(plan, degree, workload) for degree in plan.engines}
         engines = {name: engine for fleet in fleets.values() for name, engine in fleet.engines.items()}
 
-        async def replace_engine(seat: EngineId, name: EngineId) -> Engine:
-            await engines[seat].close()
+        async def replace_engine(slot: EngineId, name: EngineId) -> Engine:
+            await engines[slot].close()
             await asyncio.sleep(plan.hardware.engine_restart_s)
-            degree = next(degree for degree, fleet in fleets.items() if seat in fleet.engines)
-            engines[seat] = self._engine(plan, degree, workload, name)
-            return engines[seat]
+            degree = next(degree for degree, fleet in fleets.items() if slot in fleet.engines)
+            engines[slot] = self._engine(plan, degree, workload, name)
+            return engines[slot]
 
-        is_rebuilt = config.engine.sets == "rebuilt" and len(fleets) > 1
+        is_rebuilt = config.engine.switch == "restart" and len(fleets) > 1
         reward: RewardService = ModelledReward(
             config.reward, num_cores=plan.num_reward_cores, judge=plan.judge, judgement_of=workload.judgement_of
         )

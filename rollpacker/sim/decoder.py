@@ -124,7 +124,7 @@ class _PrefillPass:
     """Sequences and how many of their tokens are prefilled."""
 
     def cut(self, now: float) -> None:
-        """Stay: a pass cannot be cut, unless it has not begun."""
+        """Preemption: a pass cannot be cut, unless it has not begun."""
         if now <= self.begins_at_s:
             self.ends_at_s = now
             self.chunks = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
-from rollpacker.core.first_guess import DegreeCosts
+from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge

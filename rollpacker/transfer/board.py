@@ -1,6 +1,6 @@
 """The board of one transfer: what the sender and its receivers tell each other beside the buckets.
 
-    attempt 0:  receivers announce themselves -> the sender posts the seating -> notes of bucket 0, 1, ... , the end
+    attempt 0:  receivers announce themselves -> the sender posts the transports -> notes of bucket 0, 1, ... , the end
     attempt 1:  the same, when attempt 0 was given up because a member of the process group was lost
 
 The sender holds the board (a TCPStore of torch, in the sender's process) and a receiver reaches it over the network, so
@@ -23,8 +23,8 @@ from torch.distributed import DistError, DistStoreError
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.transfer.buckets import Piece, TensorSpec
-from rollpacker.transfer.seating import Seating, Station
 from rollpacker.transfer.stores import open_store, reach_store
+from rollpacker.transfer.transports import Station, Transports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,10 +42,10 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatingNote:
+class TransportNote:
     """How an attempt goes."""
 
-    seating: Seating
+    transports: Transports
     handles: Mapping[str, tuple[str, str]]
     """How each receiver that has no place in the group opens the two buffers that buckets lie in by turns."""
     gpu: str | None
@@ -114,8 +114,8 @@ class SenderBoard:
         plain = json.loads(self.store.get(key))
         return Announcement(num_ranks=plain["num_ranks"], station=_station(plain["station"]))
 
-    def post_seating(self, attempt: int, note: SeatingNote) -> None:
-        self.store.set(f"{attempt}/seating", _to_json(note))
+    def post_transports(self, attempt: int, note: TransportNote) -> None:
+        self.store.set(f"{attempt}/transports", _to_json(note))
 
     def post(self, attempt: int, index: int, note: BucketNote | EndNote | GivenUp) -> None:
         """Put up the note that follows note `index - 1`."""
@@ -155,13 +155,15 @@ class ReceiverBoard:
             _to_json(Announcement(num_ranks=self._name.num_ranks, station=station)),
         )
 
-    def seating(self, attempt: int) -> SeatingNote:
+    def transports(self, attempt: int) -> TransportNote:
         """Wait until the sender has seated the receivers."""
-        plain = self._wait(f"{attempt}/seating")
-        seating = plain["seating"]
-        return SeatingNote(
-            seating=Seating(
-                memory=seating["memory"], by_handle=tuple(seating["by_handle"]), in_group=tuple(seating["in_group"])
+        plain = self._wait(f"{attempt}/transports")
+        transports = plain["transports"]
+        return TransportNote(
+            transports=Transports(
+                memory=transports["memory"],
+                by_handle=tuple(transports["by_handle"]),
+                in_group=tuple(transports["in_group"]),
             ),
             handles={name: (first, second) for name, (first, second) in plain["handles"].items()},
             gpu=plain["gpu"],
@@ -227,7 +229,7 @@ def _given_up_key(attempt: int) -> str:
     return f"{attempt}/given_up"
 
 
-def _to_json(note: Announcement | SeatingNote | ReceiverState) -> str:
+def _to_json(note: Announcement | TransportNote | ReceiverState) -> str:
     return json.dumps(dataclasses.asdict(note))
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from rollpacker.transfer.seating import Station
+from rollpacker.transfer.transports import Station
 
 
 class Buffer(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rollpacker.transfer.seating import Transport
+    from rollpacker.transfer.transports import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import torch
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.protocols.tensors import RunningChecksum, combined_checksum
-from rollpacker.transfer.board import BucketNote, EndNote, GivenUp, ReceiverBoard, ReceiverState, SeatingNote
+from rollpacker.transfer.board import BucketNote, EndNote, GivenUp, ReceiverBoard, ReceiverState, TransportNote
 from rollpacker.transfer.groups import BroadcastGroup, address_towards
 from rollpacker.transfer.memory import OpenedCudaBuffer, OpenedHostBuffer, station_here, wait_for_device
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rollpacker.transfer.buckets import Piece, TensorSpec
     from rollpacker.transfer.offers import ReceiverName, WeightOffer
-    from rollpacker.transfer.seating import Station
+    from rollpacker.transfer.transports import Station
 
 _POLL_S = 0.0005
 """Between two looks at a broadcast that is under way."""
@@ -73,8 +73,8 @@ def receive_weights(offer: WeightOffer, name: ReceiverName, loader: Loader, devi
     station = station_here(device)
     for attempt in itertools.count():
         board.announce(attempt, station)
-        note = board.seating(attempt)
-        if str(name) not in note.seating.receivers:
+        note = board.transports(attempt)
+        if str(name) not in note.transports.receivers:
             why = note.lost.get(name.engine, "")
             raise EngineFailed(f"{name.engine} was left out of a transfer of weights.", "", why)
         receiving = _Receiving(board, attempt, note, offer, name, loader, device, station)
@@ -98,7 +98,7 @@ class _Receiving:
         self,
         board: ReceiverBoard,
         attempt: int,
-        note: SeatingNote,
+        note: TransportNote,
         offer: WeightOffer,
         name: ReceiverName,
         loader: Loader,
@@ -153,10 +153,10 @@ class _Receiving:
             buffer.close()
 
     def _open(self) -> None:
-        note, seating = self._seating, self._seating.seating
-        if self._name in seating.by_handle:
+        note, transports = self._seating, self._seating.transports
+        if self._name in transports.by_handle:
             for handle in note.handles[self._name]:
-                if seating.memory == "cuda":
+                if transports.memory == "cuda":
                     assert note.gpu is not None
                     self._opened.append(OpenedCudaBuffer(handle, self._station.visible_gpus.index(note.gpu)))
                 else:
@@ -167,8 +167,8 @@ class _Receiving:
                 backend=note.backend,
                 store=self._board.store,
                 name=f"{self._attempt}/group",
-                rank=1 + seating.in_group.index(self._name),
-                size=1 + len(seating.in_group),
+                rank=1 + transports.in_group.index(self._name),
+                size=1 + len(transports.in_group),
                 address=address_towards(self._offer.host, self._offer.port),
                 timeout_s=self._offer.timeout_s,
             )
@@ -198,7 +198,7 @@ class _Receiving:
         if self._opened:
             data = self._opened[index % 2].data[:num_bytes]
             return data.clone() if self._loader.keeps_tensors else data
-        device = self._device if self._seating.seating.memory == "cuda" else torch.device("cpu")
+        device = self._device if self._seating.transports.memory == "cuda" else torch.device("cpu")
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self._receive(data)
         return data

@@ -1,6 +1,6 @@
 """The sender of weights: takes full tensors one by one, fills buckets with them, and passes each to all receivers.
 
-    gather who is ready -> seat them -> [fill a bucket -> note it, broadcast it -> wait until it was taken] -> the end
+    gather who is ready -> slot them -> [fill a bucket -> note it, broadcast it -> wait until it was taken] -> the end
 
 Two buckets take turns: while one is being taken, the next one is filled (for a sharded policy that means gathered).
 
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from rollpacker.protocols.tensors import RunningChecksum, combined_checksum, dtype_name
-from rollpacker.transfer.board import BucketNote, EndNote, SeatingNote, SenderBoard
+from rollpacker.transfer.board import BucketNote, EndNote, SenderBoard, TransportNote
 from rollpacker.transfer.buckets import BucketPlan, Piece, TensorSpec
 from rollpacker.transfer.groups import BroadcastGroup
 from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
 from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
-from rollpacker.transfer.seating import Seating, Station, seat
+from rollpacker.transfer.transports import Station, Transports, choose_transports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -86,9 +86,9 @@ class WeightSender:
         checksum, num_bytes, is_complete = "", 0, True
         if stations:
             here = station_here(self._device)
-            seating = seat(self._options.transport, here, stations)
-            buffers = self._buffers_in(seating.memory)
-            sending = _Sending(self._board, attempt, self._roster, seating, self.offer, buffers, here.gpu)
+            transports = choose_transports(self._options.transport, here, stations)
+            buffers = self._buffers_in(transports.memory)
+            sending = _Sending(self._board, attempt, self._roster, transports, self.offer, buffers, here.gpu)
             try:
                 checksum, num_bytes = sending.run(tensors)
             except _Broken as error:
@@ -201,7 +201,7 @@ class _Sending:
         board: SenderBoard,
         attempt: int,
         roster: _Roster,
-        seating: Seating,
+        transports: Transports,
         offer: WeightOffer,
         buffers: Sequence[Buffer],
         gpu: str | None,
@@ -209,10 +209,10 @@ class _Sending:
         self._board = board
         self._attempt = attempt
         self._roster = roster
-        self._seating = seating
+        self._seating = transports
         self._offer = offer
-        self._backend = "nccl" if seating.memory == "cuda" else "gloo"
-        self._receivers = list(seating.receivers)
+        self._backend = "nccl" if transports.memory == "cuda" else "gloo"
+        self._receivers = list(transports.receivers)
         self._buffers = buffers
         self._gpu = gpu
         self._works: list[Work | None] = [None, None]
@@ -253,14 +253,14 @@ class _Sending:
 
     def _open(self) -> None:
         in_group = self._seating.in_group
-        note = SeatingNote(
-            seating=self._seating,
+        note = TransportNote(
+            transports=self._seating,
             handles={name: (self._buffers[0].handle(), self._buffers[1].handle()) for name in self._seating.by_handle},
             gpu=self._gpu,
             backend=self._backend,
             lost=self._roster.lost,
         )
-        self._board.post_seating(self._attempt, note)
+        self._board.post_transports(self._attempt, note)
         if in_group:
             try:
                 self._group = BroadcastGroup(

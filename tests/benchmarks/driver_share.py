@@ -27,7 +27,7 @@ from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.rewards.overlong import NO_PUNISHMENT
 from rollpacker.runtime.rollout.driver import Driver
-from rollpacker.runtime.rollout.interval_log import Diary
+from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
@@ -77,7 +77,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
         straggler_s=60,
         seed=0,
         clock=clock,
-        diary=Diary(clock),
+        interval_log=IntervalLog(clock),
         watchdog=Watchdog(Path("stall.txt"), 600),
         on_event=lambda *_: None,
         on_progress=lambda *_: None,

@@ -64,9 +64,9 @@ def busy_share(interval_s: float = 1.0) -> float:
     return 1 - (idle_later - idle) / max(total_later - total, 1)
 
 
-def wait_for_quiet(patience_s: float) -> float:
+def wait_for_quiet(grace_s: float) -> float:
     """Wait until other work leaves the cores alone, or patience ends; gives the share that it takes."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + grace_s
     while (share := busy_share()) > QUIET and time.monotonic() < deadline:
         time.sleep(1)
     return share
@@ -122,7 +122,7 @@ def sameness(real: Path, modelled: Path) -> str:
     return f"{kinds:.0%} | {same_groups:.1%} | {same_samples(real, modelled):.1%}"
 
 
-def repeat(folder: Path, inputs, number: int, steps: int, patience_s: float) -> dict[str, tuple[Path, Path, float]]:
+def repeat(folder: Path, inputs, number: int, steps: int, grace_s: float) -> dict[str, tuple[Path, Path, float]]:
     """Profile, train and model each system once; gives the runs, and how busy the machine was before each real run."""
     runs: dict[str, tuple[Path, Path, float]] = {}
     for system in SYSTEMS:
@@ -130,9 +130,9 @@ def repeat(folder: Path, inputs, number: int, steps: int, patience_s: float) -> 
         words += [f"run.num_steps={steps}", "run.progress=none", "run.checkpoint_every_steps=0"]
         profile = folder / f"{number}-{system}.parquet"
         real, modelled = folder / f"{number}-{system}-real", folder / f"{number}-{system}-modelled"
-        wait_for_quiet(patience_s)
+        wait_for_quiet(grace_s)
         rollpacker("profile", *words, f"out={profile}")
-        busy = wait_for_quiet(patience_s)
+        busy = wait_for_quiet(grace_s)
         rollpacker("train", *words, f"run.dir={real}")
         source = [f"hardware.profile={profile}", f"workload.lengths={real}", "workload.reward_time_s=0"]
         source += [f"workload.prompt_tokens={PROMPT_TOKENS}"]

@@ -1,7 +1,7 @@
 """The parallelism planner on real vLLM engines whose KV cache is small enough to preempt, against the fixed degree.
 
     python tests/benchmarks/planner.py DIR                       # two engines of degree 1, or one of degree 2
-    python tests/benchmarks/planner.py DIR --sets rebuilt --steps 6
+    python tests/benchmarks/planner.py DIR --switch restart --steps 6
     python tests/benchmarks/planner.py DIR --profile             # measures a profile first, for the planner's guess
 
 On a processor an engine of degree 2 is two processes of vLLM, each with half of the model; its KV cache gains what the
@@ -42,19 +42,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--sets", default="resident", choices=["resident", "rebuilt"])
+    parser.add_argument("--switch", default="sleep", choices=["sleep", "restart"])
     parser.add_argument("--kv-cache-mb", type=int, default=4)
     parser.add_argument("--profile", action="store_true", help="measure a profile first")
     parser.add_argument("--systems", nargs="+", default=["verl", "planner"])
     options = parser.parse_args()
     words = prepare(options.folder, options.kv_cache_mb)
-    degrees = ["engine.degrees=[1,2]", f"engine.sets={options.sets}"]
+    degrees = ["engine.degrees=[1,2]", f"engine.switch={options.switch}"]
     profile = options.folder / "profile.parquet"
     if options.profile:
         rollpacker("profile", *words, *degrees, "system=planner", f"out={profile}", "overwrite=true")
         degrees.append(f"engine.profile={profile}")
     for system in options.systems:
-        run_dir = options.folder / f"{system}-{options.sets}{'-profile' if options.profile else ''}"
+        run_dir = options.folder / f"{system}-{options.switch}{'-profile' if options.profile else ''}"
         own = degrees if system == "planner" else []
         rollpacker("train", *words, *own, f"system={system}", f"run.dir={run_dir}", f"run.num_steps={options.steps}")
         print(run_dir.name)

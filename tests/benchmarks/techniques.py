@@ -90,13 +90,13 @@ def make_workload(folder: Path, name: str) -> Inputs:
     return inputs
 
 
-def measure(inputs: Inputs, run_dir: Path, words: Sequence[str], num_steps: int, patience_s: float) -> Measured:
+def measure(inputs: Inputs, run_dir: Path, words: Sequence[str], num_steps: int, grace_s: float) -> Measured:
     share = run_dir.with_suffix(".busy")
     status = read_status(run_dir)
     if not status or status.state != "finished":
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        share.write_text(str(wait_for_quiet(patience_s)))
+        share.write_text(str(wait_for_quiet(grace_s)))
         command = [sys.executable, "-m", "rollpacker.cli", "train", *words_of(inputs), *words, f"run.dir={run_dir}"]
         command += [f"run.num_steps={num_steps + 1}", "run.checkpoint_every_steps=0", "run.progress=plain"]
         command += ["backend.deadlines.start_s=600"]  # the machine may be busy

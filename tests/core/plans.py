@@ -10,7 +10,7 @@ import random
 
 from rollpacker.core.commands import BeginRound, RoundKind, UseParallelism
 from rollpacker.core.events import RoundMeasured
-from rollpacker.core.first_guess import DegreeCosts
+from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import ParallelismSettings
 from tests.core.player import make_settings

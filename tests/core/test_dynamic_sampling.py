@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.core.commands import Command, DropPrompt, EndRound, EndRun, GiveUp, RoundKind, ScoreResponse
+from rollpacker.core.commands import Command, DropPrompt, EndRound, EndRun, FailRun, RoundKind, ScoreResponse
 from rollpacker.core.events import RewardComputed
 from rollpacker.core.ids import Domain, RequestId
 from rollpacker.core.settings import DynamicSamplingSettings
@@ -125,7 +125,7 @@ def test_a_run_whose_data_has_no_variance_gives_up() -> None:
     player.start(0)
     for key in ("math-0", "math-1"):
         assert len(launched(complete(player, 0, key, 0, 0))) == 1
-    assert complete(player, 0, "math-2", 0, 0)[-1] == GiveUp(
+    assert complete(player, 0, "math-2", 0, 0)[-1] == FailRun(
         round=0, num_prompts_launched=6, num_prompts_dropped=3, num_prompts_needed=4
     )
 

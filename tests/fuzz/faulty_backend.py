@@ -12,7 +12,7 @@ from tests.fuzz.faulty_workers import FaultyEngine, FaultyReward, FaultyTrainer
 
 if TYPE_CHECKING:
     from rollpacker.core.ids import EngineId
-    from rollpacker.protocols.backend import Backend, Surroundings, Workers
+    from rollpacker.protocols.backend import Backend, BackendContext, Workers
     from rollpacker.protocols.engine import Engine
     from tests.fuzz.faulty_workers import WorkerObserver
     from tests.fuzz.injector import FaultInjector
@@ -28,7 +28,7 @@ class FaultyBackend:
         self.is_modelled = backend.is_modelled
 
     @asynccontextmanager
-    async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
+    async def open(self, surroundings: BackendContext) -> AsyncIterator[Workers]:
         async with self._backend.open(surroundings) as workers:
             pumps: dict[str, asyncio.Task[None]] = {}
 
@@ -44,16 +44,16 @@ class FaultyBackend:
             }
             seated = {name: engine for engines in wrapped.values() for name, engine in engines.items()}
 
-            async def replace_engine(seat: EngineId, name: EngineId) -> Engine:
+            async def replace_engine(slot: EngineId, name: EngineId) -> Engine:
                 assert workers.replace_engine is not None
-                old = seated[seat]
+                old = seated[slot]
                 pumps[old.name].cancel()
-                self._injector.restart(seat, old, name)
-                engine = await workers.replace_engine(seat, name)
-                seated[seat] = FaultyEngine(name, seat, engine, self._injector, self._observer)
-                self._injector.put_in_place(old, seated[seat])
-                pump(seated[seat].pump(), name)
-                return seated[seat]
+                self._injector.restart(slot, old, name)
+                engine = await workers.replace_engine(slot, name)
+                seated[slot] = FaultyEngine(name, slot, engine, self._injector, self._observer)
+                self._injector.put_in_place(old, seated[slot])
+                pump(seated[slot].pump(), name)
+                return seated[slot]
 
             reward = FaultyReward(workers.reward, self._injector, self._observer)
             trainer = FaultyTrainer(workers.trainer, self._injector, self._observer)

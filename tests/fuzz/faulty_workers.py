@@ -58,10 +58,10 @@ class FaultyEngine:
     """An engine that crashes, hangs, slows down, and loses, delays and repeats messages."""
 
     def __init__(
-        self, name: EngineId, seat: EngineId, engine: Engine, injector: FaultInjector, observer: WorkerObserver
+        self, name: EngineId, slot: EngineId, engine: Engine, injector: FaultInjector, observer: WorkerObserver
     ) -> None:
         self.name = name
-        self.seat = seat
+        self.slot = slot
         """The name of the first engine in its place."""
         self._engine = engine
         self._injector = injector

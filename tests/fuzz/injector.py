@@ -42,9 +42,9 @@ class FaultInjector:
         """In order, over all attempts."""
         self._fleets: list[list[FaultyEngine]] = []
         self._engines: list[FaultyEngine] = []
-        """Of each seat the last one."""
+        """Of each slot the last one."""
         self._num_restarts: Counter[EngineId] = Counter()
-        """Tried in this attempt, by seat."""
+        """Tried in this attempt, by slot."""
         self._has_begun = False
         """The run's clock runs."""
         self._trainer: FaultyTrainer | None = None
@@ -71,13 +71,13 @@ class FaultInjector:
         self._trainer = trainer
         self._let_due_faults_happen()
 
-    def restart(self, seat: EngineId, old: FaultyEngine, name: EngineId) -> None:
+    def restart(self, slot: EngineId, old: FaultyEngine, name: EngineId) -> None:
         """An engine is to take another one's place.
 
         Raises:
             EngineFailed: That fault was armed.
         """
-        self._num_restarts[seat] += 1
+        self._num_restarts[slot] += 1
         old.crash()
         if self.take(FaultKind.FAILED_START):
             raise EngineFailed(f"{name} did not start.", "", "")
@@ -98,7 +98,7 @@ class FaultInjector:
         is_trainer_lost = self._trainer is not None and self._trainer.is_crashed
         given_up = [
             [
-                engine.is_lost and (not self._has_begun or self._num_restarts[engine.seat] >= max_restarts)
+                engine.is_lost and (not self._has_begun or self._num_restarts[engine.slot] >= max_restarts)
                 for engine in fleet
             ]
             for fleet in self._fleets

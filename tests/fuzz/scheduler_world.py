@@ -25,7 +25,7 @@ from rollpacker.core.commands import (
     EndRound,
     EndRun,
     Evict,
-    GiveUp,
+    FailRun,
     Launch,
     MeasureProgress,
     ScoreResponse,
@@ -268,7 +268,7 @@ class SchedulerWorld:
                 self.inbox.append(self.measured_progress(command))
             case UseParallelism(tensor_parallel=degree):
                 self.change_engines(degree)
-            case EndRound() | EndRun() | GiveUp():
+            case EndRound() | EndRun() | FailRun():
                 self.is_resting = True
             case _:
                 pass

@@ -18,9 +18,9 @@ from rollpacker import pipeline
 from rollpacker.core.errors import (
     DataError,
     DeadlineExceeded,
-    Departed,
     EngineFailed,
     InvariantViolated,
+    Preempted,
     RollpackerError,
     StorageFailed,
     WeightSyncFailed,
@@ -28,8 +28,8 @@ from rollpacker.core.errors import (
 from rollpacker.core.ids import PromptId
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.job.departure import Departure
-from rollpacker.runtime.job.stay import Stay
+from rollpacker.runtime.job.deadline import PreemptionDeadline
+from rollpacker.runtime.job.preemption import Preemption
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -65,7 +65,7 @@ _EXPLAINS: dict[type[RollpackerError], frozenset[FaultKind]] = {
     ),
     WeightSyncFailed: frozenset({FaultKind.TORN_WEIGHTS}),
     StorageFailed: frozenset({FaultKind.FULL_DISK}),
-    Departed: frozenset({FaultKind.PREEMPTION_NOTICE}),
+    Preempted: frozenset({FaultKind.PREEMPTION_NOTICE}),
 }
 """Which faults may end an attempt by which error; `EngineFailed` depends on which workers crashed."""
 
@@ -181,19 +181,19 @@ class _Session:
                 shutil.copytree(config.run.dir, self._before_kill)
                 main.cancel()
 
-        departure = Departure(loop.time)
-        departed: Departed | None = None
+        deadline = PreemptionDeadline(loop.time)
+        preempted: Preempted | None = None
 
         def give_notice(grace_s: float) -> None:
-            departure.ask("a notice came", loop.time() + grace_s)
+            deadline.ask("a notice came", loop.time() + grace_s)
 
         self.checker.begin_attempt()
         self._injector.begin_attempt(kill, give_notice)
         backend = FaultyBackend(ModelledBackend(config), self._injector, self.checker)
         try:
-            await pipeline.train(config, backend, self._watch, Stay(departure))
-        except Departed as error:
-            departed = error
+            await pipeline.train(config, backend, self._watch, Preemption(deadline))
+        except Preempted as error:
+            preempted = error
         except asyncio.CancelledError:
             if not is_killed:
                 raise
@@ -206,8 +206,8 @@ class _Session:
             await asyncio.sleep(0)
         left = [task.get_name() for task in asyncio.all_tasks(loop) if task is not main]
         require(not left, "no task is left when a run has ended")
-        if departed is not None:
-            raise departed
+        if preempted is not None:
+            raise preempted
 
     def _watch(self, scheduler: Scheduler, settings: SchedulerSettings, first_step: int) -> OnEvent:
         check = self.checker.watch(scheduler, settings, first_step)

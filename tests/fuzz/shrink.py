@@ -74,7 +74,7 @@ def _smaller_worlds(world: World) -> Iterator[World]:
         yield replace(world, faults=tuple(world.faults[index] for index in keep))
     simpler = [
         replace(world, planner=False),
-        replace(world, sets="resident"),
+        replace(world, switch="sleep"),
         replace(world, stream=False),
         replace(world, reward="async"),
         replace(world, tensor_parallel=1),

@@ -223,9 +223,9 @@ def test_where_the_data_ends_no_world_drops_prompts_and_streams(tmp_path):
     assert {world.num_epochs for world in both} == {None}
 
 
-@pytest.mark.parametrize("sets", ["resident", "rebuilt"])
-def test_nothing_is_lost_when_an_engine_dies_while_the_engines_change_or_just_after(tmp_path, sets):
-    world = replace(PLANNED, sets=sets, restart_s=1.0)
+@pytest.mark.parametrize("switch", ["sleep", "restart"])
+def test_nothing_is_lost_when_an_engine_dies_while_the_engines_change_or_just_after(tmp_path, switch):
+    world = replace(PLANNED, switch=switch, restart_s=1.0)
     (tmp_path / "calm").mkdir()
     assert outcome_of(tmp_path / "calm", world=world).num_attempts == 1
     events = [json.loads(line) for line in next((tmp_path / "calm" / "run" / "events").iterdir()).open()][1:]

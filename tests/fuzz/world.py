@@ -94,7 +94,7 @@ class World:
     max_active_requests: int | None = None
     solve_rate: float = 0.5
     solve_rate_rho: float = 0.0
-    sets: Literal["resident", "rebuilt"] = "resident"
+    switch: Literal["sleep", "restart"] = "sleep"
     """Where engines of the other degree are; worlds that were saved before there was a choice have them asleep."""
     num_steps: int = MOST_STEPS
     max_launch_factor: float = 1000.0
@@ -152,7 +152,7 @@ def draw_world(seed: int) -> World:
         faults=tuple(_draw_fault(rng) for _ in range(rng.choice((0, 1, 2, 3, 5, 8)))),
         max_restarts=rng.choice((0, 1, 3, 3)),
         restart_s=rng.choice((0.0, 0.01, 0.1, 1.0, 30.0)),
-        sets="rebuilt" if seed % 2 else "resident",
+        switch="restart" if seed % 2 else "sleep",
     )
     return _with_dynamic_sampling(world, rng) if rng.choice((True, False, False)) else world
 
@@ -258,7 +258,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             num_engines=world.num_engines,
             tensor_parallel=world.tensor_parallel,
             max_num_seqs=world.max_num_seqs,
-            sets=world.sets,
+            switch=world.switch,
             max_restarts=world.max_restarts,
             restart_pause_s=world.restart_s / 10,
         ),

@@ -24,7 +24,7 @@ from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import make_model
 from rollpacker.engines.factory import make_engine
-from rollpacker.protocols.backend import Fleet, Surroundings, Workers
+from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.trainers.factory import make_trainer
 from tests.golden.records import record_of
 from tests.runtime.scripted import ScriptedReward
@@ -71,7 +71,7 @@ class BackendHere:
         self._config = config
 
     @asynccontextmanager
-    async def open(self, _: Surroundings) -> AsyncIterator[Workers]:
+    async def open(self, _: BackendContext) -> AsyncIterator[Workers]:
         config = self._config
         tokenizer = PromptTokenizer(config.model.directory, config.data)
         engine = make_engine(EngineId("engine-0"), config)

@@ -1,4 +1,4 @@
-"""Runs as their witnesses describe them, and as they lie on the disk."""
+"""Runs as their stack_sources describe them, and as they lie on the disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.launch.queue import JobState
-from rollpacker.launch.standing import Progress, RunStanding
+from rollpacker.launch.standing import Progress, RunStatusView
 from rollpacker.launch.submissions import Submission
 from rollpacker.runtime.run.status import RunStatus
 
@@ -42,5 +42,5 @@ def progress(num_steps: int, reward: float) -> Progress:
     return Progress(num_steps=num_steps, reward_mean=reward, elapsed_s=31.0 * num_steps)
 
 
-def a_run(name: str = "0-verl", **fields: Any) -> RunStanding:
-    return RunStanding(run_dir=Path("runs/e2e") / name, **fields)
+def a_run(name: str = "0-verl", **fields: Any) -> RunStatusView:
+    return RunStatusView(run_dir=Path("runs/e2e") / name, **fields)

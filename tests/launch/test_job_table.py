@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from rollpacker.launch.job_table import duration, job_table, run_names
-from rollpacker.launch.standing import RunStanding
+from rollpacker.launch.standing import RunStatusView
 from rollpacker.terminal import Terminal
 from tests.launch.runs import NOW, a_job, a_run, a_status, a_submission, progress
 
 GOLDEN = Path(__file__).parent / "golden" / "job_table.txt"
 
 
-def _sweep() -> list[RunStanding]:
+def _sweep() -> list[RunStatusView]:
     crash = "engine-3 died (exit code -9): torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.31 GiB"
     return [
         a_run(
@@ -36,7 +36,7 @@ def _sweep() -> list[RunStanding]:
             "2-rollpacker",
             submission=a_submission("4711_2"),
             job=a_job("PENDING", reason="BeginTime", num_restarts=1),
-            status=a_status("departed", steps=77, reason="preempted"),
+            status=a_status("preempted", steps=77, reason="preempted"),
             progress=progress(77, 0.45),
         ),
         *(
@@ -70,7 +70,7 @@ def _sweep() -> list[RunStanding]:
     ]
 
 
-def _drawn(standings: list[RunStanding], width: int, complaint: str = "") -> str:
+def _drawn(standings: list[RunStatusView], width: int, complaint: str = "") -> str:
     console = Terminal(width=width)
     with console.capture() as capture:
         console.print(job_table(standings, now=NOW, complaint=complaint))
@@ -126,7 +126,7 @@ def test_times_of_modelled_runs_are_marked() -> None:
     assert "3:26:40 modelled" in _drawn([a_run("x", status=a_status("finished"), progress=modelled)], 80)
 
 
-@pytest.mark.parametrize("state", ["interrupted", "departed"])
+@pytest.mark.parametrize("state", ["interrupted", "preempted"])
 def test_a_run_that_was_broken_off_says_how_to_go_on(state: str) -> None:
     text = _drawn([a_run("x", status=a_status(state))], 120)
     assert f"{state} runs/e2e/x\n  The same command with the same run.dir and run.resume=auto goes on" in text

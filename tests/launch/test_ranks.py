@@ -43,12 +43,12 @@ def test_in_a_job_the_first_rank_resumes_by_itself_and_releases_the_others_when_
     in_step(0)
     judged = []
 
-    def judge(config):
+    def validate(config):
         judged.append(config.run.resume)
         refuse(config)
 
     with pytest.raises(ConfigError, match="No"):
-        ranks.train(real_run(tmp_path, "run.resume=never"), judge)
+        ranks.train(real_run(tmp_path, "run.resume=never"), validate)
     assert judged == ["auto"]
     assert Rendezvous(tmp_path / "run" / "jobs" / "7.0.0").is_finished
 
@@ -85,11 +85,11 @@ def test_outside_a_job_nothing_of_it_is_assumed(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     judged = []
 
-    def judge(config):
+    def validate(config):
         judged.append(config.run.resume)
         refuse(config)
 
     with pytest.raises(ConfigError):
-        ranks.train(real_run(tmp_path, "run.resume=never"), judge)
+        ranks.train(real_run(tmp_path, "run.resume=never"), validate)
     assert judged == ["never"]
     assert list(tmp_path.iterdir()) == []

@@ -11,17 +11,17 @@ from tests.launch.runs import BEGAN_AT, NOW, a_job, a_run, a_status, a_submissio
     ("job", "status", "word"),
     [
         (a_job("PENDING"), None, "waiting"),
-        (a_job("PENDING", num_restarts=1), a_status("departed"), "requeued"),
+        (a_job("PENDING", num_restarts=1), a_status("preempted"), "requeued"),
         (a_job("REQUEUED", num_restarts=1), a_status("running"), "requeued"),
         (a_job("RUNNING"), None, "starting"),
-        (a_job("RUNNING", num_restarts=1), a_status("departed", updated_at=BEGAN_AT - 60), "starting"),
+        (a_job("RUNNING", num_restarts=1), a_status("preempted", updated_at=BEGAN_AT - 60), "starting"),
         (a_job("RUNNING"), a_status("running"), "running"),
         (a_job("RUNNING"), a_status("finished"), "ending"),
         (a_job("COMPLETING"), a_status("running"), "ending"),
         (a_job("COMPLETED"), a_status("finished"), "finished"),
         (a_job("COMPLETED"), None, "finished"),
         (a_job("FAILED", exit_code=1), a_status("failed"), "failed"),
-        (a_job("FAILED", exit_code=75), a_status("departed"), "departed"),
+        (a_job("FAILED", exit_code=75), a_status("preempted"), "preempted"),
         (a_job("FAILED", exit_code=1), None, "failed"),
         (a_job("FAILED", exit_code=1), a_status("running", updated_at=BEGAN_AT - 60), "failed"),
         (a_job("OUT_OF_MEMORY"), a_status("running"), "died"),
@@ -92,7 +92,7 @@ def test_a_run_that_failed_says_why_itself_and_only_else_its_logs_are_believed()
 
 
 def test_a_cancelled_run_was_cancelled_whatever_it_thinks_of_the_signal() -> None:
-    told_to_leave = a_status("departed", reason="SIGTERM came, with 15 s to leave.")
+    told_to_leave = a_status("preempted", reason="SIGTERM came, with 15 s to leave.")
 
     assert a_run(job=a_job("CANCELLED"), status=told_to_leave).reason == "somebody ended its job (CANCELLED)"
 

@@ -21,7 +21,7 @@ from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.protocols.weights import Weights
 from rollpacker.rewards.overlong import NO_PUNISHMENT
 from rollpacker.runtime.rollout.driver import Driver
-from rollpacker.runtime.rollout.interval_log import Diary
+from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.transfer.snapshots import SnapshotSync
@@ -92,7 +92,7 @@ async def driving(
         straggler_s=straggler_s,
         seed=7,
         clock=clock,
-        diary=Diary(clock),
+        interval_log=IntervalLog(clock),
         watchdog=Watchdog(tmp_path / "stall.txt", 60),
         on_event=lambda *_: None,
         on_progress=lambda *_: None,

@@ -10,9 +10,9 @@ from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import CheckpointError, ConfigError
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.run.preflight import judge
+from rollpacker.runtime.run.preflight import validate
 from rollpacker.runtime.run.run_folder import FREE_KEYS, find_resumable
-from rollpacker.sim.prospect import ModelledProspect
+from rollpacker.sim.run_facts import ModelledRunFacts
 from rollpacker.sim.trainer import STATE_FILE
 from tests.cli.inputs import tree_of
 from tests.sim.test_determinism import SMALL, parquet_of
@@ -83,7 +83,7 @@ def test_without_a_whole_checkpoint_a_run_is_refused_before_anything_changes_and
     halve(step_folder(run_dir, 3) / "meta.json")
     before = tree_of(run_dir)
     with pytest.raises(CheckpointError) as refused:
-        judge(config_of(run_dir), ModelledProspect)
+        validate(config_of(run_dir), ModelledRunFacts)
     assert tree_of(run_dir) == before
     message = str(refused.value)
     assert "step-000003: meta.json is damaged" in message
@@ -113,7 +113,7 @@ def test_a_lost_run_file_is_made_again_from_a_checkpoint(run_dir, damage):
     before = json.loads(file.read_text())
     damage(file)
     with pytest.raises(ConfigError, match="already holds this run"):
-        judge(config_of(run_dir, "run.resume=never"), ModelledProspect)
+        validate(config_of(run_dir, "run.resume=never"), ModelledRunFacts)
     pipeline.run(config_of(run_dir, "run.num_steps=4"))
     assert json.loads(file.read_text()) == before
     assert len(read_table(run_dir, "steps")) == 4
@@ -126,7 +126,7 @@ def test_steps_whose_run_is_not_known_are_not_trained_over(run_dir, damage):
     before = tree_of(run_dir)
     for resume in ("auto", "never"):
         with pytest.raises(CheckpointError, match=r"no whole checkpoint says which run this is"):
-            judge(config_of(run_dir, f"run.resume={resume}"), ModelledProspect)
+            validate(config_of(run_dir, f"run.resume={resume}"), ModelledRunFacts)
     assert tree_of(run_dir) == before
 
 
@@ -138,7 +138,7 @@ def test_a_folder_in_which_nothing_was_trained_is_free_for_any_configuration(tmp
         with pytest.raises(ValueError, match="the model cannot be loaded"):
             pipeline.run(config_of(run_dir))
     config = config_of(run_dir, f"run.resume={resume}", *words)
-    judge(config, ModelledProspect)
+    validate(config, ModelledRunFacts)
     pipeline.run(config)
     assert len(read_table(run_dir, "steps")) == 3
 
@@ -159,7 +159,7 @@ async def fail(_self):
 )
 def test_a_changed_key_is_named_with_both_values(run_dir, words, told):
     with pytest.raises(CheckpointError) as refused:
-        judge(config_of(run_dir, *words), ModelledProspect)
+        validate(config_of(run_dir, *words), ModelledRunFacts)
     for line in told:
         assert f"  {line}" in refused.value.problem
     assert refused.value.allowed == FREE_KEYS
@@ -176,7 +176,7 @@ def test_many_changed_keys_are_counted(run_dir):
     ]
     words += ["trainer.weight_decay=0.5", "data.shuffle=false", "rollout.num_responses=4"]
     with pytest.raises(CheckpointError, match=r"and \d+ keys more"):
-        judge(config_of(run_dir, *words), ModelledProspect)
+        validate(config_of(run_dir, *words), ModelledRunFacts)
 
 
 def test_a_run_whose_configuration_is_not_on_record_is_refused_all_the_same(run_dir):
@@ -186,7 +186,7 @@ def test_a_run_whose_configuration_is_not_on_record_is_refused_all_the_same(run_
         else:
             (run_dir / "config.yaml").write_text(content)
         with pytest.raises(CheckpointError, match=r"its config\.yaml cannot be compared"):
-            judge(config_of(run_dir, "run.seed=8"), ModelledProspect)
+            validate(config_of(run_dir, "run.seed=8"), ModelledRunFacts)
 
 
 def test_tables_that_cannot_be_read_are_told_and_kept_and_the_run_goes_on(run_dir, capsys):

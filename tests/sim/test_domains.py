@@ -3,12 +3,12 @@
 import pytest
 
 from rollpacker import pipeline
-from rollpacker.cli.prospects import prospect_of
+from rollpacker.cli.run_facts import run_facts_of
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import DataError
 from rollpacker.metrics.schemas import DOMAINS
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.run.preflight import judge
+from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.workload import Workload
 
 WORDS = [
@@ -23,7 +23,7 @@ WORDS = [
 def frames(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("mix") / "run"
     config = compose([*WORDS, f"run.dir={run_dir}"])
-    judge(config, prospect_of)
+    validate(config, run_facts_of)
     pipeline.run(config)
     return {table: read_frame(run_dir, table) for table in ("steps", "domains", "responses")}
 

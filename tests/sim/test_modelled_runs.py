@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from rollpacker import pipeline
-from rollpacker.cli.prospects import prospect_of
+from rollpacker.cli.run_facts import run_facts_of
 from rollpacker.config.compose import compose
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
-from rollpacker.runtime.run.preflight import judge
+from rollpacker.runtime.run.preflight import validate
 
 SMALL = [
     "backend=sim",
@@ -34,7 +34,7 @@ SMALL = [
 
 def train(run_dir: Path, *words: str) -> Path:
     config = compose([*SMALL, f"run.dir={run_dir}", *words])
-    judge(config, prospect_of)
+    validate(config, run_facts_of)
     pipeline.run(config)
     return run_dir
 
@@ -176,7 +176,7 @@ def test_a_rollout_that_stalls_ends_at_its_deadline_in_virtual_time(tmp_path):
 )
 def test_a_run_that_cannot_be_modelled_is_refused_before_it_starts(tmp_path, words, message):
     with pytest.raises(UserError, match=message) as caught:
-        judge(compose([*SMALL, f"run.dir={tmp_path / 'run'}", *words]), prospect_of)
+        validate(compose([*SMALL, f"run.dir={tmp_path / 'run'}", *words]), run_facts_of)
     assert caught.value.remedy or "mistakes" in caught.value.problem
     assert not (tmp_path / "run").exists()
 

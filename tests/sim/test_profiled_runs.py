@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rollpacker import pipeline
-from rollpacker.cli.prospects import prospect_of
+from rollpacker.cli.run_facts import run_facts_of
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import PromptId, RequestId
@@ -19,7 +19,7 @@ from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest, Prompt
-from rollpacker.runtime.run.preflight import judge
+from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.profile import CallCosts, ProfiledCluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
@@ -76,7 +76,7 @@ def words(inputs, *more):
 
 def train(inputs, run_dir, *more):
     config = compose(words(inputs, f"run.dir={run_dir}", *more))
-    judge(config, prospect_of)
+    validate(config, run_facts_of)
     pipeline.run(config)
     return run_dir
 
@@ -148,11 +148,11 @@ def test_a_recorded_runs_rewards_come_again_whatever_the_solve_rate(inputs, tmp_
 
 def test_a_profile_of_another_model_or_a_file_that_is_none_is_refused_before_anything_starts(inputs, tmp_path):
     with pytest.raises(ConfigError, match="is of another model"):
-        judge(compose(words(inputs, "model.dtype=float32", f"run.dir={tmp_path / 'run'}")), prospect_of)
+        validate(compose(words(inputs, "model.dtype=float32", f"run.dir={tmp_path / 'run'}")), run_facts_of)
     with pytest.raises(DataError, match="cannot be read as a profile"):
-        judge(
+        validate(
             compose(words(inputs, f"hardware.profile={tmp_path}/no.parquet", f"run.dir={tmp_path / 'run'}")),
-            prospect_of,
+            run_facts_of,
         )
     assert not (tmp_path / "run").exists()
 

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from rollpacker import pipeline
-from rollpacker.cli.prospects import prospect_of
+from rollpacker.cli.run_facts import run_facts_of
 from rollpacker.config.compose import compose
 from rollpacker.metrics.tables import read_frame
-from rollpacker.runtime.run.preflight import judge
+from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.workload import Workload
 
 SMALL = [
@@ -29,7 +29,7 @@ SMALL = [
 
 def train(run_dir: Path, *words: str) -> Path:
     config = compose([*SMALL, f"run.dir={run_dir}", *words])
-    judge(config, prospect_of)
+    validate(config, run_facts_of)
     pipeline.run(config)
     return run_dir
 

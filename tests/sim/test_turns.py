@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sim.test_departures import config_of
 
 from rollpacker import pipeline
-from rollpacker.core.errors import Departed
+from rollpacker.core.errors import Preempted
 from rollpacker.core.ids import EngineId
 from rollpacker.metrics.tables import read_table
 from rollpacker.protocols.backend import Fleet
-from rollpacker.runtime.job.departure import CLOSING_S, Departure
-from rollpacker.runtime.job.stay import Stay
+from rollpacker.runtime.job.deadline import CLOSING_S, PreemptionDeadline
+from rollpacker.runtime.job.preemption import Preemption
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
-from tests.sim.test_departures import config_of
 
 
 @dataclass
@@ -156,7 +156,7 @@ class TurnsBackend(ModelledBackend):
                 workers,
                 fleets={degree: Fleet(engines=engines, gpus=fleet.gpus)},
                 trainer=TrainerOnGround(workers.trainer, ground),
-                turn_takers=ground.engines,
+                colocated_engines=ground.engines,
             )
 
 
@@ -170,16 +170,16 @@ def attempt(config, num_sharing: int, *, asked_after_s: float | None = None, rem
 
     async def train():
         loop = asyncio.get_running_loop()
-        departure = Departure(loop.time)
+        deadline = PreemptionDeadline(loop.time)
         watched = iter([True])
 
         def ask_later(*_):
             if asked_after_s is not None and next(watched, False):
-                loop.call_later(asked_after_s, departure.ask, "asked", loop.time() + asked_after_s + remaining_s)
+                loop.call_later(asked_after_s, deadline.ask, "asked", loop.time() + asked_after_s + remaining_s)
 
-        await pipeline.train(config, backend, lambda *_: ask_later, Stay(departure))
+        await pipeline.train(config, backend, lambda *_: ask_later, Preemption(deadline))
 
-    with suppress(Departed):
+    with suppress(Preempted):
         run_in_virtual_time(train())
     return backend
 

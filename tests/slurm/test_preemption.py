@@ -58,11 +58,11 @@ def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unb
     run.wait_for_steps(3)
     engines = run.freeze_engines()
     take_all_nodes(cluster)
-    engines.wait_until(run, lambda: run.status().state == "departed")
+    engines.wait_until(run, lambda: run.status().state == "preempted")
     assert run.status().finished_steps >= 3
     assert "SIGURG came, with 15 s to leave" in run.status().reason
     attempt = json.loads((run.run_dir / "jobs" / f"{run.job_id}.json").read_text())[0]
-    assert attempt["broken_off_step_s"] > 0
+    assert attempt["interrupted_step_s"] > 0
     assert_went_on_as_if_nothing_had_been(run)
     assert_ended_as(run, unbroken)
     assert not cluster.processes_on("node1")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rollpacker.metrics.event_log import attempt_paths
-from rollpacker.runtime.job.departure import Departure
+from rollpacker.runtime.job.deadline import PreemptionDeadline
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.startup import STARTUP_FILE
 from slurm.mini_cluster import MiniCluster
@@ -25,7 +25,7 @@ def endless(inputs, *overrides):
 def with_limit(inputs, unbroken, *overrides):
     """The fewest minutes with room to start, to begin a step, and for what is kept back for a first checkpoint."""
     startup = json.loads((unbroken.run_dir / "logs" / "attempt-000" / STARTUP_FILE).read_text())
-    reserve_s = Departure(clock=time.time).reserve_s
+    reserve_s = PreemptionDeadline(clock=time.time).reserve_s
     limit_min = math.ceil((3 * startup["total_s"] + 20 + reserve_s) / 60)
     limit = ["cluster.num_nodes=1", f"cluster.time_limit_min={limit_min}", "cluster.signal_lead_s=1"]
     return endless(inputs, *limit, *overrides)
@@ -55,7 +55,7 @@ def test_at_its_time_limit_a_run_leaves_and_goes_on_unless_no_step_fits_and_scan
     frozen = futile.freeze_engines()  # in its first step, which is longer than the limit now
     run.wait_for_steps(1)
     engines = run.freeze_engines()
-    engines.wait_until(run, lambda: frozen.keep() and run.status().state == "departed")
+    engines.wait_until(run, lambda: frozen.keep() and run.status().state == "preempted")
     assert "the time limit" in run.status().reason
 
     frozen.wait_until(futile, lambda: futile.state() in ENDED)

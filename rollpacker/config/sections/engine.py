@@ -46,10 +46,10 @@ class EngineSection(Section):
     """Degrees of tensor parallelism that `system.planner` may choose among, tensor_parallel being one of them and each
     twice the one before: [1, 2, 4]. There is a set of engines for each, on the same GPUs. Empty leaves a real run at
     tensor_parallel, and gives a modelled one every degree that fits."""
-    sets: Annotated[Literal["resident", "rebuilt"], OnlyWith("engine.degrees")] = "resident"
-    """Where the engines of the other degrees are. `resident`: they run asleep, and a change takes about as long as
+    switch: Annotated[Literal["sleep", "restart"], OnlyWith("engine.degrees")] = "sleep"
+    """Where the engines of the other degrees are. `sleep`: their processes stay, and a change takes about as long as
     sleeping and waking; each keeps a process and a CUDA context of 1 to 2 GB on every GPU, which `vllm.memory_share`
-    has to leave free. `rebuilt`: their processes end, and start anew at every change, which takes as long as a
+    has to leave free. `restart`: their processes end and start again at every change, which takes as long as a
     start."""
     profile: Annotated[Path | None, OnlyWith("system.planner")] = None
     """A Parquet file that `rollpacker profile` wrote, with all `degrees`: the planner's first guess. null: it goes by

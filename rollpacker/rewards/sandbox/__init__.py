@@ -1,7 +1,7 @@
 """The code sandbox: programs of responses against test cases, where nothing that a program does can make it right.
 
     worker ──socket──> keeper ──pipes──> bwrap ──> runner ──fork──> the program with one test case
-    (asyncio, in the   (one per seat,    (private pid, ipc, uts, net, user and mount namespaces; one per response)
+    (asyncio, in the   (one per slot,    (private pid, ipc, uts, net, user and mount namespaces; one per response)
     reward's actor)    outside, trusted)
 
 Invariant: what is inside is not trusted with anything. It is given a program and inputs, and answers with plain data;

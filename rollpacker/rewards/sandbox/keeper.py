@@ -1,4 +1,4 @@
-"""The keeper: the program beside each seat of the pool that runs responses in sandboxes, one after the other.
+"""The keeper: the program beside each slot of the pool that runs responses in sandboxes, one after the other.
 
 It is outside, and all that is trusted: it sends inputs in, takes answers out, has them compared with what was expected
 (`comparing`), keeps the time of each case by the program's own clock (`meter`), and kills the sandbox at the first case
@@ -33,7 +33,7 @@ from typing import Any
 from rollpacker.core.errors import WorldError
 from rollpacker.rewards.processes import exit_when_parent_dies
 from rollpacker.rewards.sandbox import comparing, remote
-from rollpacker.rewards.sandbox.enclosure import Bounds, Enclosure
+from rollpacker.rewards.sandbox.bubblewrap import Bounds, BubblewrapLauncher
 from rollpacker.rewards.sandbox.meter import Meter
 from rollpacker.rewards.sandbox.talk import Failed, Talk, exit_code
 
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     channel = _Channel(requests)
     try:
-        enclosure = Enclosure(bounds)
+        enclosure = BubblewrapLauncher(bounds)
         exit_when_parent_dies(parent_pid)  # after a change of user, which would undo it
         judge = _Judge(enclosure, channel)
         judge.try_out()
@@ -152,7 +152,7 @@ class _Channel:
 class _Judge:
     """Judges one program at a time."""
 
-    def __init__(self, enclosure: Enclosure, channel: _Channel) -> None:
+    def __init__(self, enclosure: BubblewrapLauncher, channel: _Channel) -> None:
         self._enclosure = enclosure
         self._bounds = enclosure.bounds
         self._channel = channel

@@ -13,7 +13,7 @@ import select
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollpacker.rewards.sandbox.enclosure import Enclosure
+    from rollpacker.rewards.sandbox.bubblewrap import BubblewrapLauncher
 
 _HEAD_BYTES = 5
 """A letter and a length."""
@@ -31,7 +31,7 @@ class Failed(Exception):
 class Talk:
     """The talk with one runner."""
 
-    def __init__(self, enclosure: Enclosure, job: dict[str, Any]) -> None:
+    def __init__(self, enclosure: BubblewrapLauncher, job: dict[str, Any]) -> None:
         bounds = enclosure.bounds
         self.output = bytearray()
         """What the case's process wrote."""

@@ -1,7 +1,7 @@
 """The reward worker of the sandbox: a pool of keepers, one program at a time each.
 
 Invariant: each request comes back from `collect` exactly once, unless it was forgotten. A forgotten program is
-killed, and its verdict dropped. Only the texts of responses wait in the queue; test cases are read when a seat is
+killed, and its verdict dropped. Only the texts of responses wait in the queue; test cases are read when a slot is
 free for them, so the pool's memory does not grow with its work.
 """
 
@@ -53,7 +53,7 @@ class SandboxRewardWorker:
         self._keepers = [KeptProcess(_KEEPER, [section.bounds_json()]) for _ in range(pool_size(section))]
         self._queue: asyncio.Queue[ScoringRequest] = asyncio.Queue()
         self._outbox = Outbox()
-        self._seats: list[asyncio.Task[None]] = []
+        self._slots: list[asyncio.Task[None]] = []
         self._busy: set[KeptProcess] = set()
         self._num_forgotten = 0
         """Times that everything was; a verdict from before is dropped."""
@@ -68,8 +68,8 @@ class SandboxRewardWorker:
         self._outbox.refuse_when_closed()
         for request in requests:
             self._queue.put_nowait(request)
-        if not self._seats:
-            self._seats = [asyncio.create_task(self._serve(keeper)) for keeper in self._keepers]
+        if not self._slots:
+            self._slots = [asyncio.create_task(self._serve(keeper)) for keeper in self._keepers]
 
     async def forget(self) -> None:
         """Empty the queue, and kill what runs."""
@@ -91,9 +91,9 @@ class SandboxRewardWorker:
     async def close(self) -> None:
         """End every keeper and its sandbox; requests still in the queue get no verdict, a pending `collect` returns."""
         self._outbox.close()
-        for seat in self._seats:
-            seat.cancel()
-        await asyncio.gather(*self._seats, return_exceptions=True)
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
         for keeper in self._keepers:
             keeper.disconnect()
         for keeper in self._keepers:
@@ -131,13 +131,13 @@ class SandboxRewardWorker:
             "limits_s": limits_s,
         }
         line = await asyncio.to_thread(json.dumps, question)
-        patience_s = _WALL_GRACE_S + _WALL_FACTOR * math.fsum(
+        grace_s = _WALL_GRACE_S + _WALL_FACTOR * math.fsum(
             limits_s[min(index, len(limits_s) - 1)] for index in range(len(cases))
         )
         for _ in range(_MAX_ATTEMPTS):
             self._busy.add(keeper)
             try:
-                answer = await keeper.ask(line, patience_s)
+                answer = await keeper.ask(line, grace_s)
             except ProcessDied:
                 continue
             finally:

@@ -15,7 +15,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import Departed, RollpackerError, WorldError
+from rollpacker.core.errors import Preempted, RollpackerError, WorldError
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import read_bytes
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rollpacker.config.sections.cluster import ClusterSection
     from rollpacker.runtime.job.allocation import Allocation
-    from rollpacker.runtime.job.departure import Departure
+    from rollpacker.runtime.job.deadline import PreemptionDeadline
 
 JOBS_FOLDER = "jobs"
 """Below the run directory."""
@@ -45,7 +45,7 @@ class Attempt:
     longest_step_s: float = 0.0
     """Of the last ones that it finished."""
     checkpoint_s: float | None = None
-    broken_off_step_s: float = 0.0
+    interrupted_step_s: float = 0.0
     """How long the step had run that it had to break off."""
 
 
@@ -60,7 +60,7 @@ class JobAttempts:
         self._earlier = [attempt for attempt in _read(self._file) if attempt.restart_count < allocation.restart_count]
         self._current: Attempt | None = None
 
-    def begin(self, number: int, first_step: int, departure: Departure, now: float) -> None:
+    def begin(self, number: int, first_step: int, deadline: PreemptionDeadline, now: float) -> None:
         """Enter this attempt; raises `WorldError` when too many before it came to nothing."""
         num_futile = self._num_futile(first_step)
         if num_futile >= self._cluster.max_attempts_without_progress:
@@ -72,35 +72,35 @@ class JobAttempts:
                 "run again: it goes on from there.",
             )
         if self._earlier:
-            departure.expect(self._earlier[-1].longest_step_s, self._earlier[-1].checkpoint_s)
+            deadline.expect(self._earlier[-1].longest_step_s, self._earlier[-1].checkpoint_s)
         self._write(
             Attempt(restart_count=self._allocation.restart_count, number=number, first_step=first_step, began_at=now)
         )
 
-    def leave(self, finished_steps: int, num_steps: int, departure: Departure, now: float) -> RollpackerError:
+    def leave(self, finished_steps: int, num_steps: int, deadline: PreemptionDeadline, now: float) -> RollpackerError:
         """Ask for another turn if that may help, and give the error that this attempt ends by."""
         assert self._current is not None
         self._write(
             replace(
                 self._current,
-                longest_step_s=departure.longest_step_s,
-                checkpoint_s=departure.checkpoint_s,
-                broken_off_step_s=departure.broken_off_step_s,
+                longest_step_s=deadline.longest_step_s,
+                checkpoint_s=deadline.checkpoint_s,
+                interrupted_step_s=deadline.interrupted_step_s,
             )
         )
-        where = f"The run left after step {finished_steps} of {num_steps}: {departure.reason}."
+        where = f"The run left after step {finished_steps} of {num_steps}: {deadline.reason}."
         if not self._cluster.requeue or self._allocation.requeue_file is None:
             why = "cluster.requeue=false" if not self._cluster.requeue else "no batch script of RollPacker waits for it"
-            return Departed(
+            return Preempted(
                 where, f"The job is not requeued: {why}.", "Submit the run again: it goes on from its checkpoint."
             )
         num_futile = self._num_futile(finished_steps) + 1
         is_futile = finished_steps == self._current.first_step
         if is_futile and num_futile >= self._cluster.max_attempts_without_progress:
-            return self._no_progress(where, num_futile, departure.reserve_s, now)
+            return self._no_progress(where, num_futile, deadline.reserve_s, now)
         with storage_errors(self._allocation.requeue_file):
             self._allocation.requeue_file.touch()
-        return Departed(
+        return Preempted(
             where,
             "The batch script sends the job back into the queue, unless somebody cancelled it.",
             "It goes on by itself; there is nothing to do.",
@@ -119,13 +119,13 @@ class JobAttempts:
         """Say which time was too short for what."""
         assert self._current is not None
         attempts = [*self._earlier, self._current]
-        step_s = max(max(attempt.longest_step_s, attempt.broken_off_step_s) for attempt in attempts)
+        step_s = max(max(attempt.longest_step_s, attempt.interrupted_step_s) for attempt in attempts)
         times = f"the longest step seen took or had run {step_s:.0f} s"
         end_time = self._allocation.end_time
         remedies = ["make steps shorter (rollout.num_prompts, rollout.max_response_tokens)"]
         if end_time is not None:
             began_at = self._current.began_at
-            starting_s = max(0.0, now - began_at - self._current.broken_off_step_s)
+            starting_s = max(0.0, now - began_at - self._current.interrupted_step_s)
             needed_min = math.ceil((starting_s + 2 * step_s + reserve_s) / 60) + 1
             times = (
                 f"the time limit left {end_time - began_at:.0f} s to an attempt, {reserve_s:.0f} s of them for its "

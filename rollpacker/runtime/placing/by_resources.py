@@ -34,7 +34,7 @@ def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
     ranks = [actor for actor in actors if actor.role == "trainer"]
     judges = [actor for actor in actors if actor.role == "judge"]
     nodes = [_Room(size) for _ in range(size.num_nodes)]
-    seats: dict[str, tuple[int, tuple[int, ...]]] = {}
+    slots: dict[str, tuple[int, tuple[int, ...]]] = {}
     first_group, *other_groups = _groups(ranks, config.trainer.tensor_parallel)
     for group, candidates in (
         (first_group, nodes[:1]),
@@ -44,13 +44,13 @@ def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
         index = next((index for index, node in enumerate(candidates) if node.has_room(group)), None)
         if index is None:
             raise _no_room(config, group[0], size)
-        seats |= {actor.name: (index, nodes[index].take(actor.resources)) for actor in group}
+        slots |= {actor.name: (index, nodes[index].take(actor.resources)) for actor in group}
     for judge in judges:
         with_room = [index for index, node in enumerate(nodes) if node.has_room([judge])]
         if not with_room:
             raise _no_room(config, judge, size)
         index = max(with_room, key=lambda index: (nodes[index].free_gpus, nodes[index].free_cpus))
-        seats[judge.name] = (index, nodes[index].take(judge.resources))
+        slots[judge.name] = (index, nodes[index].take(judge.resources))
     engine_seats: list[tuple[int, tuple[int, ...]]] = []
     num_engines_on = [0] * size.num_nodes
     for engine in engines:
@@ -63,8 +63,8 @@ def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
         )
         num_engines_on[chosen] += 1
         engine_seats.append((chosen, nodes[chosen].take(engine.resources)))
-    seats |= {engine.name: seat for engine, seat in zip(engines, sorted(engine_seats), strict=True)}
-    return [placed_at(config, actor, *seats[actor.name]) for actor in actors]
+    slots |= {engine.name: slot for engine, slot in zip(engines, sorted(engine_seats), strict=True)}
+    return [placed_at(config, actor, *slots[actor.name]) for actor in actors]
 
 
 def _groups(ranks: Sequence[PlannedActor], tensor_parallel: int) -> Iterator[Sequence[PlannedActor]]:

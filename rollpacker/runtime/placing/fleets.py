@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError, ModelError
-from rollpacker.core.first_guess import DegreeCosts
+from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.data.shapes import transformer_of
 
 if TYPE_CHECKING:

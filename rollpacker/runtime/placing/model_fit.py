@@ -22,7 +22,7 @@ from rollpacker.runtime.placing.actors import ClusterSize, Role
 from rollpacker.runtime.placing.fleets import config_of, degrees_of
 from rollpacker.runtime.placing.host import gpu_memory_by_name
 from rollpacker.runtime.placing.planning import placed_actors
-from rollpacker.runtime.placing.topology import shared_by_judges, turn_takers
+from rollpacker.runtime.placing.topology import colocated_engines, shared_by_judges
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -94,7 +94,7 @@ class ModelFit:
     """None where nobody knows."""
 
 
-def judge_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | None:
+def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | None:
     """Estimate what a real run takes of its GPUs; None for a model whose sizes its config.json does not give.
 
     Args:
@@ -140,7 +140,7 @@ def _taken_by_judges(config: RunConfig, size: ClusterSize | None) -> dict[Role, 
     placed = placed_actors(config, size) if size and config.placement.judge else []
     sharing = shared_by_judges(placed)
     roles = {actor.role for actor in placed if actor.name in sharing}
-    if turn_takers(config, placed, "judge") and not config.system.stream:  # a stream learns while they judge
+    if colocated_engines(config, placed, "judge") and not config.system.stream:  # a stream learns while they judge
         roles.discard("trainer")
     return {role: config.reward.judge.memory_share if role in roles else 0.0 for role in ("engine", "trainer")}
 

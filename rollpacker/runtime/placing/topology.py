@@ -13,7 +13,7 @@ from rollpacker.runtime.placing.actors import (
 )
 
 
-def turn_takers(
+def colocated_engines(
     config: RunConfig, placed: Sequence[PlacedActor], role: Literal["engine", "judge"] = "engine"
 ) -> tuple[str, ...]:
     """Engines that share GPUs with the trainer, so that one sleeps while the other works; or judges beside them.
@@ -31,7 +31,7 @@ def turn_takers(
 
 def trainer_parts(config: RunConfig, placed: Sequence[PlacedActor], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:
     """The run's GPUs of each part of the trainer that can work alone; none where it shares no GPU with engines."""
-    if not turn_takers(config, placed):
+    if not colocated_engines(config, placed):
         return ()
     return _gpus_by(config.trainer.part_of, placed, gpus_per_node)
 

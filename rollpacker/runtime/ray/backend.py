@@ -14,7 +14,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.data.fitting import FittingPrompts, fit_prompts
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
-from rollpacker.protocols.backend import Fleet, Surroundings, Workers
+from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 from rollpacker.runtime.placing.planning import cluster_size
@@ -37,7 +37,7 @@ class RayBackend:
         self._allocation = allocation
 
     @asynccontextmanager
-    async def open(self, surroundings: Surroundings) -> AsyncIterator[Workers]:
+    async def open(self, surroundings: BackendContext) -> AsyncIterator[Workers]:
         """Start Ray while the prompts are read, then the actors."""
         config, deadlines = self._config, self._config.backend.deadlines
         reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
@@ -53,7 +53,7 @@ class RayBackend:
                 prompts=fitting.prompts,
                 fleets={
                     degree: Fleet(
-                        engines=(engines := actors.seats.engines(degree)),
+                        engines=(engines := actors.slots.engines(degree)),
                         gpus={name: actors.gpus[name] for name in engines},
                         costs=costs.get(degree),
                     )
@@ -63,14 +63,14 @@ class RayBackend:
                 weight_sync=make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.ranks[0].has_gpu),
                 reward=actors.reward,
                 trainer_parts=actors.trainer_parts,
-                turn_takers=frozenset(actors.turn_takers),
+                colocated_engines=frozenset(actors.colocated_engines),
                 judges=actors.judges,
-                replace_engine=actors.seats.replace,
-                rebuild=actors.seats.rebuilding,
+                replace_engine=actors.slots.replace,
+                rebuild=actors.slots.rebuilding,
             )
             await actors.close(deadlines.stop_s)
 
-    def _cluster(self, surroundings: Surroundings) -> RayCluster:
+    def _cluster(self, surroundings: BackendContext) -> RayCluster:
         """Prepare Ray over the nodes of the allocation, or on this machine alone."""
         config, allocation = self._config, self._allocation
         meeting = rendezvous_of(config.run.dir, allocation) if allocation else None

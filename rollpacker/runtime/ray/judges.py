@@ -46,7 +46,7 @@ class JudgeService(RewardService, Protocol):
 
 
 ReplaceJudge = Callable[[EngineId, EngineId], Awaitable[JudgeService]]
-"""Given the seat and the name of who is to take it: ends who was there, and starts a judge within a deadline."""
+"""Given the slot and the name of who is to take it: ends who was there, and starts a judge within a deadline."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ class _Pool:
 
 
 class RoutedReward:
-    """Implements `RewardService` and `TurnTaking` of `rollpacker.protocols.reward`; it owns the services.
+    """Implements `RewardService` and `ColocatedJudges` of `rollpacker.protocols.reward`; it owns the services.
 
     Args:
         section: Which domains a judge reads, how many answers anyone may be handed, and how often a judge is replaced.
@@ -93,7 +93,7 @@ class RoutedReward:
         judges: By name.
         note: Tells whoever follows the run.
         replace_judge: Brings one in the place of a lost one; None where that cannot be done.
-        turn_takers: Judges on GPUs that a trainer has in its turn; asleep.
+        colocated_engines: Judges on GPUs that a trainer has in its turn; asleep.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RoutedReward:
         note: Callable[[str], None],
         *,
         replace_judge: ReplaceJudge | None = None,
-        turn_takers: Collection[EngineId] = (),
+        colocated_engines: Collection[EngineId] = (),
     ) -> None:
         self._section = section
         self._rules = _Pool(
@@ -115,13 +115,13 @@ class RoutedReward:
         )
         self._judging = dict(judges)
         """By name, every judge that there was."""
-        self._turn_takers = frozenset(turn_takers)
+        self._colocated_engines = frozenset(colocated_engines)
         """Seats."""
-        self._is_asleep = bool(turn_takers)
+        self._is_asleep = bool(colocated_engines)
         self._note = note
         self._replace_judge = replace_judge
         self._restarts = Restarts(
-            seats=judges,
+            slots=judges,
             bring=None if replace_judge is None else self._bring,
             max_restarts=section.judge.max_restarts,
             first_pause_s=section.judge.restart_pause_s,
@@ -180,13 +180,15 @@ class RoutedReward:
 
     @property
     def takers(self) -> list[EngineId]:
-        return [each.name for each in self._judges.scorers if self._restarts.seat_of(each.name) in self._turn_takers]
+        return [
+            each.name for each in self._judges.scorers if self._restarts.slot_of(each.name) in self._colocated_engines
+        ]
 
     async def sleep(self) -> None:
         """Leave GPUs to the trainer."""
-        if self._turn_takers and not self._is_asleep:
+        if self._colocated_engines and not self._is_asleep:
             self._is_asleep = True
-            await self._restarts.fill_only(self._own_seats(self._restarts.seats))
+            await self._restarts.fill_only(self._own_seats(self._restarts.slots))
             await self._each_turn_taker(lambda judge: judge.sleep())
 
     async def wake(self) -> None:
@@ -194,11 +196,11 @@ class RoutedReward:
         if self._is_asleep:
             self._is_asleep = False
             await self._each_turn_taker(lambda judge: judge.wake())
-            await self._restarts.fill_only(self._restarts.seats)
+            await self._restarts.fill_only(self._restarts.slots)
 
-    def _own_seats(self, seats: Iterable[EngineId]) -> list[EngineId]:
+    def _own_seats(self, slots: Iterable[EngineId]) -> list[EngineId]:
         """Those whose GPUs are the judges' now."""
-        return [seat for seat in seats if not (self._is_asleep and seat in self._turn_takers)]
+        return [slot for slot in slots if not (self._is_asleep and slot in self._colocated_engines)]
 
     async def _each_turn_taker(self, order: Callable[[JudgeService], Awaitable[None]]) -> None:
         async def give(scorer: _Scorer) -> None:
@@ -259,20 +261,20 @@ class RoutedReward:
             self._note(f"{error.problem} The answers that it had go to other judges, or wait. {what_follows}")
             self._hand_out()
 
-    async def _bring(self, seat: EngineId, name: EngineId) -> None:
+    async def _bring(self, slot: EngineId, name: EngineId) -> None:
         assert self._replace_judge is not None
-        self._judging[name] = await self._replace_judge(seat, name)
+        self._judging[name] = await self._replace_judge(slot, name)
 
     def _join(self, name: EngineId) -> None:
         scorer = _Scorer(name=name, service=self._judging[name])
         self._judges.scorers.append(scorer)
-        self._note(f"{name} has taken the place of {self._restarts.seat_of(name)}.")
+        self._note(f"{name} has taken the place of {self._restarts.slot_of(name)}.")
         self._listen(scorer)
         self._hand_out()
 
     def _require_judge(self, last: EngineId, error: RollpackerError) -> bool:
         """End the run when nobody is there, or to come, to read answers; False then."""
-        if self._judges.scorers or self._restarts.are_expected(self._restarts.seats):
+        if self._judges.scorers or self._restarts.are_expected(self._restarts.slots):
             return True
         self._fail(
             EngineFailed(

@@ -79,19 +79,19 @@ def pin_of(index: int) -> str:
 class RayNode:
     """Starts, watches and ends Ray on this node."""
 
-    def __init__(self, offer: NodeOffer, *, patience_s: float, folder: PrivateFolder, log: Path) -> None:
+    def __init__(self, offer: NodeOffer, *, grace_s: float, folder: PrivateFolder, log: Path) -> None:
         """Prepare.
 
         Args:
             offer: This node.
-            patience_s: How long Ray's own parts may take to start.
+            grace_s: How long Ray's own parts may take to start.
             folder: For Ray's session; this object's own from now on, until `stop` removes it.
             log: What Ray itself says.
         """
         self.offer = offer
         self.log = log
         self.folder = folder.path
-        self._patience_s = patience_s
+        self._patience_s = grace_s
         self._folder = folder
         self._guardian: subprocess.Popen[bytes] | None = None
 
@@ -186,7 +186,7 @@ def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> Ra
         object_store_mb=config.backend.object_store_mb,
     )
     folder = private_folder(settings.scratch, os.environ)
-    return RayNode(offer, patience_s=config.backend.deadlines.start_s, folder=folder, log=log)
+    return RayNode(offer, grace_s=config.backend.deadlines.start_s, folder=folder, log=log)
 
 
 def log_tail(log: Path) -> str:

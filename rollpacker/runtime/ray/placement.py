@@ -2,7 +2,7 @@
 
 All reservations are one placement group, so that a cluster too small fails at once and as a whole, instead of
 leaving the last actor waiting for resources that never come. Each one is pinned to the node that the plan gave it.
-Cores are reserved for each actor, GPUs for the run on each node: which actor sees which of them is the plan's (`Seat`),
+Cores are reserved for each actor, GPUs for the run on each node: which actor sees which of them is the plan's (`Slot`),
 since Ray could not let an engine of several GPUs share some of them with the trainer.
 
 Where engines and trainer share GPUs, the engines start first and fall asleep before the trainer starts. Judges that
@@ -24,18 +24,24 @@ from ray.util.placement_group import PlacementGroup
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.backend import Surroundings
-from rollpacker.protocols.reward import RewardService, TurnTaking
+from rollpacker.protocols.backend import BackendContext
+from rollpacker.protocols.reward import ColocatedJudges, RewardService
 from rollpacker.protocols.trainer import TrainerRank
 from rollpacker.runtime.placing.actors import ClusterSize, PlacedActor
 from rollpacker.runtime.placing.host import has_mps_daemon
 from rollpacker.runtime.placing.planning import placed_actors
-from rollpacker.runtime.placing.topology import engine_gpus, replica_gpus, shared_by_judges, trainer_parts, turn_takers
-from rollpacker.runtime.ray.engine_seats import EngineSeats
-from rollpacker.runtime.ray.judge_seats import JudgeSeats
+from rollpacker.runtime.placing.topology import (
+    colocated_engines,
+    engine_gpus,
+    replica_gpus,
+    shared_by_judges,
+    trainer_parts,
+)
+from rollpacker.runtime.ray.engine_slots import EngineSlots
+from rollpacker.runtime.ray.judge_slots import JudgeSlots
 from rollpacker.runtime.ray.judges import RoutedReward
 from rollpacker.runtime.ray.node import pin_of
-from rollpacker.runtime.ray.remote import RemoteReward, RemoteTrainer, Seat
+from rollpacker.runtime.ray.remote import RemoteReward, RemoteTrainer, Slot
 from rollpacker.runtime.ray.trainer_group import TrainerGroup
 
 
@@ -43,31 +49,31 @@ from rollpacker.runtime.ray.trainer_group import TrainerGroup
 class Actors:
     """The run's actors, started."""
 
-    seats: EngineSeats
+    slots: EngineSlots
     """Of the engines, of every degree."""
     ranks: Sequence[RemoteTrainer]
     """Of the trainer; it is used through `trainer`."""
     trainer: TrainerGroup
     reward: RewardService
-    judges: TurnTaking | None
+    judges: ColocatedJudges | None
     """Those of the reward on GPUs of a trainer that takes turns; asleep."""
     gpus: Mapping[EngineId, tuple[int, ...]]
     """The run's GPUs of each engine."""
     trainer_parts: tuple[tuple[int, ...], ...]
     """The run's GPUs of each part of the trainer that can work alone; none where it shares none with engines."""
-    turn_takers: tuple[EngineId, ...]
+    colocated_engines: tuple[EngineId, ...]
     """Engines that share GPUs with the trainer; asleep."""
 
     async def close(self, deadline_s: float) -> None:
         """Let every actor end in order; one that does not is ended with Ray's session."""
-        engines = [engine.close() for engine in self.seats.holders()]
+        engines = [engine.close() for engine in self.slots.holders()]
         closings = [*engines, *(rank.close() for rank in self.ranks), self.reward.close()]
         with suppress(TimeoutError, RollpackerError):
             async with asyncio.timeout(deadline_s):
                 await asyncio.gather(*closings, return_exceptions=True)
 
 
-async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surroundings) -> Actors:
+async def start_actors(config: RunConfig, size: ClusterSize, surroundings: BackendContext) -> Actors:
     """Start every actor, side by side where nobody shares a GPU; when this returns, models are loaded.
 
     Engines of other degrees than the configured one start before it, and sleep.
@@ -76,19 +82,19 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
     group = placement_group([*map(_bundle, placed), *_gpu_bundles(placed)], strategy="PACK")
     deadline_s = config.backend.deadlines.start_s
     await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
-    seats = _seats(config, group, placed, surroundings)
+    slots = _slots(config, group, placed, surroundings)
     degrees = {EngineId(actor.name): actor.degree for actor in placed if actor.role == "engine"}
-    engines = EngineSeats(config, {name: seats[name] for name in degrees}, degrees, surroundings)
-    ranks = [RemoteTrainer(actor.name, seats[actor.name]) for actor in placed if actor.role == "trainer"]
-    rewards = {actor.name: RemoteReward(actor.name, seats[actor.name]) for actor in placed if actor.role == "reward"}
-    judges = JudgeSeats(
-        config, {EngineId(actor.name): seats[actor.name] for actor in placed if actor.role == "judge"}, surroundings
+    engines = EngineSlots(config, {name: slots[name] for name in degrees}, degrees, surroundings)
+    ranks = [RemoteTrainer(actor.name, slots[actor.name]) for actor in placed if actor.role == "trainer"]
+    rewards = {actor.name: RemoteReward(actor.name, slots[actor.name]) for actor in placed if actor.role == "reward"}
+    judges = JudgeSlots(
+        config, {EngineId(actor.name): slots[actor.name] for actor in placed if actor.role == "judge"}, surroundings
     )
     for actor in (*ranks, *rewards.values()):
-        surroundings.add_witness(actor.name, actor.stacks)
+        surroundings.add_stack_source(actor.name, actor.stacks)
     trainer = TrainerGroup(ranks, share=ray.put)
-    takers = tuple(EngineId(name) for name in turn_takers(config, placed))
-    judges_in_turns = tuple(EngineId(name) for name in turn_takers(config, placed, "judge"))
+    takers = tuple(EngineId(name) for name in colocated_engines(config, placed))
+    judges_in_turns = tuple(EngineId(name) for name in colocated_engines(config, placed, "judge"))
     gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
     waiting_judges = [*judges.holders] if shared_by_judges(placed) else []
     if waiting_judges and not has_mps_daemon(os.environ):
@@ -120,17 +126,17 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Surro
         judges.holders,
         surroundings.note,
         replace_judge=judges.replace,
-        turn_takers=judges_in_turns,
+        colocated_engines=judges_in_turns,
     )
     return Actors(
-        seats=engines,
+        slots=engines,
         ranks=ranks,
         trainer=trainer,
         reward=reward,
         judges=reward if judges_in_turns else None,
         gpus=engine_gpus(placed, size.num_gpus),
         trainer_parts=trainer_parts(config, placed, size.num_gpus),
-        turn_takers=takers,
+        colocated_engines=takers,
     )
 
 
@@ -151,13 +157,13 @@ async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus
     )
 
 
-def _seats(
-    config: RunConfig, group: PlacementGroup, placed: Sequence[PlacedActor], surroundings: Surroundings
-) -> dict[str, Seat]:
+def _slots(
+    config: RunConfig, group: PlacementGroup, placed: Sequence[PlacedActor], surroundings: BackendContext
+) -> dict[str, Slot]:
     logs = surroundings.logs.absolute()
     beside_judges = shared_by_judges(placed)
     return {
-        actor.name: Seat(
+        actor.name: Slot(
             group=group,
             index=index,
             resources=actor.resources,
@@ -170,7 +176,7 @@ def _seats(
 
 
 def _bundle(actor: PlacedActor) -> dict[str, float]:
-    """What one seat holds beside its GPUs; Ray refuses an amount of zero."""
+    """What one slot holds beside its GPUs; Ray refuses an amount of zero."""
     amounts = {"CPU": actor.resources.num_cpus, pin_of(actor.node): 1}
     return {name: amount for name, amount in amounts.items() if amount > 0}
 

@@ -32,7 +32,7 @@ from rollpacker.transfer.offers import Delivery, SendingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Slot:
     """The reserved place of one actor."""
 
     group: PlacementGroup
@@ -48,15 +48,15 @@ class Seat:
 class _Remote:
     """The driver's side of an actor."""
 
-    def __init__(self, actor_class: type[Actor], name: str, seat: Seat) -> None:
+    def __init__(self, actor_class: type[Actor], name: str, slot: Slot) -> None:
         self.name = name
         self.has_died = False
-        place = PlacementGroupSchedulingStrategy(placement_group=seat.group, placement_group_bundle_index=seat.index)
+        place = PlacementGroupSchedulingStrategy(placement_group=slot.group, placement_group_bundle_index=slot.index)
         actor = ray.remote(actor_class).options(
-            name=name, max_restarts=0, scheduling_strategy=place, num_cpus=seat.resources.num_cpus, num_gpus=0
+            name=name, max_restarts=0, scheduling_strategy=place, num_cpus=slot.resources.num_cpus, num_gpus=0
         )
-        self._handle = actor.remote(name, seat.log, seat.gpus)
-        self._log = seat.log
+        self._handle = actor.remote(name, slot.log, slot.gpus)
+        self._log = slot.log
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
@@ -97,10 +97,10 @@ class _Remote:
 class RemoteEngine(_Remote):
     """An engine in another process."""
 
-    def __init__(self, engine: EngineId, seat: Seat) -> None:
-        super().__init__(EngineActor, engine, seat)
+    def __init__(self, engine: EngineId, slot: Slot) -> None:
+        super().__init__(EngineActor, engine, slot)
         self._engine = engine
-        self._memory_taken = seat.memory_taken
+        self._memory_taken = slot.memory_taken
 
     async def start(self, config: RunConfig) -> None:
         if self._memory_taken:
@@ -141,9 +141,9 @@ class RemoteEngine(_Remote):
 class RemoteTrainer(_Remote):
     """A trainer, or one rank of it, in another process. Groups may come as a reference into Ray's object store."""
 
-    def __init__(self, name: str, seat: Seat) -> None:
-        super().__init__(TrainerActor, name, seat)
-        self.has_gpu = bool(seat.gpus)
+    def __init__(self, name: str, slot: Slot) -> None:
+        super().__init__(TrainerActor, name, slot)
+        self.has_gpu = bool(slot.gpus)
 
     async def meeting_place(self) -> str:
         place: str = await self._call("meeting_place")
@@ -199,8 +199,8 @@ class RemoteTrainer(_Remote):
 class RemoteReward(_Remote):
     """A reward service in another process."""
 
-    def __init__(self, name: str, seat: Seat, actor_class: type[RewardActor] = RewardActor) -> None:
-        super().__init__(actor_class, name, seat)
+    def __init__(self, name: str, slot: Slot, actor_class: type[RewardActor] = RewardActor) -> None:
+        super().__init__(actor_class, name, slot)
 
     async def start(self, config: RunConfig) -> None:
         await self._call("start", config)
@@ -219,8 +219,8 @@ class RemoteReward(_Remote):
 class RemoteJudge(RemoteReward):
     """A judge in another process."""
 
-    def __init__(self, name: str, seat: Seat) -> None:
-        super().__init__(name, seat, JudgeActor)
+    def __init__(self, name: str, slot: Slot) -> None:
+        super().__init__(name, slot, JudgeActor)
 
     async def sleep(self) -> None:
         await self._call("sleep")

@@ -7,7 +7,7 @@
 
 One pump per engine and one for the reward bring facts into the inbox; one loop takes them out, in order of arrival.
 Commands that one batch of facts led to are sent together, one call per engine, in the order in which they were given.
-What goes to the reward goes on a line of its own (`reward_line.py`): no fact waits for it. The driver knows engines and
+The reward has a client of its own (`reward_client.py`): no fact waits for it. The driver knows engines and
 rewards by protocol only, so it cannot tell real ones from modelled ones.
 
 An engine that fails is lost, and one that is to take its place is brought in the background (`replacements.py`). It
@@ -41,7 +41,7 @@ from rollpacker.core.commands import (
     EndRound,
     EndRun,
     Evict,
-    GiveUp,
+    FailRun,
     Launch,
     LendEngines,
     MeasureProgress,
@@ -75,13 +75,13 @@ from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Respon
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.rollout.failures import Failures
-from rollpacker.runtime.rollout.interval_log import Diary
+from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.replacements import Replacements, RestartLimits
 from rollpacker.runtime.rollout.restarts import within_or_failed
-from rollpacker.runtime.rollout.reward_line import RewardLine
+from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.rollout.round_record import RoundRecord
 from rollpacker.runtime.waiting.clock import RunClock
-from rollpacker.runtime.waiting.patience import Patience
+from rollpacker.runtime.waiting.shared_timeout import SharedTimeout
 from rollpacker.runtime.waiting.watchdog import Watchdog
 
 OnEvent = Callable[[Event, float, tuple[Command, ...]], None]
@@ -115,17 +115,17 @@ class _EngineReady(NamedTuple):
     engine: EngineId
 
 
-class _SeatEmpty(NamedTuple):
+class _SlotEmpty(NamedTuple):
     engine: EngineId
     """That was tried last."""
     error: RollpackerError
 
 
-_Fact = _Responses | _Verdicts | _EngineDied | _EngineReady | _SeatEmpty | Exception
+_Fact = _Responses | _Verdicts | _EngineDied | _EngineReady | _SlotEmpty | Exception
 """What comes into the inbox; an exception is raised again by the loop."""
 
 
-def _too_few_differ(command: GiveUp) -> DataError:
+def _too_few_differ(command: FailRun) -> DataError:
     return DataError(
         f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "
         f"them had all their rewards equal; {command.num_prompts_needed} places of the batch are open.",
@@ -207,7 +207,7 @@ class Driver:
         on_event: OnEvent,
         on_progress: OnProgress,
         on_stream: OnStream,
-        diary: Diary,
+        interval_log: IntervalLog,
         asleep: Iterable[EngineId] = (),
         note: Callable[[str], None],
     ) -> None:
@@ -228,12 +228,12 @@ class Driver:
         self._on_event = on_event
         self._on_progress = on_progress
         self._on_stream = on_stream
-        self._diary = diary
+        self._interval_log = interval_log
         self._note = note
 
         self._inbox: Arrivals[_Fact] = Arrivals()
-        self._patience = Patience(watchdog, deadlines.rollout_stall_s)
-        self._reward = RewardLine(
+        self._timeout = SharedTimeout(watchdog, deadlines.rollout_stall_s)
+        self._reward = RewardClient(
             reward,
             check_of=rewards.name_of,
             watchdog=watchdog,
@@ -242,7 +242,7 @@ class Driver:
             on_error=lambda error: self._inbox.put([error]),
         )
         self._replacements = Replacements(
-            seats=[engine_id for fleet in fleets.values() for engine_id in fleet.engines],
+            slots=[engine_id for fleet in fleets.values() for engine_id in fleet.engines],
             replace=replace_engine,
             limits=RestartLimits(
                 max_restarts=engine.max_restarts,
@@ -253,7 +253,7 @@ class Driver:
             ),
             note=note,
             on_ready=lambda engine_id: self._inbox.put([_EngineReady(engine_id)]),
-            on_empty=lambda engine_id, error: self._inbox.put([_SeatEmpty(engine_id, error)]),
+            on_empty=lambda engine_id, error: self._inbox.put([_SlotEmpty(engine_id, error)]),
             on_error=lambda error: self._inbox.put([error]),
         )
         self._has_started = False
@@ -301,15 +301,15 @@ class Driver:
         for engine_id in self._scheduler.engines:  # a restored scheduler may know engines of an earlier attempt
             if engine_id not in self.engines:
                 self._take(EngineLost(engine=engine_id))
-        await self._replacements.fill_only(self._seats())
+        await self._replacements.fill_only(self._slots())
         self._stats = await self._ask_stats()
 
-    def _seats(self) -> Collection[EngineId]:
+    def _slots(self) -> Collection[EngineId]:
         """Of the fleet in use."""
         return self._fleets[self._tensor_parallel].engines.keys()
 
     def _gpus_of(self, engine_id: EngineId) -> tuple[int, ...]:
-        return self._fleets[self._tensor_parallel].gpus.get(self._replacements.seat_of(engine_id), ())
+        return self._fleets[self._tensor_parallel].gpus.get(self._replacements.slot_of(engine_id), ())
 
     def _report_joined(self, engine_id: EngineId) -> None:
         self._take(EngineJoined(engine=engine_id, gpus=self._gpus_of(engine_id)))
@@ -317,24 +317,24 @@ class Driver:
     async def stop(self) -> None:
         await self._replacements.stop()
         await self._reward.stop()
-        self._patience.close()
+        self._timeout.close()
         for pump in self._pumps:
             pump.cancel()
         for pump in self._pumps:
             with suppress(asyncio.CancelledError):
                 await pump
 
-    def break_off(self, error: Exception) -> None:
+    def interrupt(self, error: Exception) -> None:
         """End the round that runs with an error of someone else's: its batch could not be trained."""
         self._inbox.put([error])
 
-    async def end_engines(self, seats: Collection[EngineId]) -> None:
+    async def end_engines(self, slots: Collection[EngineId]) -> None:
         """End engines whatever they do: the run leaves, and its trainer needs their GPUs for a last checkpoint."""
         await self.stop()
         ending = [
             engine.close()
             for engine_id, engine in self.engines.items()
-            if self._replacements.seat_of(engine_id) in seats
+            if self._replacements.slot_of(engine_id) in slots
         ]
         await self._watchdog.within(
             self._deadlines.stop_s, "engines to end", asyncio.gather(*ending, return_exceptions=True)
@@ -393,23 +393,23 @@ class Driver:
         )
         return replace(costs, parallelism_gain=self._scheduler.parallelism_gain)
 
-    async def leave_gpus(self, seats: Collection[EngineId]) -> None:
+    async def leave_gpus(self, slots: Collection[EngineId]) -> None:
         """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
         for engine_id in self._replacements.ready:
             self._join(engine_id)
-        await self._bring_none_to(seats)
+        await self._bring_none_to(slots)
         to_sleep = [
             engine_id
             for engine_id in self.engines
-            if self._replacements.seat_of(engine_id) in seats and engine_id not in self._asleep
+            if self._replacements.slot_of(engine_id) in slots and engine_id not in self._asleep
         ]
         await self._each(to_sleep, lambda engine: engine.sleep())
         self._asleep += to_sleep
         self._asleep_since |= dict.fromkeys(to_sleep, self._clock.now())
 
-    async def _bring_none_to(self, seats: Collection[EngineId]) -> None:
-        """Bring no engine to these seats until `publish`: their GPUs are the trainer's."""
-        await self._replacements.fill_only(seat for seat in self._seats() if seat not in seats)
+    async def _bring_none_to(self, slots: Collection[EngineId]) -> None:
+        """Bring no engine to these slots until `publish`: their GPUs are the trainer's."""
+        await self._replacements.fill_only(slot for slot in self._slots() if slot not in slots)
 
     async def publish(self, sync: WeightSync) -> Published:
         """Wake the engines of the next round and give each the new policy; those that do not get it are lost.
@@ -422,12 +422,12 @@ class Driver:
                 self._admit(engine_id, engine)
             asleep, self._asleep = self._asleep, []
             for engine_id, since in self._asleep_since.items():
-                self._diary.add(engine_id, "engine", "asleep", since)
+                self._interval_log.add(engine_id, "engine", "asleep", since)
             self._asleep_since.clear()
             if self._next_tensor_parallel != self._tensor_parallel:
                 return await self._change_fleet(sync, asleep)
             if self._has_started:
-                await self._replacements.fill_only(self._seats())
+                await self._replacements.fill_only(self._slots())
             await self._each(asleep, lambda engine: engine.wake())
             published = await self._load(sync)
             for engine_id in newcomers:
@@ -446,7 +446,7 @@ class Driver:
         retired = [engine_id for engine_id in self.engines if engine_id in self._scheduler.engines]
         self._tensor_parallel = self._next_tensor_parallel
         if self._has_started:
-            await self._replacements.fill_only(self._seats())
+            await self._replacements.fill_only(self._slots())
         self._require_engine()
         if self._rebuild:
             await self._move(self._rebuild.rebuild, self._deadlines.start_s)
@@ -454,7 +454,7 @@ class Driver:
             await self._each(list(self.engines), lambda engine: engine.wake())
         if self._has_started:
             self._switch_time_s = self._clock.now() - began_at_s
-            self._diary.add("driver", "driver", "switch", began_at_s)
+            self._interval_log.add("driver", "driver", "switch", began_at_s)
         published = await self._load(sync)
         if self._has_started:  # else `start` reports them
             for engine_id in self.engines:
@@ -468,8 +468,8 @@ class Driver:
         """End or start every engine of the degree in use; one for which that fails is lost."""
 
         def moving(engine_id: EngineId) -> Callable[[], Awaitable[None]]:
-            seat = self._replacements.seat_of(engine_id)
-            return lambda: within_or_failed(deadline_s, f"{engine_id} to make place, or to take it", move(seat))
+            slot = self._replacements.slot_of(engine_id)
+            return lambda: within_or_failed(deadline_s, f"{engine_id} to make place, or to take it", move(slot))
 
         await asyncio.gather(*(self._guarded(engine_id, moving(engine_id)) for engine_id in list(self.engines)))
 
@@ -485,7 +485,7 @@ class Driver:
         for engine_id, error in published.lost.items():
             self._lose(engine_id, error)
         for engine_id in self.engines:
-            self._diary.add(engine_id, "engine", "load_weights", began)
+            self._interval_log.add(engine_id, "engine", "load_weights", began)
         return published
 
     def turnover(self) -> Turnover:
@@ -533,7 +533,7 @@ class Driver:
 
     async def _digest(self) -> None:
         """Wait for facts, report them to the scheduler, and send what it orders."""
-        facts = await self._patience.within(self._describe_wait, self._inbox.collect())
+        facts = await self._timeout.within(self._describe_wait, self._inbox.collect())
         for fact in facts:
             self._report(fact)
         await self._send()
@@ -551,7 +551,7 @@ class Driver:
                 self._lose(engine_id, failure)
             case _EngineReady(engine_id):
                 self._join(engine_id)
-            case _SeatEmpty(engine_id, error):
+            case _SlotEmpty(engine_id, error):
                 self._lost[engine_id] = error
                 self._require_engine()
             case _:
@@ -623,7 +623,7 @@ class Driver:
 
     def _admit(self, engine_id: EngineId, engine: Engine) -> None:
         self._num_replaced += 1
-        self._note(f"{engine_id} has taken the place of {self._replacements.seat_of(engine_id)}.")
+        self._note(f"{engine_id} has taken the place of {self._replacements.slot_of(engine_id)}.")
         self._present[self._tensor_parallel][engine_id] = engine
         self._listen(self._pump_engine(engine_id, engine), f"responses of {engine_id}")
 
@@ -632,7 +632,7 @@ class Driver:
         if self._scheduler.is_starved:
             is_hope_left = bool(self._replacements.under_way)
         else:
-            is_replaceable = self._has_started and self._replacements.are_expected(self._seats())
+            is_replaceable = self._has_started and self._replacements.are_expected(self._slots())
             is_hope_left = bool(self.engines) or is_replaceable
         if is_hope_left:
             return
@@ -687,7 +687,7 @@ class Driver:
                 self._on_stream(self._round, None)
             case UseParallelism():
                 self._next_tensor_parallel = command.tensor_parallel
-            case GiveUp():
+            case FailRun():
                 raise _too_few_differ(command)
             case EndRun():
                 self._is_run_over = True
@@ -730,7 +730,7 @@ class Driver:
                 calls.append(self._measure_progress(to_measure))
             if calls:
                 answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
-                await self._patience.within(lambda: "engines to take orders", answer)
+                await self._timeout.within(lambda: "engines to take orders", answer)
         if self._to_lend:
             await self._lend()
 
@@ -793,7 +793,7 @@ class Driver:
         await self._each(to_lend, lambda engine: engine.sleep())
         self._asleep = [engine_id for engine_id in to_lend if engine_id in self.engines]
         self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
-        await self._bring_none_to([self._replacements.seat_of(engine_id) for engine_id in self._asleep])
+        await self._bring_none_to([self._replacements.slot_of(engine_id) for engine_id in self._asleep])
         self._on_stream(record, frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id)))
 
     def _to_generate(self, engine_id: EngineId, request: RequestId) -> GenerationRequest:

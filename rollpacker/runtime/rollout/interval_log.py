@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiaryEntry:
+class Interval:
     """One stretch of time in which an actor did one thing; the fields are columns of `intervals`."""
 
     actor: str
@@ -28,17 +28,17 @@ class DiaryEntry:
     subject: str | None = None
 
 
-class Diary:
+class IntervalLog:
     """Collects the entries of one step."""
 
     def __init__(self, clock: RunClock) -> None:
         self._clock = clock
-        self._entries: list[DiaryEntry] = []
+        self._entries: list[Interval] = []
 
     def add(self, actor: str, role: str, activity: str, started_at_s: float, subject: str | None = None) -> None:
         """Write down what ends now."""
         self._entries.append(
-            DiaryEntry(
+            Interval(
                 actor=actor,
                 role=role,
                 activity=activity,
@@ -57,7 +57,7 @@ class Diary:
         finally:
             self.add(actor, role, activity, began, subject)
 
-    def take(self) -> list[DiaryEntry]:
+    def take(self) -> list[Interval]:
         """Hand out what was written since the last call."""
         entries, self._entries = self._entries, []
         return entries

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import PromptId
     from rollpacker.protocols.backend import Within
     from rollpacker.protocols.trainer import Trainer, UpdateMetrics
-    from rollpacker.runtime.rollout.interval_log import Diary
+    from rollpacker.runtime.rollout.interval_log import IntervalLog
     from rollpacker.runtime.rollout.round_record import RoundRecord
 
 
@@ -41,7 +41,7 @@ class Learner:
         max_response_tokens: The bound that enters the loss's constant.
         within: Awaits an answer for so long, or ends the run with what was awaited.
         deadline_s: Of one call of the trainer.
-        diary: Takes down when the trainer worked while the rollout ran.
+        interval_log: Takes down when the trainer worked while the rollout ran.
         on_failure: Told of the error that ended a stream.
     """
 
@@ -52,14 +52,14 @@ class Learner:
         within: Within,
         deadline_s: float,
         *,
-        diary: Diary,
+        interval_log: IntervalLog,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._trainer = trainer
         self._max_response_tokens = max_response_tokens
         self._within = within
         self._deadline_s = deadline_s
-        self._diary = diary
+        self._interval_log = interval_log
         self._on_failure = on_failure
         self._streaming: asyncio.Task[None] | None = None
         self._accumulated: set[PromptId] = set()
@@ -147,5 +147,5 @@ class Learner:
             groups = [batch.group(prompt) for prompt in prompts]
             self._accumulated.update(prompts)
             self.num_tokens_streamed += sum(response.num_tokens for group in groups for response in group.responses)
-            with self._diary.during("trainer", "trainer", "stream"):
+            with self._interval_log.during("trainer", "trainer", "stream"):
                 await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(groups, gpus))

@@ -26,7 +26,7 @@ class RestartLimits:
     """How often and for how long it is tried."""
 
     max_restarts: int
-    """Of one seat."""
+    """Of one slot."""
     first_pause_s: float
     """Before the first restart; it doubles with each one."""
     start_s: float
@@ -47,22 +47,22 @@ class _Ready:
 
 
 class Replacements:
-    """Keeps the seats of all engines filled.
+    """Keeps the slots of all engines filled.
 
     Args:
-        seats: The engines that the backend brought.
+        slots: The engines that the backend brought.
         replace: Starts a fresh engine; None where the backend cannot.
         limits: How often and for how long it is tried.
         note: Tells a person what happens.
         on_ready: Told of an engine that can be taken.
-        on_empty: Told of a seat that nobody will take: the engine that was tried last, and why it failed.
+        on_empty: Told of a slot that nobody will take: the engine that was tried last, and why it failed.
         on_error: Told of an error that is no engine's failure.
     """
 
     def __init__(
         self,
         *,
-        seats: Iterable[EngineId],
+        slots: Iterable[EngineId],
         replace: ReplaceEngine | None,
         limits: RestartLimits,
         note: Callable[[str], None],
@@ -73,7 +73,7 @@ class Replacements:
         self._replace = replace
         self._limits = limits
         self._restarts = Restarts(
-            seats=seats,
+            slots=slots,
             bring=None if replace is None else self._bring,
             max_restarts=limits.max_restarts,
             first_pause_s=limits.first_pause_s,
@@ -91,17 +91,17 @@ class Replacements:
 
     # Seats
 
-    def seat_of(self, engine: EngineId) -> EngineId:
-        """The seat that an engine has, or had."""
-        return self._restarts.seat_of(engine)
+    def slot_of(self, engine: EngineId) -> EngineId:
+        """The slot that an engine has, or had."""
+        return self._restarts.slot_of(engine)
 
-    def are_expected(self, seats: Collection[EngineId]) -> bool:
-        """Whether an engine is to take one of these seats, be it only when its GPUs are the engines' again.
+    def are_expected(self, slots: Collection[EngineId]) -> bool:
+        """Whether an engine is to take one of these slots, be it only when its GPUs are the engines' again.
 
         One that is ready counts: the loss of the engine before it may be told after that.
         """
-        is_ready = any(self.seat_of(name) in seats for name in self._ready)
-        return is_ready or self._restarts.are_expected(seats)
+        is_ready = any(self.slot_of(name) in slots for name in self._ready)
+        return is_ready or self._restarts.are_expected(slots)
 
     @property
     def under_way(self) -> list[EngineId]:
@@ -114,12 +114,12 @@ class Replacements:
         return list(self._ready)
 
     def vacate(self, engine: EngineId) -> str:
-        """Have the seat of an engine filled that was lost, and say what follows."""
+        """Have the slot of an engine filled that was lost, and say what follows."""
         return self._restarts.vacate(engine)
 
-    async def fill_only(self, seats: Iterable[EngineId]) -> None:
-        """Fill these seats from now on and no others, whose GPUs are someone else's: what was under way there ends."""
-        await self._restarts.fill_only(seats)
+    async def fill_only(self, slots: Iterable[EngineId]) -> None:
+        """Fill these slots from now on and no others, whose GPUs are someone else's: what was under way there ends."""
+        await self._restarts.fill_only(slots)
 
     async def stop(self) -> None:
         """End what is under way."""
@@ -155,12 +155,12 @@ class Replacements:
             await asyncio.wait([serving], timeout=self._limits.straggler_s)
             serving.cancel()
 
-    # Filling a seat
+    # Filling a slot
 
-    async def _bring(self, seat: EngineId, name: EngineId) -> None:
+    async def _bring(self, slot: EngineId, name: EngineId) -> None:
         """Start an engine and give it the policy that was published last."""
         assert self._replace is not None
-        engine = await within_or_failed(self._limits.start_s, f"{name} to start", self._replace(seat, name))
+        engine = await within_or_failed(self._limits.start_s, f"{name} to start", self._replace(slot, name))
         async with self._syncing:
             # weights that are due are published to whoever is ready when this lock is free
             policy_version = None if self._are_weights_due else await self._serve(name, engine)

@@ -4,7 +4,7 @@
       └─ none is left: empty      ^                                        └─ fails ─┤
                                   └──── that restart is used up, the next pause is longer
 
-A place is a seat and goes by the name of its first actor. Each actor that takes it has a name of its own, so that no
+A place is a slot and goes by the name of its first actor. Each actor that takes it has a name of its own, so that no
 late fact of a dead one passes for a fact of its successor, and no log is written over.
 """
 
@@ -25,11 +25,11 @@ LONGEST_PAUSE_S = 60.0
 large model."""
 
 Bring = Callable[[EngineId, EngineId], Awaitable[None]]
-"""Given the seat and the name of who is to take it: starts an actor there, within a deadline of its own."""
+"""Given the slot and the name of who is to take it: starts an actor there, within a deadline of its own."""
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Slot:
     """One place for an actor."""
 
     name: EngineId
@@ -48,17 +48,17 @@ class _Seat:
 
 
 class Restarts:
-    """Keeps seats filled.
+    """Keeps slots filled.
 
     Args:
-        seats: By the names of their first actors.
-        bring: Starts a fresh actor in a seat; None where that cannot be done.
-        max_restarts: Of one seat.
+        slots: By the names of their first actors.
+        bring: Starts a fresh actor in a slot; None where that cannot be done.
+        max_restarts: Of one slot.
         first_pause_s: Before the first restart; it doubles with each one.
         setting: The key of `max_restarts`, for a person.
         note: Tells a person what happens.
         on_ready: Told of an actor that was brought.
-        on_empty: Told of a seat that nobody will take: the actor that was tried last, and why it failed.
+        on_empty: Told of a slot that nobody will take: the actor that was tried last, and why it failed.
         on_error: Told of an error that is no actor's failure.
         fillable: Seats that may be filled before `fill_only` says which.
     """
@@ -66,7 +66,7 @@ class Restarts:
     def __init__(
         self,
         *,
-        seats: Iterable[EngineId],
+        slots: Iterable[EngineId],
         bring: Bring | None,
         max_restarts: int,
         first_pause_s: float,
@@ -77,8 +77,8 @@ class Restarts:
         on_error: Callable[[Exception], None],
         fillable: Iterable[EngineId] = (),
     ) -> None:
-        self._seats = {name: _Seat(name) for name in seats}
-        self._seat_of = dict(self._seats)
+        self._slots = {name: _Slot(name) for name in slots}
+        self._seat_of = dict(self._slots)
         """By every actor that has or had it."""
         self._bring = bring
         self._max_restarts = max_restarts
@@ -92,87 +92,87 @@ class Restarts:
         """Seats whose GPUs are theirs now."""
 
     @property
-    def seats(self) -> Collection[EngineId]:
+    def slots(self) -> Collection[EngineId]:
         """All of them."""
-        return self._seats.keys()
+        return self._slots.keys()
 
-    def seat_of(self, actor: EngineId) -> EngineId:
-        """The seat that an actor has, or had."""
+    def slot_of(self, actor: EngineId) -> EngineId:
+        """The slot that an actor has, or had."""
         return self._seat_of[actor].name
 
-    def are_expected(self, seats: Collection[EngineId]) -> bool:
-        """Whether an actor is to take one of these seats, be it only when its GPUs are free for it again."""
-        return any(self._seats[name].is_vacant for name in seats)
+    def are_expected(self, slots: Collection[EngineId]) -> bool:
+        """Whether an actor is to take one of these slots, be it only when its GPUs are free for it again."""
+        return any(self._slots[name].is_vacant for name in slots)
 
     @property
     def under_way(self) -> list[EngineId]:
         """The actors that are on their way now."""
-        return [successor_of(seat.name, seat.num_begun) for seat in self._seats.values() if seat.filling]
+        return [successor_of(slot.name, slot.num_begun) for slot in self._slots.values() if slot.filling]
 
     def vacate(self, actor: EngineId) -> str:
-        """Have the seat of an actor filled that was lost, and say what follows."""
-        seat = self._seat_of[actor]
-        seat.is_vacant = self._may_restart(seat)
-        what_follows = self._announce(seat)
-        self._fill(seat)
+        """Have the slot of an actor filled that was lost, and say what follows."""
+        slot = self._seat_of[actor]
+        slot.is_vacant = self._may_restart(slot)
+        what_follows = self._announce(slot)
+        self._fill(slot)
         return what_follows
 
-    async def fill_only(self, seats: Iterable[EngineId]) -> None:
-        """Fill these seats from now on and no others, whose GPUs are someone else's: what was under way there ends."""
-        self._fillable = frozenset(seats)
+    async def fill_only(self, slots: Iterable[EngineId]) -> None:
+        """Fill these slots from now on and no others, whose GPUs are someone else's: what was under way there ends."""
+        self._fillable = frozenset(slots)
         called_off: list[asyncio.Task[None]] = []
-        for seat in self._seats.values():
-            if seat.name not in self._fillable and seat.filling is not None:
-                seat.filling.cancel()
-                called_off.append(seat.filling)
-                seat.filling = None
-                seat.num_called_off += 1
-            self._fill(seat)
+        for slot in self._slots.values():
+            if slot.name not in self._fillable and slot.filling is not None:
+                slot.filling.cancel()
+                called_off.append(slot.filling)
+                slot.filling = None
+                slot.num_called_off += 1
+            self._fill(slot)
         await asyncio.gather(*called_off, return_exceptions=True)
 
     async def stop(self) -> None:
         """End what is under way."""
         await self.fill_only(())
 
-    def _may_restart(self, seat: _Seat) -> bool:
-        return self._bring is not None and seat.num_restarts < self._max_restarts
+    def _may_restart(self, slot: _Slot) -> bool:
+        return self._bring is not None and slot.num_restarts < self._max_restarts
 
-    def _announce(self, seat: _Seat) -> str:
-        """Say who takes a seat that has just become vacant."""
-        if self._may_restart(seat):
-            successor = successor_of(seat.name, seat.num_begun + 1)
-            return f"{successor} is to take its place: restart {seat.num_restarts + 1} of {self._max_restarts}."
+    def _announce(self, slot: _Slot) -> str:
+        """Say who takes a slot that has just become vacant."""
+        if self._may_restart(slot):
+            successor = successor_of(slot.name, slot.num_begun + 1)
+            return f"{successor} is to take its place: restart {slot.num_restarts + 1} of {self._max_restarts}."
         return f"It is not replaced: {self._setting}={self._max_restarts}." if self._bring else "It cannot be replaced."
 
-    def _fill(self, seat: _Seat) -> None:
-        if seat.is_vacant and seat.filling is None and seat.name in self._fillable:
-            seat.filling = asyncio.create_task(self._refill(seat), name=f"replacement of {seat.name}")
+    def _fill(self, slot: _Slot) -> None:
+        if slot.is_vacant and slot.filling is None and slot.name in self._fillable:
+            slot.filling = asyncio.create_task(self._refill(slot), name=f"replacement of {slot.name}")
 
-    async def _refill(self, seat: _Seat) -> None:
-        """Restart a seat's actor until one is ready, or no restart is left."""
+    async def _refill(self, slot: _Slot) -> None:
+        """Restart a slot's actor until one is ready, or no restart is left."""
         assert self._bring is not None
         while True:
-            pause_s = min(self._first_pause_s * 2**seat.num_restarts, LONGEST_PAUSE_S)
-            seat.num_begun += 1
-            name = successor_of(seat.name, seat.num_begun)
-            self._seat_of[name] = seat
+            pause_s = min(self._first_pause_s * 2**slot.num_restarts, LONGEST_PAUSE_S)
+            slot.num_begun += 1
+            name = successor_of(slot.name, slot.num_begun)
+            self._seat_of[name] = slot
             try:
                 await asyncio.sleep(pause_s)
-                await self._bring(seat.name, name)
+                await self._bring(slot.name, name)
             except InternalError as error:
                 self._on_error(error)
                 return
             except RollpackerError as error:
-                self._note(f"{error.problem} {self._announce(seat)}")
-                if not self._may_restart(seat):
-                    seat.is_vacant, seat.filling = False, None
+                self._note(f"{error.problem} {self._announce(slot)}")
+                if not self._may_restart(slot):
+                    slot.is_vacant, slot.filling = False, None
                     self._on_empty(name, error)
                     return
             except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
                 self._on_error(error)
                 return
             else:
-                seat.is_vacant, seat.filling = False, None
+                slot.is_vacant, slot.filling = False, None
                 self._on_ready(name)
                 return
 

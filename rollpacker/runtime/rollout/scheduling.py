@@ -10,9 +10,9 @@ from rollpacker.config.keys import nearest
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.core.errors import ConfigError, DataError
-from rollpacker.core.first_guess import DegreeCosts
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.quotas import apportion
+from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.settings import (
     DynamicSamplingSettings,
     ParallelismSettings,

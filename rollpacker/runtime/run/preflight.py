@@ -27,13 +27,13 @@ from rollpacker.data.prompts import load_prompts
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
 from rollpacker.paths import special_kind
-from rollpacker.protocols.backend import ModelFacts, ModelledCluster, Prospect
+from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
 from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.installed import check_sandbox
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.placing.actors import ClusterSize
-from rollpacker.runtime.placing.model_fit import ModelFit, judge_fit
+from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.rollout.scheduling import enough_prompts, supplied_settings
 from rollpacker.runtime.run.folder_checks import check_run_dir
@@ -48,7 +48,7 @@ MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class ResolvedRun:
     """A legal run and what it will work with."""
 
     model: ModelFacts
@@ -64,8 +64,8 @@ class Outlook:
     """What a person may have meant otherwise."""
 
 
-class RealProspect:
-    """What the files and the resources of this machine say of a run; implements `Prospect`."""
+class RealRunFacts:
+    """What the files and the resources of this machine say of a run; implements `RunFacts`."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -84,13 +84,13 @@ class RealProspect:
         return cluster_size(self._config, current_allocation(os.environ))
 
 
-ProspectOf = Callable[[RunConfig], Prospect[ClusterSize | ModelledCluster]]
+RunFactsOf = Callable[[RunConfig], RunFacts[ClusterSize | ModelledCluster]]
 """Chooses who foresees a run."""
 
 
-def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
+def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> ResolvedRun:
     """Judge a run; raises a `UserError` that lists every mistake found."""
-    prospect = prospect_of(config)
+    run_facts = run_facts_of(config)
     mistakes: list[UserError] = []
 
     def look(check: Callable[[], Found]) -> Found | None:
@@ -100,14 +100,14 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
             mistakes.append(mistake)
             return None
 
-    model = look(prospect.model)
-    num_prompts_by_domain = look(lambda: enough_prompts(config, prospect.num_prompts_by_domain()))
+    model = look(run_facts.model)
+    num_prompts_by_domain = look(lambda: enough_prompts(config, run_facts.num_prompts_by_domain()))
     settings = None
     if num_prompts_by_domain is not None:
         settings = look(lambda: supplied_settings(config, num_prompts_by_domain))
-    cluster = look(prospect.cluster)
+    cluster = look(run_facts.cluster)
     fit = (
-        look(lambda: judge_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
+        look(lambda: validate_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
         if config.backend.name == "ray" and model is not None
         else None
     )
@@ -125,7 +125,7 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
     assert settings is not None
     assert cluster is not None
     assert finished_steps is not None
-    return Outlook(
+    return ResolvedRun(
         model=model,
         num_prompts_by_domain=num_prompts_by_domain,
         settings=settings,
@@ -136,17 +136,17 @@ def judge(config: RunConfig, prospect_of: ProspectOf = RealProspect) -> Outlook:
     )
 
 
-def judge_all(configs: Sequence[RunConfig], prospect_of: ProspectOf = RealProspect) -> tuple[Outlook, ...]:
+def validate_all(configs: Sequence[RunConfig], run_facts_of: RunFactsOf = RealRunFacts) -> tuple[ResolvedRun, ...]:
     """Judge every point of a multirun; a mistake that several points share is said once."""
-    outlooks: list[Outlook] = []
+    resolved_runs: list[ResolvedRun] = []
     mistakes: dict[str, UserError] = {}
     for config in configs:
         try:
-            outlooks.append(judge(config, prospect_of))
+            resolved_runs.append(validate(config, run_facts_of))
         except UserError as mistake:
             mistakes.setdefault(str(mistake), mistake)
     raise_mistakes(list(mistakes.values()))
-    return tuple(outlooks)
+    return tuple(resolved_runs)
 
 
 def _model_facts(config: RunConfig) -> ModelFacts:

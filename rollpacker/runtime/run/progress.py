@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.core.errors import Departed, Interrupted
+from rollpacker.core.errors import Interrupted, Preempted
 from rollpacker.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class RunHistory:
     def describe_failure(self, error: BaseException, now: float) -> str:
         """Where the run stood when it ended early, in one line."""
         match error:
-            case Departed():
+            case Preempted():
                 cause = "left"
             case Interrupted():
                 cause = "interrupted"

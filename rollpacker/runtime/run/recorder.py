@@ -19,7 +19,7 @@ from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
 from rollpacker.runtime.rollout.driver import RoundCosts, Turnover
-from rollpacker.runtime.rollout.interval_log import DiaryEntry
+from rollpacker.runtime.rollout.interval_log import Interval
 from rollpacker.runtime.rollout.round_record import RequestRecord, RoundRecord
 from rollpacker.runtime.waiting.clock import RunClock
 
@@ -67,7 +67,7 @@ class StepRecorder:
         published: Published,
         num_tokens_streamed: int,
         *,
-        diary: Sequence[DiaryEntry],
+        interval_log: Sequence[Interval],
         turnover: Turnover,
     ) -> Row:
         """The row of the `steps` table."""
@@ -90,7 +90,7 @@ class StepRecorder:
             "reward_time_s": record.ended_at_s - generation_ended,
             "train_time_s": self._times.duration_s("train"),
             "stream_time_s": math.fsum(
-                entry.ended_at_s - entry.started_at_s for entry in diary if entry.activity == "stream"
+                entry.ended_at_s - entry.started_at_s for entry in interval_log if entry.activity == "stream"
             ),
             "weight_sync_time_s": self._times.duration_s("weight_sync"),
             "weight_transfer_time_s": published.time_s,
@@ -224,8 +224,8 @@ class StepRecorder:
             "modelled": self._is_modelled,
         }
 
-    def interval_rows(self, record: RoundRecord, diary: Sequence[DiaryEntry]) -> list[Row]:
-        """The rows of the `intervals` table: stages of the step, what engines and reward did, and the diary's."""
+    def interval_rows(self, record: RoundRecord, interval_log: Sequence[Interval]) -> list[Row]:
+        """The rows of the `intervals` table: stages of the step, what engines and reward did, and what was logged."""
         rows = [
             self._interval_row(record, actor, role, activity, span=self._times.spans[activity])
             for activity, actor, role in _STAGE_ACTORS
@@ -273,7 +273,7 @@ class StepRecorder:
                 span=(entry.started_at_s, entry.ended_at_s),
                 subject=entry.subject,
             )
-            for entry in diary
+            for entry in interval_log
         ]
         return rows
 

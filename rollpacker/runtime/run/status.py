@@ -18,14 +18,14 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from rollpacker.core.errors import Departed, Interrupted, RollpackerError
+from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
 from rollpacker.metrics.files import write_atomically
 from rollpacker.paths import read_bytes
 
 STATUS_FILE = "status.json"
 
-State = Literal["running", "finished", "departed", "failed", "interrupted"]
-"""`departed`: it left its machines with a checkpoint, and goes on when it is started again."""
+State = Literal["running", "finished", "preempted", "failed", "interrupted"]
+"""`preempted`: it left its machines with a checkpoint, and goes on when it is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RunStatus:
     """Of all attempts."""
     num_steps: int
     reason: str
-    """Why it departed, failed or was interrupted; empty otherwise."""
+    """Why it preempted, failed or was interrupted; empty otherwise."""
     job_id: str | None
     """Of Slurm."""
     host: str
@@ -101,8 +101,8 @@ class StatusBoard:
     def fail(self, error: BaseException) -> None:
         """Say how the attempt ended early."""
         match error:
-            case Departed():
-                self._write("departed", error.problem)
+            case Preempted():
+                self._write("preempted", error.problem)
             case Interrupted():
                 self._write("interrupted", error.problem)
             case KeyboardInterrupt() | asyncio.CancelledError():

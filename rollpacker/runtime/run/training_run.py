@@ -29,16 +29,16 @@ from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_p
 from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
 from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.tables import MetricsWriter
-from rollpacker.protocols.backend import Backend, Surroundings, Workers
-from rollpacker.protocols.reward import TurnTaking
+from rollpacker.protocols.backend import Backend, BackendContext, Workers
+from rollpacker.protocols.reward import ColocatedJudges
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.protocols.trainer import Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.rewards.overlong import OverlongPunishment
-from rollpacker.runtime.job.departure import BrokenOff
-from rollpacker.runtime.job.stay import Stay, steps_in_words
+from rollpacker.runtime.job.deadline import StepInterrupted
+from rollpacker.runtime.job.preemption import Preemption, steps_in_words
 from rollpacker.runtime.rollout.driver import Driver, OnEvent, RoundCosts
-from rollpacker.runtime.rollout.interval_log import Diary
+from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.learning import Learner
 from rollpacker.runtime.rollout.round_record import RoundRecord
 from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
@@ -85,7 +85,7 @@ class TrainingRun:
         attempt: int,
         first_step: int,
         clock: RunClock,
-        diary: Diary,
+        interval_log: IntervalLog,
         scheduler: Scheduler,
         order: PromptOrder,
         driver: Driver,
@@ -99,9 +99,9 @@ class TrainingRun:
         event_log: EventLogWriter,
         checkpoints: CheckpointStore,
         status: StatusBoard,
-        stay: Stay,
-        turn_takers: frozenset[EngineId],
-        judges: TurnTaking | None,
+        preemption: Preemption,
+        colocated_engines: frozenset[EngineId],
+        judges: ColocatedJudges | None,
         is_modelled: bool,
     ) -> None:
         self.config = config
@@ -109,7 +109,7 @@ class TrainingRun:
         self._attempt = attempt
         self._first_step = first_step
         self._clock = clock
-        self._diary = diary
+        self._interval_log = interval_log
         self._scheduler = scheduler
         self._order = order
         self._driver = driver
@@ -123,9 +123,9 @@ class TrainingRun:
         self._event_log = event_log
         self._checkpoints = checkpoints
         self._status = status
-        self._stay = stay
-        self._departure = stay.departure
-        self._turn_takers = turn_takers
+        self._preemption = preemption
+        self._deadline = preemption.deadline
+        self._colocated_engines = colocated_engines
         self._judges = judges
         self._judges_asleep_since = clock.now()
         self._is_trainer_asleep = False
@@ -138,7 +138,7 @@ class TrainingRun:
     async def begin(self) -> None:
         """Let the run's time go on, and listen to the engines."""
         self._clock.start()
-        self._diary.take()  # what came before the run's time went on
+        self._interval_log.take()  # what came before the run's time went on
         await self._driver.start()
 
     def remaining_steps(self) -> Iterator[int]:
@@ -165,14 +165,14 @@ class TrainingRun:
         return self._policy_version
 
     @property
-    def takes_turns(self) -> bool:
+    def is_colocated(self) -> bool:
         """Engines and trainer share GPUs, on which only one of them is awake at a time."""
-        return bool(self._turn_takers)
+        return bool(self._colocated_engines)
 
     async def hand_over_gpus(self) -> None:
         """Let the trainer have the GPUs that it shares with engines: they sleep until new weights come."""
         await self.quiesce()
-        await self._driver.leave_gpus(self._turn_takers)
+        await self._driver.leave_gpus(self._colocated_engines)
         await self._learner.end_streaming()
         await self._wake_trainer()
 
@@ -188,7 +188,7 @@ class TrainingRun:
         """Train on a batch: one step of the trainer, part of which may have streamed during the rollout."""
         self._progress.stage("training")
         await self._learner.accumulate(batch)
-        self._departure.commit()
+        self._deadline.commit()
         return await self._learner.update()
 
     async def quiesce(self) -> None:
@@ -200,14 +200,14 @@ class TrainingRun:
     async def publish_weights(self) -> None:
         """Bring the trainer's policy to every engine; where they take turns on GPUs, it is the engines' from now on."""
         self._progress.stage("weight sync")
-        if self.takes_turns:
+        if self.is_colocated:
             prepared = self._weight_sync.prepare()
             await self._watchdog.within(self._deadlines.weight_sync_s, "the trainer's weights", prepared)
             self._is_trainer_asleep = True
             await self._watchdog.within(self._deadlines.train_s, "the trainer to leave its GPUs", self._trainer.sleep())
             if self._judges is not None:
                 for judge in self._judges.takers:
-                    self._diary.add(judge, "judge", "asleep", self._judges_asleep_since)
+                    self._interval_log.add(judge, "judge", "asleep", self._judges_asleep_since)
                 await self._watchdog.within(self._deadlines.train_s, "judges to wake", self._judges.wake())
         self._published = await self._watchdog.within(
             self._deadlines.weight_sync_s + self._driver.longest_switch_s,
@@ -220,14 +220,14 @@ class TrainingRun:
         """Write the step's metrics, and show them."""
         assert self._costs is not None
         assert self._published is not None
-        diary = self._diary.take()
+        interval_log = self._interval_log.take()
         step_row = recorder.step_row(
             batch,
             update,
             self._costs,
             self._published,
             self._learner.num_tokens_streamed,
-            diary=diary,
+            interval_log=interval_log,
             turnover=self._driver.turnover(),
         )
         domain_rows = recorder.domain_rows(batch)
@@ -237,42 +237,42 @@ class TrainingRun:
                 "steps": [step_row],
                 "domains": domain_rows,
                 "responses": recorder.response_rows(batch),
-                "intervals": recorder.interval_rows(batch, diary),
+                "intervals": recorder.interval_rows(batch, interval_log),
             },
         )
         self._event_log.flush()
         self._trackers.log_step(step_row, domain_rows)
         self._progress.step_finished(step_row, domain_rows)
         self._status.step_finished(step_row["step"] + 1)
-        self._stay.finished_steps = step_row["step"] + 1
-        self._departure.step_ended()
+        self._preemption.finished_steps = step_row["step"] + 1
+        self._deadline.step_ended()
 
     @asynccontextmanager
     async def may_leave(self, step: int) -> AsyncIterator[None]:
         """Let a step run inside, unless the machines are wanted back before it could end.
 
         Raises:
-            Departed: They are; the checkpoint holds the run as it was before this step.
+            Preempted: They are; the checkpoint holds the run as it was before this step.
             Interrupted: Likewise, because a person wants the run to end.
             WorldError: They are, again, and there is no use in another attempt.
         """
         before = self._now()
-        if not self._departure.may_begin(is_first=step == self._first_step):
+        if not self._deadline.may_begin(is_first=step == self._first_step):
             await self._leave(step, before)
         try:
-            async with self._departure.in_step():
+            async with self._deadline.in_step():
                 yield
-        except BrokenOff:
+        except StepInterrupted:
             await self._learner.close()
             await self._leave(step, before)
 
     async def _leave(self, step: int, before: _Moment) -> NoReturn:
-        self._progress.note(f"Leaving after step {step}: {self._departure.reason}.")
-        if self._is_trainer_asleep and step != self._stay.saved_steps:
-            await self._driver.end_engines(self._turn_takers)
+        self._progress.note(f"Leaving after step {step}: {self._deadline.reason}.")
+        if self._is_trainer_asleep and step != self._preemption.saved_steps:
+            await self._driver.end_engines(self._colocated_engines)
             await self._wake_trainer()
         await self._save(step, before)
-        error = self._stay.leave(step, self.config.run.num_steps)
+        error = self._preemption.leave(step, self.config.run.num_steps)
         self._status.fail(error)  # at once: ending the workers may take longer than there is time
         raise error
 
@@ -291,13 +291,13 @@ class TrainingRun:
         A trainer that sleeps takes its GPUs for it: what it holds in host memory is in no form that could be written.
         """
         moment, began = self._now(), asyncio.get_running_loop().time()
-        needs_turn = self._is_trainer_asleep and num_finished_steps != self._stay.saved_steps
+        needs_turn = self._is_trainer_asleep and num_finished_steps != self._preemption.saved_steps
         if needs_turn:
-            await self._driver.leave_gpus(self._turn_takers)
+            await self._driver.leave_gpus(self._colocated_engines)
             await self._wake_trainer()
         await self._save(num_finished_steps, moment)
         if needs_turn:
-            self._departure.checkpoint_took(asyncio.get_running_loop().time() - began)
+            self._deadline.checkpoint_took(asyncio.get_running_loop().time() - began)
         if needs_turn and num_finished_steps < self.config.run.num_steps:
             await self.publish_weights()
 
@@ -306,7 +306,7 @@ class TrainingRun:
 
     async def _save(self, num_finished_steps: int, moment: _Moment) -> None:
         """Save the run as it was between two steps; the trainer still is so."""
-        if num_finished_steps == self._stay.saved_steps:
+        if num_finished_steps == self._preemption.saved_steps:
             return
         began = asyncio.get_running_loop().time()
         self._progress.stage("checkpoint")
@@ -321,8 +321,8 @@ class TrainingRun:
         )
         save = self._checkpoints.save(meta, scheduler=moment.scheduler, order=moment.order, trainer=self._trainer)
         await self._watchdog.within(self._deadlines.checkpoint_s, "the trainer's checkpoint", save)
-        self._stay.saved_steps = num_finished_steps
-        self._departure.checkpoint_took(asyncio.get_running_loop().time() - began)
+        self._preemption.saved_steps = num_finished_steps
+        self._deadline.checkpoint_took(asyncio.get_running_loop().time() - began)
 
     async def load(self, checkpoint: Checkpoint) -> None:
         """Bring the trainer to where a checkpoint left it."""
@@ -331,29 +331,31 @@ class TrainingRun:
 
 
 @asynccontextmanager
-async def open_run(config: RunConfig, backend: Backend, watch: Watch | None, stay: Stay) -> AsyncIterator[TrainingRun]:
+async def open_run(
+    config: RunConfig, backend: Backend, watch: Watch | None, preemption: Preemption
+) -> AsyncIterator[TrainingRun]:
     """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
     progress = make_progress(config.run.progress, now=asyncio.get_running_loop().time)
-    stay.listen(progress.note)
+    preemption.listen(progress.note)
     progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
     try:
         with _only_process_in(config.run.dir):
-            async with _opened(config, backend, progress, watch, stay) as run:
+            async with _opened(config, backend, progress, watch, preemption) as run:
                 yield run
     except BaseException as error:
         progress.fail(error)
-        cut_short = stay.cut_short(config.run.num_steps)
+        cut_short = preemption.cut_short(config.run.num_steps)
         if isinstance(error, asyncio.CancelledError) and cut_short is not None:
             raise cut_short from None
         raise
     finally:
-        stay.stop_listening()
+        preemption.stop_listening()
     progress.end_run()
 
 
 @asynccontextmanager
 async def _opened(
-    config: RunConfig, backend: Backend, progress: Progress, watch: Watch | None, stay: Stay
+    config: RunConfig, backend: Backend, progress: Progress, watch: Watch | None, preemption: Preemption
 ) -> AsyncIterator[TrainingRun]:
     run_dir = config.run.dir
     found = find_resumable(config)
@@ -376,12 +378,12 @@ async def _opened(
                 attempt=attempt,
                 finished_steps=first_step,
                 num_steps=config.run.num_steps,
-                job_id=stay.job_id,
+                job_id=preemption.job_id,
             )
         )
-        stay.begin(attempt, first_step)
+        preemption.begin(attempt, first_step)
         try:
-            async with stay.departure.while_starting():
+            async with preemption.deadline.while_starting():
                 run = await _start(
                     stack,
                     config,
@@ -389,14 +391,14 @@ async def _opened(
                     progress=progress,
                     watch=watch,
                     status=status,
-                    stay=stay,
+                    preemption=preemption,
                     identity=identity,
                     checkpoints=checkpoints,
                     checkpoint=checkpoint,
                     attempt=attempt,
                 )
-        except BrokenOff:
-            raise stay.leave(first_step, config.run.num_steps) from None
+        except StepInterrupted:
+            raise preemption.leave(first_step, config.run.num_steps) from None
         await run.begin()
         try:
             yield run
@@ -412,7 +414,7 @@ async def _start(
     progress: Progress,
     watch: Watch | None,
     status: StatusBoard,
-    stay: Stay,
+    preemption: Preemption,
     identity: RunIdentity,
     checkpoints: CheckpointStore,
     checkpoint: Checkpoint | None,
@@ -422,7 +424,7 @@ async def _start(
     run_dir, deadlines = config.run.dir, config.backend.deadlines
     first_step = checkpoint.meta.step if checkpoint else 0
     clock = RunClock(checkpoint.meta.elapsed_s if checkpoint else 0.0)
-    diary = Diary(clock)
+    interval_log = IntervalLog(clock)
     logs = run_dir / "logs" / f"attempt-{attempt:03d}"
     watchdog = Watchdog(logs / "stall.txt", deadlines.driver_stall_s)
     startup = StartupTimes(logs, began_at=process_began_at(), now=time.time)
@@ -445,16 +447,16 @@ async def _start(
         stack.push_async_callback(watchdog.stop)
     workers = await stack.enter_async_context(
         backend.open(
-            Surroundings(
+            BackendContext(
                 logs=logs,
                 stage=stage,
                 note=progress.note,
                 within=watchdog.within,
-                add_witness=watchdog.add_witness,
+                add_stack_source=watchdog.add_stack_source,
             )
         )
     )
-    stay.listen(progress.note)  # once more: Ray took SIGTERM while it connected
+    preemption.listen(progress.note)  # once more: Ray took SIGTERM while it connected
     order = _prompt_order(config, workers.prompts)
     settings = _settings(config, workers, progress)
     scheduler = Scheduler(settings)
@@ -468,8 +470,8 @@ async def _start(
         config.rollout.max_response_tokens,
         watchdog.within,
         deadlines.train_s,
-        diary=diary,
-        on_failure=lambda error: driver.break_off(error),  # noqa: PLW0108  the driver comes later
+        interval_log=interval_log,
+        on_failure=lambda error: driver.interrupt(error),  # noqa: PLW0108  the driver comes later
     )
     stack.push_async_callback(learner.close)
 
@@ -497,8 +499,8 @@ async def _start(
         on_event=_told_to(event_log, watch(scheduler, settings, first_step) if watch else None),
         on_progress=on_progress,
         on_stream=learner.stream,
-        diary=diary,
-        asleep=workers.turn_takers,
+        interval_log=interval_log,
+        asleep=workers.colocated_engines,
         note=progress.note,
     )
     stack.push_async_callback(driver.stop)
@@ -508,7 +510,7 @@ async def _start(
         attempt=attempt,
         first_step=first_step,
         clock=clock,
-        diary=diary,
+        interval_log=interval_log,
         scheduler=scheduler,
         order=order,
         driver=driver,
@@ -522,8 +524,8 @@ async def _start(
         event_log=event_log,
         checkpoints=checkpoints,
         status=status,
-        stay=stay,
-        turn_takers=workers.turn_takers,
+        preemption=preemption,
+        colocated_engines=workers.colocated_engines,
         judges=workers.judges,
         is_modelled=backend.is_modelled,
     )

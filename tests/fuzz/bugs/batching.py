@@ -63,8 +63,8 @@ def _score_again(finish, ledger, event):
     return True
 
 
-def _one_race(shut_out, ledger, domain):
-    results = [shut_out(ledger, each) for each in ledger.places]
+def _one_race(defer_losers, ledger, domain):
+    results = [defer_losers(ledger, each) for each in ledger.places]
     return [loser for losers, _ in results for loser in losers], [
         request for _, stopped in results for request in stopped
     ]
@@ -138,7 +138,7 @@ def _only_if_all_are_scored(group: Any) -> int:
 
 
 _TAIL = (
-    ("forget to defer", around(RoundLedger, "shut_out", lambda right, *args: ([], right(*args)[1]))),
+    ("forget to defer", around(RoundLedger, "defer_losers", lambda right, *args: ([], right(*args)[1]))),
     ("last in, first out in the long queue", around(TailBatching, "handle", _last_in_first_out)),
     ("speculate in a long round", around(Race, "_num_samples", _speculate_in_a_long_round)),
     ("begin a long round one prompt early", around(TailBatching, "_prepare_round", _long_round_early)),
@@ -155,7 +155,7 @@ _TAIL = (
     ("wait for every sample of a group", instead(Group, "num_scored", _only_if_all_are_scored)),
     ("ignore the round of a finish", around(RoundLedger, "launched_group", _any_round)),
     ("a duplicated finish is scored twice", around(RoundLedger, "finish", _score_again)),
-    ("one race for all domains", around(RoundLedger, "shut_out", _one_race)),
+    ("one race for all domains", around(RoundLedger, "defer_losers", _one_race)),
     ("close the last place of a domain early", around(RoundLedger, "place", _last_place_closed)),
     (
         "end the run with prompts in the queue",

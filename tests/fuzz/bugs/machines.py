@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollpacker.core import first_guess
+from rollpacker.core import round_time_model
 from rollpacker.core.commands import Launch, RoundKind, StreamGroups
 from rollpacker.core.parallelism import ParallelismPlanner, _Controller
 from rollpacker.core.reward_budget import RewardBudget
@@ -160,7 +160,7 @@ _PLANNING = (
     ("no guess", around(ParallelismPlanner, "_guess", lambda *_: None)),
     (
         "a guess without preemptions",
-        wherever(first_guess.round_s, lambda right, costs, *args: right(replace(costs, kv_tokens=10**9), *args)),
+        wherever(round_time_model.round_s, lambda right, costs, *args: right(replace(costs, kv_tokens=10**9), *args)),
     ),
 )
 

@@ -25,8 +25,8 @@ def _wait_for_lost(lose, driver, *args):
     driver._in_flight = before | driver._in_flight
 
 
-async def _bring_under_old_name(bring, replacements, seat, _):
-    await bring(replacements, seat, seat)
+async def _bring_under_old_name(bring, replacements, slot, _):
+    await bring(replacements, slot, slot)
 
 
 async def _serve_nothing(*_):
@@ -46,7 +46,7 @@ async def _do_not_wait(_, driver):
 
 
 async def _first_fact(_, driver):
-    facts = await driver._patience.within(driver._describe_wait, driver._inbox.collect())
+    facts = await driver._timeout.within(driver._describe_wait, driver._inbox.collect())
     driver._report(facts[0])
     await driver._send()
 

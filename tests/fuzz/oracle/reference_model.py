@@ -21,7 +21,7 @@ from rollpacker.core.commands import (
     EndRound,
     EndRun,
     Evict,
-    GiveUp,
+    FailRun,
     Launch,
     LendEngines,
     MeasureProgress,
@@ -152,7 +152,7 @@ class ReferenceModel:
         else:
             self._note_news(event, commands)
         for command in commands:
-            if self.sampling and isinstance(command, GiveUp):  # it counts what nobody could be told to launch
+            if self.sampling and isinstance(command, FailRun):  # it counts what nobody could be told to launch
                 self.sampling.note_waiting(waiting)
             self._note_command(command, is_relaunch=bool(due))
         if self.sampling:
@@ -238,7 +238,7 @@ class ReferenceModel:
                 self.sampling.drop(command)
             case EndRound():
                 self._end(command)
-            case GiveUp():
+            case FailRun():
                 assert self.sampling
                 self.sampling.give_up(command)
             case EndRun():

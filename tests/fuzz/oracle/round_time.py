@@ -1,7 +1,7 @@
 """The reference model's own guess of a round's time on engines of each degree: every pass of every sequence is played.
 
-Source: RollPacker, section 4.2; the rules of admission and preemption are those of `rollpacker.core.first_guess`, which
-leaps from change to change.
+Source: RollPacker, section 4.2; the rules of admission and preemption are those of
+`rollpacker.core.round_time_model`, which leaps from change to change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollpacker.core.first_guess import DegreeCosts
+    from rollpacker.core.round_time_model import DegreeCosts
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rollpacker.core.commands import BeginRound, DropPrompt, GiveUp, RoundKind
+from rollpacker.core.commands import BeginRound, DropPrompt, FailRun, RoundKind
 from rollpacker.core.events import Event, RewardComputed
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.core.settings import DynamicSamplingSettings
@@ -156,7 +156,7 @@ class SamplingModel:
             for domain, count in vacant.items()
         )
 
-    def give_up(self, command: GiveUp) -> None:
+    def give_up(self, command: FailRun) -> None:
         model = self.model
         assert model.round is not None
         most = math.floor(self._settings.max_launch_factor * model.settings.num_prompts)

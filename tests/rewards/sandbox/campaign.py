@@ -36,7 +36,7 @@ class Campaign:
 
 
 async def run(folder, *, num_prompts, num_responses, busy_s, hanging, settings=None, seed=0, **pool):
-    """Judge responses in the order in which they finish, twice as many at a time as there are seats.
+    """Judge responses in the order in which they finish, twice as many at a time as there are slots.
 
     Args:
         folder: For the prompt file.
@@ -91,7 +91,7 @@ async def run(folder, *, num_prompts, num_responses, busy_s, hanging, settings=N
                     found.failed.append((limits[index][:1], case.time_s, verdict.reason))
                 if budget:
                     event = RewardComputed(request=verdict.request, reward=verdict.reward, case_runs=verdict.case_runs)
-                    budget.judge(event)
+                    budget.validate(event)
                     budget.learn(event)
                     budget.check()
         found.wall_s = time.monotonic() - began_s

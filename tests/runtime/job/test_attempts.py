@@ -3,9 +3,9 @@
 import pytest
 
 from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.core.errors import Departed, WorldError
+from rollpacker.core.errors import Preempted, WorldError
 from rollpacker.runtime.job.attempts import JobAttempts
-from rollpacker.runtime.job.departure import Departure
+from rollpacker.runtime.job.deadline import PreemptionDeadline
 from tests.runtime.allocations import allocation
 
 
@@ -32,29 +32,29 @@ class Job:
         )
         self.num_starts += 1
         self.requeue_file.unlink(missing_ok=True)
-        self.departure = Departure(lambda: 1000.0, end_time)
+        self.deadline = PreemptionDeadline(lambda: 1000.0, end_time)
         self.attempts = JobAttempts(self.tmp_path / "run", here, ClusterSection(name="slurm", **cluster))
-        self.attempts.begin(self.num_starts - 1, first_step, self.departure, 1000.0)
+        self.attempts.begin(self.num_starts - 1, first_step, self.deadline, 1000.0)
 
-    def leave(self, finished_steps, *, now=1050.0, broken_off_step_s=0.0):
-        self.departure.reason = "asked"
-        self.departure.broken_off_step_s = broken_off_step_s
-        return self.attempts.leave(finished_steps, 10, self.departure, now)
+    def leave(self, finished_steps, *, now=1050.0, interrupted_step_s=0.0):
+        self.deadline.reason = "asked"
+        self.deadline.interrupted_step_s = interrupted_step_s
+        return self.attempts.leave(finished_steps, 10, self.deadline, now)
 
 
 def test_an_attempt_that_finished_steps_goes_back_into_the_queue_again_and_again(job):
     for first_step in range(6):
         job.start(first_step)
-        assert isinstance(job.leave(first_step + 1), Departed)
+        assert isinstance(job.leave(first_step + 1), Preempted)
         assert job.requeue_file.exists()
 
 
 def test_the_second_attempt_in_a_row_without_a_step_is_the_last_and_says_which_time_was_too_short(job):
     job.start(3)
-    assert isinstance(job.leave(3, broken_off_step_s=40.0), Departed)
+    assert isinstance(job.leave(3, interrupted_step_s=40.0), Preempted)
     assert job.requeue_file.exists()
     job.start(3)
-    error = job.leave(3, broken_off_step_s=42.0)
+    error = job.leave(3, interrupted_step_s=42.0)
     assert isinstance(error, WorldError)
     assert not job.requeue_file.exists()
     assert "left 60 s to an attempt, 50 s of them for its checkpoint and its end" in error.problem
@@ -65,7 +65,7 @@ def test_the_second_attempt_in_a_row_without_a_step_is_the_last_and_says_which_t
 def test_progress_between_two_futile_attempts_begins_the_count_anew(job):
     for first_step, finished in ((0, 0), (0, 2), (2, 2)):
         job.start(first_step)
-        assert isinstance(job.leave(finished), Departed)
+        assert isinstance(job.leave(finished), Preempted)
         assert job.requeue_file.exists()
     job.start(2)
     assert isinstance(job.leave(2), WorldError)
@@ -82,7 +82,7 @@ def test_attempts_that_died_count_and_the_next_one_is_not_begun(job):
 def test_the_bound_is_the_configurations(job):
     for _ in range(3):
         job.start(0, max_attempts_without_progress=4)
-        assert isinstance(job.leave(0), Departed)
+        assert isinstance(job.leave(0), Preempted)
     job.start(0, max_attempts_without_progress=4)
     assert isinstance(job.leave(0), WorldError)
 
@@ -91,7 +91,7 @@ def test_a_job_that_is_submitted_anew_counts_anew(job):
     job.start(4)
     job.start(4)
     job.start(4, job_id="18", restart_count=0)
-    assert isinstance(job.leave(4), Departed)
+    assert isinstance(job.leave(4), Preempted)
 
 
 def test_starting_again_and_again_inside_one_allocation_is_nobodys_loop(job):
@@ -101,25 +101,25 @@ def test_starting_again_and_again_inside_one_allocation_is_nobodys_loop(job):
 
 def test_an_attempt_reckons_with_what_the_last_one_measured(job):
     job.start(0)
-    job.departure.expect(12.0, 3.0)
+    job.deadline.expect(12.0, 3.0)
     job.leave(2)
     job.start(2)
-    assert (job.departure.longest_step_s, job.departure.checkpoint_s) == (12.0, 3.0)
+    assert (job.deadline.longest_step_s, job.deadline.checkpoint_s) == (12.0, 3.0)
 
 
 def test_a_job_that_may_not_be_requeued_says_so(job):
     job.start(0, requeue=False)
     error = job.leave(2)
-    assert isinstance(error, Departed)
+    assert isinstance(error, Preempted)
     assert "cluster.requeue=false" in str(error)
     assert not job.requeue_file.exists()
 
 
 def test_without_a_time_limit_the_reason_names_none(job):
     job.start(0, end_time=None)
-    job.leave(0, broken_off_step_s=5.0)
+    job.leave(0, interrupted_step_s=5.0)
     job.start(0, end_time=None)
-    error = job.leave(0, broken_off_step_s=5.0)
+    error = job.leave(0, interrupted_step_s=5.0)
     assert isinstance(error, WorldError)
     assert "time limit" not in str(error)
     assert "rollout.num_prompts" in error.remedy

@@ -14,9 +14,9 @@ from rollpacker.core.errors import ConfigError, EngineFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.fleets import config_of, degrees_of
-from rollpacker.runtime.placing.model_fit import judge_fit
+from rollpacker.runtime.placing.model_fit import validate_fit
 from rollpacker.runtime.placing.planning import placed_actors
-from rollpacker.runtime.placing.topology import turn_takers
+from rollpacker.runtime.placing.topology import colocated_engines
 from rollpacker.runtime.ray.rebuilt_engine import RebuiltEngine
 from tests.runtime.placing.test_placement_maps import BASE, sized
 from tests.runtime.scripted import ScriptedEngine
@@ -64,7 +64,7 @@ def test_every_set_has_the_same_gpus_and_no_engine_leaves_its_node(num_nodes, co
         if degree != configured:
             assert {(engine.resources.num_cpus, engine.resources.num_gpus) for engine in members} == {(0, 0)}
     assert len({engine.name for engine in engines}) == len(engines)
-    assert set(turn_takers(config, placed)) == ({engine.name for engine in engines} if is_colocated else set())
+    assert set(colocated_engines(config, placed)) == ({engine.name for engine in engines} if is_colocated else set())
 
 
 def test_without_a_planner_there_is_one_set() -> None:
@@ -97,7 +97,7 @@ def test_degrees_that_nobody_can_work_with_are_refused(words, message) -> None:
 def test_a_degree_that_does_not_divide_the_model_is_named(inputs_of_two_heads) -> None:
     config = with_degrees(compose([*WORDS, f"model.path={inputs_of_two_heads}", "engine.num_engines=4"]), 1, 2, 4)
     with pytest.raises(ConfigError, match=r"engine.degrees=4 does not divide the model's 2 attention heads"):
-        judge_fit(config)
+        validate_fit(config)
 
 
 @pytest.fixture

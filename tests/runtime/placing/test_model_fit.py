@@ -10,7 +10,7 @@ import pytest
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import UserError
 from rollpacker.runtime.placing.actors import ClusterSize
-from rollpacker.runtime.placing.model_fit import judge_fit
+from rollpacker.runtime.placing.model_fit import validate_fit
 
 REAL = ["model.path=m", "data.path=d", "run.dir=r"]
 QWEN_7B = {
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> str:
 
 
 def fit_of(model: str, *words: str):
-    return judge_fit(compose([*REAL, model, "model.dtype=bfloat16", *words]))
+    return validate_fit(compose([*REAL, model, "model.dtype=bfloat16", *words]))
 
 
 def gigabytes_of(memory: object, *names: str) -> list[float]:
@@ -148,14 +148,14 @@ def judged(model: str, *words: str) -> list[str]:
 
 
 def test_a_judge_beside_engines_takes_its_memory_from_theirs(model):
-    fit = judge_fit(compose(judged(model)), EIGHT)
+    fit = validate_fit(compose(judged(model)), EIGHT)
     assert fit.judge.weights == pytest.approx(2 * SEVEN_BILLION, rel=1e-3)
     assert fit.judge.needed < 0.3 * 80e9
-    streamed = judge_fit(compose(judged(model, "reward.judge.engine=streamed")), EIGHT)
+    streamed = validate_fit(compose(judged(model, "reward.judge.engine=streamed")), EIGHT)
     assert streamed.judge.weights == 0
     with pytest.raises(UserError, match=r"judge of reward.judge.engine=torch needs 1\d\.\d GB[\s\S]*memory_share=0\.1"):
-        judge_fit(compose(judged(model, "reward.judge.memory_share=0.1")), EIGHT)
+        validate_fit(compose(judged(model, "reward.judge.memory_share=0.1")), EIGHT)
     with pytest.raises(UserError, match=r"An engine[\s\S]*less a judge's 0\.75"):
-        judge_fit(compose(judged(model, "reward.judge.memory_share=0.75")), EIGHT)
+        validate_fit(compose(judged(model, "reward.judge.memory_share=0.75")), EIGHT)
     with pytest.raises(UserError, match="A rank of trainer=fsdp"):
-        judge_fit(compose(judged(model, "reward.judge.memory_share=0.7", "engine.vllm.memory_share=0.95")), EIGHT)
+        validate_fit(compose(judged(model, "reward.judge.memory_share=0.7", "engine.vllm.memory_share=0.95")), EIGHT)

@@ -15,7 +15,7 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.launch.shape import job_shape
 from rollpacker.runtime.placing.actors import ClusterSize, PlacedActor
 from rollpacker.runtime.placing.planning import placed_actors
-from rollpacker.runtime.placing.topology import run_gpus, turn_takers
+from rollpacker.runtime.placing.topology import colocated_engines, run_gpus
 
 REAL = ["model.path=m", "data.path=d", "run.dir=r"]
 BASE = compose([*REAL, "engine.name=vllm", "trainer.name=megatron", "engine.resources.num_cpus=0"])
@@ -102,7 +102,7 @@ def test_maps_place_everyone_and_those_who_share_a_gpu_take_turns(
     shared_halves = engine_groups & trainer_groups
     assert {gpu // 4 for _, gpu in of_engines & of_trainer} == shared_halves
     takers = {actor.name for actor in placed if actor.role == "engine" and actor.gpus[0] // 4 in shared_halves}
-    assert set(turn_takers(config, placed)) == takers
+    assert set(colocated_engines(config, placed)) == takers
 
 
 @given(
@@ -122,7 +122,7 @@ def test_without_maps_nobody_shares_a_gpu_and_nobody_sleeps(
         return
     assert_everyone_is_placed(config, placed, 8)
     assert not set(seats_of(placed, "engine")) & set(seats_of(placed, "trainer"))
-    assert turn_takers(config, placed) == ()
+    assert colocated_engines(config, placed) == ()
     assert placed[-1].node == placed[num_engines].node == 0  # reward and first rank, beside the driver
 
 
@@ -136,7 +136,7 @@ def test_shares_of_a_gpu_are_handed_out_until_it_is_full() -> None:
     config = sized(3, num_gpus=(0.4, 0.5))
     placed = placed_actors(config, nodes_of(1, 2))
     assert [actor.gpus for actor in placed] == [(0,), (1,), (1,), (0,), ()]
-    assert turn_takers(config, placed) == ()  # who has a share has it all the time
+    assert colocated_engines(config, placed) == ()  # who has a share has it all the time
     with pytest.raises(ConfigError, match=r"1\.9 GPUs, and there is no room for engine-1"):
         placed_actors(sized(2, num_gpus=(0.7, 0.5)), nodes_of(1, 2))  # no two of them fit on one
 

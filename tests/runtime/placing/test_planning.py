@@ -8,7 +8,7 @@ from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.planning import cluster_size, placed_actors
-from rollpacker.runtime.placing.topology import shared_by_judges, turn_takers
+from rollpacker.runtime.placing.topology import colocated_engines, shared_by_judges
 from tests.runtime.allocations import allocation
 
 
@@ -108,7 +108,7 @@ def test_judges_work_where_their_map_says_beside_others_or_alone():
     placed = placed_actors(config, size(1, 8, 6))
     assert gpus_of(config, 1, 8, 6)["judge-0"] == (0, (3,))
     assert shared_by_judges(placed) == {"judge-0", "engine-3"}
-    assert turn_takers(config, placed) == ()
+    assert colocated_engines(config, placed) == ()
     with pytest.raises(ConfigError, match=r"placement.judge=3 holds 1 judge[\s\S]*num_replicas=1"):
         placed_actors(configured(*JUDGED, *maps, "placement.judge=3"), size(1, 8, 6))
     with pytest.raises(ConfigError, match=r"placement.judge=9 names GPU 9"):

@@ -31,7 +31,7 @@ async def main(scratch):
         index=0, name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
     )
     folder = private_folder([scratch], {})
-    head = RayNode(offer, patience_s=600, folder=folder, log=Path(scratch, "logs-of-the-run", "ray.log"))
+    head = RayNode(offer, grace_s=600, folder=folder, log=Path(scratch, "logs-of-the-run", "ray.log"))
     rendezvous = Rendezvous(head.folder)
     async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
         import os, ray, tempfile

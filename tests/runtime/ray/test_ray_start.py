@@ -33,12 +33,12 @@ def main():
 """Has its raylet when it is asked for the third time."""
 
 
-def start_slow_ray(folder, patience_s):
+def start_slow_ray(folder, grace_s):
     for name, content in SLOW_RAY.items():
         file = folder / "ray" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    command = [sys.executable, "-c", _RAY_START, str(patience_s), "start", "--block"]
+    command = [sys.executable, "-c", _RAY_START, str(grace_s), "start", "--block"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 

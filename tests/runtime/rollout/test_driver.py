@@ -201,6 +201,6 @@ async def test_a_stream_that_fails_ends_the_round_that_runs_at_once(tmp_path):
     """Its engines never finish; what fails is the trainer, which only a stream asks for something by then."""
     engines = [ScriptedEngine("engine-0", lambda _: None)]
     async with driving(tmp_path, engines) as driver:
-        driver.break_off(EngineFailed("The process of trainer-1 died."))
+        driver.interrupt(EngineFailed("The process of trainer-1 died."))
         with pytest.raises(EngineFailed, match="trainer-1"):
             await driver.run_round(step=0, policy_version=0)

@@ -51,7 +51,7 @@ async def test_a_failure_that_the_replacement_repeats_ends_the_round_after_one_r
     """Of three that are allowed."""
     brought = []
 
-    async def replace(_seat, name):
+    async def replace(_slot, name):
         engine = ScriptedEngine(name, lambda _: None)
         engine.fail(raised(name, "The model's logits are not finite numbers."))
         brought.append(name)

@@ -7,7 +7,7 @@ import pytest
 
 from rollpacker.core.errors import ForeignVersion
 from rollpacker.core.ids import PromptId
-from rollpacker.runtime.rollout.interval_log import Diary
+from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.learning import Learner
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
@@ -63,8 +63,10 @@ async def learning(tmp_path):
     trainer = ScriptedTrainer()
     within = Watchdog(tmp_path / "stall.txt", 60).within
     trainer.told = []
-    diary = Diary(RunClock())
-    return trainer, Learner(trainer, 100, within, deadline_s=5, diary=diary, on_failure=trainer.told.append)
+    interval_log = IntervalLog(RunClock())
+    return trainer, Learner(
+        trainer, 100, within, deadline_s=5, interval_log=interval_log, on_failure=trainer.told.append
+    )
 
 
 async def learn(learner, batch):

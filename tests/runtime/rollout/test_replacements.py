@@ -32,8 +32,8 @@ class Bringer:
         self._num_turns = num_turns
         self._make = make
 
-    async def __call__(self, seat, name):
-        self.asked.append((seat, name))
+    async def __call__(self, slot, name):
+        self.asked.append((slot, name))
         await self.may_start.wait()
         self.brought[name] = self._make(name, self._num_turns)
         return self.brought[name]
@@ -175,7 +175,7 @@ async def test_a_crash_loop_ends_the_run_with_the_last_error_and_the_name_of_its
 
 
 async def test_an_engine_that_never_starts_again_is_done_without(tmp_path):
-    async def refuse(seat, name):
+    async def refuse(slot, name):
         raise EngineFailed(f"{name} found no memory.")
 
     engines = [ScriptedEngine("engine-0", never), ScriptedEngine("engine-1", quick)]

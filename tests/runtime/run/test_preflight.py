@@ -13,7 +13,7 @@ from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError, DataError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.runtime.run.folder_checks import check_creatable
-from rollpacker.runtime.run.preflight import judge, judge_all
+from rollpacker.runtime.run.preflight import validate, validate_all
 from tests.cli.inputs import CONFIG, NUM_PARAMETERS, tensors_of, tree_of, write_model, write_prompts, write_shards
 
 
@@ -26,25 +26,25 @@ def inputs(tmp_path: Path) -> list[str]:
 
 def test_a_legal_run_is_described_and_nothing_is_created(inputs: list[str], tmp_path: Path) -> None:
     before = tree_of(tmp_path)
-    outlook = judge(compose(inputs))
-    assert outlook.model.architecture == "Qwen2ForCausalLM"
-    assert outlook.model.num_parameters == NUM_PARAMETERS
-    assert outlook.model.max_positions == 2048
-    assert outlook.num_prompts_by_domain == {Domain("math"): 30, Domain("code"): 10}
-    assert outlook.finished_steps == 0
+    resolved = validate(compose(inputs))
+    assert resolved.model.architecture == "Qwen2ForCausalLM"
+    assert resolved.model.num_parameters == NUM_PARAMETERS
+    assert resolved.model.max_positions == 2048
+    assert resolved.num_prompts_by_domain == {Domain("math"): 30, Domain("code"): 10}
+    assert resolved.finished_steps == 0
     assert tree_of(tmp_path) == before
 
 
 def test_weights_in_several_files_are_counted_together(inputs: list[str], tmp_path: Path) -> None:
     write_shards(tmp_path / "model")
-    assert judge(compose(inputs)).model.num_parameters == NUM_PARAMETERS
+    assert validate(compose(inputs)).model.num_parameters == NUM_PARAMETERS
 
 
 def test_weights_of_torchs_own_format_leave_the_size_open(inputs: list[str], tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").unlink()
     state = {name: torch.zeros(shape) for name, shape in tensors_of(CONFIG).items()}
     torch.save(state, tmp_path / "model" / "pytorch_model.bin")
-    model = judge(compose(inputs)).model
+    model = validate(compose(inputs)).model
     assert model.num_parameters is None
     assert model.num_weight_bytes > 4 * NUM_PARAMETERS
 
@@ -52,58 +52,58 @@ def test_weights_of_torchs_own_format_leave_the_size_open(inputs: list[str], tmp
 def test_a_model_that_does_not_name_its_positions_is_taken_at_any_length(inputs: list[str], tmp_path: Path) -> None:
     config = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    outlook = judge(compose([*inputs, "rollout.max_response_tokens=100000"]))
-    assert outlook.model.max_positions is None
+    resolved = validate(compose([*inputs, "rollout.max_response_tokens=100000"]))
+    assert resolved.model.max_positions is None
 
 
 def test_lengths_may_fill_the_models_positions_exactly(inputs: list[str]) -> None:
-    assert judge(compose([*inputs, "rollout.max_response_tokens=1024"]))
+    assert validate(compose([*inputs, "rollout.max_response_tokens=1024"]))
     with pytest.raises(ConfigError, match="add up to 2049"):
-        judge(compose([*inputs, "rollout.max_response_tokens=1025"]))
+        validate(compose([*inputs, "rollout.max_response_tokens=1025"]))
 
 
 def test_every_domain_of_the_file_needs_a_weight_or_none_has_one(inputs: list[str]) -> None:
     with pytest.raises(ConfigError, match="no weight for code"):
-        judge(compose([*inputs, "data.domain_weights.math=1"]))
+        validate(compose([*inputs, "data.domain_weights.math=1"]))
 
 
 def test_a_domain_has_enough_prompts_for_its_places_in_a_batch(inputs: list[str]) -> None:
     weights = "data.domain_weights={math: 1, code: 1}"
-    assert judge(compose([*inputs, weights, "rollout.num_prompts=20"]))
+    assert validate(compose([*inputs, weights, "rollout.num_prompts=20"]))
     with pytest.raises(ConfigError, match="`code` has 10 prompts, but fills 11 places"):
-        judge(compose([*inputs, weights, "rollout.num_prompts=22"]))
+        validate(compose([*inputs, weights, "rollout.num_prompts=22"]))
 
 
 def test_a_file_with_exactly_one_batch_is_enough(inputs: list[str]) -> None:
-    assert judge(compose([*inputs, "rollout.num_prompts=40"]))
+    assert validate(compose([*inputs, "rollout.num_prompts=40"]))
     with pytest.raises(DataError, match="40 prompts, fewer than"):
-        judge(compose([*inputs, "rollout.num_prompts=41"]))
+        validate(compose([*inputs, "rollout.num_prompts=41"]))
 
 
 def test_a_safetensors_file_with_a_torn_header_is_a_model_error(inputs: list[str], tmp_path: Path) -> None:
     shard = tmp_path / "model" / "model.safetensors"
     shard.write_bytes(shard.read_bytes()[:40])
     with pytest.raises(ModelError, match="not a safetensors file"):
-        judge(compose(inputs))
+        validate(compose(inputs))
 
 
 def test_a_mistake_that_points_share_is_said_once(inputs: list[str], tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").unlink()
     configs = [compose([*inputs, f"run.seed={seed}"]) for seed in range(3)]
     with pytest.raises(UserError) as caught:
-        judge_all(configs)
+        validate_all(configs)
     assert str(caught.value).count("does not exist") == 1
 
 
 def test_a_run_without_megatron_core_is_refused_unless_an_image_has_it(
     inputs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge(compose([*inputs, "trainer=megatron"]))
+    validate(compose([*inputs, "trainer=megatron"]))
     monkeypatch.setitem(sys.modules, "megatron.core", None)  # as Python marks a module that is not to be found
-    judge(compose(inputs))
-    judge(compose([*inputs, "trainer=megatron", "cluster=slurm", "cluster.container.image=rollpacker.sif"]))
+    validate(compose(inputs))
+    validate(compose([*inputs, "trainer=megatron", "cluster=slurm", "cluster.container.image=rollpacker.sif"]))
     with pytest.raises(UserError, match="Megatron-core is not installed") as error:
-        judge(compose([*inputs, "trainer=megatron"]))
+        validate(compose([*inputs, "trainer=megatron"]))
     assert "rollpacker[megatron]" in error.value.allowed
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollpacker.core.errors import Departed
+from rollpacker.core.errors import Preempted
 from rollpacker.metrics.schemas import STEPS
 from rollpacker.runtime.run.progress import (
     COLUMNS,
@@ -188,7 +188,7 @@ def test_the_live_screen_draws_in_place_and_ends_with_the_outcome() -> None:
     [
         (ValueError("x"), "failed during training"),
         (KeyboardInterrupt(), "interrupted during"),
-        (Departed("asked"), "left during"),
+        (Preempted("asked"), "left during"),
     ],
 )
 def test_an_early_end_says_where_the_run_stood(mode: str, error: BaseException, said: str) -> None:

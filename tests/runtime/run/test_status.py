@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from rollpacker.core.errors import Departed, WorldError
+from rollpacker.core.errors import Preempted, WorldError
 from rollpacker.runtime.run.status import STATUS_FILE, read_status, shown_status
 
 
@@ -22,7 +22,7 @@ def one_more_step(folder, ending: BaseException | None):
     ("ending", "state", "reason"),
     [
         (None, "finished", ""),
-        (Departed("asked", "requeued"), "departed", "asked"),
+        (Preempted("asked", "requeued"), "preempted", "asked"),
         (WorldError("lost", "", "again"), "failed", "lost\nagain"),
         (ValueError("x"), "failed", "ValueError: x"),
         (KeyboardInterrupt(), "interrupted", ""),

@@ -32,8 +32,8 @@ async def test_an_expired_wait_names_what_it_waited_for_and_leaves_a_report(tmp_
     async def dead():
         raise ConnectionError("gone")
 
-    watchdog.add_witness("engine-0", stacks)
-    watchdog.add_witness("engine-1", dead)
+    watchdog.add_stack_source("engine-0", stacks)
+    watchdog.add_stack_source("engine-1", dead)
     with pytest.raises(DeadlineExceeded, match="3 responses of engine-0") as caught:
         await watchdog.within(0.01, lambda: "3 responses of engine-0", never())
     report = (tmp_path / "logs" / "stall.txt").read_text()

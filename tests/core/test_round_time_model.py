@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollpacker.core.first_guess import fastest_degree, round_s
+from rollpacker.core.round_time_model import fastest_degree, round_s
 from tests.core.plans import degree_costs
 
 ONE = replace(degree_costs(1), num_engines=1, kv_tokens=10**6, pass_s=(1.0, 8.0), prefill_s=0.25, kv_read_s=0.5)

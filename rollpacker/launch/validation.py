@@ -24,8 +24,8 @@ from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.surroundings import surrounding_images
-from rollpacker.runtime.run.preflight import Outlook, ProspectOf, RealProspect, judge_all
-from rollpacker.runtime.run.preflight import judge as judge_run
+from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFactsOf, validate_all
+from rollpacker.runtime.run.preflight import validate as judge_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ _MOST_LISTED = 20
 """Names in one message."""
 
 
-def judge_sweep(sweep: Sweep, prospect_of: ProspectOf) -> tuple[Outlook, ...]:
+def validate_sweep(sweep: Sweep, run_facts_of: RunFactsOf) -> tuple[ResolvedRun, ...]:
     """Judge every point of a sweep by what it would run on: this machine, or jobs when our launcher is to submit it.
 
     Raises:
@@ -52,13 +52,13 @@ def judge_sweep(sweep: Sweep, prospect_of: ProspectOf) -> tuple[Outlook, ...]:
         WorldError: Slurm is here, but does not answer.
     """
     if sweep.launcher is None:
-        return judge_all(sweep.configs, prospect_of)
-    return judge_launch(points_of(sweep), sweep.launcher, sweep.folder, prospect_of)
+        return validate_all(sweep.configs, run_facts_of)
+    return validate_launch(points_of(sweep), sweep.launcher, sweep.folder, run_facts_of)
 
 
-def judge_launch(
-    points: Sequence[Point], settings: LauncherSettings, folder: Path, prospect_of: ProspectOf
-) -> tuple[Outlook, ...]:
+def validate_launch(
+    points: Sequence[Point], settings: LauncherSettings, folder: Path, run_facts_of: RunFactsOf
+) -> tuple[ResolvedRun, ...]:
     """Judge every point as a run and as a job; raises all mistakes together, those that points share once.
 
     Raises:
@@ -67,10 +67,10 @@ def judge_launch(
     """
     is_for_slurm = settings.executor == "slurm"
     mistakes: dict[str, UserError] = {}
-    outlooks: list[Outlook] = []
+    resolved_runs: list[ResolvedRun] = []
     for point in points:
         try:
-            outlooks.append(judge_run(point.config, _in_jobs(prospect_of) if is_for_slurm else prospect_of))
+            resolved_runs.append(judge_run(point.config, _in_jobs(run_facts_of) if is_for_slurm else run_facts_of))
         except UserError as error:
             mistakes.setdefault(str(error), error)
     if is_for_slurm:
@@ -80,7 +80,7 @@ def judge_launch(
     if is_for_slurm:
         for batch in batches(points):
             batch_script(batch, settings, folder)  # refuses what cannot be bound into a container
-    return tuple(outlooks)
+    return tuple(resolved_runs)
 
 
 def site_mistakes(shape: JobShape, site: Site) -> Iterator[UserError]:
@@ -95,7 +95,7 @@ def site_mistakes(shape: JobShape, site: Site) -> Iterator[UserError]:
     yield from _feature_mistakes(cluster, site)
 
 
-class _JobProspect(RealProspect):
+class _JobFacts(RealRunFacts):
     """Of a real run on the nodes of its job, of which this machine need not be one."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -106,9 +106,9 @@ class _JobProspect(RealProspect):
         return ray_size(self._job_config)
 
 
-def _in_jobs(prospect_of: ProspectOf) -> ProspectOf:
+def _in_jobs(run_facts_of: RunFactsOf) -> RunFactsOf:
     return lambda config: (
-        _JobProspect(config) if config.backend.name == "ray" and config.cluster is not None else prospect_of(config)
+        _JobFacts(config) if config.backend.name == "ray" and config.cluster is not None else run_facts_of(config)
     )
 
 

@@ -9,8 +9,8 @@ import pytest
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import Interrupted
-from rollpacker.runtime.job.departure import BrokenOff, Departure
-from rollpacker.runtime.job.stay import STEP_PATIENCE_S, ShellStay
+from rollpacker.runtime.job.deadline import PreemptionDeadline, StepInterrupted
+from rollpacker.runtime.job.preemption import STEP_PATIENCE_S, ShellPreemption
 from rollpacker.runtime.run.status import read_status
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -38,7 +38,7 @@ def interrupted(config, run_dir, *, at_event: int, times: int) -> Interrupted:
 
             return on_event
 
-        await pipeline.train(config, ModelledBackend(config), watch, ShellStay(config))
+        await pipeline.train(config, ModelledBackend(config), watch, ShellPreemption(config))
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted) as ended:
@@ -81,18 +81,18 @@ def ended_after(num_finished: int, *, asked_s: float, step_s: float) -> float:
 
     async def story():
         loop = asyncio.get_running_loop()
-        departure = Departure(loop.time)
-        departure.checkpoint_took(CHECKPOINT_S)
+        deadline = PreemptionDeadline(loop.time)
+        deadline.checkpoint_took(CHECKPOINT_S)
         for _ in range(num_finished):
-            async with departure.in_step():
+            async with deadline.in_step():
                 await asyncio.sleep(step_s)
-            departure.step_ended()
+            deadline.step_ended()
         began = loop.time()
-        loop.call_later(asked_s, departure.ask_soon, "Ctrl-C", STEP_PATIENCE_S)
+        loop.call_later(asked_s, deadline.ask_soon, "Ctrl-C", STEP_PATIENCE_S)
         try:
-            async with departure.in_step():
+            async with deadline.in_step():
                 await asyncio.sleep(step_s)
-        except BrokenOff:
+        except StepInterrupted:
             pass
         return loop.time() - began
 

@@ -34,11 +34,11 @@ CLOSING_S = 5.0
 ended in 1 to 3 s on the mini cluster."""
 
 
-class BrokenOff(Exception):
+class StepInterrupted(Exception):
     """The machines are wanted back before the work inside could end."""
 
 
-class Departure:
+class PreemptionDeadline:
     """Asks and answers for one attempt.
 
     Args:
@@ -58,7 +58,7 @@ class Departure:
         """In this attempt."""
         self.reason = ""
         """Who asked, and what is left; empty as long as nobody did."""
-        self.broken_off_step_s = 0.0
+        self.interrupted_step_s = 0.0
         """How long the step had run that was broken off."""
 
     @property
@@ -91,12 +91,12 @@ class Departure:
         self._deadline = min(self._deadline, deadline)
         self._set_alarm()
 
-    def ask_soon(self, reason: str, patience_s: float) -> None:
+    def ask_soon(self, reason: str, grace_s: float) -> None:
         """Ask the run to leave, though nobody takes its machines: a step that ends in so many seconds may end.
 
         Before the first step of an attempt has ended there is nothing to save, and nothing is waited for.
         """
-        wait_s = self.reserve_s + patience_s if self._has_finished_step else 0.0
+        wait_s = self.reserve_s + grace_s if self._has_finished_step else 0.0
         self.ask(reason, self._clock() + wait_s)
 
     def may_begin(self, *, is_first: bool) -> bool:
@@ -129,25 +129,25 @@ class Departure:
 
     @asynccontextmanager
     async def while_starting(self) -> AsyncIterator[None]:
-        """Raise `BrokenOff` when the machines are wanted back, and end what runs inside."""
+        """Raise `StepInterrupted` when the machines are wanted back, and end what runs inside."""
         try:
-            async with self._breakable(math.inf):
+            async with self._interruptible(math.inf):
                 yield
-        except BrokenOff:
+        except StepInterrupted:
             self.reason = self.reason or "the time limit came while the run was starting"
             raise
 
     @asynccontextmanager
     async def in_step(self) -> AsyncIterator[None]:
-        """Raise `BrokenOff` when too little time is left for the step, and end what runs inside."""
+        """Raise `StepInterrupted` when too little time is left for the step, and end what runs inside."""
         self._step_began = began = self._clock()
         try:
-            async with self._breakable(began + self.longest_step_s):
+            async with self._interruptible(began + self.longest_step_s):
                 yield
-        except BrokenOff:
-            self.broken_off_step_s = self._clock() - began
+        except StepInterrupted:
+            self.interrupted_step_s = self._clock() - began
             self.reason = self.reason or (
-                f"the time limit came before the end of a step that had run for {self.broken_off_step_s:.0f} s"
+                f"the time limit came before the end of a step that had run for {self.interrupted_step_s:.0f} s"
             )
             raise
 
@@ -158,7 +158,7 @@ class Departure:
             scope.reschedule(None)
 
     @asynccontextmanager
-    async def _breakable(self, expected_end: float) -> AsyncIterator[None]:
+    async def _interruptible(self, expected_end: float) -> AsyncIterator[None]:
         self._expected_end = expected_end
         try:
             async with asyncio.timeout(None) as scope:
@@ -168,7 +168,7 @@ class Departure:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise BrokenOff from None
+            raise StepInterrupted from None
         finally:
             self._scope = None
 

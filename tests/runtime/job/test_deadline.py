@@ -5,8 +5,14 @@ import signal
 
 import pytest
 
-from rollpacker.runtime.job.departure import CHECKPOINT_SLACK, CLOSING_S, UNSEEN_CHECKPOINT_S, BrokenOff, Departure
-from rollpacker.runtime.job.notices import SIGNALS, UNKNOWN_GRACE_S, Ears, Notices
+from rollpacker.runtime.job.deadline import (
+    CHECKPOINT_SLACK,
+    CLOSING_S,
+    UNSEEN_CHECKPOINT_S,
+    PreemptionDeadline,
+    StepInterrupted,
+)
+from rollpacker.runtime.job.signals import SIGNALS, UNKNOWN_GRACE_S, SignalListener, SignalMeanings
 from rollpacker.sim.virtual_time import run_in_virtual_time
 
 STEP_S = 20.0
@@ -16,7 +22,7 @@ LAST_MOMENT_S = CHECKPOINT_SLACK * CHECKPOINT_S + CLOSING_S
 
 
 def in_virtual_time(story):
-    """Tell a story of one departure from second 0; gives what it returns."""
+    """Tell a story of one deadline from second 0; gives what it returns."""
 
     async def told():
         return await story(asyncio.get_running_loop())
@@ -24,62 +30,62 @@ def in_virtual_time(story):
     return run_in_virtual_time(told())
 
 
-def departure_after_a_step(loop, end_time=None):
-    departure = Departure(loop.time, end_time)
-    departure.expect(STEP_S, CHECKPOINT_S)
-    return departure
+def deadline_after_a_step(loop, end_time=None):
+    deadline = PreemptionDeadline(loop.time, end_time)
+    deadline.expect(STEP_S, CHECKPOINT_S)
+    return deadline
 
 
-async def ends(departure, duration_s):
+async def ends(deadline, duration_s):
     """Take a step of so long; gives when it ended, and whether it was broken off."""
     try:
-        async with departure.in_step():
+        async with deadline.in_step():
             await asyncio.sleep(duration_s)
-            departure.commit()
-    except BrokenOff:
+            deadline.commit()
+    except StepInterrupted:
         return asyncio.get_running_loop().time(), True
-    departure.step_ended()
+    deadline.step_ended()
     return asyncio.get_running_loop().time(), False
 
 
-def ask_at(loop, departure, time_s, remaining_s):
-    loop.call_at(time_s, lambda: departure.ask("asked", loop.time() + remaining_s))
+def ask_at(loop, deadline, time_s, remaining_s):
+    loop.call_at(time_s, lambda: deadline.ask("asked", loop.time() + remaining_s))
 
 
 def test_nobody_asks_and_steps_follow_each_other():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        assert departure.may_begin(is_first=True)
-        ended = await ends(departure, 1000.0)
-        return ended, departure.may_begin(is_first=False), departure.longest_step_s
+        deadline = deadline_after_a_step(loop)
+        assert deadline.may_begin(is_first=True)
+        ended = await ends(deadline, 1000.0)
+        return ended, deadline.may_begin(is_first=False), deadline.longest_step_s
 
     assert in_virtual_time(story) == ((1000.0, False), True, 1000.0)
 
 
 def test_a_step_that_can_still_end_goes_on_and_no_other_begins():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ask_at(loop, departure, 5.0, STEP_S - 5 + LAST_MOMENT_S + 0.1)
-        ended = await ends(departure, STEP_S)
-        return ended, departure.may_begin(is_first=False), departure.reason
+        deadline = deadline_after_a_step(loop)
+        ask_at(loop, deadline, 5.0, STEP_S - 5 + LAST_MOMENT_S + 0.1)
+        ended = await ends(deadline, STEP_S)
+        return ended, deadline.may_begin(is_first=False), deadline.reason
 
     assert in_virtual_time(story) == ((STEP_S, False), False, "asked")
 
 
 def test_a_step_whose_end_would_come_too_late_is_broken_off_at_once():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ask_at(loop, departure, 5.0, STEP_S - 5 + LAST_MOMENT_S - 0.1)
-        return await ends(departure, STEP_S)
+        deadline = deadline_after_a_step(loop)
+        ask_at(loop, deadline, 5.0, STEP_S - 5 + LAST_MOMENT_S - 0.1)
+        return await ends(deadline, STEP_S)
 
     assert in_virtual_time(story) == (5.0, True)
 
 
 def test_a_step_that_takes_longer_than_it_seemed_is_broken_off_when_a_checkpoint_just_fits():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ask_at(loop, departure, 5.0, 60.0)
-        return await ends(departure, 1000.0), departure.broken_off_step_s
+        deadline = deadline_after_a_step(loop)
+        ask_at(loop, deadline, 5.0, 60.0)
+        return await ends(deadline, 1000.0), deadline.interrupted_step_s
 
     last = 65.0 - LAST_MOMENT_S
     assert in_virtual_time(story) == ((last, True), last)
@@ -87,37 +93,37 @@ def test_a_step_that_takes_longer_than_it_seemed_is_broken_off_when_a_checkpoint
 
 def test_a_checkpoint_that_nobody_has_seen_is_reckoned_with_much_time():
     async def story(loop):
-        departure = Departure(loop.time)
-        ask_at(loop, departure, 5.0, 60.0)
-        return await ends(departure, 1000.0)
+        deadline = PreemptionDeadline(loop.time)
+        ask_at(loop, deadline, 5.0, 60.0)
+        return await ends(deadline, 1000.0)
 
     assert in_virtual_time(story) == (65.0 - CHECKPOINT_SLACK * UNSEEN_CHECKPOINT_S - CLOSING_S, True)
 
 
 def test_the_earlier_of_two_deadlines_counts_and_the_first_reason():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ask_at(loop, departure, 5.0, 300.0)
-        loop.call_at(6.0, lambda: departure.ask("asked again", 8.0 + LAST_MOMENT_S))
-        loop.call_at(7.0, lambda: departure.ask("and again", 300.0))
-        return await ends(departure, 1000.0), departure.reason
+        deadline = deadline_after_a_step(loop)
+        ask_at(loop, deadline, 5.0, 300.0)
+        loop.call_at(6.0, lambda: deadline.ask("asked again", 8.0 + LAST_MOMENT_S))
+        loop.call_at(7.0, lambda: deadline.ask("and again", 300.0))
+        return await ends(deadline, 1000.0), deadline.reason
 
     assert in_virtual_time(story) == ((6.0, True), "asked")
 
 
 def test_a_second_signal_while_the_step_is_being_broken_off_changes_nothing():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ask_at(loop, departure, 5.0, 0.0)
+        deadline = deadline_after_a_step(loop)
+        ask_at(loop, deadline, 5.0, 0.0)
         try:
-            async with departure.in_step():
+            async with deadline.in_step():
                 try:
                     await asyncio.sleep(1000.0)
                 finally:
-                    departure.ask("again", 0.0)
+                    deadline.ask("again", 0.0)
                     await asyncio.sleep(1.0)
-                    departure.ask("and again", 0.0)
-        except BrokenOff:
+                    deadline.ask("and again", 0.0)
+        except StepInterrupted:
             return loop.time()
 
     assert in_virtual_time(story) == 6.0
@@ -125,25 +131,25 @@ def test_a_second_signal_while_the_step_is_being_broken_off_changes_nothing():
 
 def test_an_update_that_has_begun_goes_on_to_its_end():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ask_at(loop, departure, 5.0, 0.0)
-        async with departure.in_step():
+        deadline = deadline_after_a_step(loop)
+        ask_at(loop, deadline, 5.0, 0.0)
+        async with deadline.in_step():
             await asyncio.sleep(4.0)
-            departure.commit()
+            deadline.commit()
             await asyncio.sleep(4.0)
-        return loop.time(), departure.may_begin(is_first=False)
+        return loop.time(), deadline.may_begin(is_first=False)
 
     assert in_virtual_time(story) == (8.0, False)
 
 
 def test_a_step_that_cannot_end_before_the_time_limit_is_not_begun():
     async def story(loop):
-        departure = departure_after_a_step(loop, end_time=100.0)
+        deadline = deadline_after_a_step(loop, end_time=100.0)
         begun = []
-        while departure.may_begin(is_first=not begun):
+        while deadline.may_begin(is_first=not begun):
             begun.append(loop.time())
-            assert not (await ends(departure, STEP_S))[1]
-        return begun, loop.time() + STEP_S + LAST_MOMENT_S > 100.0, departure.reason
+            assert not (await ends(deadline, STEP_S))[1]
+        return begun, loop.time() + STEP_S + LAST_MOMENT_S > 100.0, deadline.reason
 
     assert in_virtual_time(story) == (
         [0.0, 20.0, 40.0, 60.0],
@@ -154,10 +160,10 @@ def test_a_step_that_cannot_end_before_the_time_limit_is_not_begun():
 
 def test_the_first_step_of_an_attempt_is_tried_and_broken_off_at_the_last_moment():
     async def story(loop):
-        departure = departure_after_a_step(loop, end_time=STEP_S)
-        assert departure.may_begin(is_first=True)
-        ended = await ends(departure, STEP_S)
-        return ended, departure.reason
+        deadline = deadline_after_a_step(loop, end_time=STEP_S)
+        assert deadline.may_begin(is_first=True)
+        ended = await ends(deadline, STEP_S)
+        return ended, deadline.reason
 
     assert in_virtual_time(story) == (
         (STEP_S - LAST_MOMENT_S, True),
@@ -167,10 +173,10 @@ def test_the_first_step_of_an_attempt_is_tried_and_broken_off_at_the_last_moment
 
 def test_starting_is_broken_off_as_soon_as_somebody_asks():
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ask_at(loop, departure, 5.0, 1000.0)
-        with pytest.raises(BrokenOff):
-            async with departure.while_starting():
+        deadline = deadline_after_a_step(loop)
+        ask_at(loop, deadline, 5.0, 1000.0)
+        with pytest.raises(StepInterrupted):
+            async with deadline.while_starting():
                 await asyncio.sleep(100.0)
         return loop.time()
 
@@ -179,32 +185,32 @@ def test_starting_is_broken_off_as_soon_as_somebody_asks():
 
 def test_a_signal_that_says_what_the_time_limit_said_asks_for_nothing_before_the_first_step_has_ended():
     async def story(loop):
-        departure = departure_after_a_step(loop, end_time=1000.0)
-        async with departure.while_starting():
-            departure.ask("the limit is near", 1000.0)
+        deadline = deadline_after_a_step(loop, end_time=1000.0)
+        async with deadline.while_starting():
+            deadline.ask("the limit is near", 1000.0)
             await asyncio.sleep(1.0)
-        may_begin = departure.may_begin(is_first=True)
-        await ends(departure, STEP_S)
-        departure.ask("the limit is near", 1000.0)
-        return may_begin, departure.may_begin(is_first=False)
+        may_begin = deadline.may_begin(is_first=True)
+        await ends(deadline, STEP_S)
+        deadline.ask("the limit is near", 1000.0)
+        return may_begin, deadline.may_begin(is_first=False)
 
     assert in_virtual_time(story) == (True, False)
 
 
 def test_a_start_that_takes_until_the_time_limit_says_so():
     async def story(loop):
-        departure = departure_after_a_step(loop, end_time=50.0)
-        with pytest.raises(BrokenOff):
-            async with departure.while_starting():
+        deadline = deadline_after_a_step(loop, end_time=50.0)
+        with pytest.raises(StepInterrupted):
+            async with deadline.while_starting():
                 await asyncio.sleep(100.0)
-        return loop.time(), departure.reason
+        return loop.time(), deadline.reason
 
     assert in_virtual_time(story) == (50.0 - LAST_MOMENT_S, "the time limit came while the run was starting")
 
 
 def test_a_time_out_inside_a_step_stays_a_time_out():
     async def story(loop):
-        async with departure_after_a_step(loop).in_step():
+        async with deadline_after_a_step(loop).in_step():
             async with asyncio.timeout(3.0):
                 await asyncio.sleep(10.0)
 
@@ -227,35 +233,35 @@ URG, TERM = signal.SIGURG, signal.SIGTERM
     ],
 )
 def test_a_signal_means_the_time_limit_only_where_the_limit_is_near(lead_signal, heard, now, deadline):
-    notices = Notices(lead_signal=lead_signal, lead_s=120.0, end_time=1000.0, grace_s=15.0)
+    notices = SignalMeanings(lead_signal=lead_signal, lead_s=120.0, end_time=1000.0, grace_s=15.0)
     reason, read = notices.read(heard, now)
     assert read == deadline
     assert heard.name in reason
 
 
 def test_a_job_without_a_time_limit_has_its_grace():
-    notices = Notices(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=UNKNOWN_GRACE_S)
+    notices = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=UNKNOWN_GRACE_S)
     assert notices.read(URG, 7.0)[1] == 37.0
 
 
 @pytest.fixture
-def ears():
+def signals():
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield Ears()
+    yield SignalListener()
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-NOTICES = Notices(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
+NOTICES = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_asks_the_run_to_leave(number, ears):
+def test_a_signal_asks_the_run_to_leave(number, signals):
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ears.tell(departure, NOTICES, loop.time)
+        deadline = deadline_after_a_step(loop)
+        signals.tell(deadline, NOTICES, loop.time)
         loop.call_at(5.0, signal.raise_signal, number)
-        return await ends(departure, 100.0), departure.reason
+        return await ends(deadline, 100.0), deadline.reason
 
     (time_s, is_broken_off), reason = in_virtual_time(story)
     assert is_broken_off
@@ -263,14 +269,14 @@ def test_a_signal_asks_the_run_to_leave(number, ears):
     assert number.name in reason
 
 
-def test_a_signal_that_came_before_anybody_listened_is_told_later(ears):
+def test_a_signal_that_came_before_anybody_listened_is_told_later(signals):
     signal.raise_signal(signal.SIGTERM)
 
     async def story(loop):
-        departure = departure_after_a_step(loop)
-        ears.tell(departure, NOTICES, loop.time)
-        ears.tell(departure, NOTICES, loop.time)
-        return departure.reason, departure.may_begin(is_first=True)
+        deadline = deadline_after_a_step(loop)
+        signals.tell(deadline, NOTICES, loop.time)
+        signals.tell(deadline, NOTICES, loop.time)
+        return deadline.reason, deadline.may_begin(is_first=True)
 
     reason, may_begin = in_virtual_time(story)
     assert "SIGTERM" in reason

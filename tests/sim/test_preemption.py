@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
-from rollpacker.core.errors import Departed, WorldError
+from rollpacker.core.errors import Preempted, WorldError
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
-from rollpacker.runtime.job.departure import CLOSING_S, Departure
-from rollpacker.runtime.job.notices import Ears
-from rollpacker.runtime.job.stay import JobStay, Stay
+from rollpacker.runtime.job.deadline import CLOSING_S, PreemptionDeadline
+from rollpacker.runtime.job.preemption import Preemption, SlurmPreemption
+from rollpacker.runtime.job.signals import SignalListener
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.checkpoints import CheckpointStore
 from rollpacker.runtime.run.status import read_status
@@ -50,24 +50,24 @@ def elapsed_s(run_dir: Path) -> float:
 
 
 def attempt(config, *, asked_after_s: float | None, remaining_s: float) -> str:
-    """Make an attempt that is asked to leave so long after its first step began; gives the reason of its departure."""
+    """Make an attempt that is asked to leave so long after its first step began; gives the reason of its deadline."""
 
     async def train():
         loop = asyncio.get_running_loop()
-        departure = Departure(loop.time)
+        deadline = PreemptionDeadline(loop.time)
         watched = iter([True])
 
         def ask_later(*_):
             if asked_after_s is not None and next(watched, False):
                 deadline = loop.time() + asked_after_s + remaining_s
-                loop.call_later(asked_after_s, departure.ask, "asked", deadline)
+                loop.call_later(asked_after_s, deadline.ask, "asked", deadline)
 
-        await pipeline.train(config, ModelledBackend(config), lambda *_: ask_later, Stay(departure))
+        await pipeline.train(config, ModelledBackend(config), lambda *_: ask_later, Preemption(deadline))
 
     try:
         run_in_virtual_time(train())
-    except Departed as departed:
-        return departed.problem
+    except Preempted as preempted:
+        return preempted.problem
     return ""
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_leaves_at_any_moments_gives_the_bytes_of_an_unbroken_one(unb
             reason = attempt(config, asked_after_s=asked_after_s, remaining_s=remaining_s)
             status = read_status(run_dir)
             assert status is not None
-            assert status.state == ("departed" if reason else "finished")
+            assert status.state == ("preempted" if reason else "finished")
             assert status.finished_steps == finished_steps(run_dir) >= before
         attempt(config, asked_after_s=None, remaining_s=0)
         assert parquet_of(run_dir) == expected
@@ -132,7 +132,7 @@ def test_a_notice_with_time_enough_waits_for_the_step_and_one_without_does_not(t
         assert len(read_table(run_dir, "steps")) == finished
 
 
-class DeafEars(Ears):
+class DeafEars(SignalListener):
     """Leave this process's signals alone."""
 
     def __init__(self):
@@ -157,13 +157,13 @@ class JobWithLimit:
             here = allocation(
                 self.tmp_path, restart_count=restart_count, end_time=elapsed_s(self.config.run.dir) + self.limit_s
             )
-            stay = JobStay(self.config, here, DeafEars(), asyncio.get_running_loop().time)
-            await pipeline.train(self.config, ModelledBackend(self.config), stay=stay)
+            preemption = SlurmPreemption(self.config, here, DeafEars(), asyncio.get_running_loop().time)
+            await pipeline.train(self.config, ModelledBackend(self.config), preemption=preemption)
 
         self.requeue_file.unlink(missing_ok=True)
         try:
             run_in_virtual_time(train())
-        except (Departed, WorldError) as error:
+        except (Preempted, WorldError) as error:
             self.errors.append(error)
 
     def run(self) -> None:
@@ -181,7 +181,7 @@ def test_a_run_that_needs_several_time_limits_never_starts_a_step_in_vain_and_en
     job = JobWithLimit(tmp_path, config_of(tmp_path / "run", name), 2.5 * longest_s + CLOSING_S + 60)
     job.run()
     assert job.errors
-    assert all(isinstance(error, Departed) for error in job.errors)
+    assert all(isinstance(error, Preempted) for error in job.errors)
     assert all("the next step may take" in error.problem for error in job.errors)
     assert parquet_of(tmp_path / "run") == parquet_of(tmp_path / "whole")
     assert read_status(tmp_path / "run").state == "finished"
@@ -193,10 +193,10 @@ def test_a_time_limit_shorter_than_a_step_ends_in_a_reason_and_not_in_a_loop(tmp
     first = read_table(tmp_path / "whole", "steps").to_pylist()[0]
     job = JobWithLimit(tmp_path, config_of(tmp_path / "run", "verl"), first["step_time_s"] / 2 + 60)
     job.run()
-    *departed, last = job.errors
-    assert len(departed) == 1
+    *preempted, last = job.errors
+    assert len(preempted) == 1
     assert isinstance(last, WorldError)
     assert "cluster.time_limit_min=" in last.remedy
     status = read_status(tmp_path / "run")
     assert (status.state, status.finished_steps, status.job_id) == ("failed", 0, "17")
-    assert json.loads((tmp_path / "run" / "jobs" / "17.json").read_text())[-1]["broken_off_step_s"] > 0
+    assert json.loads((tmp_path / "run" / "jobs" / "17.json").read_text())[-1]["interrupted_step_s"] > 0

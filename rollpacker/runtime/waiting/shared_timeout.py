@@ -18,7 +18,7 @@ from rollpacker.runtime.waiting.watchdog import Watchdog
 Answer = TypeVar("Answer")
 
 
-class Patience:
+class SharedTimeout:
     """Awaits one answer after the other, each for as long as the deadline says."""
 
     def __init__(self, watchdog: Watchdog, deadline_s: float) -> None:

@@ -35,7 +35,7 @@ class Station:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seating:
+class Transports:
     """How each receiver takes the buckets."""
 
     memory: Literal["host", "cuda"]
@@ -49,8 +49,8 @@ class Seating:
         return self.by_handle + self.in_group
 
 
-def seat(transport: Transport, sender: Station, receivers: Mapping[str, Station]) -> Seating:
-    """Seat every receiver; raises `ConfigError` when the transport does not reach one."""
+def choose_transports(transport: Transport, sender: Station, receivers: Mapping[str, Station]) -> Transports:
+    """Slot every receiver; raises `ConfigError` when the transport does not reach one."""
     is_near = {name: station.node == sender.node for name, station in receivers.items()}
     if transport == "handles" and not all(is_near.values()):
         far = sorted(name for name in receivers if not is_near[name])
@@ -68,4 +68,4 @@ def seat(transport: Transport, sender: Station, receivers: Mapping[str, Station]
         and None not in group_gpus
         and len(set(group_gpus)) == len(group_gpus)
     )
-    return Seating(memory="cuda" if is_on_gpu else "host", by_handle=by_handle, in_group=in_group)
+    return Transports(memory="cuda" if is_on_gpu else "host", by_handle=by_handle, in_group=in_group)

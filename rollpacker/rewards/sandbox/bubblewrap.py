@@ -130,7 +130,7 @@ class Bounds:
         return limits
 
 
-class Enclosure:
+class BubblewrapLauncher:
     """Starts runners, in the keeper. Made once: it may change the keeper's user."""
 
     def __init__(self, bounds: Bounds) -> None:
@@ -148,7 +148,7 @@ class Enclosure:
         else:
             become_reaper()
 
-    def start(self) -> Enclosed:
+    def start(self) -> Sandboxed:
         """Start a runner, which waits for its job."""
         ours, theirs = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         control = os.pipe2(os.O_CLOEXEC)
@@ -176,7 +176,7 @@ class Enclosure:
         finally:
             for file in (control[0], ours[1], theirs[1], calls):
                 os.close(file)
-        return Enclosed(
+        return Sandboxed(
             process,
             control=control[1],
             output=ours[0],
@@ -246,7 +246,7 @@ class Enclosure:
         return "--ro-bind", self._sources.get(path, path), path
 
 
-class Enclosed:
+class Sandboxed:
     """A started sandbox: its processes and its pipes."""
 
     def __init__(

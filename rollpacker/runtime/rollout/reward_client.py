@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rollpacker.runtime.waiting.watchdog import Watchdog
 
 
-class RewardLine:
+class RewardClient:
     """Hands responses to the reward, and brings its verdicts.
 
     Args:

@@ -1,6 +1,6 @@
-"""How long a run may stay on its machines: as long as it likes, as a person lets it, or as long as a Slurm job does.
+"""How long a run has its machines: as long as it needs them, until a person ends it, or as long as a Slurm job has.
 
-A job's signals (`notices.py`) and its time limit ask the run to leave (`departure.py`); its attempts are counted, and
+A job's signals (`notices.py`) and its time limit ask the run to leave (`deadline.py`); its attempts are counted, and
 the batch script is asked for another turn (`attempts.py`). Outside a job Ctrl-C, SIGTERM and SIGHUP ask:
 
     the first      the step that runs ends within seconds or is broken off, and a checkpoint is saved
@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.core.errors import Departed, Interrupted, RollpackerError
+from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
 from rollpacker.runtime.job.attempts import JobAttempts
-from rollpacker.runtime.job.departure import Departure
-from rollpacker.runtime.job.notices import Ears, notices_of
+from rollpacker.runtime.job.deadline import PreemptionDeadline
+from rollpacker.runtime.job.signals import SignalListener, signal_meanings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +41,13 @@ def steps_in_words(number: int) -> str:
     return "1 step" if number == 1 else f"{number} steps"
 
 
-class Stay:
-    """Of a run that nobody asks to leave, unless by `departure.ask`."""
+class Preemption:
+    """Of a run that nobody asks to leave, unless by `deadline.ask`."""
 
     job_id: str | None = None
 
-    def __init__(self, departure: Departure | None = None) -> None:
-        self.departure = departure or Departure(asyncio.get_running_loop().time)
+    def __init__(self, deadline: PreemptionDeadline | None = None) -> None:
+        self.deadline = deadline or PreemptionDeadline(asyncio.get_running_loop().time)
         self.finished_steps = 0
         self.saved_steps = 0
         """What the newest checkpoint holds; a state that needs no further saving."""
@@ -71,14 +71,14 @@ class Stay:
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
         """Give the error that the attempt ends by; its checkpoint is on the disk."""
-        return Departed(
-            f"The run left after step {finished_steps} of {num_steps}: {self.departure.reason}.",
+        return Preempted(
+            f"The run left after step {finished_steps} of {num_steps}: {self.deadline.reason}.",
             "Its checkpoint is complete.",
             "Start it again with run.resume=auto.",
         )
 
 
-class ShellStay(Stay):
+class ShellPreemption(Preemption):
     """Of a run that a person started, and may end: by Ctrl-C, SIGTERM, or a terminal that is closed."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -105,7 +105,7 @@ class ShellStay(Stay):
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
         what = f"the run after step {finished_steps} of {num_steps}" if finished_steps else "the run before any step"
         return self._error(
-            f"{self.departure.reason} ended {what}.",
+            f"{self.deadline.reason} ended {what}.",
             "Its checkpoint is complete; no finished step is done again." if finished_steps else "Nothing is lost.",
         )
 
@@ -116,7 +116,7 @@ class ShellStay(Stay):
         lost = f"Lost: {steps_in_words(num_lost)} since then." if num_lost else "No finished step is lost."
         saved = f"The newest checkpoint is of step {self.saved_steps}." if self.saved_steps else "It has no checkpoint."
         return self._error(
-            f"{self.departure.reason} came again and ended the run at once, after step {self.finished_steps} of "
+            f"{self.deadline.reason} came again and ended the run at once, after step {self.finished_steps} of "
             f"{num_steps}.",
             f"{saved} {lost}" if self.finished_steps else "Nothing was trained.",
         )
@@ -129,7 +129,7 @@ class ShellStay(Stay):
     def _hear(self, number: signal.Signals) -> None:
         if self._first is None:
             self._first = number
-            self.departure.ask_soon(SHELL_SIGNALS[number], STEP_PATIENCE_S)
+            self.deadline.ask_soon(SHELL_SIGNALS[number], STEP_PATIENCE_S)
             if self.finished_steps > self.saved_steps:
                 saving = f"saving a checkpoint of step {self.finished_steps}, or of the one that runs"
             else:
@@ -143,32 +143,32 @@ class ShellStay(Stay):
             raise KeyboardInterrupt
 
 
-class JobStay(Stay):
+class SlurmPreemption(Preemption):
     """Of a run in a Slurm job: its signals and its time limit ask, and its attempts are counted."""
 
     def __init__(
-        self, config: RunConfig, allocation: Allocation, ears: Ears, clock: Callable[[], float] = time.time
+        self, config: RunConfig, allocation: Allocation, signals: SignalListener, clock: Callable[[], float] = time.time
     ) -> None:
         """`clock` gives seconds on the scale of the time limit: since the epoch."""
         cluster = config.cluster or ClusterSection(name="slurm")
-        super().__init__(Departure(clock, allocation.end_time))
+        super().__init__(PreemptionDeadline(clock, allocation.end_time))
         self.job_id = allocation.job_id
-        self._ears = ears
+        self._signals = signals
         self._clock = clock
-        self._notices = notices_of(allocation, cluster)
+        self._meanings = signal_meanings(allocation, cluster)
         self._attempts = JobAttempts(config.run.dir, allocation, cluster)
 
     def listen(self, note: Callable[[str], None]) -> None:  # noqa: ARG002  a job's log says it when it leaves
-        self._ears.tell(self.departure, self._notices, self._clock)
+        self._signals.tell(self.deadline, self._meanings, self._clock)
 
     def begin(self, attempt: int, first_step: int) -> None:
         super().begin(attempt, first_step)
-        self._attempts.begin(attempt, first_step, self.departure, self._clock())
+        self._attempts.begin(attempt, first_step, self.deadline, self._clock())
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
-        return self._attempts.leave(finished_steps, num_steps, self.departure, self._clock())
+        return self._attempts.leave(finished_steps, num_steps, self.deadline, self._clock())
 
 
-def modelled_job_stay(config: RunConfig, allocation: Allocation, ears: Ears) -> JobStay:
+def modelled_slurm_preemption(config: RunConfig, allocation: Allocation, signals: SignalListener) -> SlurmPreemption:
     """Of a modelled run, whose time is not the job's: it hears signals, and knows no time limit."""
-    return JobStay(config, replace(allocation, end_time=None), ears, asyncio.get_running_loop().time)
+    return SlurmPreemption(config, replace(allocation, end_time=None), signals, asyncio.get_running_loop().time)

@@ -1,4 +1,4 @@
-"""What a modelled run would be, judged before it starts; implements `protocols.backend.Prospect`."""
+"""What a modelled run would be, judged before it starts; implements `protocols.backend.RunFacts`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import Domain
 
 
-class ModelledProspect:
+class ModelledRunFacts:
     """Reads what the configuration names and computes what fits."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rollpacker.core.errors import DeadlineExceeded
-from rollpacker.runtime.rollout.reward_line import RewardLine
+from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.runtime.driving import batch_of, driving, until
@@ -86,7 +86,7 @@ def test_a_reward_that_brings_one_verdict_after_the_other_may_take_its_time(tmp_
 
 async def test_what_is_forgotten_before_it_was_handed_over_never_is_and_the_reward_hears_of_it_in_turn(tmp_path):
     reward, brought = StandingReward(), []
-    line = RewardLine(
+    line = RewardClient(
         reward,
         check_of=str,
         watchdog=Watchdog(tmp_path / "stall.txt", 60),

@@ -20,7 +20,7 @@ from types import FrameType
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.runtime.job.allocation import Allocation
-from rollpacker.runtime.job.departure import Departure
+from rollpacker.runtime.job.deadline import PreemptionDeadline
 
 SIGNALS = (signal.SIGURG, signal.SIGUSR2, signal.SIGTERM)
 
@@ -32,7 +32,7 @@ UNKNOWN_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notices:
+class SignalMeanings:
     """Reads signals in one job."""
 
     lead_signal: signal.Signals
@@ -49,9 +49,9 @@ class Notices:
         return f"{number.name} came, with {self.grace_s:.0f} s to leave", now + self.grace_s
 
 
-def notices_of(allocation: Allocation, cluster: ClusterSection) -> Notices:
+def signal_meanings(allocation: Allocation, cluster: ClusterSection) -> SignalMeanings:
     """How to read the signals of this job."""
-    return Notices(
+    return SignalMeanings(
         lead_signal=signal.Signals[f"SIG{cluster.signal}"],
         lead_s=cluster.signal_lead_s,
         end_time=allocation.end_time,
@@ -59,7 +59,7 @@ def notices_of(allocation: Allocation, cluster: ClusterSection) -> Notices:
     )
 
 
-class Ears:
+class SignalListener:
     """Hears the signals from now on: keeps those that come before there is somebody to tell."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Ears:
     def _keep(self, number: int, _frame: FrameType | None) -> None:
         self._kept.append((signal.Signals(number), time.time()))
 
-    def tell(self, departure: Departure, notices: Notices, clock: Callable[[], float]) -> None:
+    def tell(self, deadline: PreemptionDeadline, notices: SignalMeanings, clock: Callable[[], float]) -> None:
         """Let the signals ask the run to leave; to be called again after others took them, as `ray.init` does.
 
         `clock` gives seconds on the scale of the notices.
@@ -79,10 +79,10 @@ class Ears:
         loop = asyncio.get_running_loop()
 
         def heard(number: signal.Signals) -> None:
-            departure.ask(*notices.read(number, clock()))
+            deadline.ask(*notices.read(number, clock()))
 
         for number in SIGNALS:
             loop.add_signal_handler(number, heard, number)
         kept, self._kept = self._kept, []
         for number, heard_at in kept:
-            departure.ask(*notices.read(number, clock() - (time.time() - heard_at)))
+            deadline.ask(*notices.read(number, clock() - (time.time() - heard_at)))

@@ -3,7 +3,7 @@
 import pytest
 
 from rollpacker.core.errors import ConfigError
-from rollpacker.transfer.seating import Station, seat
+from rollpacker.transfer.transports import Station, choose_transports
 
 HERE = Station(node="n0", gpu="g0", visible_gpus=("g0", "g1"))
 SAME_GPU = Station(node="n0", gpu="g0", visible_gpus=("g0",))
@@ -28,11 +28,11 @@ NO_GPU = Station(node="n0")
     ],
 )
 def test_receivers_are_seated_by_node_and_gpu(transport, sender, receivers, expected):
-    seating = seat(transport, sender, receivers)
-    assert (seating.memory, seating.by_handle, seating.in_group) == expected
-    assert set(seating.receivers) == set(receivers)
+    transports = choose_transports(transport, sender, receivers)
+    assert (transports.memory, transports.by_handle, transports.in_group) == expected
+    assert set(transports.receivers) == set(receivers)
 
 
 def test_handles_that_cannot_reach_a_receiver_are_the_users_mistake():
     with pytest.raises(ConfigError, match=r"transport=handles, but engine-1/0 cannot open memory"):
-        seat("handles", HERE, {"engine-0/0": SAME_GPU, "engine-1/0": FAR})
+        choose_transports("handles", HERE, {"engine-0/0": SAME_GPU, "engine-1/0": FAR})

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from rollpacker.core.errors import DeadlineExceeded
-from rollpacker.runtime.waiting.patience import Patience
+from rollpacker.runtime.waiting.shared_timeout import SharedTimeout
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.sim.virtual_time import run_in_virtual_time
 
 
 def patience_of(tmp_path, deadline_s):
-    return Patience(Watchdog(tmp_path / "stall.txt", 60), deadline_s)
+    return SharedTimeout(Watchdog(tmp_path / "stall.txt", 60), deadline_s)
 
 
 async def never():
