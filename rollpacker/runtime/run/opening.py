@@ -25,12 +25,13 @@ from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.tables import MetricsWriter
 from rollpacker.protocols.backend import Backend, BackendContext, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
-from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.job.deadline import StepInterrupted
 from rollpacker.runtime.job.preemption import Preemption
-from rollpacker.runtime.rollout.driver import Driver, OnEvent
+from rollpacker.runtime.rollout.driver import Driver, Listeners, OnEvent
+from rollpacker.runtime.rollout.engines import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.learning import Learner
+from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
 from rollpacker.runtime.run.attempt import RunAttempt, begin_attempt, locked_folder
 from rollpacker.runtime.run.checkpoints import with_way_back
@@ -230,12 +231,12 @@ class _Opening:
     def _make_driver(
         self, workers: Workers, scheduler: Scheduler, order: PromptOrder, on_event: OnEvent
     ) -> tuple[Driver, Learner]:
-        config, deadlines = self._config, self._config.backend.deadlines
+        config = self._config
         learner = Learner(
             workers.trainer,
             config.rollout.max_response_tokens,
             self._watchdog.within,
-            deadlines.train_s,
+            config.backend.deadlines.train_s,
             interval_log=self._interval_log,
             on_failure=lambda error: driver.interrupt(error),  # noqa: PLW0108  the driver comes later
         )
@@ -248,26 +249,18 @@ class _Opening:
         driver = Driver(
             scheduler=scheduler,
             order=order,
-            prompts=workers.prompts,
-            fleets=workers.fleets,
-            replace_engine=workers.replace_engine,
-            rebuild=workers.rebuild,
+            fleet=FleetParts.of(workers, config),
             reward=workers.reward,
-            rewards=config.reward,
-            rollout=config.rollout,
-            overlong=OverlongPunishment.of(config),
-            engine=config.engine,
-            deadlines=deadlines,
-            straggler_s=config.weight_sync.timeout_s,
-            seed=config.run.seed,
+            sampling=SamplingRules.of(config, workers.prompts),
             clock=self._clock,
             watchdog=self._watchdog,
-            on_event=on_event,
-            on_progress=on_progress,
-            on_stream=learner.stream,
             interval_log=self._interval_log,
-            asleep=workers.colocated_engines,
-            note=self._progress.note,
+            listeners=Listeners(
+                on_event=on_event,
+                on_progress=on_progress,
+                on_stream=learner.stream,
+                note=self._progress.note,
+            ),
         )
         self._stack.push_async_callback(driver.stop)
         return driver, learner

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rollpacker.protocols.trainer import UpdateMetrics
     from rollpacker.protocols.weights import Published
     from rollpacker.runtime.job.preemption import Preemption
-    from rollpacker.runtime.rollout.driver import Driver, RoundCosts
+    from rollpacker.runtime.rollout.costs import RoundCosts
+    from rollpacker.runtime.rollout.driver import Driver
     from rollpacker.runtime.rollout.learning import Learner
     from rollpacker.runtime.rollout.round_record import RoundRecord
     from rollpacker.runtime.run.handover import Handover
