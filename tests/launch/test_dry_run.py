@@ -68,7 +68,7 @@ def test_points_that_were_submitted_are_not_submitted_where_slurm_cannot_be_aske
     write_submission(here / "sweep/verl-qwen2.5-7b", submission)
     assert main(["train", "-m", *E2E, "system=verl"]) == 1
     told = capsys.readouterr().err
-    assert "Slurm cannot be asked whether they still run" in told
+    assert "Slurm does not say whether they still run" in told
     assert "squeue" in told
     assert not (here / "called").exists()
 
