@@ -66,7 +66,7 @@ def _refuse_unknown(folders: list[Path]) -> None:
         close = nearest(str(folder), [*beside, WATCH])
         raise ConfigError(
             f"{folder} is not a folder.",
-            f"`rollpacker jobs` takes folders with runs, and the word {WATCH}.",
+            f"`rollpacker jobs` takes folders with runs, and the argument {WATCH}.",
             f"Write rollpacker jobs {close[0]}" if close else "For example: rollpacker jobs runs",
         )
 

@@ -44,6 +44,6 @@ class PointProcess(PointCall):
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
-        except Exception:  # noqa: BLE001 - the process boundary: whatever was not foreseen is our bug
+        except Exception:  # noqa: BLE001 - the process boundary: an unexpected exception is our bug
             traceback.print_exc()
             sys.exit(InternalError.exit_code)

@@ -68,7 +68,7 @@ def check_place(environment: Mapping[str, str], *, has_cluster: bool) -> Finding
         return fine("where", f"job {environment['SLURM_JOB_ID']} on {nodes}, checked from {host}")
     if has_cluster:
         return fine("where", f"{host}, outside any job; `srun rollpacker doctor ...` also checks a node")
-    return fine("where", f"{host} without a cluster; cluster=... also checks what a job would find")
+    return fine("where", f"{host}, outside any cluster; with cluster=..., what a job would find is checked too")
 
 
 def _cluster_of(config: RunConfig, environment: Mapping[str, str]) -> ClusterSection | None:

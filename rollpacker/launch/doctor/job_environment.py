@@ -89,7 +89,7 @@ def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) ->
     names = sorted(name for name, value in environment.items() if name.startswith("RAY_") and (name, value) != RAY_SETS)
     yield probe(
         "other Rays",
-        "left ~/.ray/auth_token, which is not used" if has_ray_token else "left nothing",
+        "left ~/.ray/auth_token, which is not used" if has_ray_token else "left no settings",
         (
             bool(names),
             "warning",
@@ -116,7 +116,7 @@ def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) ->
     ]
     yield probe(
         "environment",
-        "Slurm hands it on to jobs",
+        "Slurm passes it on to jobs",
         (
             bool(exports),
             "warning",
