@@ -261,11 +261,11 @@ def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> st
 def _programs(config: RunConfig) -> str:
     """How responses that are programs will be run."""
     sandbox = config.reward.sandbox
-    walls = "walled in by bubblewrap" if sandbox.isolation == "bubblewrap" else "NOT walled in (isolation=rlimits)"
+    isolation = "isolated by bubblewrap" if sandbox.isolation == "bubblewrap" else "NOT isolated (isolation=rlimits)"
     number = (
         "as many at a time as there are cores" if sandbox.num_workers is None else f"{sandbox.num_workers} at a time"
     )
-    return f"{walls}, {number}, each with {sandbox.memory_mb:,} MB and {sandbox.processes} processes"
+    return f"{isolation}, {number}, each with {sandbox.memory_mb:,} MB and {sandbox.processes} processes"
 
 
 def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
