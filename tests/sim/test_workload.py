@@ -13,7 +13,7 @@ from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest
-from rollpacker.runtime.rollout.driver import sample_seed
+from rollpacker.runtime.rollout.requests import sample_seed
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.lengths import Quantiles, SampledLengths, paper_lengths
 from rollpacker.sim.reward import ModelledScore

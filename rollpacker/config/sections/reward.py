@@ -6,18 +6,19 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, OnlyWith, Positive, PositiveSeconds, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, OnlyWith, Positive, PositiveSeconds, Section
 from rollpacker.config.sections.judge import MODELLED_KEYS, REAL_KEYS, JudgeSection
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.config.sections.sandbox import SandboxSection
 
 RewardName = Literal["math", "walk", "sandbox", "judge", "modelled"]
+_WITH_RULES = OnlyWith("reward.names", "math", "walk", "modelled")
 
 
 class RewardSection(Section):
     """How responses are scored."""
 
-    name: Literal["math", "walk", "sandbox", "judge", "modelled"] = "math"
+    name: RewardName = "math"
     """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
     domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
     """Which check scores the responses of a domain that `name` does not, such as {code: sandbox}."""
@@ -30,11 +31,11 @@ class RewardSection(Section):
     max_open: Count = Field(1024, ge=1)
     """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
     and `sandbox.num_workers`. Judges: judge.max_open."""
-    num_workers: Annotated[Count, OnlyWith("reward.names", "math", "walk", "modelled")] = Field(1, ge=1)
+    num_workers: Annotated[Count, _WITH_RULES, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Responses that are checked at the same time; programs: sandbox.num_workers."""
-    timeout_s: Annotated[PositiveSeconds, OnlyWith("reward.names", "math", "walk", "modelled")] = 2.0
+    timeout_s: Annotated[PositiveSeconds, _WITH_RULES] = 2.0
     """A response whose check takes longer scores 0 with reason `timeout`."""
-    resources: ActorResources = ActorResources(num_cpus=0.5)
+    resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources(num_cpus=0.5)
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
     """How a domain's responses are scored in a modelled run. Those that are not named: `code` in the sandbox, `judge`
     by the LLM judge, all others by a rule."""

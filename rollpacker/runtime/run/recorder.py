@@ -18,7 +18,7 @@ from rollpacker.core.ids import Domain, EngineId, PromptId
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
-from rollpacker.runtime.rollout.driver import RoundCosts, Turnover
+from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.interval_log import Interval
 from rollpacker.runtime.rollout.round_record import RequestRecord, RoundRecord
 from rollpacker.runtime.waiting.clock import RunClock

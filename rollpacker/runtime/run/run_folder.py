@@ -39,7 +39,7 @@ FREE_KEYS = (
     "number of engines and workers, their degrees, threads and memory; run.resume, run.progress, "
     "run.checkpoint_every_steps, run.keep_checkpoints; run.num_steps under a constant learning rate."
 )
-"""`rollpacker.config.fingerprint.NOT_DEFINING` in words."""
+"""In words: the keys that the schema marks with NOT_IN_FINGERPRINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

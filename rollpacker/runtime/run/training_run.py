@@ -34,12 +34,14 @@ from rollpacker.protocols.reward import ColocatedJudges
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.protocols.trainer import Trainer, UpdateMetrics
 from rollpacker.protocols.weights import Published, WeightSync
-from rollpacker.rewards.overlong import OverlongPunishment
 from rollpacker.runtime.job.deadline import StepInterrupted
 from rollpacker.runtime.job.preemption import Preemption, steps_in_words
-from rollpacker.runtime.rollout.driver import Driver, OnEvent, RoundCosts
+from rollpacker.runtime.rollout.costs import RoundCosts
+from rollpacker.runtime.rollout.driver import Driver, Listeners, OnEvent
+from rollpacker.runtime.rollout.engines import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.learning import Learner
+from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.round_record import RoundRecord
 from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
 from rollpacker.runtime.run.checkpoints import (
@@ -482,26 +484,18 @@ async def _start(
     driver = Driver(
         scheduler=scheduler,
         order=order,
-        prompts=workers.prompts,
-        fleets=workers.fleets,
-        replace_engine=workers.replace_engine,
-        rebuild=workers.rebuild,
+        fleet=FleetParts.of(workers, config),
         reward=workers.reward,
-        rewards=config.reward,
-        rollout=config.rollout,
-        overlong=OverlongPunishment.of(config),
-        engine=config.engine,
-        deadlines=deadlines,
-        straggler_s=config.weight_sync.timeout_s,
-        seed=config.run.seed,
+        sampling=SamplingRules.of(config, workers.prompts),
         clock=clock,
         watchdog=watchdog,
-        on_event=_told_to(event_log, watch(scheduler, settings, first_step) if watch else None),
-        on_progress=on_progress,
-        on_stream=learner.stream,
         interval_log=interval_log,
-        asleep=workers.colocated_engines,
-        note=progress.note,
+        listeners=Listeners(
+            on_event=_told_to(event_log, watch(scheduler, settings, first_step) if watch else None),
+            on_progress=on_progress,
+            on_stream=learner.stream,
+            note=progress.note,
+        ),
     )
     stack.push_async_callback(driver.stop)
     run = TrainingRun(
