@@ -1,4 +1,4 @@
-"""Who generates, learns and judges: a backend brings the workers of a run, real or modelled.
+"""Engines, trainer and reward: a backend provides the workers of a run, real or modelled.
 
 The driver and the pipeline above it work with any backend; which one is the configuration's choice.
 """
@@ -29,7 +29,7 @@ class Fleet:
 
     engines: Mapping[EngineId, Engine]
     gpus: Mapping[EngineId, tuple[int, ...]] = field(default_factory=dict)
-    """The run's GPUs that each engine works on; empty where nobody knows them."""
+    """The run's GPUs that each engine works on; empty where they are not known."""
     costs: DegreeCosts | None = None
     """What such an engine takes for its work, where a profile or a model says it: for the planner's first guess."""
 
@@ -49,10 +49,10 @@ class ReplaceEngine(Protocol):
 
 
 class Rebuild(Protocol):
-    """Ends engines that leave for those of another degree, and starts them anew when they come back."""
+    """Ends engines that leave for those of another degree, and starts them again when they come back."""
 
     def end(self, slot: EngineId, /) -> Awaitable[None]:
-        """End the process of who has a slot; asleep or awake, nothing is in flight there. `collect` waits from then on.
+        """End a slot's engine, asleep or awake; nothing is in flight there. From then on `collect` waits.
 
         Raises:
             RollpackerError: It was lost before.
@@ -68,7 +68,7 @@ class Rebuild(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """What a backend brings, started; the engines hold no policy yet."""
+    """What a backend provides, started; the engines hold no policy yet."""
 
     prompts: Mapping[str, TokenizedPrompt]
     """By key, in the order of the file; those that are too long are left out."""
@@ -83,12 +83,12 @@ class Workers:
     no GPU with engines."""
     colocated_engines: frozenset[EngineId] = frozenset()
     """Engines that sleep while the trainer works, and the other way round, since both cannot be in their GPUs' memory.
-    They are asleep now, and the trainer is awake. Empty where nobody shares a GPU, and in a modelled run, whose model
+    They are asleep now, and the trainer is awake. Empty where they share no GPU, and in a modelled run, whose model
     has the price of a turn in its other times."""
     judges: ColocatedJudges | None = None
-    """Judges that sleep likewise, on GPUs of a trainer that takes turns; asleep now. None where there are none."""
+    """Judges that sleep as well, on GPUs of a trainer that takes turns; asleep now. None where there are none."""
     replace_engine: ReplaceEngine | None = None
-    """Brings an engine in the place of a lost one; None where that cannot be done."""
+    """Starts an engine in the place of a lost one; None where that cannot be done."""
     rebuild: Rebuild | None = None
     """How engines of the degree in use make place for others; None where all are resident, and sleep meanwhile."""
 
@@ -148,7 +148,7 @@ class BackendContext:
     logs: Path
     """A folder for the logs of this attempt; it need not exist yet."""
     stage: Callable[[str], None]
-    """Names what the backend does now, for whoever follows the run."""
+    """Names what the backend does now, for a person who follows the run."""
     note: Callable[[str], None]
     """Tells that person something."""
     within: Within
@@ -157,7 +157,7 @@ class BackendContext:
 
 
 class Backend(Protocol):
-    """Brings the workers of one run, and ends them with it."""
+    """Provides the workers of one run, and ends them with it."""
 
     is_modelled: bool
     """True when times are computed by a model instead of measured."""

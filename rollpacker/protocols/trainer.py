@@ -1,4 +1,4 @@
-"""What learns from accepted groups."""
+"""The trainer, which learns from accepted groups."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Trainer(Protocol):
     async def export_weights(self) -> Weights: ...
 
     async def sleep(self) -> None:
-        """Free the accelerator for whoever shares it: parameters, gradients and optimizer move to host memory.
+        """Free the accelerator for those that share it: parameters, gradients and optimizer move to host memory.
 
         A step may be open; what was accumulated is kept.
         """
@@ -113,7 +113,7 @@ class Trainer(Protocol):
     async def save(self, folder: Path) -> None:
         """Write model, optimizer, schedule and generator states into an existing folder.
 
-        While a step is open, as they were when it began: the run leaves, and a later attempt makes the step anew.
+        While a step is open, as they were when it began: the run leaves, and a later attempt makes the step again.
         """
 
     async def load(self, folder: Path) -> None:

@@ -44,7 +44,7 @@ class Published:
 
 
 class WeightSync(Protocol):
-    """Brings the trainer's policy to engines. One call at a time."""
+    """Transfers the trainer's policy to engines. One call at a time."""
 
     async def prepare(self) -> None:
         """Take the trainer's policy now, so that the next `publish` needs the trainer no more: it will be asleep.
