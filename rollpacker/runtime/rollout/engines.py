@@ -264,7 +264,8 @@ class Engines:
 
     def none_left(self) -> EngineFailed:
         """Say that no engine is left, and how the last one failed."""
-        engine_id, error = next(reversed(self._lost.items()))
+        errors = self._lost or self._noticed  # facts that all are lost may still be in the inbox
+        engine_id, error = next(reversed(errors.items()))
         return EngineFailed(
             f"{error.problem} No engine is left that could go on.",
             error.allowed,

@@ -102,6 +102,18 @@ async def test_an_abort_that_an_engine_ignores_is_named_too(tmp_path):
             await driver.quiesce()
 
 
+async def test_nothing_waits_for_the_aborts_of_an_engine_that_is_lost(tmp_path):
+    engines = [
+        ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "4" else None, ignores_aborts=i == 1)
+        for i in range(2)
+    ]
+    async with driving(tmp_path, engines, policy=settings("tail"), stall_s=STALL_S) as driver:
+        await driver.run_round(step=0, policy_version=0)
+        engines[1].die()
+        await driver.quiesce()
+        assert list(driver.engines) == ["engine-0"]
+
+
 async def test_a_reward_that_fails_ends_the_rollout_with_its_reason(tmp_path):
     def fail(request):
         raise RollpackerError("the checker is broken")
