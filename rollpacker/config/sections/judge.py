@@ -1,4 +1,4 @@
-"""The LLM judge: what reads responses, what it is told, and what its one token is worth."""
+"""The LLM judge: its model, its prompt, and the reward of its one token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollpacker.config.sections.model import ModelSection
 from rollpacker.config.sections.resources import ActorResources
 
 MODELLED_KEYS = ("placement", "num_gpus", "template_tokens", "start_s")
-"""What only the judge of a modelled run knows."""
+"""Keys of the judge of a modelled run only."""
 
 REAL_KEYS = (
     "engine",
@@ -44,15 +44,14 @@ REAL_KEYS = (
     "kv_cache_mb",
     "enforce_eager",
 )
-"""What only a real judge knows; all others are of both."""
+"""Keys of a real judge only; all others are of both."""
 
 
 class JudgeSection(Section):
-    """The LLM judge, which reads question and response and says one token."""
+    """The LLM judge, which reads question and response and answers with one token."""
 
     model: ModelSection = ModelSection(path=None, dtype="bfloat16")
-    """Any causal language model; a chat model understands best what it is asked. The paper's judge is
-    Qwen2.5-7B-Instruct."""
+    """Any causal language model, best a chat model. The paper's judge is Qwen2.5-7B-Instruct."""
     tensor_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """GPUs of one replica, all on one node. In a modelled run there are as many replicas as the GPUs hold; a real judge
     of more than one takes `engine: vllm`."""
@@ -70,22 +69,22 @@ class JudgeSection(Section):
 
     # of a real judge
     engine: Literal["torch", "vllm", "streamed"] = "torch"
-    """Who computes: `torch` a plain forward pass, `vllm` requests of one token, `streamed` a forward pass whose layers
-    come from host memory."""
+    """Implementation: `torch` a plain forward pass, `vllm` requests of one token, `streamed` a forward pass whose
+    layers come from host memory."""
     num_replicas: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
-    """Actors that judge side by side; an answer goes to the one with the fewest."""
+    """Actors that judge in parallel; an answer goes to the one with the fewest."""
     resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources()
     """Of one replica."""
     num_threads: Annotated[Count, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """torch threads per replica."""
     reward: Literal["verdict", "graded"] = "verdict"
-    """What p = P(yes) / (P(yes) + P(no)) comes to: `verdict` is 1 from the `threshold` on and 0 below it, as the
+    """The reward by p = P(yes) / (P(yes) + P(no)): `verdict` is 1 from the `threshold` on and 0 below it, as the
     paper's one-token verdict; `graded` is p itself."""
     threshold: Positive = Field(0.5, le=1)
     """The lowest p that is a yes; 0.5 is what the more likely of the two tokens says."""
     min_mass: Number = Field(0.01, ge=0, le=1)
-    """A judge that gives yes and no together a lower probability wants to say something else: the response scores 0
-    with reason `no_verdict`. 0 takes any verdict."""
+    """Where yes and no together have a lower probability, the judge would answer something else: the response scores 0
+    with reason `no_verdict`. 0 accepts any verdict."""
     yes: tuple[str, ...] = ("Yes", "yes")
     """Verdicts for the response, each one token of the judge's tokenizer; their probabilities add up."""
     no: tuple[str, ...] = ("No", "no")
@@ -94,12 +93,12 @@ class JudgeSection(Section):
     """A Jinja file over `question`, `response`, `rubric`, `answer`, `fence` and `is_truncated` that makes the message
     to the judge. null takes template.jinja in the package's rewards/judge."""
     template_arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Variables of the judge's own chat template, such as {enable_thinking: false} of Qwen3's: a verdict is the first
-    token, so that nothing may be thought before it."""
+    """Variables of the judge's own chat template, such as {enable_thinking: false} of Qwen3's: the verdict is the
+    first token, so thinking has to be off."""
     max_prompt_tokens: Count = Field(8192, ge=32)
-    """What the judge reads at most. A longer response loses its middle: the first and the last tokens stay."""
+    """Longest input of the judge. A longer response loses its middle: the first and the last tokens stay."""
     max_batch_tokens: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
-    """Tokens of one forward pass; an answer that is longer has one for itself."""
+    """Tokens of one forward pass; a longer answer has its own pass."""
     max_open: Annotated[Count, NOT_IN_FINGERPRINT] = Field(64, ge=1)
     """Answers that one replica holds; further ones wait in the driver for the replica that has room first."""
     max_restarts: Count = 3
@@ -128,8 +127,8 @@ class JudgeSection(Section):
     template_tokens: Count = 200
     """That surround prompt and response in what the judge of a modelled run reads. A guess."""
     start_s: Seconds = 0.0
-    """To bring a judge that takes `turns` onto the GPUs of a modelled run, beyond the transfer of its weights. A guess:
-    it sleeps in host memory; a process that starts anew takes tens of seconds."""
+    """To load a judge that takes `turns` onto the GPUs of a modelled run, beyond the transfer of its weights. A guess:
+    it sleeps in host memory; starting a process takes tens of seconds."""
 
     def changed(self, keys: tuple[str, ...]) -> list[str]:
         """Which of these keys differ from their defaults."""
