@@ -6,8 +6,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, OnlyWith, Positive, PositiveSeconds, Section
-from rollpacker.config.sections.judge import MODELLED_KEYS, REAL_KEYS, JudgeSection
+from rollpacker.config.sections.base import (
+    MODELLED_RUN,
+    NOT_IN_FINGERPRINT,
+    REAL_RUN,
+    Count,
+    OnlyWith,
+    Positive,
+    PositiveSeconds,
+    Section,
+)
+from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.config.sections.sandbox import SandboxSection
 
@@ -101,7 +110,7 @@ class RewardSection(Section):
     @model_validator(mode="after")
     def _judge_is_real_or_modelled(self) -> Self:
         if self.name == "modelled":
-            if foreign := self.judge.changed(REAL_KEYS):
+            if foreign := self.judge.changed(JudgeSection.keys(REAL_RUN)):
                 raise ValueError(
                     f"reward.judge.{foreign[0]} is set with reward.name=modelled.\n"
                     "It describes a real judge, and a modelled run takes every reward from the workload.\n"
@@ -109,18 +118,19 @@ class RewardSection(Section):
                 )
             return self
         if not self.has_judge:
-            if set_keys := self.judge.changed(tuple(JudgeSection.model_fields)):
+            if set_keys := self.judge.changed(JudgeSection.keys()):
                 raise ValueError(
                     f"reward.judge.{set_keys[0]} is set, and no response is read by a judge.\n"
                     f"reward.name={self.name} and reward.domains choose the checks.\n"
                     f"Choose reward=judge or reward.domains.DOMAIN=judge, or leave out reward.judge.{set_keys[0]}."
                 )
             return self
-        if foreign := self.judge.changed(MODELLED_KEYS):
+        modelled = JudgeSection.keys(MODELLED_RUN)
+        if foreign := self.judge.changed(modelled):
             key = foreign[0]
             raise ValueError(
                 f"reward.judge.{key} is set, and the judge is a real one.\n"
-                f"{', '.join(f'reward.judge.{each}' for each in MODELLED_KEYS)} describe that of a modelled run.\n"
+                f"{', '.join(f'reward.judge.{each}' for each in modelled)} describe that of a modelled run.\n"
                 + (
                     "Name its GPUs by placement.judge or reward.judge.resources; a real judge stays loaded."
                     if key in {"placement", "num_gpus"}
