@@ -19,7 +19,7 @@ from rollpacker.core.errors import RollpackerError, UserError
 from rollpacker.launch.container import SHARED_MEMORY
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
 from rollpacker.launch.programs import run_program
-from rollpacker.rewards.sandbox.installed import check_sandbox
+from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from rollpacker.runtime.placing.host import cgroup_memory, has_mps_daemon
 from rollpacker.runtime.ray.node_address import free_port, node_address
 from rollpacker.runtime.ray.private_folder import LONGEST_SCRATCH_BYTES, private_folder

@@ -1,7 +1,7 @@
-"""The talk of the keeper with one runner: frames and output, never waited for.
+"""The supervisor's channel to one runner: frames and output, read and written without blocking.
 
-Frames are those of `inside`. What the other side says may be anything: a frame is a letter and some bytes, and what
-does not fit is the program's error.
+`runner` defines the frames. The other side may send anything: a frame is a letter and some bytes, and what is no frame
+is the program's error.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ _EXIT_CODE = re.compile(rb"-?[0-9]{1,3}")
 
 
 class Failed(Exception):
-    """The program failed a case; says why in a word."""
+    """The program failed a case; its text is the reason."""
 
 
-class Talk:
-    """The talk with one runner."""
+class RunnerChannel:
+    """The channel to one runner."""
 
-    def __init__(self, enclosure: BubblewrapLauncher, job: dict[str, Any]) -> None:
-        bounds = enclosure.bounds
+    def __init__(self, launcher: BubblewrapLauncher, job: dict[str, Any]) -> None:
+        bounds = launcher.bounds
         self.output = bytearray()
         """What the case's process wrote."""
         self._most_bytes = bounds.output_bytes
         self._reports = bytearray()
         self._num_bytes = 0
-        self._enclosed = enclosure.start()
-        self._to_send = bytearray(self._enclosed.first_words)
-        own = {"limits": bounds.resource_limits(), "packages": bounds.packages, **self._enclosed.streams}
+        self._sandbox = launcher.start()
+        self._to_send = bytearray(self._sandbox.boot_data)
+        own = {"limits": bounds.resource_limits(), "packages": bounds.packages, **self._sandbox.streams}
         kept = {name: job[name] for name in ("source", "entry_point", "has_prelude")}
-        self.tell("J", marshal.dumps(own | kept))
+        self.send("J", marshal.dumps(own | kept))
 
     @property
     def top_pid(self) -> int:
-        return self._enclosed.top_pid
+        return self._sandbox.top_pid
 
     def begin(self) -> None:
         """The runner has started, and no program has."""
-        self._enclosed.begin()
+        self._sandbox.begin()
 
-    def held_bytes(self) -> int:
-        return self._enclosed.held_bytes()
+    def kernel_bytes(self) -> int:
+        return self._sandbox.kernel_bytes()
 
-    def tell(self, letter: str, body: bytes) -> None:
-        """Send a frame as soon as the runner takes it; a new case begins to count its bytes."""
+    def send(self, letter: str, body: bytes) -> None:
+        """Queue a frame; a new case resets the count of bytes."""
         if letter == "K":
             self.output.clear()
             self._num_bytes = 0
         self._to_send += letter.encode() + len(body).to_bytes(4, "big") + body
 
     def register(self, poll: select.poll) -> None:
-        poll.register(self._enclosed.output, select.POLLIN)
-        poll.register(self._enclosed.reports, select.POLLIN)
+        poll.register(self._sandbox.output, select.POLLIN)
+        poll.register(self._sandbox.reports, select.POLLIN)
         if self._to_send:
-            poll.register(self._enclosed.control, select.POLLOUT)
+            poll.register(self._sandbox.control, select.POLLOUT)
 
-    def take_frame(self) -> tuple[str, bytes] | None:
+    def next_frame(self) -> tuple[str, bytes] | None:
         reports = self._reports
         if len(reports) < _HEAD_BYTES:
             return None
@@ -82,28 +82,28 @@ class Talk:
         return frame
 
     def exchange(self) -> None:
-        """Write and read what can be without waiting."""
+        """Write and read without blocking."""
         if self._to_send:
             try:
-                del self._to_send[: os.write(self._enclosed.control, self._to_send[:_PIPE_BYTES])]
+                del self._to_send[: os.write(self._sandbox.control, self._to_send[:_PIPE_BYTES])]
             except BlockingIOError:
                 pass
             except BrokenPipeError:
-                self._to_send.clear()  # the end of the reports says what it means
-        self._read_into(self.output, self._enclosed.output)
-        if self._read_into(self._reports, self._enclosed.reports) == b"" and not self._reports:
+                self._to_send.clear()  # the end of the reports follows
+        self._read_into(self.output, self._sandbox.output)
+        if self._read_into(self._reports, self._sandbox.reports) == b"" and not self._reports:
             raise Failed("error")  # the runner is gone
 
     def drain(self) -> None:
         """Read what the case's process wrote before it ended."""
-        while self._read_into(self.output, self._enclosed.output):
+        while self._read_into(self.output, self._sandbox.output):
             pass
 
     def kill(self) -> None:
-        self._enclosed.kill()
+        self._sandbox.kill()
 
     def _read_into(self, buffer: bytearray, file: int) -> bytes | None:
-        """Give what was read; nothing at the end, None where nothing is there yet."""
+        """Give what was read: nothing at the end, None where there is nothing yet."""
         try:
             part = os.read(file, _PIPE_BYTES)
         except BlockingIOError:
@@ -119,7 +119,7 @@ def exit_code(body: bytes) -> int:
     """Read the body of a frame `E`.
 
     Raises:
-        Failed: No runner sends such a one.
+        Failed: No runner sends it.
     """
     if not _EXIT_CODE.fullmatch(body):
         raise Failed("error")

@@ -1,10 +1,10 @@
-"""The end of the talk where the tests are: `Remote`s, and what the program may do to the tests."""
+"""The tests' end of the connection: `Remote` objects, and what the program may request."""
 
 from __future__ import annotations
 
 import sys
 
-from rollpacker.rewards.sandbox.remote import (
+from rollpacker.rewards.sandbox.rpc import (
     COMPARING,
     COMPUTING,
     SOLUTION,
@@ -29,7 +29,7 @@ _DATA_ATTRIBUTES = frozenset(
 """What plain data has; the last are of `collections`."""
 
 _LEGIBLE = ("__name__", "__qualname__", "__doc__", "__wrapped__")
-"""Names of Python's own that say something of a function or class."""
+"""Special attributes that describe a function or class."""
 
 _LOOP_ENDS = (StopIteration, StopAsyncIteration)
 """They end a loop silently where a function raises them; a function's is a `RuntimeError`, as in a generator."""
@@ -38,44 +38,44 @@ _LOOP_ENDS = (StopIteration, StopAsyncIteration)
 class Remote:
     """An object of the program, in the tester."""
 
-    def __init__(self, tester: Tester, number: int) -> None:
-        self.__dict__.update(_tester=tester, _number=number, _is_plain=True, _is_told=False)
+    def __init__(self, client: RpcClient, number: int) -> None:
+        self.__dict__.update(_client=client, _number=number, _is_plain=True, _is_told=False)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _LEGIBLE:
             raise AttributeError(name)
         if name not in _DATA_ATTRIBUTES:
             self.__dict__["_is_plain"] = False
-        return self.__dict__["_tester"].ask("get", self, name)
+        return self.__dict__["_client"].request("get", self, name)
 
     __doc__ = property(lambda self: self.__getattr__("__doc__"))
 
     def __setattr__(self, name: str, value: object) -> None:
-        self.__dict__["_tester"].ask("set", self, name, value)
+        self.__dict__["_client"].request("set", self, name, value)
 
     def __instancecheck__(self, instance: object) -> bool:
         is_theirs = isinstance(instance, Remote) or hasattr(type(instance), "_fields")
-        return is_theirs and self.__dict__["_tester"].ask("isinstance", instance, self) is True
+        return is_theirs and self.__dict__["_client"].request("isinstance", instance, self) is True
 
     def __subclasscheck__(self, kind: object) -> bool:
-        return isinstance(kind, Remote) and self.__dict__["_tester"].ask("issubclass", kind, self) is True
+        return isinstance(kind, Remote) and self.__dict__["_client"].request("issubclass", kind, self) is True
 
     def __deepcopy__(self, _copied: object) -> Any:
-        return self.__dict__["_tester"].call(self, "__deepcopy__", (), {})
+        return self.__dict__["_client"].call(self, "__deepcopy__", (), {})
 
 
 def _unary(name: str) -> Callable[..., Any]:
     def method(self: Remote, *arguments: object, **named: object) -> Any:
         if self.__dict__["_is_told"]:
             raise TypeError(f"{name} of what the response computed from a value of the tests")
-        return self.__dict__["_tester"].call(self, name, arguments, named)
+        return self.__dict__["_client"].call(self, name, arguments, named)
 
     return method
 
 
 def _binary(name: str) -> Callable[[Remote, object], Any]:
     def method(self: Remote, other: object) -> Any:
-        call = self.__dict__["_tester"].call
+        call = self.__dict__["_client"].call
         if isinstance(other, Remote) or not self.__dict__["_is_plain"]:
             return call(self, name, (other,), {})
         if name == "__contains__":
@@ -97,8 +97,8 @@ for _name in (*COMPARING, *COMPUTING):
     setattr(Remote, _name, _binary(_name))
 
 
-class Tester(Peer):
-    """The end where the assertions are."""
+class RpcClient(Peer):
+    """The tests' end."""
 
     def __init__(self, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
         from _thread import RLock
@@ -107,9 +107,9 @@ class Tester(Peer):
         self._error_types: dict[str, type[BaseException]] = {}
         self._remotes: dict[int, Remote] = {}
         self._lock = RLock()
-        """Held from a question to its answer: tests may ask from several threads."""
+        """Held from a request to its response: tests may use several threads."""
 
-    def take(self, name: str) -> Any:
+    def import_name(self, name: str) -> Any:
         """Give what the response defines under a name; of a module, the tester's own.
 
         Raises:
@@ -117,7 +117,7 @@ class Tester(Peer):
         """
         if name.startswith("__"):
             raise AttributeError(name)
-        match self.ask("global", name):
+        match self.request("global", name):
             case ["object", value]:
                 return value
             case ["error", [*names]]:
@@ -126,7 +126,7 @@ class Tester(Peer):
                 return __import__(name)
         raise AttributeError(name)
 
-    def ask(self, verb: str, *given: object) -> Any:
+    def request(self, verb: str, *given: object) -> Any:
         with self._lock:
             self._write(f'["{verb}"{"".join("," + self._encode(each) for each in given)}]'.encode())
             return self._result(may_end_loop=False)[0]
@@ -139,13 +139,13 @@ class Tester(Peer):
         match changed:
             case [[*theirs], {**theirs_named}]:
                 for ours, their in zip(arguments, theirs, strict=False):
-                    _take_over(ours, their)
+                    _apply_changes(ours, their)
                 for key, ours in named.items():
-                    _take_over(ours, theirs_named.get(key))
+                    _apply_changes(ours, theirs_named.get(key))
         return value
 
     def _result(self, *, may_end_loop: bool) -> tuple[Any, Any]:
-        verb, *parts = self._wait()
+        verb, *parts = self._receive()
         if verb == "raise":
             names, arguments, text, attributes = (decode(part, self._restore) for part in parts)
             kind = self._error_type([str(name) for name in names])  # type: ignore[attr-defined]
@@ -191,19 +191,19 @@ class Tester(Peer):
         raise ValueError(f"no value: {tag!r}")
 
     async def _await(self, coroutine: Remote) -> Any:
-        return self.ask("await", coroutine)
+        return self.request("await", coroutine)
 
     def _object(self, number: int) -> Any:
         """Give an object that the tests passed, of a class that they define."""
         if not _is_of_tests(self._exported[number]):
-            raise TypeError("the program looks into what is no object of the tests")
+            raise TypeError("the program accesses what is no object of the tests")
         return self._exported[number]
 
-    def _answer(self, verb: str, parts: list[Any]) -> None:
+    def _handle(self, verb: str, parts: list[Any]) -> None:
         number, *given = parts
-        self._reply(lambda: self._work(verb, number, [decode(part, self._restore) for part in given]))
+        self._respond(lambda: self._execute(verb, number, [decode(part, self._restore) for part in given]))
 
-    def _work(self, verb: str, number: int, given: list[Any]) -> tuple[object, object]:
+    def _execute(self, verb: str, number: int, given: list[Any]) -> tuple[object, object]:
         match verb, given:
             case "call", [arguments, named]:
                 return self._exported[number](*arguments, **named), None
@@ -212,7 +212,7 @@ class Tester(Peer):
             case "set", [str(name), value] if not name.startswith("_"):
                 setattr(self._object(number), name, value)
                 return None, None
-        raise TypeError(f"the program asks to {verb}")
+        raise TypeError(f"the program requests {verb}")
 
 
 def _is_of_tests(value: object) -> bool:
@@ -224,7 +224,7 @@ def _text_of(error: BaseException) -> str:
     return str(error.__dict__.get("_text", ", ".join(map(str, error.args))))
 
 
-def _take_over(ours: Any, theirs: Any) -> None:
+def _apply_changes(ours: Any, theirs: Any) -> None:
     """Change a container as the call changed its copy."""
     if type(ours) not in {list, dict, set, bytearray} or type(ours) is not type(theirs) or ours == theirs:
         return

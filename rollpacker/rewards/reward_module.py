@@ -1,6 +1,6 @@
-"""What a reward is: a module with a pure function `judge`, and the words that every reward may answer.
+"""The interface of a reward module, a pure function `score`, and the scores that every reward shares.
 
-Invariant: a judgement depends on its four arguments only. So a check may run in any process, in any order, and
+Invariant: a score depends on its four arguments only. So a check may run in any process, in any order, and
 again after a kill.
 """
 
@@ -18,33 +18,38 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Judgement(NamedTuple):
+class Score(NamedTuple):
     """The reward of a response, and why."""
 
     reward: float
     reason: str
-    """One of the reward's words, in snake_case."""
+    """Why, in snake_case; each reward has its own set."""
 
 
 class RewardModule(Protocol):
     """A module such as `rollpacker.rewards.math`, imported by name in the process that runs it."""
 
-    def judge(self, prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Judgement:
-        """Judge one response. Raises nothing that it can help; what it raises counts as `checker_crashed`."""
+    def score(self, prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Score:
+        """Score one response. An exception counts as `checker_crashed`."""
 
     def prepare(self) -> None:
         """Import and fill caches before the first check, whose time limit must not pay for it."""
 
 
-CORRECT = Judgement(1.0, "correct")
-TRUNCATED = Judgement(0.0, "truncated")
+CORRECT = Score(1.0, "correct")
+TRUNCATED = Score(0.0, "truncated")
 """The response ended at the length limit, and what there is of it has no answer."""
-UNPARSABLE_GROUND_TRUTH = Judgement(0.0, "unparsable_ground_truth")
+UNPARSABLE_GROUND_TRUTH = Score(0.0, "unparsable_ground_truth")
 """The prompt file is wrong, not the response."""
-TIMEOUT = Judgement(0.0, "timeout")
+TIMEOUT = Score(0.0, "timeout")
 """The check took too long and was killed."""
-CHECKER_CRASHED = Judgement(0.0, "checker_crashed")
+CHECKER_CRASHED = Score(0.0, "checker_crashed")
 """The process of the check died, or the check raised."""
+
+
+def verdict_of(request: ScoringRequest, score: Score, time_s: float = 0.0) -> Verdict:
+    """Make the verdict on a request."""
+    return Verdict(request=request.request, reward=score.reward, reason=score.reason, time_s=time_s)
 
 
 def verdict_of_crash(request: ScoringRequest, error: Exception) -> Verdict:
@@ -56,4 +61,4 @@ def verdict_of_crash(request: ScoringRequest, error: Exception) -> Verdict:
     if isinstance(error, RollpackerError):
         raise error
     _log.warning("%s is %s: %s: %s", request.request, CHECKER_CRASHED.reason, type(error).__name__, error)
-    return Verdict(request=request.request, reward=CHECKER_CRASHED.reward, reason=CHECKER_CRASHED.reason, time_s=0.0)
+    return verdict_of(request, CHECKER_CRASHED)

@@ -1,10 +1,10 @@
-"""Compares what a program gave with what was expected, in a process with limits of its own.
+"""Compares the output of a program with the expected one, in a process with its own limits.
 
 A short answer can take long to decode (the fraction `1e1000000000`, a set whose numbers all collide) and a long text
-much memory to split. So the keeper forks a process for each comparison, and kills it when it takes too much.
+much memory to split. So the supervisor forks a process for each comparison, and kills it when it exceeds its limits.
 
-Invariant: the keeper itself looks at an answer in linear time only. An answer that is written exactly as the expected
-one is right at once, which saves most right programs the fork.
+Invariant: the supervisor itself takes linear time for an answer. An answer that is written exactly as the expected one
+is right at once, which saves most right programs the fork.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CPU_S = 10
 """Time on a core. Two texts of the largest output that is allowed by default take 3 s."""
 
 _MEMORY_BYTES = 1 << 30
-"""Address space, the keeper's own 50 MiB included. 16 MiB of the shortest lines take 0.5 GiB."""
+"""Address space, the supervisor's own 50 MiB included. 16 MiB of the shortest lines take 0.5 GiB."""
 
 _ANSWER_BYTES, _ANSWER_FACTOR = 1 << 16, 16
 """An answer may have so many bytes, and so many times the expected one's: tags, digits and white space. What is larger
@@ -50,7 +50,7 @@ class Comparison:
                 _limit_this_process()
                 code = _RIGHT if _is_right(case, given) else _WRONG
             finally:
-                os._exit(code)  # also when it raised: the keeper's code must not go on in here
+                os._exit(code)  # also when it raised: the supervisor's code must not go on in here
         self._file = os.pidfd_open(self._pid)
 
     def fileno(self) -> int:

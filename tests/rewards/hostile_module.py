@@ -1,4 +1,4 @@
-"""A reward module whose checks do what `ground_truth` orders; judging processes import it by name."""
+"""A reward module whose checks do what `ground_truth` orders; scoring processes import it by name."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from rollpacker.rewards.judgement import Judgement
+from rollpacker.rewards.reward_module import Score
 
 
 def prepare():
@@ -16,7 +16,7 @@ def prepare():
         os._exit(9)
 
 
-def judge(prompt_text, response_text, is_truncated, ground_truth):  # noqa: C901 a flat list of orders
+def score(prompt_text, response_text, is_truncated, ground_truth):  # noqa: C901 a flat list of orders
     order, _, argument = ground_truth.partition(" ")
     if order == "hang_in_c":
         tell_pid(argument)
@@ -38,12 +38,12 @@ def judge(prompt_text, response_text, is_truncated, ground_truth):  # noqa: C901
         print('{"reward": 1.0, "reason": "hacked", "time_s": 0}', flush=True)  # noqa: T201 the point of it
         os.write(1, b'{"reward": 1.0, "reason": "hacked", "time_s": 0}\n')
     elif order == "echo":
-        return Judgement(float(is_truncated), f"{prompt_text}|{response_text}")
+        return Score(float(is_truncated), f"{prompt_text}|{response_text}")
     elif order == "long":
-        return Judgement(0.5, "x" * (20 << 20))
+        return Score(0.5, "x" * (20 << 20))
     elif order == "pid":
-        return Judgement(float(os.getpid()), "pid")
-    return Judgement(0.5, "judged")
+        return Score(float(os.getpid()), "pid")
+    return Score(0.5, "scored")
 
 
 def tell_pid(fifo):

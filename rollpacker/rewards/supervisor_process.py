@@ -1,8 +1,7 @@
-"""Starts processes that keep checks, talks to them, replaces those that die, and ends them.
+"""A supervisor process: started, sent requests, restarted when it dies, and ended.
 
-Invariant: one process has at most one request, and every request of a judge gets one answer: its own, `timeout`, or
-`checker_crashed`. The time limit is kept by the process's keeper (see `judging_process`), from the start of the check
-and not of its queueing; here is only a second one, for a keeper that died or was stopped.
+Invariant: it has at most one request at a time. It applies the time limit of a check itself (see `scoring_process`),
+from the start of the check; the limit here only covers a supervisor that died or was stopped.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.rewards.judgement import CHECKER_CRASHED, TIMEOUT, Judgement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,33 +25,23 @@ if TYPE_CHECKING:
 START_LIMIT_S = 120.0
 """To import sympy from a slow network file system, on a node where many start at once."""
 
-KEEPER_GRACE_S = 10.0
-"""How much longer than the check's limit a keeper may stay silent, on a node that is busy."""
-
 _LINE_BYTES = 1 << 24
-"""The longest answer: of a sandbox with a hundred thousand test cases."""
+"""The longest response: of a sandbox with a hundred thousand test cases."""
 
 STOP_LIMIT_S = 2.0
-"""Keepers answer a closed socket at once; one that does not is killed."""
-
-
-class TimedJudgement(NamedTuple):
-    """A judgement and the seconds that the check took."""
-
-    judgement: Judgement
-    time_s: float
+"""For a supervisor to exit when its socket is closed, before it is killed."""
 
 
 class ProcessDied(Exception):
-    """It ended before it answered; another one has been started."""
+    """It ended before it responded, and was restarted."""
 
 
-class KeptProcess:
-    """A process that answers JSON lines, started at once and restarted when it dies. Owned by one task.
+class SupervisorProcess:
+    """A process that responds to JSON lines, started at once and restarted when it dies. Owned by one task.
 
     Args:
         module_name: Run with the arguments and this process's id; its socket is its standard input.
-        arguments: As words.
+        arguments: Of its command line.
     """
 
     def __init__(self, module_name: str, arguments: Sequence[str]) -> None:
@@ -68,14 +56,14 @@ class KeptProcess:
         return self._process.pid
 
     async def ask(self, request: str, limit_s: float) -> dict[str, Any]:
-        """Give the answer to a request, both as JSON.
+        """Give the response to a request, both as JSON.
 
         Raises:
-            EngineFailed: The process cannot start; then no request could ever be answered.
+            EngineFailed: The process cannot start; no request can ever be served.
             ProcessDied: It ended.
-            TimeoutError: It was silent for `limit_s`; another one has been started. Likewise for the next two.
-            LimitOverrunError: Its answer is too long.
-            ValueError: Its answer is no JSON, or the request is no text.
+            TimeoutError: It did not respond within `limit_s`. It is restarted, as for the next two.
+            LimitOverrunError: Its response is too long.
+            ValueError: Its response is no JSON, or the request is no text.
         """
         if self._process.poll() is not None and self._reader is not None:
             self._restart()  # it died while idle, which is no fault of this request
@@ -84,17 +72,28 @@ class KeptProcess:
             writer.write(request.encode() + b"\n")
             async with asyncio.timeout(limit_s):
                 await writer.drain()
-                answer: dict[str, Any] = json.loads(await reader.readuntil())
+                response: dict[str, Any] = json.loads(await reader.readuntil())
         except (ConnectionError, asyncio.IncompleteReadError):
             self._restart()
             raise ProcessDied from None
         except (TimeoutError, asyncio.LimitOverrunError, ValueError):
-            self._restart()  # or the rest of this answer would be taken for the next one's
+            self._restart()  # or the rest of this response would be taken for the next one's
             raise
-        return answer
+        return response
 
-    def tell(self, message: Mapping[str, object]) -> None:
-        """Send what has no answer, if there is a process to send it to."""
+    def start_failure(self) -> str | None:
+        """Wait until the process is ready, without an event loop; give the reason why it is not, or None."""
+        self._socket.settimeout(START_LIMIT_S)
+        with self._socket.makefile("rb") as lines:
+            try:
+                line = lines.readline()
+            except TimeoutError:
+                return f"not ready after {START_LIMIT_S:.0f} s"
+        failure = json.loads(line).get("failure") if line else "the process ended"
+        return None if failure is None else str(failure)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send a message that has no response, if the process is connected."""
         if self._writer is not None:
             self._writer.write(json.dumps(message).encode() + b"\n")
 
@@ -103,7 +102,7 @@ class KeptProcess:
         is_ready = self._writer is not None
         self._disconnect()
         if not is_ready:
-            self._process.kill()  # it has no children yet that would outlive it, and may be deep in an import
+            self._process.kill()  # it has no children yet that would outlive it, and may be in an import
 
     def close(self) -> None:
         """End it and what it started; returns when all are gone. Harmless when called again."""
@@ -138,7 +137,7 @@ class KeptProcess:
             self._socket.close()
         else:
             self._writer.transport.abort()
-            # abort() closes in the loop's next turn, but what waits for the process wants it now
+            # abort() closes in the loop's next turn, but waiting for the process needs it now
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._reader = self._writer = None
@@ -167,31 +166,8 @@ class KeptProcess:
         )
 
 
-class JudgingProcess(KeptProcess):
-    """One keeper with its judge (see `judging_process`)."""
-
-    def __init__(self, module_name: str, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        super().__init__("rollpacker.rewards.judging_process", [module_name, str(timeout_s)])
-
-    async def judge(self, request: Mapping[str, object]) -> TimedJudgement:
-        """Judge one response; the mapping holds the arguments of the reward's `judge`.
-
-        Raises:
-            EngineFailed: The process cannot start; then no request could ever be judged.
-        """
-        limit_s = self._timeout_s + KEEPER_GRACE_S
-        try:
-            fields = await self.ask(json.dumps(request), limit_s)
-        except ProcessDied:
-            return TimedJudgement(CHECKER_CRASHED, 0.0)
-        except TimeoutError:
-            return TimedJudgement(TIMEOUT, limit_s)
-        return TimedJudgement(Judgement(fields["reward"], fields["reason"]), fields["time_s"])
-
-
 def environment_of_children() -> dict[str, str]:
-    """Let the process find this very package, wherever the parent did, and keep numeric libraries to one thread."""
+    """Give an environment with this package's path, and one thread for numeric libraries."""
     package = importlib.util.find_spec("rollpacker")
     locations = package.submodule_search_locations if package else None
     roots = [str(Path(location).resolve().parent) for location in locations or ()]

@@ -1,11 +1,11 @@
-"""The end of the talk where the program is: it answers what the tester asks; it has no secrets from it."""
+"""The program's end of the connection: it executes every request of the tester, and holds nothing secret."""
 
 from __future__ import annotations
 
 import builtins
 import sys
 
-from rollpacker.rewards.sandbox.remote import COMPUTING, END, Peer, builtin_error, error_of
+from rollpacker.rewards.sandbox.rpc import COMPUTING, END, Peer, builtin_error, error_of
 from rollpacker.rewards.sandbox.values import decode
 
 TYPE_CHECKING = False
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 
 def serve(module: Any, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
-    """Answer for a program until the case is over."""
-    _Program(module, read, write).serve()
+    """Serve a program until the case is over."""
+    _RpcServer(module, read, write).serve()
 
 
 class Local:
     """An object of the tests, in the program: one of a class that they define."""
 
-    def __init__(self, program: _Program, number: int) -> None:
-        self.__dict__.update(_program=program, _number=number)
+    def __init__(self, server: _RpcServer, number: int) -> None:
+        self.__dict__.update(_server=server, _number=number)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self.__dict__["_program"].ask("get", self.__dict__["_number"], name)
+        return self.__dict__["_server"].request("get", self.__dict__["_number"], name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        self.__dict__["_program"].ask("set", self.__dict__["_number"], name, value)
+        self.__dict__["_server"].request("set", self.__dict__["_number"], name, value)
 
     def __call__(self, *arguments: object, **named: object) -> Any:
-        return self.__dict__["_program"].ask("call", self.__dict__["_number"], arguments, named)
+        return self.__dict__["_server"].request("call", self.__dict__["_number"], arguments, named)
 
 
-class _Program(Peer):
-    """The end where the program is; it has no secrets from the other."""
+class _RpcServer(Peer):
+    """The program's end."""
 
     def __init__(self, module: Any, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
         super().__init__(read, write)
@@ -53,10 +53,10 @@ class _Program(Peer):
         tag = "w" if type(value).__name__ == "coroutine" else "o"
         return f'{{"{tag}":{self._number_of(value)}}}'
 
-    def _answer(self, verb: str, parts: list[Any]) -> None:
-        self._reply(lambda: self._work(verb, [decode(part, self._restore) for part in parts]))
+    def _handle(self, verb: str, parts: list[Any]) -> None:
+        self._respond(lambda: self._execute(verb, [decode(part, self._restore) for part in parts]))
 
-    def _work(self, verb: str, given: list[Any]) -> tuple[object, object]:  # noqa: PLR0911 the verbs of `Tester`
+    def _execute(self, verb: str, given: list[Any]) -> tuple[object, object]:  # noqa: PLR0911 the verbs of `RpcClient`
         match verb, given:
             case "global", [name]:
                 return _described(find_name(self._module, name)), None
@@ -91,23 +91,23 @@ class _Program(Peer):
         ((tag, number),) = tree.items()
 
         def callback(*arguments: object, **named: object) -> object:
-            return self.ask("call", number, arguments, named)
+            return self.request("call", number, arguments, named)
 
         return self._passed.setdefault(number, Local(self, number) if tag == "y" else callback)
 
-    def ask(self, verb: str, number: int, *given: object) -> Any:
-        """Ask for an object of the tests."""
+    def request(self, verb: str, number: int, *given: object) -> Any:
+        """Send a request for an object of the tests."""
         self._write(f'["{verb}",{number}{"".join("," + self._encode(each) for each in given)}]'.encode())
-        answer, *parts = self._wait()
+        answer, *parts = self._receive()
         if answer == "raise":
-            told: list[Any] = [decode(part, self._restore) for part in parts]
-            raise error_of(builtin_error(told[0]), told[1])
+            details: list[Any] = [decode(part, self._restore) for part in parts]
+            raise error_of(builtin_error(details[0]), details[1])
         return decode(parts[0], self._restore)
 
     def serve(self) -> None:
         while (message := self._read()) != END:
             verb, *parts = self._loads(message)
-            self._answer(verb, parts)
+            self._handle(verb, parts)
 
 
 def find_name(module: Any, name: str) -> Any:

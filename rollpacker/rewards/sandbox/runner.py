@@ -1,13 +1,14 @@
-"""The runner: what is started inside a sandbox, and forks a process for each test case.
+"""The runner inside a sandbox: forks a process for each test case.
 
-The keeper sends the code of this file and of those that it imports over the pipe of standard input; neither the project
-nor its files are in the sandbox. It imports little, because every program pays for it, and is trusted with nothing: a
-program that kills it, or speaks in its place, gets no right answer by that.
+The supervisor sends the code of this file and of its imports over standard input; neither the project nor its files are
+in the sandbox. It imports little, because every program pays for it, and is trusted with nothing: a program that kills
+it, or writes in its place, gets no right answer by that.
 
-Frames on both pipes: a letter, the length in 4 bytes, the body. From the keeper: `J` the job and `K` a case
-(marshal), `M` a message of the other sandbox. To the keeper: `B` (began: ready for cases), `V` (the value that a
-function returned, as `values` writes it; or that the tests passed), `R` (the name of what was raised), `M` (a message
-for the other sandbox), `E` (the case's process has ended, with its exit code).
+A frame on either pipe is a letter, the length in 4 bytes, and the body.
+
+* from the supervisor: `J` the job, `K` a case (both marshal), `M` a message from the other sandbox;
+* to the supervisor: `B` ready for cases, `V` the value that a function returned (see `values`) or that the tests
+  passed, `R` the name of an exception, `M` a message for the other sandbox, `E` the exit code of the case's process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import resource
 import sys
 
-from rollpacker.rewards.sandbox import answering, testing
+from rollpacker.rewards.sandbox import mini_pytest, rpc_server
 from rollpacker.rewards.sandbox.values import encode
 
 TYPE_CHECKING = False
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PRELUDE = ("collections", "functools", "heapq", "itertools", "math", "operator", "string")
-"""Modules that answers to function problems use without importing them, as the public graders allow; `typing`'s names
-too, which the signatures that are given in such problems need."""
+"""Modules that function problems may use without an import, as the public graders allow; so are the names of `typing`,
+which the given signatures need."""
 
 
 def serve(report_fd: int) -> None:
-    """Run cases until the keeper closes the pipe."""
+    """Run cases until the supervisor closes the pipe."""
     control = os.dup(0)
     nothing = os.open("/dev/null", os.O_RDWR)
     os.dup2(nothing, 0)
@@ -38,7 +39,7 @@ def serve(report_fd: int) -> None:
     frame = _read(control)
     if frame is None:
         return
-    job = marshal.loads(frame[1])  # noqa: S302 of the keeper
+    job = marshal.loads(frame[1])  # noqa: S302 of the supervisor
     for kind, value in job["limits"]:
         resource.setrlimit(kind, (value, value))
     if job["packages"] is not None:
@@ -53,8 +54,8 @@ def serve(report_fd: int) -> None:
     pid = 0
     while (frame := _read(control)) is not None:
         if pid:
-            os.waitpid(pid, 0)  # only now: the keeper has looked at what it used
-        case = marshal.loads(frame[1])  # noqa: S302 of the keeper
+            os.waitpid(pid, 0)  # only now: the supervisor has measured it
+        case = marshal.loads(frame[1])  # noqa: S302 of the supervisor
         pid = os.fork()
         if pid == 0:
             try:
@@ -78,15 +79,15 @@ def _run(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], contr
                 _execute(job["source"], "__main__", {})
             case "call":
                 os.close(control)
-                function = answering.find_name(_execute(job["source"], "solution", names), job["entry_point"])
+                function = rpc_server.find_name(_execute(job["source"], "solution", names), job["entry_point"])
                 _send(report_fd, "V", encode(function(*case["args"])).encode())
             case "serve":
                 module = _execute(job["source"], "solution", names)
                 _send(report_fd, "M", b'["ready"]')
-                answering.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
+                rpc_server.serve(module, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
             case "test":
                 tests = compile(case["source"], "test_solution.py", "exec")
-                testing.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
+                mini_pytest.run_tests(tests, lambda: _read_message(control), lambda body: _send(report_fd, "M", body))
                 _send(report_fd, "V", b"null")
         _finish()
     except SystemExit as end:
@@ -94,7 +95,7 @@ def _run(job: dict[str, Any], case: dict[str, Any], names: dict[str, Any], contr
         if case["kind"] != "stdin":
             _send(report_fd, "R", b"SystemExit")
         _finish()
-    except BaseException as error:  # noqa: BLE001 the process boundary; its name is all that anybody wants
+    except BaseException as error:  # noqa: BLE001 the process boundary; only its name is used
         code = 1
         _send(report_fd, "R", type(error).__name__[:80].encode(errors="replace"))
     os._exit(code)
@@ -110,7 +111,7 @@ def _execute(source: str, name: str, names: dict[str, Any]) -> Any:
 
 
 def _make_streams(stdin: str, stdout: str) -> None:
-    """Let /dev/stdin and /dev/stdout, which lead here, be opened like those of any shell; there is no /proc for it."""
+    """Create the targets of /dev/stdin and /dev/stdout, so that they can be opened without /proc."""
     _give_input(b"", stdin)
     os.mkfifo(stdout, 0o600)
     file = os.open(stdout, os.O_RDWR)  # would wait for a reader otherwise
@@ -126,12 +127,12 @@ def _make_quitters() -> None:
 
 
 def _give_input(text: bytes, path: str | None) -> None:
-    """Make standard input a file, so that a program that reads nothing blocks nobody."""
+    """Make standard input a file, so that a program that does not read it blocks nothing."""
     if path is None:
-        file = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 nobody else's
+        file = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 private
     else:
         if os.path.lexists(path):
-            os.unlink(path)  # noqa: PTH108 likewise; of the case before, or what a program made of it
+            os.unlink(path)  # noqa: PTH108 the previous case's, or a program's file
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     left = memoryview(text)
     while left:
@@ -142,7 +143,7 @@ def _give_input(text: bytes, path: str | None) -> None:
 
 
 def _finish() -> None:
-    """What the interpreter does at its end: wait for threads, call what was registered, flush."""
+    """Do what the interpreter does at exit: wait for threads, call exit functions, flush."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()  # noqa: SLF001 as the interpreter calls it
     if "atexit" in sys.modules:

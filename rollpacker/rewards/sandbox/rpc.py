@@ -1,20 +1,20 @@
-"""Assertions in one sandbox about a program in another: they call, and plain data comes back.
+"""Remote calls between two sandboxes: tests run in the tester, and call the program in the other.
 
-What the tests import from `solution` they ask of the program by name: plain data, an error's class of the same name and
-bases, or a `Remote`, which stands for an object there. A call sends its arguments as plain data and returns plain data,
-or a `Remote` of an object that is none; what the call changed in its arguments is changed in the tester's too. A
-function that the tests pass is called back, and of an object of theirs the program may ask public attributes.
+A name that the tests import from `solution` is requested from the program: it is plain data, an error class of the same
+name and bases, or a `Remote`, a proxy of an object there. A call sends its arguments as plain data and returns plain
+data, or a `Remote` of any other object; changes of the arguments are applied in the tester too. Functions that the
+tests pass can be called back, and public attributes of objects that they pass can be read.
 
 Invariant: no code of the program runs in the tester, and no name of the program is there but those that the tests
 import. No value of the program decides a comparison with plain data, unless the tests use it as what plain data is not:
-a `Remote` equals nothing but another `Remote` that its own program says it equals, until an attribute is asked of it
-that no plain data has. So an object whose `__eq__`, `__lt__`, `__sub__` or `__contains__` is always content passes for
+a `Remote` equals nothing but another `Remote` that its own program says it equals, until the tests read an attribute of
+it that no plain data has. So an object whose `__eq__`, `__lt__`, `__sub__` or `__contains__` always succeeds passes for
 no number, text or container. What a test compares only with objects of the program itself, the program decides, as it
 would under pytest.
 
-Messages, as JSON: `[verb, ...]` asks, `["value", value, arguments]` and `["raise", names, arguments, text, attributes]`
-answer. Each side answers what it is asked while it waits for an answer. The tester answers nothing but calls of the
-functions that it passed, and public attributes of the objects that it passed.
+Messages are JSON: a request is `[verb, ...]`, a response `["value", value, arguments]` or `["raise", names, arguments,
+text, attributes]`. Each side handles requests while it waits for a response. The tester handles only calls of functions
+that it passed, and public attributes of objects that it passed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 END = b'["end"]'
-"""What the keeper tells a program that nobody will ask any more."""
+"""Sent by the supervisor when the tests are over."""
 
 SOLUTION, TESTS = "solution", "test_solution"
 """The modules of the program and of its tests, as the tests see them."""
@@ -39,23 +39,23 @@ UNARY = (
     *("__str__", "__repr__", "__int__", "__float__", "__index__", "__abs__", "__neg__", "__round__", "__call__"),
     *("__hash__", "__enter__", "__exit__", "__copy__"),
 )
-"""What the program may answer for its objects: it is not told what the test holds the answer against."""
+"""Handled by the program for its objects, which does not see what the test compares the result with."""
 
 COMPARING = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__")
-"""What it may answer only where both are its own objects, or the tests use the first as no plain data."""
+"""Handled by it only where both are its own objects, or the tests use the first as no plain data."""
 
 COMPUTING = (
     *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__and__", "__or__"),
     *("__xor__", "__matmul__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__"),
 )
-"""Likewise; of plain data it may make an object, which becomes no plain data by itself any more."""
+"""The same; with plain data the result may be an object, which never becomes plain data by itself."""
 
 _EXITS = ("SystemExit", "KeyboardInterrupt")
 """Errors that tests may expect though they are no `Exception`."""
 
 
 class Peer:
-    """One end of the talk."""
+    """One end of the connection."""
 
     def __init__(self, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
         import json
@@ -65,7 +65,7 @@ class Peer:
         self._write = write
         self._exported: list[Any] = []
         self._numbers: dict[int, int] = {}
-        """Of what is exported, by `id`; it lives as long as the talk."""
+        """Of what is exported, by `id`; kept as long as the connection."""
         self._records: dict[tuple[str, ...], Callable[..., object]] = {}
         """Classes of named tuples, by name and fields: they cross as data, and are of the same class on either side."""
 
@@ -111,25 +111,25 @@ class Peer:
     def _restore_object(self, tree: dict[str, Any]) -> object:
         raise NotImplementedError
 
-    def _wait(self) -> list[Any]:
-        """Wait for an answer, and answer meanwhile."""
+    def _receive(self) -> list[Any]:
+        """Wait for a response, and handle requests meanwhile."""
         while True:
             verb, *parts = self._loads(self._read())
             if verb in {"value", "raise"}:
                 return [verb, *parts]
-            self._answer(verb, parts)
+            self._handle(verb, parts)
 
-    def _answer(self, verb: str, parts: list[Any]) -> None:
+    def _handle(self, verb: str, parts: list[Any]) -> None:
         raise NotImplementedError
 
-    def _reply(self, work: Callable[[], tuple[object, object]]) -> None:
+    def _respond(self, work: Callable[[], tuple[object, object]]) -> None:
         try:
             value, arguments = work()
             answer = f'["value",{self._encode(value)},{self._encode(arguments)}]'
         except BaseException as error:  # noqa: BLE001 the other side raises it
             try:
                 answer = self._raised(error)
-            except BaseException as second:  # noqa: BLE001 of an error that cannot be told; this one can
+            except BaseException as second:  # noqa: BLE001 of an error that cannot be encoded; this one can
                 answer = self._raised(RuntimeError(type(second).__name__))
         self._write(answer.encode())
 
@@ -150,7 +150,7 @@ def builtin_error(names: list[str]) -> type[BaseException]:
 
 
 def error_of(kind: type[BaseException], arguments: list[Any]) -> BaseException:
-    """Make an error, of another class where this one wants other arguments."""
+    """Create an error; a RuntimeError where the class takes other arguments."""
     try:
         return kind(*arguments)
     except TypeError:  # such as UnicodeDecodeError

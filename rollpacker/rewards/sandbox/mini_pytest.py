@@ -1,16 +1,16 @@
-"""Runs the tests of a prompt as pytest and unittest would, in the sandbox of the tests.
+"""A minimal pytest that runs the tests of a prompt, and unittest's, in the sandbox of the tests.
 
-A small pytest of its own: fixtures, parametrization, marks to skip, setup and teardown of modules, classes and methods,
-coroutines. What it lacks, and tests that it would not run, are refused when the prompt is read
-(`rollpacker.data.runnable_tests`), which names the same parts of pytest.
+It has fixtures, parametrization, skip marks, setup and teardown of modules, classes and methods, and coroutines. Tests
+that need more, or that it would not run, are refused when the prompt is read (`rollpacker.data.runnable_tests`, which
+lists the supported names of pytest).
 """
 
 from __future__ import annotations
 
 import sys
 
-from rollpacker.rewards.sandbox.asking import Remote, Tester
-from rollpacker.rewards.sandbox.remote import SOLUTION, TESTS
+from rollpacker.rewards.sandbox.rpc import SOLUTION, TESTS
+from rollpacker.rewards.sandbox.rpc_client import Remote, RpcClient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def run_tests(tests: CodeType, read: Callable[[], bytes], write: Callable[[bytes
         RuntimeError: There are tests, and every one was skipped.
     """
     solution = type(sys)(SOLUTION)
-    solution.__dict__["__getattr__"] = Tester(read, write).take
+    solution.__dict__["__getattr__"] = RpcClient(read, write).import_name
     module = type(sys)(TESTS)
     sys.modules |= {SOLUTION: solution, TESTS: module, "pytest": _make_pytest()}
     exec(tests, module.__dict__)  # noqa: S102 the prompt file's tests, in a sandbox of their own
@@ -48,13 +48,13 @@ class _Run:
         self._module = module
         self._own = {name: value for name, value in vars(module).items() if not isinstance(value, Remote)}
         self._shared: dict[tuple[str, object], Any] = {}
-        """Values of fixtures that outlive a test, by name and class."""
+        """Values of fixtures of a class or of the module, by name and class."""
         self._endings: dict[object, list[Iterator[Any]]] = {}
-        """Fixtures whose rest runs after their class, or after the module (None)."""
+        """Generators of fixtures to finish after their class, or after the module (None)."""
         self.num_passed = self.num_skipped = 0
 
     def all(self) -> None:
-        """Run what would be collected, in the order of the text."""
+        """Run what pytest would collect, in its order."""
         _call(self._own.get("setup_module"), self._module)
         for name, value in self._own.items():
             if isinstance(value, type):
@@ -158,7 +158,7 @@ class _Fixtures:
         return [name for name, function in self.functions.items() if function.fixture_of_test.get("autouse")]
 
     def get(self, name: str) -> Any:
-        """Give a fixture's value, which is made once for what its scope says."""
+        """Give a fixture's value, created once per scope."""
         function = self.functions[name]
         scope = function.fixture_of_test.get("scope", "function")
         if scope == "function":
@@ -171,7 +171,7 @@ class _Fixtures:
         return self._shared[name, owner]
 
     def end(self) -> None:
-        """Run what stands behind the `yield` of fixtures."""
+        """Finish the generators of fixtures."""
         for rest in reversed(self._rests):
             next(rest, None)
 
@@ -184,7 +184,7 @@ class _Fixtures:
 
 
 def _parameters(function: Any) -> tuple[str, ...]:
-    """Give the names that a function can be given, without the one that it is bound to."""
+    """Give the names of a function's parameters, without that of a bound object."""
     is_bound = hasattr(function, "__self__")
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -196,7 +196,7 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 
 def _call(function: Any, *given: object) -> None:
-    """Call a function for setup or teardown, which may take what it is for."""
+    """Call a setup or teardown function, which may take the object that it is for."""
     if function is not None:
         _finish(function(*given[: len(_parameters(function))]))
 
@@ -215,7 +215,7 @@ def _is_unittest(kind: type) -> bool:
 
 
 def _make_pytest() -> Any:  # noqa: C901 one small function per name
-    """What test files of public sets use of pytest."""
+    """The module `pytest`: what test files of public sets use of it."""
     from contextlib import contextmanager
 
     module = type(sys)("pytest")

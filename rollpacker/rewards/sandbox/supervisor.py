@@ -1,17 +1,17 @@
-"""The keeper: the program beside each slot of the pool that runs responses in sandboxes, one after the other.
+"""The supervisor of a slot of the pool: runs the programs of responses in sandboxes, one after the other.
 
-It is outside, and all that is trusted: it sends inputs in, takes answers out, has them compared with what was expected
-(`comparing`), keeps the time of each case by the program's own clock (`meter`), and kills the sandbox at the first case
-that is not passed, or when the worker says that nobody needs it any more.
+It is outside the sandbox, and the only trusted part: it sends inputs, receives outputs, has them compared with the
+expected ones (`comparison_process`), measures each case by the program's own time (`meter`), and kills the sandbox at
+the first case that fails, or when the worker cancels the request.
 
-Invariant: a program's bytes decide neither how long the keeper works nor how much memory it takes, beyond the limit of
-their number. Frames that no runner sends end the program.
+Invariant: neither the supervisor's time nor its memory depends on what a program sends, beyond the limit of its bytes.
+Frames that no runner sends end the program.
 
-Speaks JSON lines with the worker, over the socket that is its standard input. A request is `{source, cases, limits_s,
-entry_point, ...}` or `{"stop": true}`; the answer is `{reason, time_s, case_runs}`. The keeper first says
+It exchanges JSON lines with the worker over its standard input, a socket. A request is `{source, cases, limits_s,
+entry_point, ...}` or `{"stop": true}`; the response is `{reason, time_s, case_runs}`. The supervisor first sends
 `{"is_ready": true}` when a first sandbox has run an empty program, or `{"failure": ...}` and ends.
 
-Run as `python -m rollpacker.rewards.sandbox.keeper BOUNDS PARENT_PID`.
+Run as `python -m rollpacker.rewards.sandbox.supervisor BOUNDS PARENT_PID`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from typing import Any
 
 from rollpacker.core.errors import WorldError
 from rollpacker.rewards.processes import exit_when_parent_dies
-from rollpacker.rewards.sandbox import comparing, remote
+from rollpacker.rewards.sandbox import comparison_process, rpc
 from rollpacker.rewards.sandbox.bubblewrap import Bounds, BubblewrapLauncher
 from rollpacker.rewards.sandbox.meter import Meter
-from rollpacker.rewards.sandbox.talk import Failed, Talk, exit_code
+from rollpacker.rewards.sandbox.runner_channel import Failed, RunnerChannel, exit_code
 
 _WATCH_S = 0.02
-"""Between looks at what a program has used: what it may take beyond a limit. A look takes 0.2 ms."""
+"""Between measurements of a program's usage, so also what it may exceed a limit by. One takes 0.2 ms."""
 
 _WALL_FACTOR = 10.0
-"""A case that is not over after so many times its limit of own time, wall time, ends: nobody waits for ever."""
+"""Limit of a case's wall time, as a multiple of its limit of own time."""
 
 _WALL_GRACE_S = 5.0
 
@@ -49,22 +49,22 @@ _START_LIMIT_S = 60.0
 """Wall time for a sandbox to start, on a node that is busy."""
 
 _NUM_STARTS = 3
-"""Attempts to start a sandbox, where the machine has no process or memory left for a moment."""
+"""Attempts to start a sandbox, where the machine is out of processes or memory for a moment."""
 
 _RECEIVE_BYTES = 1 << 16
 
 _OWN_TASKS = 3
-"""Of a sandbox that runs nothing: bubblewrap, the namespace's first process, the runner. (Or keeper and runner.)"""
+"""Of a sandbox that runs nothing: bubblewrap, the namespace's first process, the runner. (Or supervisor and runner.)"""
 
 _NEEDED_LATER = (dt, decimal, fractions)
-"""Decoding imports them, when `nobody` may not be able to read their files any more."""
+"""Decoding imports them, when `nobody` may be unable to read their files."""
 
 _PASSED = "correct"
 _STOPPED = "stopped"
 
 
 class Stopped(Exception):
-    """Nobody needs the program's reward any more."""
+    """The worker cancelled the request."""
 
 
 class WorkerGone(Exception):
@@ -80,10 +80,10 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     channel = _Channel(requests)
     try:
-        enclosure = BubblewrapLauncher(bounds)
+        launcher = BubblewrapLauncher(bounds)
         exit_when_parent_dies(parent_pid)  # after a change of user, which would undo it
-        judge = _Judge(enclosure, channel)
-        judge.try_out()
+        scorer = _Scorer(launcher, channel)
+        scorer.test_start()
     except (OSError, WorldError, KeyError, StopIteration) as error:
         channel.send({"failure": f"{type(error).__name__}: {error}"})
         return 1
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
         while True:
             request = channel.receive()
             if "stop" not in request:  # or it came when its program was over
-                channel.send(judge.judge(request))
+                channel.send(scorer.score(request))
     except (WorkerGone, ConnectionError):
         return 0
 
@@ -116,7 +116,7 @@ class _Channel:
         """Wait for a line.
 
         Raises:
-            WorkerGone: There is none to come.
+            WorkerGone: The socket is closed.
         """
         while (end := self._received.find(b"\n")) < 0:
             part = self._socket.recv(_RECEIVE_BYTES)
@@ -128,11 +128,11 @@ class _Channel:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def wait_for(self, other: comparing.Comparison, limit_s: float) -> None:
-        """Wait until a file of this machine can be read.
+    def wait_for(self, other: comparison_process.Comparison, limit_s: float) -> None:
+        """Wait until a comparison is over, at most so long.
 
         Raises:
-            Stopped: The worker said so meanwhile.
+            Stopped: The worker cancelled the request.
         """
         ends_s = time.monotonic() + limit_s
         poll = select.poll()
@@ -144,37 +144,37 @@ class _Channel:
             self.take_stop()
 
     def take_stop(self) -> None:
-        """Read what the worker says while a program runs."""
+        """Read a message that the worker sent while a program runs."""
         if "stop" in self.receive():
             raise Stopped
 
 
-class _Judge:
-    """Judges one program at a time."""
+class _Scorer:
+    """Scores one program at a time."""
 
-    def __init__(self, enclosure: BubblewrapLauncher, channel: _Channel) -> None:
-        self._enclosure = enclosure
-        self._bounds = enclosure.bounds
+    def __init__(self, launcher: BubblewrapLauncher, channel: _Channel) -> None:
+        self._launcher = launcher
+        self._bounds = launcher.bounds
         self._channel = channel
 
-    def try_out(self) -> None:
-        """Run an empty program, so that a machine that cannot is known before the first response.
+    def test_start(self) -> None:
+        """Run an empty program, to fail before the first response on a machine that cannot.
 
         Raises:
-            WorldError: It did not start, with what bubblewrap says to it.
+            WorldError: It did not start; with bubblewrap's message.
         """
-        program = Talk(self._enclosure, {"source": "", "entry_point": None, "has_prelude": False})
+        program = RunnerChannel(self._launcher, {"source": "", "entry_point": None, "has_prelude": False})
         try:
             self._begin(program)
         except Failed:
-            raise WorldError(f"a sandbox does not start: {self._enclosure.complaint()}") from None
+            raise WorldError(f"a sandbox does not start: {self._launcher.start_error()}") from None
         finally:
             program.kill()
 
-    def judge(self, request: dict[str, Any]) -> dict[str, Any]:
+    def score(self, request: dict[str, Any]) -> dict[str, Any]:
         began_s = time.monotonic()
         runs: list[tuple[int, float, bool]] = []
-        sandboxes: dict[str, Talk] = {}
+        sandboxes: dict[str, RunnerChannel] = {}
         try:
             self._run_cases(request, sandboxes, runs)
             reason = _PASSED
@@ -188,7 +188,7 @@ class _Judge:
         return {"reason": reason, "time_s": time.monotonic() - began_s, "case_runs": runs}
 
     def _run_cases(
-        self, request: dict[str, Any], sandboxes: dict[str, Talk], runs: list[tuple[int, float, bool]]
+        self, request: dict[str, Any], sandboxes: dict[str, RunnerChannel], runs: list[tuple[int, float, bool]]
     ) -> None:
         sandboxes["program"] = program = self._open(request)
         limits_s = request["limits_s"]
@@ -213,10 +213,10 @@ class _Judge:
             if failure is not None:
                 raise Failed(failure)
 
-    def _open(self, job: dict[str, Any]) -> Talk:
-        """Start a sandbox; once more where the machine was too busy to."""
+    def _open(self, job: dict[str, Any]) -> RunnerChannel:
+        """Start a sandbox; retried where the machine was too busy."""
         for _ in range(_NUM_STARTS):
-            sandbox = Talk(self._enclosure, job)
+            sandbox = RunnerChannel(self._launcher, job)
             try:
                 self._begin(sandbox)
             except (Failed, OSError):
@@ -228,21 +228,21 @@ class _Judge:
                 return sandbox
         raise Failed("checker_crashed")
 
-    def _begin(self, sandbox: Talk) -> None:
-        """Wait until cases can be run."""
+    def _begin(self, sandbox: RunnerChannel) -> None:
+        """Wait until the runner is ready for cases."""
         watch = _StartWatch()
         while _next_frame((sandbox,), watch, self._channel)[1][0] != "B":
             pass
         sandbox.begin()
 
-    def _run_case(self, program: Talk, case: dict[str, Any], watch: _Watch) -> bytes:
-        """Give what the program answered."""
+    def _run_case(self, program: RunnerChannel, case: dict[str, Any], watch: _Watch) -> bytes:
+        """Give the program's output."""
         sent = {"kind": case["kind"], "cpu_s": watch.cpu_s}
         if case["kind"] == "stdin":
             sent["input"] = case["input"].encode(errors="replace")
         else:
             sent["args"] = case["args"]
-        program.tell("K", marshal.dumps(sent))
+        program.send("K", marshal.dumps(sent))
         watch.start((program,))
         answer, code = b"", 0
         while True:
@@ -260,19 +260,21 @@ class _Judge:
         return bytes(program.output) if case["kind"] == "stdin" else answer
 
     def _compare(self, case: dict[str, Any], given: bytes) -> str | None:
-        """Say why an answer is not right; None: it is."""
-        result = comparing.result_at_once(case, given)
+        """Give the reason why an answer is not right, or None."""
+        result = comparison_process.result_at_once(case, given)
         if result is None:
-            comparison = comparing.Comparison(case, given)
+            comparison = comparison_process.Comparison(case, given)
             try:
-                self._channel.wait_for(comparison, comparing.LIMIT_S)
+                self._channel.wait_for(comparison, comparison_process.LIMIT_S)
             finally:
                 result = comparison.close()
         return {True: None, False: "wrong_answer", None: "checker_crashed"}[result]
 
-    def _run_assertions(self, program: Talk, tester: Talk, case: dict[str, Any], watch: _Watch) -> None:
-        """Let the tester ask the program; both are watched as one."""
-        program.tell("K", marshal.dumps({"kind": "serve", "cpu_s": watch.cpu_s}))
+    def _run_assertions(
+        self, program: RunnerChannel, tester: RunnerChannel, case: dict[str, Any], watch: _Watch
+    ) -> None:
+        """Run tests in one sandbox and the program in another; the limits are those of both together."""
+        program.send("K", marshal.dumps({"kind": "serve", "cpu_s": watch.cpu_s}))
         watch.start((program, tester))
         has_begun = has_passed = False
         while True:
@@ -281,9 +283,9 @@ class _Judge:
                 case "M" if sandbox is program and not has_begun:
                     has_begun = True
                     sent = {"kind": "test", "cpu_s": watch.cpu_s, "source": case["source"]}
-                    tester.tell("K", marshal.dumps(sent))
+                    tester.send("K", marshal.dumps(sent))
                 case "M":
-                    (tester if sandbox is program else program).tell("M", body)
+                    (tester if sandbox is program else program).send("M", body)
                 case "R":
                     reason = _reason_of(body)
                     raise Failed("wrong_answer" if sandbox is tester and body == b"AssertionError" else reason)
@@ -292,10 +294,10 @@ class _Judge:
                 case "E" if sandbox is tester:
                     break
                 case "E":
-                    raise Failed("error")  # the program left while it was still asked
+                    raise Failed("error")  # the program ended during the tests
         if not has_passed:
             raise Failed("error")
-        program.tell("M", remote.END)
+        program.send("M", rpc.END)
         while _next_frame((program,), watch, self._channel)[1][0] != "E":
             pass
 
@@ -306,7 +308,7 @@ class _StartWatch:
     def __init__(self) -> None:
         self._ends_s = time.monotonic() + _START_LIMIT_S
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         if now_s > self._ends_s:
             raise Failed("checker_crashed")
 
@@ -321,21 +323,21 @@ class _Watch:
         self._meter: Meter | None = None
         self._looked_s = time.monotonic()
         self.cpu_s = math.ceil(limit_s) + 2
-        """For the kernel to end each process, should the keeper be slow to."""
+        """For the kernel to kill each process, should the supervisor be slow."""
 
-    def start(self, sandboxes: tuple[Talk, ...]) -> None:
+    def start(self, sandboxes: tuple[RunnerChannel, ...]) -> None:
         self._sandboxes = sandboxes
         self._meter = Meter({sandbox.top_pid for sandbox in sandboxes})
         self._most_tasks = self._processes + _OWN_TASKS * len(sandboxes)
 
-    def look(self, now_s: float) -> None:
-        """Keep the limits, if it is time to: a program that always says something is looked at no less."""
+    def check(self, now_s: float) -> None:
+        """Check the limits, if it is time to; a program that never stops sending is checked as often."""
         if now_s - self._looked_s < _WATCH_S:
             return
         self._looked_s = now_s
         assert self._meter is not None
         usage = self._meter.read()
-        if usage.memory_bytes + sum(each.held_bytes() for each in self._sandboxes) > self._memory_bytes:
+        if usage.memory_bytes + sum(each.kernel_bytes() for each in self._sandboxes) > self._memory_bytes:
             raise Failed("memory")
         if usage.num_tasks > self._most_tasks:
             raise Failed("processes")
@@ -348,13 +350,13 @@ class _Watch:
 
 
 def _next_frame(
-    sandboxes: tuple[Talk, ...], watch: _Watch | _StartWatch, channel: _Channel
-) -> tuple[Talk, tuple[str, bytes]]:
-    """Wait for a frame of one of the runners, and keep the limits meanwhile."""
+    sandboxes: tuple[RunnerChannel, ...], watch: _Watch | _StartWatch, channel: _Channel
+) -> tuple[RunnerChannel, tuple[str, bytes]]:
+    """Wait for a frame of one of the runners, and check the limits meanwhile."""
     while True:
-        watch.look(time.monotonic())
+        watch.check(time.monotonic())
         for sandbox in sandboxes:
-            if (frame := sandbox.take_frame()) is not None:
+            if (frame := sandbox.next_frame()) is not None:
                 return sandbox, frame
         poll = select.poll()
         poll.register(channel, select.POLLIN)
