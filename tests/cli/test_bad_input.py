@@ -303,8 +303,8 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
     "a key written as an option": (["train", "--num-steps=5"], ["`--num-steps=5`", "write run.num_steps=5"]),
     "unknown option": (["check", "--xyz"], ["`--xyz` is not an option", "--help"]),
     "an option of another command": (["score", "-m"], ["`-m` is not an option"]),
-    "replay of nothing": (["replay"], ["one argument"]),
-    "replay of two": (["replay", "a", "b"], ["one argument"]),
+    "replay of nothing": (["replay"], ["was given no run"]),
+    "replay of two": (["replay", "a", "b"], ["was given a b"]),
     "replay of no run": (["replay", "model"], ["has no event log"]),
     "score without its files": (["score", "reward=math"], ["`responses`", "`out`", "`data.path`"]),
     "score with a key of train": (
