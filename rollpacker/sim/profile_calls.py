@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _INSTANT_S = 1e-6
-"""What is judged within it was judged at once: in reality, before the event loop came to the next answer."""
+"""Verdicts within it count as immediate: in reality, they come before the event loop handles the next answer."""
 
 
 class CalledEngine:
@@ -90,7 +90,7 @@ class CalledReward:
         self._reward = reward
         self._costs = costs
         self._next: asyncio.Task[Sequence[Verdict]] | None = None
-        """A `collect` of the reward that nobody awaits yet."""
+        """A `collect` of the reward that is not awaited yet."""
         self._half_s = costs.call_s / 2
         self._pace = Pace(costs.collect_interval_s)
 

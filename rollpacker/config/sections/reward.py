@@ -1,4 +1,4 @@
-"""Who judges."""
+"""How responses are scored."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _WITH_RULES = OnlyWith("reward.names", "math", "walk", "modelled")
 
 
 class RewardSection(Section):
-    """Who judges."""
+    """How responses are scored."""
 
     name: RewardName = "math"
     """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
     domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
-    """Which check judges a domain that `name` does not, such as {code: sandbox}."""
+    """Which check scores the responses of a domain that `name` does not, such as {code: sandbox}."""
     overlong_buffer_tokens: Count | None = Field(None, ge=1)
     """Over-long reward shaping (DAPO): the reward of a response falls linearly over so many tokens below
     the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is
@@ -37,7 +37,7 @@ class RewardSection(Section):
     """A response whose check takes longer scores 0 with reason `timeout`."""
     resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources(num_cpus=0.5)
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
-    """How a domain's responses are judged in a modelled run. Those that are not named: `code` in the sandbox, `judge`
+    """How a domain's responses are scored in a modelled run. Those that are not named: `code` in the sandbox, `judge`
     by the LLM judge, all others by a rule."""
     num_cores: Count | None = Field(None, ge=1)
     """Cores that the `num_workers` programs of a modelled run share; null: those that the hardware's nodes have for
@@ -49,7 +49,7 @@ class RewardSection(Section):
     sandbox: Annotated[SandboxSection, OnlyWith("reward.names", "sandbox", "modelled")] = SandboxSection()
 
     def name_of(self, domain: str) -> RewardName:
-        """Which check judges a domain."""
+        """Which check scores the responses of a domain."""
         return self.domains.get(domain, self.name)
 
     @property
@@ -74,7 +74,7 @@ class RewardSection(Section):
                 raise ValueError(
                     f"reward.domains.{domain}={name} with reward.name=modelled.\n"
                     "A modelled run takes every verdict from the workload.\n"
-                    f"Leave it out; reward.kinds.{domain} says how a domain is judged in a modelled run."
+                    f"Leave it out; reward.kinds.{domain} says how a domain is scored in a modelled run."
                 )
         return self
 
@@ -112,7 +112,7 @@ class RewardSection(Section):
             if set_keys := self.judge.changed(tuple(JudgeSection.model_fields)):
                 raise ValueError(
                     f"reward.judge.{set_keys[0]} is set, and no response is read by a judge.\n"
-                    f"reward.name={self.name} and reward.domains say who judges.\n"
+                    f"reward.name={self.name} and reward.domains say what scores it.\n"
                     f"Choose reward=judge or reward.domains.DOMAIN=judge, or leave out reward.judge.{set_keys[0]}."
                 )
             return self

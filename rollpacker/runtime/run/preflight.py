@@ -30,7 +30,7 @@ from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
 from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
-from rollpacker.rewards.sandbox.installed import check_sandbox
+from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
