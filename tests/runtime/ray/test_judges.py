@@ -204,7 +204,7 @@ async def test_judges_on_the_trainers_gpus_sleep_while_it_works_and_an_empty_pla
     reward = RoutedReward(
         section(), None, judges, note=lambda _: None, replace_judge=replacer, colocated=["judge-0", "judge-1"]
     )
-    assert reward.takers == ["judge-0", "judge-1"]
+    assert reward.colocated == ["judge-0", "judge-1"]
     await reward.wake()
     await reward.score(answers(2))
     first.die()
