@@ -48,7 +48,7 @@ async def those_that_do_not_confirm(
                 lost[engine] = error
             elif error is not None:
                 raise error
-            elif task.result() != expected.checksum:
+            elif not _is_right(task.result(), expected):
                 torn[engine] = task.result()
     finally:
         for task in tasks.values():
@@ -70,6 +70,10 @@ async def _until_the_rest_is_late(tasks: list[asyncio.Task[str]], straggler_s: f
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
     if pending:
         await asyncio.wait(pending, timeout=straggler_s)
+
+
+def _is_right(claimed: str, expected: Expected) -> bool:
+    return claimed == expected.checksum
 
 
 def _too_late(engine: EngineId, straggler_s: float) -> EngineFailed:

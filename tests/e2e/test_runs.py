@@ -136,7 +136,7 @@ def test_responses_of_the_initial_policy_with_more_reward_than_others_are_likeli
         is_response = is_end.cumsum(1) - is_end.long() == 0
         rewards = torch.tensor(
             [
-                judge(
+                score(
                     prompt["prompt"],
                     tokenizer.decode(response, skip_special_tokens=True),
                     tokenizer.eos_token_id not in response,
