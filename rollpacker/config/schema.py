@@ -29,8 +29,9 @@ from rollpacker.config.sections.model import ModelSection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.placement import PlacementSection
 from rollpacker.config.sections.reward import RewardSection
-from rollpacker.config.sections.rollout import RolloutSection, SystemSection
+from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.config.sections.run import RunSection, TrackerSection
+from rollpacker.config.sections.system import SystemSection
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.config.sections.weight_sync import WeightSyncSection
 from rollpacker.core.quotas import scale_up

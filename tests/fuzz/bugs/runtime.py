@@ -17,7 +17,7 @@ from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.replacements import Replacements
 from rollpacker.runtime.rollout.requests import sample_seed
 from rollpacker.runtime.rollout.round_record import RoundRecord
-from rollpacker.runtime.run.training_run import TrainingRun
+from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.transfer import confirmations
 from tests.fuzz.bugs.harness import Bug, Worlds, around, wherever
 
@@ -115,10 +115,10 @@ _RUNS = (
     ("a response is trained with another one's reward", around(RoundRecord, "group", _rewards_reversed), 0),
     ("a duplicated verdict is counted twice", around(RoundRecord, "scored", _count_verdict_again), 40),
     ("a group that streamed is trained again", around(Learner, "end_streaming", _forget_streamed), 0),
-    ("a resumed run starts with the first policy", around(TrainingRun, "load", _nothing), 0),
+    ("a resumed run starts with the first policy", around(RunSaver, "load_trainer", _nothing), 0),
     (
         "a checkpoint says one step less than it holds",
-        around(TrainingRun, "_save", lambda right, run, num_steps, moment: right(run, max(0, num_steps - 1), moment)),
+        around(RunSaver, "save", lambda right, saver, num_steps, moment: right(saver, max(0, num_steps - 1), moment)),
         0,
     ),
     ("a resumed run draws from the first prompt", around(PromptOrder, "restore", lambda *_: None), 0),

@@ -12,7 +12,7 @@ import pytest
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, UserError
-from rollpacker.launch.doctor.node import check_walls
+from rollpacker.launch.doctor.node import check_code_sandbox
 from rollpacker.rewards.sandbox import worker
 from rollpacker.rewards.sandbox.meter import children_of, tree_of
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
@@ -130,14 +130,14 @@ async def test_a_prompt_file_that_was_changed_is_said(tmp_path):
 
 async def test_where_bubblewrap_is_missing_nothing_starts_and_the_remedy_is_said(tmp_path, monkeypatch):
     assert "isolates programs" in check_sandbox(SandboxSection())
-    assert check_walls(RewardSection(name="sandbox")).level == "ok"
+    assert check_code_sandbox(RewardSection(name="sandbox")).level == "ok"
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError) as caught:
         check_sandbox(SandboxSection())
     for words in ("reward.sandbox.isolation=bubblewrap", "no program `bwrap`", "rlimits", "read this user's files"):
         assert words in str(caught.value)
-    assert check_walls(RewardSection(name="sandbox")).level == "problem"
-    assert check_walls(RewardSection(name="math")).level == "warning"
+    assert check_code_sandbox(RewardSection(name="sandbox")).level == "problem"
+    assert check_code_sandbox(RewardSection(name="math")).level == "warning"
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import pytest
 from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.doctor.findings import problem_of
-from rollpacker.launch.doctor.node import check_network
-from rollpacker.launch.doctor.surroundings import (
+from rollpacker.launch.doctor.job_environment import (
     ImageTrial,
     Software,
     check_image,
     check_inheritance,
     check_software,
+    check_trial,
     gather_software,
-    judge_trial,
 )
+from rollpacker.launch.doctor.node import check_network
 from rollpacker.launch.file_systems import FileSystem
 from tests.launch.commands import install_command
 
@@ -141,7 +141,7 @@ def test_an_image_that_is_missing_or_fails_is_a_problem(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("trial", "remedy"),
     [
-        ({"complaint": "ModuleNotFoundError: No module named 'rollpacker'"}, "Build the image anew"),
+        ({"complaint": "ModuleNotFoundError: No module named 'rollpacker'"}, "Build the image again"),
         ({"has_user_namespaces": False}, "user.max_user_namespaces"),
         ({"can_mount": False}, "build --sandbox"),
         ({}, "Try it by hand: apptainer exec"),
@@ -153,7 +153,7 @@ def test_the_remedy_for_an_image_that_fails_follows_from_what_this_kernel_allows
     (image := tmp_path / "image.sif").touch()
     failed = ImageTrial(version="", complaint="FATAL", has_user_namespaces=True, can_mount=True)
 
-    found = judge_trial(ContainerSection(image=image), replace(failed, **trial))  # type: ignore[arg-type]
+    found = check_trial(ContainerSection(image=image), replace(failed, **trial))  # type: ignore[arg-type]
 
     assert found.level == "problem"
     assert remedy in found.remedy

@@ -1,7 +1,6 @@
-"""Finds runs below folders, and asks how each of them stands.
+"""Finds the runs below folders and collects the status of each.
 
-Reads only: looking at a run never changes it. Slurm is asked once for all jobs, and where it cannot be asked, the runs
-still tell what they know.
+Reads only. Slurm is asked once for all jobs; where it does not answer, the runs' own files are used alone.
 """
 
 from __future__ import annotations
@@ -15,32 +14,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollpacker.core.errors import DataError, WorldError
-from rollpacker.launch.failures import reason_in_logs
-from rollpacker.launch.queue import JobState, job_states
-from rollpacker.launch.standing import Progress, RunStatusView
+from rollpacker.launch.job_states import JobState, job_states
+from rollpacker.launch.log_reasons import reason_in_logs
+from rollpacker.launch.run_status_view import Progress, RunStatusView
 from rollpacker.launch.submissions import JOB_FILE, read_submission
 from rollpacker.paths import open_to_read
 from rollpacker.runtime.run.run_folder import RUN_FILE
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 
 _MARKS = (JOB_FILE, STATUS_FILE, RUN_FILE)
-"""A folder with one of these is a run's."""
+"""Each of these files marks the folder of a run."""
 
 _LOCK_FILE = "lock"
-"""Held by a run's one process."""
+"""Locked by the process of a run."""
 
 
 _NUM_STEPS_OF_REWARD = 10
-"""Over which the shown reward is averaged: of tail batching, that many steps hold short and long rounds."""
+"""Over which the shown reward is averaged: with tail batching, so many steps contain short and long rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What was seen."""
+class CollectedStatus:
+    """The status of some runs."""
 
-    standings: tuple[RunStatusView, ...]
+    views: tuple[RunStatusView, ...]
     complaint: str
-    """Why Slurm could not be asked; empty when it answered, or when there was nothing to ask."""
+    """Why Slurm did not answer; empty when it did, or was not asked."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -58,18 +57,18 @@ def find_runs(folder: Path) -> Iterator[Path]:
                 continue
 
 
-def look_at(run_dirs: Sequence[Path]) -> Survey:
-    """See how runs stand."""
+def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:
+    """Read the status of runs, and ask Slurm about their jobs."""
     seen = [_without_job(run_dir) for run_dir in run_dirs]
     jobs: Mapping[str, JobState] = {}
     complaint = ""
-    if ids := {job_id for standing in seen if (job_id := _job_id(standing)) is not None}:
+    if ids := {job_id for view in seen if (job_id := _job_id(view)) is not None}:
         try:
             jobs = job_states(sorted(ids))
         except WorldError as error:
             complaint = error.problem
-    joined = (replace(standing, job=jobs.get(_job_id(standing) or "")) for standing in seen)
-    return Survey(standings=tuple(map(_with_reason, joined)), complaint=complaint)
+    joined = (replace(view, job=jobs.get(_job_id(view) or "")) for view in seen)
+    return CollectedStatus(views=tuple(map(_with_reason, joined)), complaint=complaint)
 
 
 def _without_job(run_dir: Path) -> RunStatusView:
@@ -85,25 +84,25 @@ def _without_job(run_dir: Path) -> RunStatusView:
     )
 
 
-def _job_id(standing: RunStatusView) -> str | None:
-    """Of the last job: the submitted one, or the one within which it was started by hand."""
-    if standing.submission is not None:
-        return standing.submission.job_id
-    return standing.status.job_id if standing.status is not None else None
+def _job_id(view: RunStatusView) -> str | None:
+    """The last job: the submitted one, or the one in which the run was started by hand."""
+    if view.submission is not None:
+        return view.submission.job_id
+    return view.status.job_id if view.status is not None else None
 
 
-def _with_reason(standing: RunStatusView) -> RunStatusView:
-    if standing.word not in {"failed", "died"}:
-        return standing
-    return replace(standing, logged=reason_in_logs(tuple(_logs(standing))))
+def _with_reason(view: RunStatusView) -> RunStatusView:
+    if view.state not in {"failed", "died"}:
+        return view
+    return replace(view, logged=reason_in_logs(tuple(_logs(view))))
 
 
-def _logs(standing: RunStatusView) -> Iterable[Path]:
-    """The job's, rank 0 first, then those of the last attempt's actors."""
-    if standing.submission is not None:
-        for log in standing.submission.logs:
+def _logs(view: RunStatusView) -> Iterable[Path]:
+    """The logs of the job, rank 0 first, then those of the last attempt's actors."""
+    if view.submission is not None:
+        for log in view.submission.logs:
             yield from (log, log.with_suffix(".err"))
-    attempts = sorted((standing.run_dir / "logs").glob("attempt-*"))
+    attempts = sorted((view.run_dir / "logs").glob("attempt-*"))
     if attempts:
         yield from sorted(attempts[-1].glob("*.log"))
 
@@ -116,7 +115,7 @@ def _progress(run_dir: Path) -> Progress | None:
     try:
         rows = read_last_steps(run_dir, _NUM_STEPS_OF_REWARD)
     except (DataError, OSError):
-        return None  # it is being written, or by another version; what the run says of itself still counts
+        return None  # being written, or of another version; the status file still counts
     if not rows:
         return None
     last = rows[-1]
@@ -129,7 +128,7 @@ def _progress(run_dir: Path) -> Progress | None:
 
 
 def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:
-    """Try the lock of a run that says it runs on this machine; a lock of another machine may not be seen here."""
+    """Test the lock of a run on this machine; the lock of another machine may not be visible here."""
     if status is None or status.state != "running" or status.host != socket.gethostname():
         return None
     try:

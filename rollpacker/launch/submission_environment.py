@@ -1,15 +1,15 @@
-"""What this process is in when it submits: perhaps a job, perhaps an image. The new job is to inherit neither."""
+"""The environment of a submission: without the variables of a job or an image in which this process runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _CONTAINER_WORDS = ("APPNAME", "BIND", "COMMAND", "CONTAINER", "ENVIRONMENT", "NAME")
-"""What Apptainer tells in variables of its own to those inside an image."""
+"""Ends of the names of variables that Apptainer sets inside an image."""
 
 
 def submission_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop what a surrounding job or container says of itself, which the job's own would take for its options."""
+    """Drop the variables of a surrounding job or container, which the new job would take for options."""
     dropped = {f"{runtime}_{word}" for runtime in surrounding_images(environment) for word in _CONTAINER_WORDS}
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.core.errors import WorldError
-from rollpacker.launch.queue import JobState, job_states, parse_sacct, parse_squeue
+from rollpacker.launch.job_states import JobState, job_states, parse_sacct, parse_squeue
 from tests.launch.commands import install_command
 
 RECORDED = Path(__file__).parent / "recorded"

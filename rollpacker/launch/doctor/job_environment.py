@@ -1,6 +1,6 @@
-"""What a run would be started with: Python and its libraries, the shell's variables, and the image of a job.
+"""What a job would start with: Python and its libraries, the shell's variables, and the image.
 
-On a login node a runtime may be missing that `cluster.setup` brings on the nodes; run the doctor in a job then.
+On a login node, a runtime may be missing that `cluster.setup` loads on the nodes; run the doctor in a job then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.programs import run_program
 
 RAY_TOKEN = Path(".ray", "auth_token")
-"""Below the home directory: it turns Ray's authentication on for whoever asks for none."""
+"""Below the home directory: it turns Ray's authentication on by default."""
 
 RAY_SETS = ("RAY_CLIENT_MODE", "0")
 """In every process that imports it, this one too."""
@@ -37,7 +37,7 @@ _ASK_VERSION = "import rollpacker; print(rollpacker.__version__)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What would be run."""
+    """The interpreter and libraries that a run uses."""
 
     python_version: str
     versions: Mapping[str, str | None]
@@ -47,7 +47,7 @@ class Software:
 
 
 def gather_software() -> Software:
-    """Look at this interpreter."""
+    """Read the versions and paths of this interpreter."""
     paths = {"python": Path(sys.prefix), "rollpacker": Path(rollpacker.__file__).parent}
     return Software(
         python_version=platform.python_version(),
@@ -57,7 +57,7 @@ def gather_software() -> Software:
 
 
 def check_software(software: Software, *, must_be_shared: bool) -> Iterator[Finding]:
-    """Judge the libraries, and where they lie when other nodes have to find them there."""
+    """Check the libraries, and their file systems where other nodes have to find them there."""
     missing = [name for name, version in software.versions.items() if version is None]
     versions = ", ".join(f"{name} {version}" for name, version in software.versions.items() if version)
     text = f"{software.python_version}, {versions}"
@@ -82,14 +82,14 @@ def check_software(software: Software, *, must_be_shared: bool) -> Iterator[Find
 
 
 def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) -> Iterator[Finding]:
-    """Judge what this shell hands on: variables of another Ray, proxies, and what sbatch and srun leave out.
+    """Check what this shell passes on: variables of another Ray, proxies, and what sbatch and srun leave out.
 
     A run sets its own address and token for Ray, and Ray's daemons get none of the rest; its connections take proxies.
     """
     names = sorted(name for name, value in environment.items() if name.startswith("RAY_") and (name, value) != RAY_SETS)
     yield probe(
         "other Rays",
-        "left ~/.ray/auth_token, which is not used" if has_ray_token else "left nothing",
+        "left ~/.ray/auth_token, which is not used" if has_ray_token else "left no settings",
         (
             bool(names),
             "warning",
@@ -116,7 +116,7 @@ def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) ->
     ]
     yield probe(
         "environment",
-        "Slurm hands it on to jobs",
+        "Slurm passes it on to jobs",
         (
             bool(exports),
             "warning",
@@ -128,19 +128,19 @@ def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTrial:
-    """What came of running Python in the image."""
+    """The result of running Python in the image."""
 
     version: str
     """Of RollPacker in it; empty when it failed."""
     complaint: str
     has_user_namespaces: bool
-    """Whether this kernel lets ordinary users make them, which a runtime without setuid needs."""
+    """Whether this kernel allows ordinary users to make them, which a runtime without setuid needs."""
     can_mount: bool
     """Whether /dev/fuse can be opened, with which such a runtime mounts an image that is one file."""
 
 
 def check_image(cluster: ClusterSection) -> Iterator[Finding]:
-    """Judge the image, and try it where its runtime is."""
+    """Check the image, and run it where its runtime is installed."""
     section = cluster.container
     if section.image is None:
         return
@@ -155,22 +155,20 @@ def check_image(cluster: ClusterSection) -> Iterator[Finding]:
         yield warning(
             "runtime",
             f"{section.runtime} is not here",
-            "cluster.setup may bring it on the nodes: run `rollpacker doctor` in a job after these lines to see.",
+            "cluster.setup may load it on the nodes: run `rollpacker doctor` in a job after these lines.",
         )
     else:
-        yield judge_trial(section, try_image(section))
+        yield check_trial(section, try_image(section))
 
 
-def judge_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
-    """Judge what came of it."""
+def check_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
+    """Turn the result of running Python in the image into a finding."""
     if trial.version:
         return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {trial.version}")
     if "rollpacker" in trial.complaint and "ModuleNotFound" in trial.complaint:
-        remedy = (
-            "Build the image anew (slurm/build_image.sh), or name its right interpreter by cluster.container.python."
-        )
+        remedy = "Build the image again (slurm/build_image.sh), or set cluster.container.python to its interpreter."
     elif not trial.has_user_namespaces:
-        remedy = "This kernel keeps user namespaces from you (user.max_user_namespaces): ask for a setuid installation."
+        remedy = "This kernel refuses user namespaces (user.max_user_namespaces): ask for a setuid installation."
     elif not trial.can_mount and section.image is not None and section.image.is_file():
         remedy = f"Without /dev/fuse, unpack the image: {section.runtime} build --sandbox FOLDER {section.image}"
     else:

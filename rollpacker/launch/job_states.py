@@ -1,8 +1,8 @@
-"""What Slurm knows about jobs: from squeue while it remembers them, then from sacct where accounting is on.
+"""What Slurm knows about jobs: from squeue while it keeps them, then from sacct where accounting is on.
 
-A requeued job keeps its number and has a row of accounting per attempt: the last one counts, the others are its
-restarts. Without accounting Slurm forgets a job some minutes after its end (MinJobAge): it is UNKNOWN then, which is
-over, and only the run itself can tell how it ended. One call of squeue and at most one of sacct, however many jobs.
+A requeued job keeps its number and has a row of accounting per attempt: the last row counts, the others are its
+restarts. Without accounting, Slurm forgets a job some minutes after its end (MinJobAge): its state is UNKNOWN then, and
+only the run's own status tells how it ended. One call of squeue and at most one of sacct, however many jobs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,13 @@ from rollpacker.launch.slurm_commands import failure_of, run_slurm
 UNKNOWN = "UNKNOWN"
 
 _NOT_OVER = frozenset(
-    {
-        "PENDING",
-        "RUNNING",
-        "CONFIGURING",
-        "COMPLETING",
-        "SUSPENDED",
-        "STOPPED",
-        "SIGNALING",
-        "STAGE_OUT",
-        "RESIZING",
-        "REQUEUED",
-        "REQUEUE_HOLD",
-        "REQUEUE_FED",
-        "RESV_DEL_HOLD",
-        "SPECIAL_EXIT",
-        "UPDATE_DB",
+    [
+        *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"),
+        *("RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "UPDATE_DB"),
         "POWER_UP_NODE",
-    }
+    ]
 )
-"""Slurm's states, and flags that it prints in their place, of a job that may still run. What is not here is over."""
+"""Slurm's states, and flags that it prints in their place, of a job that may still run. Every other state is over."""
 
 _BEGINS_AGAIN = frozenset({"REQUEUED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
 """How an attempt ends in accounting when the same job has a further one."""
@@ -53,20 +40,20 @@ class JobState:
     job_id: str
     """As it was asked for."""
     state: str
-    """Slurm's word without additions: RUNNING, PENDING, OUT_OF_MEMORY, ...; UNKNOWN when Slurm knows nothing of it."""
+    """Without Slurm's additions: RUNNING, PENDING, OUT_OF_MEMORY, ...; UNKNOWN when Slurm knows nothing of it."""
     exit_code: int | None = None
-    """Of the batch script; None while the job is not over, or when nobody knows."""
+    """Of the batch script; None while the job is not over, or when unknown."""
     exit_signal: int | None = None
-    """What killed the batch script; None when nothing did."""
+    """That killed the batch script; None when none did."""
     reason: str = ""
-    """Why it waits or has ended, in Slurm's word; empty when Slurm gives none."""
+    """Slurm's reason why it waits or has ended; empty when Slurm gives none."""
     num_nodes: int = 0
     node_list: str = ""
     """Compressed as Slurm writes it: node[1-4]; empty before it runs."""
     start_time: float | None = None
     """Seconds since the epoch; of a waiting job when Slurm expects to start it; None when it does not say."""
     end_time: float | None = None
-    """Seconds since the epoch; None while it is not over, or when nobody knows."""
+    """Seconds since the epoch; None while it is not over, or when unknown."""
     num_restarts: int = 0
     """How often it was requeued."""
     partition: str = ""
@@ -77,7 +64,7 @@ class JobState:
 
     @property
     def has_failed(self) -> bool:
-        """Whether Slurm says that it ended badly; of an UNKNOWN job it does not say."""
+        """Whether Slurm says that it ended badly; False for an UNKNOWN job."""
         return self.is_over and self.state not in {"COMPLETED", UNKNOWN}
 
 
@@ -97,14 +84,14 @@ def job_states(job_ids: Collection[str]) -> Mapping[str, JobState]:
 
 
 def parse_squeue(text: str) -> Mapping[str, JobState]:
-    """Parse squeue's rows of our columns; every job stands under each of its numbers."""
+    """Parse squeue's rows of our columns; every job is listed under each of its numbers."""
     jobs: dict[str, JobState] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         name, number, state, reason, status, num_nodes, nodes, start, restarts, partition = cells[:10]
         is_over = state not in _NOT_OVER
         code, killer = _wait_status(status) if is_over else (None, None)
-        # The elements of an array that still wait all have the array's number.
+        # The waiting elements of an array share the array's number.
         names = {name} if state == "PENDING" and "_" in name else {name, number}
         for job_id in names:
             jobs[job_id] = JobState(
@@ -211,7 +198,7 @@ def _wait_status(text: str) -> tuple[int | None, int | None]:
 
 
 def _reason(text: str, state: str) -> str:
-    """Drop empty ones, and why a job waited that has run since: Slurm keeps them."""
+    """Drop empty reasons, and those of a job that no longer waits, which Slurm keeps."""
     has_none = state in {"RUNNING", "COMPLETED"} or text in {"None", "(null)", "N/A"}
     return "" if has_none else text
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.launch.collect_status import collect_status, find_runs
 from rollpacker.launch.submissions import write_submission
-from rollpacker.launch.survey import find_runs, look_at
 from rollpacker.metrics.schemas import STEPS
 from rollpacker.metrics.tables import MetricsWriter
 from rollpacker.runtime.run.status import write_status
@@ -51,10 +51,10 @@ def test_a_run_tells_its_job_its_status_and_its_last_steps(tmp_path: Path, monke
     _write_metrics(run_dir, [9.0, *[0.25, 0.5] * 5])  # the reward is the mean of the last ten
     _squeue_says(tmp_path, "RUNNING", monkeypatch)
 
-    survey = look_at([run_dir])
+    collected = collect_status([run_dir])
 
-    (run,) = survey.standings
-    assert (run.word, survey.complaint) == ("running", "")
+    (run,) = collected.views
+    assert (run.state, collected.complaint) == ("running", "")
     assert run.progress is not None
     assert (run.progress.num_steps, run.progress.reward_mean, run.progress.elapsed_s) == (11, 0.375, 330.0)
     assert run.num_finished_steps == 11
@@ -69,9 +69,9 @@ def test_a_run_whose_job_failed_without_a_word_is_explained_by_its_logs(
     (tmp_path / "19_1_log.err").write_text("ModuleNotFoundError: No module named 'rollpacker'\n")
     _squeue_says(tmp_path, "FAILED", monkeypatch)
 
-    (run,) = look_at([run_dir]).standings
+    (run,) = collect_status([run_dir]).views
 
-    assert (run.word, run.reason) == ("failed", "ModuleNotFoundError: No module named 'rollpacker'")
+    assert (run.state, run.reason) == ("failed", "ModuleNotFoundError: No module named 'rollpacker'")
 
 
 def test_a_run_that_was_killed_is_explained_by_the_log_of_its_last_attempts_actor(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_run_that_was_killed_is_explained_by_the_log_of_its_last_attempts_acto
         (run_dir / "logs" / attempt).mkdir(parents=True)
         (run_dir / "logs" / attempt / "engine-0.log").write_text(text)
 
-    (run,) = look_at([run_dir]).standings
+    (run,) = collect_status([run_dir]).views
 
-    assert (run.word, run.reason) == ("died", "ValueError: new")
+    assert (run.state, run.reason) == ("died", "ValueError: new")
 
 
 def test_a_run_on_this_machine_lives_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_a_run_on_this_machine_lives_as_long_as_its_lock_is_held(tmp_path: Path)
     write_status(run_dir, replace(a_status(), job_id=None, host=socket.gethostname()))
     with (run_dir / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert look_at([run_dir]).standings[0].word == "running"
-    assert look_at([run_dir]).standings[0].word == "died"
+        assert collect_status([run_dir]).views[0].state == "running"
+    assert collect_status([run_dir]).views[0].state == "died"
 
 
 def test_where_slurm_does_not_answer_the_runs_tell_what_they_know(
@@ -104,10 +104,10 @@ def test_where_slurm_does_not_answer_the_runs_tell_what_they_know(
     write_status(run_dir, a_status("finished"))
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    survey = look_at([run_dir])
+    collected = collect_status([run_dir])
 
-    assert survey.standings[0].word == "finished"
-    assert survey.complaint == "There is no command `squeue` here."
+    assert collected.views[0].state == "finished"
+    assert collected.complaint == "There is no command `squeue` here."
 
 
 def test_half_written_and_foreign_files_are_no_reason_to_fail(tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_half_written_and_foreign_files_are_no_reason_to_fail(tmp_path: Path) ->
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    assert look_at([tmp_path]).standings[0].word == "unknown"
+    assert collect_status([tmp_path]).views[0].state == "unknown"

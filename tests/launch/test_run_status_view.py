@@ -35,12 +35,12 @@ from tests.launch.runs import BEGAN_AT, NOW, a_job, a_run, a_status, a_submissio
     ],
 )
 def test_slurm_knows_whether_a_run_goes_on_and_the_run_knows_how_it_went(job: Any, status: Any, word: str) -> None:
-    assert a_run(submission=a_submission(), job=job, status=status).word == word
+    assert a_run(submission=a_submission(), job=job, status=status).state == word
 
 
 @pytest.mark.parametrize(("is_locked", "word"), [(True, "running"), (False, "died"), (None, "running")])
 def test_a_run_without_a_job_is_believed_as_long_as_its_process_may_be_there(is_locked: Any, word: str) -> None:
-    assert a_run(status=a_status("running"), is_locked=is_locked).word == word
+    assert a_run(status=a_status("running"), is_locked=is_locked).state == word
 
 
 def test_the_status_of_an_earlier_submission_says_nothing_about_this_one() -> None:
@@ -48,7 +48,7 @@ def test_the_status_of_an_earlier_submission_says_nothing_about_this_one() -> No
 
     run = a_run(submission=a_submission(), job=a_job("PENDING", reason="Priority"), status=failed_before)
 
-    assert (run.word, run.reason) == ("waiting", "others come first (Priority)")
+    assert (run.state, run.reason) == ("waiting", "jobs of higher priority come first (Priority)")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_status_of_an_earlier_submission_says_nothing_about_this_one() -> No
         ),
         (
             "job requeued in held state",
-            "it was requeued and is held; `scontrol release` lets it go (job requeued in held state)",
+            "it was requeued and is held; `scontrol release` releases it (job requeued in held state)",
         ),
         ("Prolog", "Prolog"),
         ("", ""),
@@ -88,13 +88,13 @@ def test_a_run_that_failed_says_why_itself_and_only_else_its_logs_are_believed()
     assert a_run(job=ended).reason == "its job ended with exit code 1"
     assert a_run(job=a_job("FAILED", reason="JobLaunchFailure")).reason == "Slurm says JobLaunchFailure"
     assert a_run(job=a_job("FAILED", exit_signal=9)).reason == "its job was killed by signal 9"
-    assert a_run(status=a_status("running"), is_locked=False).reason == "its process is gone, and left no word"
+    assert a_run(status=a_status("running"), is_locked=False).reason == "its process is gone and left no reason"
 
 
 def test_a_cancelled_run_was_cancelled_whatever_it_thinks_of_the_signal() -> None:
     told_to_leave = a_status("preempted", reason="SIGTERM came, with 15 s to leave.")
 
-    assert a_run(job=a_job("CANCELLED"), status=told_to_leave).reason == "somebody ended its job (CANCELLED)"
+    assert a_run(job=a_job("CANCELLED"), status=told_to_leave).reason == "its job was cancelled (CANCELLED)"
 
 
 def test_what_goes_well_needs_no_reason() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rollpacker.config.compose import compose
 from rollpacker.launch.shape import job_shape
 from rollpacker.launch.site import Node, Partition, Site
-from rollpacker.launch.validation import site_mistakes
+from rollpacker.launch.site_mistakes import site_mistakes
 
 MODELLED = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm"]
 

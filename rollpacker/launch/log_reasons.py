@@ -1,7 +1,7 @@
-"""Finds in logs why a run ended: the last thing that looks like a reason, in one line.
+"""Finds in logs why a run ended: the last line that looks like a reason.
 
-Only the tails are read, because logs of long runs are long. What counts, best first: an error as our command line
-prints it, the last line of a Python traceback, what Slurm's own processes complained about.
+Only the ends are read, because logs of long runs are long. In this order: an error as our command line prints it, the
+last line of a Python traceback, an error of Slurm's own processes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LONGEST_REASON = 300
 """Characters; an exception may print a whole tensor."""
 
 _OURS = re.compile(r"^(?:error|failed|a bug in rollpacker|.+ failed):$")
-"""The first line of an error where no terminal is; the next one says what was wrong."""
+"""The first line of an error outside a terminal; the next line is the problem."""
 
 _HEADING = re.compile(r"^\d+ mistakes:$")
-"""Of several errors in one; the first of them tells more."""
+"""Of an error that lists several; the first of them is more specific."""
 
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Failed|Exceeded|Exit|Interrupt|Unavailable|Violated|Died))"
@@ -30,7 +30,7 @@ _EXCEPTION = re.compile(
 )
 
 _SLURM = (re.compile(r"^slurmstepd\S*: error: .+"), re.compile(r"^srun: error: .+"))
-"""What a node complains of says more than the exit code that srun reports after it."""
+"""The error of a node is more specific than the exit code that srun reports after it."""
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -47,8 +47,8 @@ def reason_in_logs(logs: Iterable[Path]) -> str:
 def _our_error(lines: list[str]) -> str:
     for number in range(len(lines) - 2, -1, -1):
         if _OURS.match(lines[number]):
-            told = [line.strip() for line in lines[number + 1 : number + 3]]
-            return told[-1] if _HEADING.match(told[0]) else told[0]
+            found = [line.strip() for line in lines[number + 1 : number + 3]]
+            return found[-1] if _HEADING.match(found[0]) else found[0]
     return ""
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.launch.failures import reason_in_logs
+from rollpacker.launch.log_reasons import reason_in_logs
 
 TRACEBACK = """\
 Traceback (most recent call last):
