@@ -28,7 +28,7 @@ from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path, attempt_paths
 from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
 from rollpacker.metrics.mending import mend_tables
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.protocols.backend import Backend, BackendContext, Workers
 from rollpacker.protocols.reward import ColocatedJudges
 from rollpacker.protocols.rollout import TokenizedPrompt
