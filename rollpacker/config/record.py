@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from rollpacker.config.keys import REQUIRED, legal_keys
-from rollpacker.config.roots import TRAIN, default_choices
-from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import DataError
 from rollpacker.paths import read_text
 
@@ -19,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import BaseModel
+
+    from rollpacker.config.schema import RunConfig
 
 CONFIG_FILE: Final = "config.yaml"
 """In `run.dir`."""
@@ -31,9 +30,12 @@ def to_yaml(config: BaseModel) -> str:
 
 def differences(config: RunConfig) -> dict[str, object]:
     """The keys whose values are not the defaults, by their dotted names."""
+    from rollpacker.config.keys import REQUIRED, legal_keys  # a report does without the schema
+    from rollpacker.config.roots import TRAIN, default_choices
+
     found: dict[str, object] = {}
     chosen, tree = default_choices(TRAIN), config.model_dump(mode="json")
-    for key in legal_keys(RunConfig).values():
+    for key in legal_keys(type(config)).values():
         value: Any = tree
         for part in key.name.split("."):
             value = value.get(part) if value is not None else None

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pandas as pd
 
 from rollpacker.report.words import plural, seconds, size, tokens
+from rollpacker.timeline.stretches import MOVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
-
-    import pandas as pd
 
     from rollpacker.timeline.run_tables import RunTables, StepTables
 
@@ -59,6 +59,11 @@ SHORTEST_SHARE = 1e-3
 """Of the mean step; shorter ones are nobody's trouble."""
 
 
+_COLUMNS = ["step", "engine", "prompt", "sample", "domain", "length_tokens", "queue_time_s", "finished_at_s"]
+_COLUMNS += ["scored_at_s", "reward_time_s", "reward_reason", "finish_reason"]
+"""Of `responses`, what waits are made from: to take every column apart step by step costs more than all else here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     """One wait."""
@@ -83,18 +88,32 @@ class Waits:
 
     def look_at(self, part: StepTables, stretches: pd.DataFrame) -> None:
         """Take down the waits of some steps."""
-        numbers = stretches["step"].to_numpy()
-        for step in part.steps.to_dict("records"):
-            responses = part.responses[part.responses["step"] == step["step"]]
-            mine = stretches[numbers == step["step"]]
-            stages = part.intervals[part.intervals["step"] == step["step"]]
-            for wait in (
-                *_tail(step, responses, mine, stages),
-                *_rewards(step, responses),
-                *_first_pass(step, responses),
-                *_move(step, responses, mine),
-                *_stages(step, stages),
-            ):
+        final = stretches[~stretches["end"].isin(MOVES)]
+        trained = part.responses.loc[part.responses["accepted"], _COLUMNS]
+        trained["ended_s"] = pd.Series(final["ended_s"].to_numpy(), index=final["response"]).reindex(trained.index)
+        responses, of_engines, stages, moved = (
+            dict(list(rows.groupby("step")))
+            for rows in (
+                trained,
+                stretches[["step", "engine", "began_s", "ended_s"]],
+                part.intervals[["step", "actor", "role", "activity", "started_at_s", "ended_at_s"]],
+                stretches.loc[stretches["end"].isin(MOVES), ["step", "response", "ended_s"]],
+            )
+        )
+        for row in part.steps.to_dict("records"):
+            step = row["step"]
+            during = stages.get(step, part.intervals.iloc[:0])
+            found = [*_stages(row, during)]
+            if step in responses:
+                mine = responses[step]
+                found += [
+                    *_tail(row, mine, of_engines[step], during),
+                    *_rewards(row, mine),
+                    *_first_pass(row, mine),
+                ]
+            if step in moved:
+                found += _move(row, part.responses, moved[step])
+            for wait in found:
                 if wait.duration_s > 0:
                     self._found[wait.kind].append(wait)
 
@@ -146,12 +165,8 @@ def _worst_first(wait: Wait) -> tuple[float, int, str]:
     return -wait.duration_s, wait.step, wait.kind
 
 
-def _tail(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
-    final = stretches[~stretches["end"].isin(("evicted", "lost"))].set_index("response")
-    accepted = responses[responses["accepted"]]
-    if accepted.empty:
-        return
-    ended_s = final.loc[accepted.index, "ended_s"]
+def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
+    ended_s = accepted["ended_s"]
     most_s = float(np.quantile(ended_s.to_numpy(), MOST_OF_THE_BATCH, method="higher"))
     last: Any = ended_s.idxmax()
     last_s = float(ended_s[last])
@@ -185,17 +200,15 @@ def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> flo
     if last_s <= first_s:
         return float(stretches["engine"].nunique())
     late = stretches[(stretches["ended_s"] > first_s) & (stretches["began_s"] < last_s)]
-    until_s = late.groupby("engine")["ended_s"].max().clip(upper=last_s)
-    from_s = late.groupby("engine")["began_s"].min().clip(lower=first_s)
-    return float((until_s - from_s).sum() / (last_s - first_s))
+    by_engine = late.groupby("engine")
+    busy_s = by_engine["ended_s"].max().clip(upper=last_s) - by_engine["began_s"].min().clip(lower=first_s)
+    return float(busy_s.sum() / (last_s - first_s))
 
 
-def _rewards(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
-    scored = responses[responses["accepted"] & responses["scored_at_s"].notna()]
-    if scored.empty:
+def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
+    if not accepted["scored_at_s"].notna().any():
         return
-    longest: Any = scored["scored_at_s"].idxmax()
-    row: Any = scored.loc[longest]
+    row: Any = accepted.iloc[int(accepted["scored_at_s"].argmax())]
     yield Wait(
         kind="reward",
         step=int(step["step"]),
@@ -207,11 +220,8 @@ def _rewards(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
     )
 
 
-def _first_pass(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
+def _first_pass(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
     """The longest wait of a trained response at its engine, or of all of them where they waited alike."""
-    accepted = responses[responses["accepted"]]
-    if accepted.empty:
-        return
     queued_s = accepted["queue_time_s"]
     longest: Any = queued_s.idxmax()
     row: Any = accepted.loc[longest]
@@ -228,8 +238,8 @@ def _first_pass(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
     yield Wait(kind="queue", step=number, duration_s=longest_s, who="one response", why=why)
 
 
-def _move(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame) -> Iterator[Wait]:
-    moved = stretches[stretches["end"].isin(("evicted", "lost")) & stretches["response"].isin(responses.index)]
+def _move(step: Row, responses: pd.DataFrame, moved: pd.DataFrame) -> Iterator[Wait]:
+    moved = moved[moved["response"].isin(responses.index)]
     if moved.empty:
         return
     left_s = moved.groupby("response")["ended_s"].max()

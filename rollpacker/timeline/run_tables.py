@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.tables import read_frame
+from rollpacker.metrics.tables import read_table
 from rollpacker.timeline.moments import LoggedMoments, read_moments
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class RunTables:
             span = int(steps["step"].iloc[0]), int(steps["step"].iloc[-1])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said once, when the run was opened
-                responses = read_frame(self.run_dir, "responses", span)
-                intervals = read_frame(self.run_dir, "intervals", span)
-                domains = read_frame(self.run_dir, "domains", span)
+                responses, intervals, domains = (
+                    read_table(self.run_dir, table, span).to_pandas() for table in ("responses", "intervals", "domains")
+                )
             responses["placed_at_s"] = responses["placed_at_s"].fillna(responses["launched_at_s"])
             yield StepTables(steps=steps, domains=domains, responses=responses, intervals=intervals)
 
@@ -82,8 +82,8 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
     _refuse_other_folders(run_dir)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = read_frame(run_dir, "steps").sort_values("step", ignore_index=True)
-        read_frame(run_dir, "responses", (int(frame["step"].iloc[-1]),) * 2)
+        frame = read_table(run_dir, "steps").to_pandas().sort_values("step", ignore_index=True)
+        read_table(run_dir, "responses", (int(frame["step"].iloc[-1]),) * 2)
     notes = [_first_sentence(str(warning.message)) for warning in caught]
     if steps is not None:
         chosen = frame[frame["step"].between(*steps)]

@@ -8,7 +8,7 @@ from rollpacker.analysis import demo
 from rollpacker.analysis.runs import read_runs
 from rollpacker.cli.main import main
 from rollpacker.metrics.schemas import STEPS
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.terminal import Terminal
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
