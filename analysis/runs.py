@@ -82,7 +82,7 @@ class Run:
         return int(self.config.get("rollout", {}).get("max_response_tokens", 0))
 
     @property
-    def idle_percent(self) -> float:
+    def bubble_percent(self) -> float:
         """Share of all decode slots in which no request ran, over all steps."""
         return self._percent("decode_slot_steps_idle", "decode_slot_steps_idle", "decode_slot_steps_busy")
 

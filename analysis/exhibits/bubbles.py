@@ -19,12 +19,12 @@ SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 
 
 def gather(runs: Runs) -> Numbers:
-    """Shares over all steps: idle decode slots of all slots, and tokens wasted of those generated."""
+    """Over all steps: the bubble ratio, and the share of generated tokens that were wasted."""
     points = [
         Place(panel=f"{model}\n{title}", x=PAPER_LABELS[system], unit="%").ours(
             Value(run, getattr(run, share)) for run in runs.of(model=model, system=system, task="mix")
         )
-        for title, share in (("idle decode slots", "idle_percent"), ("tokens wasted", "wasted_percent"))
+        for title, share in (("bubble ratio", "bubble_percent"), ("tokens wasted", "wasted_percent"))
         for model in runs.models(*MODELS)
         for system in SYSTEMS
     ]
@@ -32,7 +32,7 @@ def gather(runs: Runs) -> Numbers:
 
 
 def draw(numbers: Numbers) -> Figure:
-    """A panel per model; idle slots above, waste below."""
+    """A panel per model; bubble ratios above, waste below."""
     return compare_bars(numbers, ylabel="share (%)", number="{:.0f}")
 
 

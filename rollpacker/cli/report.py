@@ -56,7 +56,7 @@ def run(arguments: Arguments) -> None:
         mean_s = story.total_s / len(story.steps)
         console.print(
             f"{story.tables.run_dir}: {plural(len(story.steps), 'step')} ({kind}), {mean_s:.3g} s per step, "
-            f"{story.bubble_ratio:.0%} of the decode slots idle.",
+            f"bubble ratio {story.bubble_ratio:.0%}.",
             soft_wrap=True,
         )
         for note in story.notes:

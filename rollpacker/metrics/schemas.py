@@ -12,7 +12,7 @@ a reader knows why an old file lacks it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -39,6 +39,8 @@ class Column:
     """`s`, `tokens`, `nats`, `1` for counts and ratios; empty for text and truth values."""
     description: str
     is_nullable: bool = False
+    former_name: str | None = None
+    """In files of older versions."""
 
     def to_arrow(self) -> pa.Field:
         return pa.field(
@@ -106,7 +108,10 @@ STEPS = TableSchema(
         _text("system", "Name of the scheduling policy, as in the configuration"),
         _seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
         _seconds("rollout_time_s", "From the first launch until the batch was complete"),
-        _seconds("reward_time_s", "Time in which rewards were computed and nothing was generated"),
+        replace(
+            _seconds("exposed_reward_time_s", "Time in which rewards were computed and nothing was generated"),
+            former_name="reward_time_s",
+        ),
         _seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
         _seconds("stream_time_s", "Time that the trainer took for tokens_streamed, nearly all within the rollout"),
         _seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),

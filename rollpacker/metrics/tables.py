@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.schemas import SCHEMA_VERSION, TABLES, VERSION_KEY
+from rollpacker.metrics.schemas import SCHEMA_VERSION, TABLES, VERSION_KEY, TableSchema
 from rollpacker.paths import open_to_read, read_bytes
 
 if TYPE_CHECKING:
@@ -208,15 +208,17 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
                 "Parts are written by the run and never by hand",
                 "Restore the file from a copy, or resume the run: run.resume=auto sets such parts aside",
             ) from error
-        tables.append(_in_current_schema(path, schema, table))
+        tables.append(_in_current_schema(path, TABLES[table_name], schema, table))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _in_current_schema(path: Path, schema: pa.Schema, table: pa.Table) -> pa.Table:
+def _in_current_schema(path: Path, description: TableSchema, schema: pa.Schema, table: pa.Table) -> pa.Table:
     if table.schema.equals(schema, check_metadata=True):
         return table
     version = int((table.schema.metadata or {}).get(VERSION_KEY, b"0"))
     _refuse_newer(path, version)
+    renamed = {column.former_name: column.name for column in description.columns}
+    table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
     absent = [name for name in schema.names if name not in table.column_names]
     if absent:
         warnings.warn(

@@ -157,7 +157,7 @@ def _tiles(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
     tiles = {
         "step, mean": lambda story: seconds(story.total_s / len(story.steps)),
         "sum of the step times": lambda story: seconds(story.total_s),
-        "of the decode slots idle in rollouts": lambda story: share(story.bubble_ratio),
+        "bubble ratio: idle decode slots": lambda story: share(story.bubble_ratio),
         "of the generated tokens wasted": lambda story: share(story.wasted_share),
         f"mean reward, first to last {CYCLE_STEPS} steps": _reward_change,
     }

@@ -237,7 +237,7 @@ class _Gathered:
         steps = part.steps.set_index("step")
         ended = steps["finished_at_s"]
         began = ended - steps["step_time_s"]
-        complete = began + steps["rollout_time_s"] + steps["reward_time_s"]
+        complete = began + steps["rollout_time_s"] + steps["exposed_reward_time_s"]
         for step, engine in sorted({*requests, *there}):
             if step not in ended.index:
                 continue
@@ -286,7 +286,7 @@ def stage_seconds(part: StepTables) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "rollout": steps["rollout_time_s"],
-            "reward": steps["reward_time_s"],
+            "reward": steps["exposed_reward_time_s"],
             "hand_over": of("hand_over"),
             "train": steps["train_time_s"],
             "switch": switch_s,

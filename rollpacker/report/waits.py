@@ -212,7 +212,7 @@ def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
     yield Wait(
         kind="reward",
         step=int(step["step"]),
-        duration_s=float(step["reward_time_s"]),
+        duration_s=float(step["exposed_reward_time_s"]),
         who="trainer and all engines",
         why=f"Everything was generated, and rewards were not there. The last verdict was {row['prompt']} "
         f"#{row['sample']} ({row['domain']}, {row['reward_reason']}): {seconds(row['reward_time_s'])} of scoring, "

@@ -51,7 +51,7 @@ _STEP_COUNTERS = (
     ("policy version", "policy_version"),
     ("reward, mean", "reward_mean"),
     ("KV cache in use, mean share", "kv_cache_used_share"),
-    ("decode slots idle, share", "bubble_ratio"),
+    ("bubble ratio", "bubble_ratio"),
     ("tokens wasted", "tokens_wasted"),
 )
 
@@ -219,7 +219,7 @@ class _Trace:
             ended = _ns(row["finished_at_s"])
             began = _ns(row["finished_at_s"] - row["step_time_s"])
             generated = min(ended, began + _ns(row["rollout_time_s"]))
-            complete = min(ended, generated + _ns(row["reward_time_s"]))
+            complete = min(ended, generated + _ns(row["exposed_reward_time_s"]))
             yield self._slice(
                 steps_thread, f"step {row['step'] + 1}{self._suffix}", "step", began, ended, **_facts(row)
             )
