@@ -20,10 +20,10 @@ from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS
 from rollpacker.analysis.numbers import Standing
 from rollpacker.analysis.processes import end_like_ctrl_c
 from rollpacker.analysis.runs import PAPER_SETUP, Runs, find_runs, read_runs
-from rollpacker.analysis.settings import parse_settings, whole_number
 from rollpacker.analysis.verdicts import accept, lost_claims
 from rollpacker.analysis.writing import write_exhibit, write_page
 from rollpacker.cli.command_help import CommandHelp
+from rollpacker.cli.settings import choice, parse_settings, whole_number
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.terminal import Terminal
 
@@ -118,24 +118,16 @@ def _defaults() -> dict[str, str]:
 
 
 def _parse(what: str, settings: Mapping[str, str]) -> _Question:
-    choices = {"backend": ("", "sim", "ray"), "scale": ("", *SCALES), "accept": ("true", "false")}
-    for name, legal in choices.items():
-        if settings[name] not in legal:
-            raise ConfigError(
-                f"{name}={settings[name]} is not legal.",
-                f"`{name}` is one of {', '.join(filter(None, legal))}.",
-                f"Write {name}={next(filter(None, legal))}.",
-            )
     out = Path(settings["out"])
     return _Question(
         what=what,
-        backend=settings["backend"] or None,
-        scale=settings["scale"] or None,
+        backend=choice(settings, "backend", ("", "sim", "ray")) or None,
+        scale=choice(settings, "scale", ("", *SCALES)) or None,
         runs=Path(settings["runs"]) if settings["runs"] else out / "runs",
         out=out,
         num_seeds=whole_number(settings, "seeds"),
         num_jobs=whole_number(settings, "jobs"),
-        must_accept=settings["accept"] == "true",
+        must_accept=choice(settings, "accept", ("true", "false")) == "true",
     )
 
 

@@ -99,7 +99,7 @@ def make_tiny_inputs(inputs: Inputs, on_line: Callable[[str], None]) -> None:
     import torch
 
     from rollpacker.demo import mixed
-    from rollpacker.demo.language import WALKS
+    from rollpacker.demo.task import WALKS
     from rollpacker.demo.warm_start import make_model
 
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
 """The RL loop on one screen: roll out, learn, publish, record. Read this first.
 
-What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`). Engines, reward and
-trainer are the configuration's: a backend provides them, and `rollpacker.runtime.run.training_run` opens the run. What
-is left is the order of a synchronous, strictly on-policy step: every trained token comes from the policy that the step
-began with. Where engines and trainer share GPUs, they take turns: engines sleep while the trainer learns, and the
-trainer sleeps from then on until the next batch is there.
+What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`). The configuration
+chooses engines, reward and trainer, a backend starts them, and `rollpacker.runtime.run.opening` opens the run. What is
+left is the order of a synchronous, strictly on-policy step: every trained token comes from the policy that the step
+began with. Where engines and trainer share GPUs, one side sleeps: engines while the trainer learns, and the trainer
+from then on until the next batch is complete.
 """
 
 from __future__ import annotations
@@ -12,51 +12,41 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rollpacker.runtime.job.preemption import Preemption, ShellPreemption, SlurmPreemption, modelled_slurm_preemption
-from rollpacker.runtime.job.signals import SignalListener
-from rollpacker.runtime.run.training_run import open_run
+from rollpacker.runtime.job.preemption import Preemption, ShellPreemption
+from rollpacker.runtime.run.opening import open_run
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import Backend
     from rollpacker.runtime.job.allocation import Allocation
-    from rollpacker.runtime.run.training_run import Watch
+    from rollpacker.runtime.run.opening import Watch
 
 
-def run(config: RunConfig, allocation: Allocation | None = None, signals: SignalListener | None = None) -> None:
+def run(config: RunConfig, preemption: Preemption | None = None, allocation: Allocation | None = None) -> None:
     """Train one configuration to its end, in this process and the actors that it starts.
 
     Args:
-        config: Already judged.
+        config: Validated.
+        preemption: What may end the run early; None is a person at a shell.
         allocation: The Slurm job that this process heads; None is this machine alone.
-        signals: Have heard the job's signals so far; None has heard none.
 
     Raises:
         RollpackerError: Why the run could not start or go on; everything it had started has ended.
-        Preempted: Slurm wants the machines back, and a checkpoint says where to go on; likewise.
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP outside Slurm; likewise.
+        Preempted: Slurm takes the machines back; a checkpoint says where to go on.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP outside Slurm; the same.
         KeyboardInterrupt: They came a third time, and nothing was waited for.
     """
+    preemption = preemption or ShellPreemption(config)
     match config.backend.name:
         case "ray":
             from rollpacker.runtime.ray.backend import RayBackend
 
-            asyncio.run(_train(config, RayBackend(config, allocation), allocation, signals))
+            asyncio.run(train(config, RayBackend(config, allocation), preemption=preemption))
         case "sim":
             from rollpacker.sim.backend import ModelledBackend
             from rollpacker.sim.virtual_time import run_in_virtual_time
 
-            run_in_virtual_time(_train(config, ModelledBackend(config), allocation, signals))
-
-
-async def _train(
-    config: RunConfig, backend: Backend, allocation: Allocation | None, signals: SignalListener | None
-) -> None:
-    if allocation is None:
-        await train(config, backend, preemption=ShellPreemption(config))
-    else:
-        preemption = modelled_slurm_preemption if backend.is_modelled else SlurmPreemption
-        await train(config, backend, preemption=preemption(config, allocation, signals or SignalListener()))
+            run_in_virtual_time(train(config, ModelledBackend(config), preemption=preemption))
 
 
 async def train(
@@ -65,10 +55,10 @@ async def train(
     """Train on a running event loop.
 
     Args:
-        config: Already judged.
-        backend: Brings the workers.
-        watch: Sees every decision of the scheduler.
-        preemption: How long the machines are there; None is as long as the run needs them.
+        config: Validated.
+        backend: Provides the workers.
+        watch: Gets every decision of the scheduler.
+        preemption: What may end the run early; None is nothing.
     """
     async with open_run(config, backend, watch, preemption or Preemption()) as run:
         num_finished = config.run.num_steps
@@ -77,7 +67,7 @@ async def train(
             if run.is_checkpoint_due(step):
                 with recorder.stage("checkpoint"):
                     await run.checkpoint(step)
-            async with run.may_leave(step):
+            async with run.preemptible(step):
                 with recorder.stage("rollout"):
                     batch = await run.roll_out(step)
                 if batch is None:  # every prompt was trained in every epoch

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.analysis.calibration.reference import OWN_REFERENCE, read_reference
-from rollpacker.analysis.settings import parse_settings, whole_number
 from rollpacker.cli.command_help import CommandHelp
+from rollpacker.cli.settings import parse_settings, whole_number
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Question:
 
 
 def run(arguments: Arguments) -> None:
-    """Validate the words, fit, show, and write."""
+    """Validate the arguments, fit, show, and write."""
     question = _parse(arguments.words)
 
     from rollpacker.config.roots import conf_dir

@@ -1,4 +1,4 @@
-"""`rollpacker plan`: what tail batching would save on given lengths, model and GPUs, before anyone asks for them."""
+"""`rollpacker plan`: what tail batching would save on given lengths, model and GPUs, by modelled runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollpacker.analysis.plan.question import Question, folder_of, space_of, split_words
+from rollpacker.analysis.plan.question import Question, folder_of, space_of, split_arguments
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 
 if TYPE_CHECKING:
@@ -68,15 +68,15 @@ HELP = CommandHelp(
 
 
 def run(arguments: Arguments) -> None:
-    """Judge everything, search, write, and show."""
+    """Validate everything, search, write, and show."""
     from rollpacker.analysis.plan.lengths import length_facts
     from rollpacker.analysis.plan.screen import show
     from rollpacker.analysis.processes import end_like_ctrl_c
     from rollpacker.cli.screen import output
 
-    question, words = split_words(arguments.words)
+    question, keys = split_arguments(arguments.words)
     folder = folder_of(question)
-    space = space_of(question, words, folder)
+    space = space_of(question, keys, folder)
     lengths = length_facts(space.bases[space.baseline])
     space = replace(space, varies_rho=not lengths.names_prompts)
     end_like_ctrl_c()
@@ -97,8 +97,8 @@ def run(arguments: Arguments) -> None:
 
 
 def _search(space: Space, question: Question) -> tuple[list[Outcome], int]:
-    """Run the stages; gives outcomes, and how many runs the time did not allow."""
-    from rollpacker.analysis.plan.attempt import attempt
+    """Run the stages; gives the outcomes, and how many runs the time did not allow."""
+    from rollpacker.analysis.plan.outcomes import attempt
     from rollpacker.analysis.plan.search import count_trials, search
     from rollpacker.analysis.processes import open_processes
     from rollpacker.cli.screen import plan_progress

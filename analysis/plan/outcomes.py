@@ -1,4 +1,4 @@
-"""What a modelled run says of its setting, from its tables alone: pure functions of frames.
+"""A trial's modelled run, and its results per step of the steady state, from its tables.
 
 A trial is short, and the share of long rounds in it depends on where it stops. So means are taken over short and long
 rounds apart and weighted by the shares of the steady state: each short round defers d prompts and a long round takes
@@ -7,16 +7,21 @@ P0 of them, so long rounds are d / (P0 + d) of all.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollpacker.analysis.plan.trials import Trial
+from rollpacker.analysis.plan.trials import Trial, cluster_of, run_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from rollpacker.config.schema import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,27 @@ class Outcome:
 def gpu_hours(step_time_s: float, num_gpus: int) -> float:
     """Of 1,000 steps."""
     return 1000 * step_time_s * num_gpus / 3600
+
+
+def attempt(task: tuple[RunConfig, Trial, Path]) -> Outcome:
+    """Model the run of a trial of a system; what the run writes below the given folder is removed."""
+    from rollpacker import pipeline
+    from rollpacker.metrics.tables import read_frame
+
+    base, trial, folder = task
+    run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
+    run = run_of(base, trial, run_dir)
+    try:
+        pipeline.run(run)
+        steps, responses = read_frame(run_dir, "steps"), read_frame(run_dir, "responses")
+    finally:
+        shutil.rmtree(run_dir.parent, ignore_errors=True)
+    cluster = cluster_of(run)
+    capacities = {trial.setting.tensor_parallel: cluster.kv_tokens_per_engine}
+    for other in set(steps["tensor_parallel"]) - set(capacities):  # a planner chose it
+        engine = run.engine.model_copy(update={"tensor_parallel": int(other)})
+        capacities[int(other)] = cluster_of(run.model_copy(update={"engine": engine})).kv_tokens_per_engine
+    return outcome_of(trial, steps, responses, kv_tokens_by_degree=capacities, num_all_gpus=cluster.num_gpus)
 
 
 def outcome_of(

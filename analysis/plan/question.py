@@ -1,4 +1,4 @@
-"""The words of `rollpacker plan`: the question they ask, and the runs among which its answer lies."""
+"""The arguments of `rollpacker plan`: the question that they ask, and the runs that answer it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ConfigError
+from rollpacker.cli.settings import parse_settings, whole_number
+from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from rollpacker.analysis.plan.search import Space
     from rollpacker.config.schema import RunConfig
 
-OWN_WORDS = ("gpus", "out", "seconds", "seeds", "systems", "workers")
+DEFAULTS = {"gpus": "", "out": "", "seconds": "60", "seeds": "3", "systems": "", "workers": ""}
+"""The plan's own settings."""
 
 DECIDED = {
     "system": "systems=verl,rollpacker",
@@ -28,24 +31,24 @@ DECIDED = {
     "run.num_steps": "nothing: the search chooses it",
     "backend": "nothing: a plan is always modelled",
 }
-"""Words of a run that the plan decides, and what to write in their place."""
+"""Keys of a run that the plan decides, and what to write in their place."""
 
 DEFAULT_SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 """Of these those that `conf/system` has; the first is plain batching."""
 
 TRAINER_DEGREES = ("trainer.tensor_parallel", "trainer.pipeline_parallel", "trainer.context_parallel")
 
-DEGREE_WORD = "engine.tensor_parallel="
-"""Given, it fixes the degree."""
+DEGREE_KEY = "engine.tensor_parallel="
+"""As an argument, it fixes the degree."""
 
 MANY_ENGINES = 64 * 2520
 """A multiple of it and of the GPUs: engines on which a trainer of any degrees fits, until the number that was asked for
-is judged."""
+is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The plan's own words."""
+    """The plan's own settings."""
 
     num_gpus: int | None
     """None takes those of the experiment."""
@@ -59,63 +62,40 @@ class Question:
     num_workers: int
 
 
-def split_words(words: Sequence[str]) -> tuple[Question, list[str]]:
-    """Tell the plan's own words from those of the runs; refuses what the plan decides."""
-    from rollpacker.config.mistakes import raise_mistakes
-
-    own: dict[str, str] = {}
-    others: list[str] = []
-    mistakes: list[ConfigError] = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in OWN_WORDS and equals:
-            own[name] = value
-        elif name.lstrip("+~") in DECIDED:
-            mistakes.append(
-                ConfigError(
-                    f"`{word}` with `rollpacker plan`.",
-                    "The plan compares systems, factors and numbers of GPUs, and decides these itself.",
-                    f"Write {DECIDED[name.lstrip('+~')]}.",
-                )
-            )
-        else:
-            mistakes += _near_own_word(name)
-            others.append(word)
-    num_gpus = _number(own, "gpus", None, mistakes)
-    num_seeds = _number(own, "seeds", 3, mistakes)
-    seconds = _number(own, "seconds", 60, mistakes)
-    num_workers = _number(own, "workers", len(os.sched_getaffinity(0)), mistakes)
-    has_gpus = any(word.startswith("experiment=") for word in others)
-    if "gpus" not in own and not has_gpus:
+def split_arguments(arguments: Sequence[str]) -> tuple[Question, list[str]]:
+    """Separate the plan's own settings from the keys of the runs; raises for what the plan decides."""
+    others, own = parse_settings("plan", arguments, DEFAULTS, example="model=qwen2.5-14b gpus=32", takes_keys=True)
+    own["workers"] = own["workers"] or str(len(os.sched_getaffinity(0)))
+    mistakes: list[UserError] = [
+        ConfigError(
+            f"`{argument}` with `rollpacker plan`.",
+            "The plan compares systems, factors and numbers of GPUs, and decides these itself.",
+            f"Write {DECIDED[key]}.",
+        )
+        for argument in others
+        if (key := argument.partition("=")[0].lstrip("+~")) in DECIDED
+    ]
+    if not own["gpus"] and not any(argument.startswith("experiment=") for argument in others):
         mistakes.append(
             ConfigError("`gpus` is not set.", "The number of GPUs that you have in mind.", "Add gpus=32, for example.")
         )
-    if not any(word.startswith(("model=", "model.path=", "model.shape", "experiment=")) for word in others):
+    if not any(argument.startswith(("model=", "model.path=", "model.shape", "experiment=")) for argument in others):
         mistakes.append(_no_model())
-    systems = _systems(own.get("systems"), mistakes)
-    raise_mistakes(list(mistakes))
+    numbers: dict[str, int] = {}
+    for name in ("gpus", "seconds", "seeds", "workers"):
+        with collected(mistakes):
+            if own[name]:
+                numbers[name] = whole_number(own, name)
+    systems = _systems(own["systems"], mistakes)
+    raise_mistakes(mistakes)
     return Question(
-        num_gpus=num_gpus,
-        out=Path(own["out"]) if own.get("out") else None,
-        seconds=float(seconds or 0),
-        num_seeds=num_seeds or 1,
+        num_gpus=numbers.get("gpus"),
+        out=Path(own["out"]) if own["out"] else None,
+        seconds=numbers["seconds"],
+        num_seeds=numbers["seeds"],
         systems=systems,
-        num_workers=num_workers or 1,
+        num_workers=numbers["workers"],
     ), others
-
-
-def _number(own: Mapping[str, str], name: str, default: int | None, mistakes: list[ConfigError]) -> int | None:
-    text = own.get(name)
-    if text is None:
-        return default
-    if text.isascii() and text.isdigit() and int(text) > 0:
-        return int(text)
-    mistakes.append(
-        ConfigError(
-            f"{name}={text} is not legal.", f"`{name}` is an integer of at least 1.", f"Write {name}={default or 32}."
-        )
-    )
-    return default
 
 
 def _no_model() -> ConfigError:
@@ -129,32 +109,12 @@ def _no_model() -> ConfigError:
     )
 
 
-def _near_own_word(name: str) -> list[ConfigError]:
-    """A word that is no key of a run and nearly one of the plan's."""
-    from rollpacker.config.keys import legal_keys, nearest
-    from rollpacker.config.roots import TRAIN, groups
-    from rollpacker.config.schema import RunConfig
-
-    if "." in name or name in groups(TRAIN) or name in legal_keys(RunConfig):
-        return []
-    close = nearest(name, OWN_WORDS)
-    if not close:
-        return []
-    return [
-        ConfigError(
-            f"`{name}` is no word of `rollpacker plan`.",
-            f"Beside the keys and groups of a run it takes {', '.join(OWN_WORDS)}.",
-            f"Write {close[0]}=...",
-        )
-    ]
-
-
-def _systems(text: str | None, mistakes: list[ConfigError]) -> tuple[str, ...]:
+def _systems(text: str, mistakes: list[UserError]) -> tuple[str, ...]:
     from rollpacker.config.keys import nearest
     from rollpacker.config.roots import TRAIN, groups
 
     options = groups(TRAIN)["system"].options
-    if text is None:
+    if not text:
         return tuple(name for name in DEFAULT_SYSTEMS if name in options)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
@@ -179,7 +139,7 @@ def _systems(text: str | None, mistakes: list[ConfigError]) -> tuple[str, ...]:
 
 
 def folder_of(question: Question) -> Path:
-    """Where the answer goes: a folder that is not there yet."""
+    """The folder that is written: one that does not exist yet."""
     from datetime import datetime
 
     from rollpacker.runtime.run.folder_checks import check_creatable
@@ -194,7 +154,7 @@ def folder_of(question: Question) -> Path:
 
 
 def space_of(question: Question, words: Sequence[str], folder: Path) -> Space:
-    """Compose every system, find what fits, and judge it as `train` would; nothing is created."""
+    """Compose every system, find what fits, and validate it as `train` does; creates nothing."""
     from rollpacker.analysis.plan.search import Space
     from rollpacker.analysis.plan.trials import Setting, changed, check_gpus, config_of, has_eta, trainer_degrees
     from rollpacker.cli.run_facts import run_facts_of
@@ -206,7 +166,8 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> Space:
     bases = {
         system: compose(
             [
-                *_modelled(words),
+                "backend=sim",
+                *words,
                 f"system={system}",
                 f"run.dir={folder}",
                 f"engine.num_engines={math.lcm(num_gpus, MANY_ENGINES)}",
@@ -215,14 +176,14 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> Space:
         for system in question.systems
     }
     first = bases[question.systems[0]]
-    Workload(first)  # a fault of the lengths or the prompts is said as that, and not as a degree that does not fit
+    Workload(first)  # an error of the lengths or the prompts is reported as such, not as a degree that does not fit
     _check_contrast(question.systems, [has_eta(config) for config in bases.values()])
     if not any(word.startswith(TRAINER_DEGREES) for word in words) and _shares_nothing(first):
         degrees = trainer_degrees(first)
         bases = {system: changed(config, degrees) for system, config in bases.items()}
         first = bases[question.systems[0]]
     check_gpus(first, num_gpus)
-    degrees_by_gpus = _degrees_by_gpus(first, num_gpus, is_fixed=any(w.startswith(DEGREE_WORD) for w in words))
+    degrees_by_gpus = _degrees_by_gpus(first, num_gpus, is_fixed=any(w.startswith(DEGREE_KEY) for w in words))
     assert first.workload is not None
     for system, config in bases.items():
         setting = Setting(
@@ -243,14 +204,10 @@ def space_of(question: Question, words: Sequence[str], folder: Path) -> Space:
     )
 
 
-def _modelled(words: Sequence[str]) -> list[str]:
-    return ["backend=sim", *words]
-
-
 def _gpus_of_experiment(words: Sequence[str]) -> int:
     from rollpacker.config.compose import compose
 
-    engine = compose([*_modelled(words), "run.dir=."]).engine
+    engine = compose(["backend=sim", *words, "run.dir=."]).engine
     return engine.num_engines * engine.tensor_parallel
 
 
@@ -269,7 +226,7 @@ def _shares_nothing(config: RunConfig) -> bool:
 
 
 def _degrees_by_gpus(base: RunConfig, num_gpus: int, *, is_fixed: bool) -> dict[int, tuple[int, ...]]:
-    """The degrees that fit on the GPUs of the question, and on half and twice as many where the trainer fits, too."""
+    """The degrees that fit on the GPUs of the question, and on half and twice as many where the trainer fits too."""
     from rollpacker.analysis.plan.trials import degrees_that_fit, possible_degrees
 
     found: dict[int, tuple[int, ...]] = {}
@@ -284,7 +241,7 @@ def _degrees_by_gpus(base: RunConfig, num_gpus: int, *, is_fixed: bool) -> dict[
 
 
 def _nothing_fits(num_gpus: int, problems: Mapping[int, str]) -> ConfigError:
-    """Say why each degree does not fit, or why none does."""
+    """Why each degree does not fit, or why none does."""
     reasons = dict.fromkeys(problems.values())
     if len(reasons) == 1:
         why = f": {next(iter(reasons))}"

@@ -38,8 +38,6 @@ def show(
         space: What was searched.
         num_left_out: Runs that the time did not allow.
     """
-    from rich.text import Text
-
     from rollpacker.analysis.plan.advice import advise, speedup_range, summarise
     from rollpacker.cli.screen import facts, heading
 
@@ -52,7 +50,7 @@ def show(
         console.print(table)
     console.print(heading("Suggestion"), facts(_suggestion(advice)), "", sep="\n")
     uncertain = _uncertainty(space, lengths, ranges, outcomes, num_left_out)
-    console.print(heading("How sure this is"), facts((name, Text(text)) for name, text in uncertain), "", sep="\n")
+    console.print(heading("How sure this is"), facts(uncertain), "", sep="\n")
 
 
 def _racing(space: Space) -> str:
@@ -144,7 +142,7 @@ def _suggestion(advice: Advice) -> Iterator[tuple[str, RenderableType]]:
     answers = {"eta": "" if setting.eta is None else f"{setting.eta:g}", "TP": str(setting.tensor_parallel)}
     answers["GPUs"] = str(advice.num_gpus)
     for name, reason in advice.reasons:
-        yield f"{name} {answers[name]}", Text(reason)
+        yield f"{name} {answers[name]}", reason
 
 
 def _uncertainty(

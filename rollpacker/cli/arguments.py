@@ -1,4 +1,4 @@
-"""Splits the words after a command into options and the rest; an unknown option is refused with the nearest one."""
+"""Separates the options of a command from its other arguments; raises for an unknown option, with the nearest one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Arguments:
     """What follows a command."""
 
     words: tuple[str, ...]
-    """Everything that is not an option, in order."""
+    """All arguments that are no options, in order."""
     is_help: bool
     is_multirun: bool
 
@@ -50,17 +50,17 @@ def parse_arguments(command: str, argv: Sequence[str], help_text: CommandHelp, *
 
 
 def _refuse_empty(command: str, words: Sequence[str]) -> None:
-    """Refuse a word of nothing, which a shell makes of an unset variable in quotes: it would name this folder."""
+    """Refuse an empty argument, as a shell passes for an unset variable in quotes: it would name this folder."""
     if any(not word.strip() for word in words):
         raise ConfigError(
             f"An argument of `rollpacker {command}` is empty.",
-            "A word names a folder, a file or a key.",
-            "Leave it out, or set the variable that it was written with.",
+            "An argument names a folder, a file or a key.",
+            "Leave it out, or set the variable that it is made of.",
         )
 
 
 def _refuse_repeated(words: Sequence[str]) -> None:
-    """Refuse a key, a group or a word of a command that stands twice: the last would win, without a note."""
+    """Refuse a key, group or setting that is given twice: the last one would win silently."""
     first_of: dict[str, str] = {}
     for word in words:
         name, has_value, _ = word.lstrip("+~").partition("=")

@@ -1,11 +1,10 @@
-"""`rollpacker check`: says what `train` would do with the same arguments, by the same judgement, and starts nothing."""
+"""`rollpacker check`: prints what `train` would do with the same arguments, by the same validation; starts nothing."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
 from rollpacker.protocols.backend import ModelledCluster
+from rollpacker.report.words import plural
 from rollpacker.runtime.placing.actors import planned_actors
 from rollpacker.runtime.placing.fleets import degrees_of
 from rollpacker.runtime.placing.host import usable_cpus, visible_gpus
@@ -25,7 +25,7 @@ from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream
 from rollpacker.sim.variance import share_without_variance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rollpacker.terminal import Terminal
 
 FULL = "full"
-"""The word that asks for all keys."""
+"""The argument that asks for all keys."""
 
 
 HELP = CommandHelp(
@@ -53,11 +53,11 @@ HELP = CommandHelp(
 
 def run(arguments: Arguments) -> None:
     """Print the resolved run, or every point of a multirun."""
-    words = [word for word in arguments.words if word != FULL]
+    overrides = [argument for argument in arguments.words if argument != FULL]
     if arguments.is_multirun:
-        _check_sweep(words)
+        _check_sweep(overrides)
     else:
-        _check_run(words, is_full=FULL in arguments.words)
+        _check_run(overrides, is_full=FULL in arguments.words)
 
 
 def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
@@ -67,12 +67,12 @@ def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
 
     config = compose(overrides)
     resolved = validate(config, run_facts_of)
-    resolved = replace(resolved, notes=(*resolved.notes, *_notes_of_tokens(config)))
     console = output()
     _print_configuration(console, config, is_full=is_full)
-    console.print(heading("What it will do"), facts(_as_text(_describe(config, resolved))), sep="\n")
+    described = _describe(config, resolved, _notes_of_tokens(config))
+    console.print(heading("What it will do"), facts(described.items()), sep="\n")
     if not isinstance(resolved.cluster, ModelledCluster):
-        console.print("", heading("Who works where"), placement_table(config, resolved.cluster, resolved.fit), sep="\n")
+        console.print("", heading("Placement"), placement_table(config, resolved.cluster, resolved.fit), sep="\n")
 
 
 def _print_configuration(console: Terminal, config: RunConfig, *, is_full: bool) -> None:
@@ -84,7 +84,7 @@ def _print_configuration(console: Terminal, config: RunConfig, *, is_full: bool)
     changed = differences(config)
     console.print(
         heading("Configuration, where it differs from the defaults (`rollpacker check full ...` prints all keys)"),
-        facts((f"  {name}", Text(json.dumps(value, ensure_ascii=False))) for name, value in changed.items()),
+        facts((f"  {name}", json.dumps(value, ensure_ascii=False)) for name, value in changed.items()),
         "",
         sep="\n",
     )
@@ -99,22 +99,24 @@ def _check_sweep(overrides: Sequence[str]) -> None:
 
     sweep = compose_sweep(overrides, tell=tell_points)
     resolved_runs = validate_sweep(sweep, run_facts_of)
-    resolved_runs = _with_notes_of_tokens(sweep.configs, resolved_runs)
     are_jobs = sweep.launcher is not None and sweep.launcher.executor == "slurm"
-    points = [
-        _describe(config, resolved, is_job=are_jobs)
-        for config, resolved in zip(sweep.configs, resolved_runs, strict=True)
-    ]
+    notes: dict[str, list[str]] = {}  # of points with the same model and data: read once
+    points = []
+    for config, resolved in zip(sweep.configs, resolved_runs, strict=True):
+        inputs = config.model_dump_json(include={"model", "data", "rollout"})
+        if inputs not in notes:
+            notes[inputs] = _notes_of_tokens(config)
+        points.append(_describe(config, resolved, notes[inputs], is_job=are_jobs))
     shared = {label: text for label, text in points[0].items() if all(point[label] == text for point in points)}
     console = output()
-    console.print(heading(f"All {len(points)} points"), facts(_as_text(shared)), "", sep="\n")
-    for number, (own_words, point) in enumerate(zip(point_names(sweep.points), points, strict=True)):
+    console.print(heading(f"All {len(points)} points"), facts(shared.items()), "", sep="\n")
+    for number, (own, point) in enumerate(zip(point_names(sweep.points), points, strict=True)):
         own_facts = {label: text for label, text in point.items() if label not in shared}
-        console.print(heading(f"Point {number}  {own_words}"), facts(_as_text(own_facts)), "", sep="\n")
+        console.print(heading(f"Point {number}  {own}"), facts(own_facts.items()), "", sep="\n")
 
 
 def _notes_of_tokens(config: RunConfig) -> list[str]:
-    """Of a real run whose tokenizer this environment can load; an image has its own libraries."""
+    """Notes on the prompts of a real run, read with its tokenizer unless an image has the libraries."""
     if config.backend.name != "ray" or (config.cluster is not None and config.cluster.container.image is not None):
         return []
     from rollpacker.runtime.run.prompt_look import notes_of_tokens
@@ -122,27 +124,12 @@ def _notes_of_tokens(config: RunConfig) -> list[str]:
     return notes_of_tokens(config)
 
 
-def _with_notes_of_tokens(
-    configs: Sequence[RunConfig], resolved_runs: Sequence[ResolvedRun]
-) -> tuple[ResolvedRun, ...]:
-    """Points with the same model and data are looked at once."""
-    notes_of: dict[str, list[str]] = {}
-    found: list[ResolvedRun] = []
-    for config, resolved in zip(configs, resolved_runs, strict=True):
-        key = config.model_dump_json(include={"model", "data", "rollout"})
-        if key not in notes_of:
-            notes_of[key] = _notes_of_tokens(config)
-        found.append(replace(resolved, notes=(*resolved.notes, *notes_of[key])))
-    return tuple(found)
-
-
-def _as_text(described: Mapping[str, str]) -> list[tuple[str, Text]]:
-    return [(label, Text(text)) for label, text in described.items()]
-
-
-def _describe(config: RunConfig, resolved: ResolvedRun, *, is_job: bool = False) -> dict[str, str]:
+def _describe(
+    config: RunConfig, resolved: ResolvedRun, further_notes: Sequence[str], *, is_job: bool = False
+) -> dict[str, str]:
+    notes = [*resolved.notes, *further_notes]
     return {
-        "model": f"{_model(resolved.model)}\n{_computed(config)}",
+        "model": _model(config, resolved.model),
         "prompts": _prompts(config, resolved),
         "lengths": _lengths(config, resolved.model),
         **({"programs": _programs(config)} if "sandbox" in config.reward.names else {}),
@@ -153,36 +140,30 @@ def _describe(config: RunConfig, resolved: ResolvedRun, *, is_job: bool = False)
         "actors": _actors(config, resolved.cluster, is_job=is_job),
         **({"job": _job(config)} if is_job else {}),
         "writes": _writes(config),
-        **({"notes": "\n".join(resolved.notes)} if resolved.notes else {}),
+        **({"notes": "\n".join(notes)} if notes else {}),
         "start": f"after step {resolved.finished_steps}" if resolved.finished_steps else "from the beginning",
     }
 
 
-def _model(model: ModelFacts) -> str:
-    size = f"{_bytes(model.num_weight_bytes)} of weights"
-    if model.num_parameters is None:
-        return f"{model.architecture}, {size}"
-    return f"{model.architecture}, {model.num_parameters:,} parameters, {size}"
+def _model(config: RunConfig, model: ModelFacts) -> str:
+    parameters = "" if model.num_parameters is None else f", {model.num_parameters:,} parameters"
+    source = f", from {config.model.path}" if config.model.path else ""
+    return (
+        f"{model.architecture}{parameters}, {_bytes(model.num_weight_bytes)} of weights\n"
+        f"computed in {config.model.dtype}{source}"
+    )
 
 
 def _prompts(config: RunConfig, resolved: ResolvedRun) -> str:
     domains = resolved.num_prompts_by_domain
     by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
     files = ", ".join(str(file.path) for file in config.data.path or ())
-    source = f"in {files}" if files else f"made up for the workload {_workload(config)}"
+    workload = config.workload.name if config.workload else ""
+    source = f"in {files}" if files else f"made up for the workload {workload}"
     text = f"{sum(domains.values()):,} {source}: {by_domain}"
     if config.reward.domains:
         text += "\nrewards: " + ", ".join(f"{domain} by {config.reward.name_of(domain)}" for domain in domains)
     return text
-
-
-def _workload(config: RunConfig) -> str:
-    return config.workload.name if config.workload else ""
-
-
-def _computed(config: RunConfig) -> str:
-    source = f", from {config.model.path}" if config.model.path else ""
-    return f"computed in {config.model.dtype}{source}"
 
 
 def _batch(config: RunConfig, settings: SchedulerSettings) -> str:
@@ -221,7 +202,7 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
     num_prompts, num_responses = settings.num_prompts, settings.num_responses
     if settings.batching == "plain":
         rewards = "as they finish" if settings.overlap_rewards else "after the last one"
-        return f"{config.system.name}: every response of a batch is waited for; they are scored {rewards}"
+        return f"{config.system.name}: a step waits for every response of its batch; they are scored {rewards}"
     quotas = apportion(num_prompts, dict(settings.domain_weights))
     num_launched = sum(with_speculation(quotas, settings.eta_prompts).values())
     num_samples = scale_up(num_responses, settings.eta_responses)
@@ -241,13 +222,13 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
 
 
 def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
-    """What the system has beside its batching, and what of it can act in this run."""
+    """What the system does beside batching, and which of it has an effect in this run."""
     system, is_modelled = config.system, config.backend.name == "sim"
     lines = []
     if system.reward == "scheduled":
         has_programs = is_modelled or "sandbox" in config.reward.names
         lines.append(
-            "programs stop that take much longer than correct ones"
+            "programs that take much longer than correct ones are stopped"
             if has_programs
             else "no limits to adapt: no reward runs programs (reward=sandbox does)"
         )
@@ -259,17 +240,17 @@ def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> st
 
 
 def _programs(config: RunConfig) -> str:
-    """How responses that are programs will be run."""
+    """How responses that are programs are run."""
     sandbox = config.reward.sandbox
-    walls = "walled in by bubblewrap" if sandbox.isolation == "bubblewrap" else "NOT walled in (isolation=rlimits)"
+    isolation = "isolated by bubblewrap" if sandbox.isolation == "bubblewrap" else "NOT isolated (isolation=rlimits)"
     number = (
         "as many at a time as there are cores" if sandbox.num_workers is None else f"{sandbox.num_workers} at a time"
     )
-    return f"{walls}, {number}, each with {sandbox.memory_mb:,} MB and {sandbox.processes} processes"
+    return f"{isolation}, {number}, each with {sandbox.memory_mb:,} MB and {sandbox.processes} processes"
 
 
 def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
-    """Among which degrees the planner chooses, and what a change does to the engines."""
+    """The degrees among which the planner chooses, and what a change does to the engines."""
     configured = config.engine.tensor_parallel
     degrees = cluster.degrees if isinstance(cluster, ModelledCluster) else degrees_of(config)
     others = sorted(set(degrees) - {configured})
@@ -280,13 +261,13 @@ def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     named = " and ".join(map(str, others))
     text = f"rounds that preempt move to engines of more GPUs: from tensor parallelism {configured} to {named}, {how}"
     if isinstance(cluster, ModelledCluster):
-        return f"{text}; the model's costs guess first"
+        return f"{text}; the model's costs are the first estimate"
     profile = config.engine.profile
-    return f"{text}; " + (f"{profile} guesses first" if profile else "no profile guesses first (engine.profile)")
+    return f"{text}; " + (f"{profile} is the first estimate" if profile else "no first estimate (engine.profile)")
 
 
 def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
-    """What the stream trainer can do in this run."""
+    """What streaming does in this run."""
     share = config.system.stream_at
     when = "before the rollout ends" if share is None else f"when {share:.0%} of the requests are finished"
     lending = f"up to half of the engines are lent to the trainer {when}: groups train on their GPUs"
@@ -305,7 +286,7 @@ def _lengths(config: RunConfig, model: ModelFacts) -> str:
         "drop": "longer ones are dropped",
         "truncate_left": "longer ones lose their beginning",
         "truncate_right": "longer ones lose their end",
-        "error": "a longer one stops the start",
+        "error": "a longer one is an error",
     }[config.data.long_prompts]
     text = (
         f"prompts up to {config.data.max_prompt_tokens:,} tokens ({fate}), "
@@ -327,21 +308,18 @@ def _steps(config: RunConfig, resolved: ResolvedRun) -> str:
 
 
 def _actors(config: RunConfig, cluster: ClusterSize | ModelledCluster, *, is_job: bool) -> str:
-    match cluster:
-        case ModelledCluster():
-            return _modelled_actors(config, cluster)
-        case _:
-            return _real_actors(config, cluster, is_job=is_job)
+    if isinstance(cluster, ModelledCluster):
+        return _modelled_actors(config, cluster)
+    return _real_actors(config, cluster, is_job=is_job)
 
 
 def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
     tensor_parallel = config.engine.tensor_parallel
-    replicas = "1 replica" if cluster.num_replicas == 1 else f"{cluster.num_replicas} replicas"
     return (
-        f"MODELLED on {cluster.num_gpus} GPUs ({cluster.hardware}), in virtual time: nothing is generated or trained\n"
-        f"{cluster.num_engines} engines of {tensor_parallel} GPU{'s' if tensor_parallel > 1 else ''}, "
+        f"MODELLED on {cluster.num_gpus} GPUs ({cluster.hardware}), in virtual time: no tokens, no training\n"
+        f"{plural(cluster.num_engines, 'engine')} of {plural(tensor_parallel, 'GPU')}, "
         f"each with a KV cache of {cluster.kv_tokens_per_engine:,} tokens\n"
-        f"the trainer takes turns on the same GPUs: {replicas} of "
+        f"the trainer takes turns on the same GPUs: {plural(cluster.num_replicas, 'replica')} of "
         f"{config.trainer.tensor_parallel} x {config.trainer.pipeline_parallel} x {config.trainer.context_parallel} "
         "(tensor x pipeline x context parallel)"
     )
@@ -358,10 +336,9 @@ def _job(config: RunConfig) -> str:
     of_memory = "Slurm's default of memory" if memory is None else f"{memory:g} GB" if memory else "all memory"
     limit = "the partition's default time" if cluster.time_limit_min is None else f"{cluster.time_limit_min} minutes"
     lines = [
-        f"{shape.num_nodes} node{'s' if shape.num_nodes > 1 else ''} x {node} and {of_memory}"
-        + (", shared with nobody" if cluster.exclusive else ""),
+        f"{plural(shape.num_nodes, 'node')} x {node} and {of_memory}" + (", exclusively" if cluster.exclusive else ""),
         f"in {cluster.partition or 'the default partition'}, for {limit}"
-        + ("; requeued when it has to leave unfinished" if cluster.requeue else "; not requeued"),
+        + ("; requeued when it is preempted or reaches its limit" if cluster.requeue else "; not requeued"),
     ]
     if cluster.container.image is not None:
         lines.append(f"every rank in {cluster.container.image}, by {cluster.container.runtime}")
@@ -381,8 +358,7 @@ def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> st
     reserved = _resources(sum(actor.resources.num_cpus for actor in actors), num_gpus)
     offered = _resources(cluster.num_cpus, cluster.num_gpus)
     if is_job:
-        nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
-        return f"{listed}\nreserving {reserved} of {nodes} x {offered} in Ray"
+        return f"{listed}\nreserving {reserved} of {plural(cluster.num_nodes, 'node')} x {offered} in Ray"
     here = _resources(usable_cpus(), visible_gpus())
     text = f"{listed}\nreserving {reserved} of {offered} in Ray; this machine has {here}"
     return f"{text}, which the actors share" if cluster.num_cpus > usable_cpus() else text

@@ -1,4 +1,4 @@
-"""What a command says of itself: each command's module has one, as `HELP`, and `cli.help` prints them all."""
+"""The help text of a command: each command's module has one, `HELP`, and `cli.help` prints it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 INPUTS = "model.path=DIR data.path=prompts.jsonl"
-"""Of a real run, for examples."""
+"""The inputs of a real run, for examples."""
 
 KEYS_OF_TRAIN = ("all others", "As `rollpacker train` takes them; `rollpacker train --help` lists them.")
 """An argument of commands that describe a run."""
@@ -20,7 +20,7 @@ class CommandHelp:
     usage: str
     """What follows the command's name."""
     arguments: tuple[tuple[str, str], ...] = ()
-    """Each with what it says."""
+    """Each with its text."""
     examples: tuple[str, ...]
     """Command lines that can be copied."""
     lists_keys_of: Literal["train", "score"] | None = None

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 HELP = CommandHelp(
     purpose="Train a small model on this machine under plain and tail batching, and compare the two, in about four "
-    "minutes on two cores. It makes a model and prompts, types the commands that a user would type, and shows each.",
+    "minutes on two cores. It makes a model and prompts, runs the commands that a user would run, and prints each.",
     usage="[mixed] [key=value | group=option] ...",
     arguments=(
-        ("mixed", "Walks that a rule scores, programs that a sandbox runs, and climbs that a small model judges."),
+        ("mixed", "Walks that a rule scores, programs that a sandbox runs, and climbs that a small LLM judge scores."),
         KEYS_OF_TRAIN,
     ),
     examples=("rollpacker demo", "rollpacker demo mixed", "rollpacker demo engine=vllm engine.num_engines=2"),

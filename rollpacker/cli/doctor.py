@@ -1,4 +1,4 @@
-"""`rollpacker doctor`: prints what would stop a run here, check by check, each with its remedy."""
+"""`rollpacker doctor`: prints one line per check of what would stop a run here, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rollpacker.launch.doctor.findings import Finding
     from rollpacker.terminal import Terminal
 
-_UNASKED = ("model.path=.", "data.path=.", "run.dir=runs")
-"""What `train` requires and the doctor does not look at, and where a run's folder would be made."""
+_DEFAULTS = ("model.path=.", "data.path=.", "run.dir=runs")
+"""Keys that `train` requires and the doctor does not check, and the default folder."""
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _WIDTHS = {"level": 7, "subject": 15}
@@ -25,14 +25,14 @@ _WIDTHS = {"level": 7, "subject": 15}
 
 HELP = CommandHelp(
     purpose=(
-        "Say what would stop a run here, one line per check: ok, a warning or a problem with its remedy. On a login "
-        "node it looks at Slurm and at what would be submitted; inside a job also at the GPUs, memory, ports and "
-        "clocks of its nodes. Writes a few small files into run.dir and removes them. The exit code is 1 when there is "
-        "a problem."
+        "Check for what would stop a run here, one line per check: ok, or a warning or problem with its remedy. On a "
+        "login node it checks Slurm and what would be submitted; inside a job also the GPUs, memory, ports and clocks "
+        "of its nodes. Writes a few small files into run.dir and removes them. The exit code is 1 when there is a "
+        "problem."
     ),
     usage="[cluster=OPTION] [run.dir=DIR] [key=value | group=option] ...",
     arguments=(
-        ("cluster", "The cluster that is meant, with its partition, container and limits."),
+        ("cluster", "The cluster, with its partition, container and limits."),
         ("run.dir", "Where a run would write. Default: runs"),
         KEYS_OF_TRAIN,
     ),
@@ -47,12 +47,12 @@ def run(arguments: Arguments) -> None:
         WorldError: there is a problem.
     """
     if int(os.environ.get("SLURM_PROCID", "0")) > 0:
-        return  # the first task of a step looks at all nodes
+        return  # the first task of a step checks all nodes
     from rollpacker.cli.screen import output
     from rollpacker.config.compose import compose
     from rollpacker.launch.doctor.examination import examine
 
-    config = compose([*_unasked(arguments.words), *arguments.words])
+    config = compose([*_defaults(arguments.words), *arguments.words])
     console = output()
     findings = list(_printed(console, examine(config, os.environ)))
     num_problems = sum(finding.level == "problem" for finding in findings)
@@ -60,15 +60,15 @@ def run(arguments: Arguments) -> None:
     if num_problems:
         raise WorldError(
             f"{num_problems} of {len(findings)} checks found a problem.",
-            f"A run needs all of them to be ok; {num_warnings} gave a warning, with which it may do.",
-            "The remedy stands below each of them.",
+            f"A run needs every check to be without a problem; {num_warnings} gave a warning, with which it may run.",
+            "The remedy is below each of them.",
         )
     console.print(f"{len(findings)} checks: no problem, {num_warnings} warning{'' if num_warnings == 1 else 's'}.")
 
 
-def _unasked(words: Sequence[str]) -> list[str]:
-    given = {word.partition("=")[0] for word in words}
-    return [word for word in _UNASKED if word.partition("=")[0] not in given]
+def _defaults(arguments: Sequence[str]) -> list[str]:
+    given = {argument.partition("=")[0] for argument in arguments}
+    return [default for default in _DEFAULTS if default.partition("=")[0] not in given]
 
 
 def _printed(console: Terminal, findings: Iterable[Finding]) -> Iterable[Finding]:
@@ -84,5 +84,5 @@ def _printed(console: Terminal, findings: Iterable[Finding]) -> Iterable[Finding
         line.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.subject, Text(finding.text))
         console.print(line)
         if finding.remedy:
-            console.print(Padding(Text(finding.remedy, style="green"), (0, 0, 0, sum(_WIDTHS.values()) + 6)))
+            console.print(Padding(Text(finding.remedy, style="green"), (0, 0, 0, sum(_WIDTHS.values()) + 4)))
         yield finding

@@ -1,7 +1,7 @@
 """Help texts of commands and of single topics, from the schema's docstrings and the files of `conf/`.
 
 A topic is a section, a key, a group, an option (`system=rollpacker`), or `/word`, which searches all of these and the
-commands for a word. Texts wrap at the terminal's width; what is to be copied does not.
+commands for a word. Prose wraps at the terminal's width; command lines and JSON do not.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ if TYPE_CHECKING:
 
 _LAUNCHER = "hydra.launcher"
 _LAUNCHER_DOC = "A multirun's points as Slurm jobs (hydra/launcher=slurm); `cluster` says what each asks for"
-_OPTIONS_OF_ALL = [("-h, --help", "This text; with a SECTION, KEY, GROUP or /WORD, what is said of that.")]
+_OPTIONS_OF_ALL = [("-h, --help", "This text; with a SECTION, KEY, GROUP or /WORD, the text on that.")]
 _OPTIONS_OF_SWEEPS = [
     ("-m, --multirun", "Run once per combination of comma-separated values, each in its own run.dir."),
     *_OPTIONS_OF_ALL,
 ]
 
 
-def show_help(commands: Sequence[Command], words: Sequence[str]) -> None:
-    """Print what `rollpacker help WORDS` asks for: the overview, a command's text, or topics of a run."""
-    if not words:
+def show_help(commands: Sequence[Command], topics: Sequence[str]) -> None:
+    """Print what `rollpacker help TOPICS` asks for: the overview, a command's text, or topics of a run."""
+    if not topics:
         _show_overview(commands)
         return
     named = {command.name: command for command in commands}
-    if words[0] in named:
-        show_command(named[words[0]], words[1:], commands)
+    if topics[0] in named:
+        show_command(named[topics[0]], topics[1:], commands)
     else:
-        _show_topics(TRAIN, words, commands)
+        _show_topics(TRAIN, topics, commands)
 
 
 def show_command(command: Command, topics: Sequence[str], commands: Iterable[Command]) -> None:
-    """Print what a command takes, or only what is said of some topics, where it lists keys.
+    """Print what a command takes; or only the text on some topics, where it lists keys.
 
     Args:
-        command: The one that is asked about.
-        topics: Words of its command line; those that set a key to a value are none.
+        command: Whose text is printed.
+        topics: Its arguments, without those that set a key to a value.
         commands: All of them, for `/word`.
     """
     text = _help_of(command)
@@ -79,10 +79,10 @@ def show_command(command: Command, topics: Sequence[str], commands: Iterable[Com
     _print_section("", [Text(text.purpose)])
     _print_section("Usage", [Text(f"rollpacker {command.name} {text.usage}")])
     if text.arguments:
-        _print_section("Arguments", [facts((name, Text(said)) for name, said in text.arguments)])
+        _print_section("Arguments", [facts(text.arguments)])
     if root:
         options = _OPTIONS_OF_SWEEPS if command.can_sweep else _OPTIONS_OF_ALL
-        _print_section("Options", [facts((name, Text(said)) for name, said in options)])
+        _print_section("Options", [facts(options)])
     _print_section("Examples" if len(text.examples) > 1 else "Example", text.examples)
     if root:
         entries = [entry for group in groups(root).values() for entry in _option_entries(group)]
@@ -96,8 +96,8 @@ def show_command(command: Command, topics: Sequence[str], commands: Iterable[Com
 def _show_overview(commands: Iterable[Command]) -> None:
     _print_section("", [Text("RL post-training that packs long-tail rollouts into rounds of their own.")])
     _print_section("Usage", ["rollpacker COMMAND [key=value | group=option] ..."])
-    _print_section("Commands", [facts((command.name, Text(command.summary)) for command in commands)])
-    of_groups = facts((name, Text(" | ".join(group.options))) for name, group in groups(TRAIN).items())
+    _print_section("Commands", [facts((command.name, command.summary) for command in commands)])
+    of_groups = facts((name, " | ".join(group.options)) for name, group in groups(TRAIN).items())
     _print_section("Groups of train and check", [of_groups])
     example = f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x"
     _print_section("Example", [example])
@@ -107,7 +107,7 @@ def _show_overview(commands: Iterable[Command]) -> None:
         ("rollpacker help KEY", "one key, such as rollout.num_prompts"),
         ("rollpacker help /WORD", "everything that mentions a word"),
     ]
-    _print_section("More", [facts((line, Text(said)) for line, said in more)])
+    _print_section("More", [facts(more)])
 
 
 def _show_topics(root: Root[BaseModel], topics: Sequence[str], commands: Iterable[Command]) -> None:
@@ -141,7 +141,7 @@ def _show_mentions(root: Root[BaseModel], word: str, commands: Iterable[Command]
     wanted = word.lower()
     texts = [(command, _help_of(command)) for command in commands]
     found_commands = [
-        (command.name, Text(command.summary))
+        (command.name, command.summary)
         for command, text in texts
         if wanted in " ".join([command.name, command.summary, text.purpose, *map(" ".join, text.arguments)]).lower()
     ]
@@ -172,7 +172,7 @@ def _unknown_topic(root: Root[BaseModel], name: str, commands: Iterable[Command]
     names = [*(command.name for command in commands), *groups(root), *section_names(root.schema), *keys]
     close = [ours] if (ours := key_for(name)) else nearest(name, names)
     return ConfigError(
-        f"`{name}` is no command, section, group or key.",
+        f"`{name}` is not a command, section, group or key.",
         f"`rollpacker help /{name}` searches all of them for the word.",
         f"Try rollpacker help {close[0]}" if close else "`rollpacker help` lists the commands and groups.",
     )
@@ -213,7 +213,7 @@ def _key_entries(root: Root[BaseModel], keys: Iterable[Key]) -> Iterator[Rendera
     for key in keys:
         default = chosen.get(key.name, key.default)
         value = Text(_default_text(default))
-        if default == REQUIRED:  # what is required of an absent section comes with its group's option
+        if default == REQUIRED:  # an option of its group sets what an absent section requires
             value = Text("...") if key.absent_section else Text("REQUIRED", style="yellow")
         yield Text.assemble((key.name, "bold"), "=", value)
         yield _indented(Text.assemble(key.doc, " " if key.doc else "", (_takes(key), "dim")))
@@ -237,7 +237,7 @@ def _print_notes(group: Group) -> None:
 
 
 def _paragraphs(notes: str) -> list[RenderableType | str]:
-    """Prose, joined so that it wraps anew, and what is to be copied, as it is."""
+    """Join the lines of prose, so that it wraps at the width at hand, and keep lines that are to be copied."""
     blocks: list[RenderableType | str] = []
     prose: list[str] = []
     for line in [*notes.splitlines(), ""]:
@@ -253,7 +253,7 @@ def _paragraphs(notes: str) -> list[RenderableType | str]:
 
 
 def _print_section(title: str, contents: Sequence[RenderableType | str]) -> None:
-    """Print a title and what belongs to it; a `str` is to be copied, so that it stays whole on its lines."""
+    """Print a title and contents; a `str` is to be copied, so that its lines are not wrapped."""
     console = output()
     if title:
         console.print(heading(title))

@@ -1,4 +1,4 @@
-"""`rollpacker jobs`: shows how the runs below some folders stand, once or until they are over."""
+"""`rollpacker jobs`: shows the status of the runs below some folders, once or until they are over."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from rollpacker.cli.arguments import Arguments
-    from rollpacker.launch.survey import Survey
     from rollpacker.terminal import Terminal
 
 DEFAULT_FOLDER = "runs"
 WATCH = "watch"
 
-_SECONDS_BETWEEN_LOOKS = 5.0
-"""Slurm's controller serves everybody; more often would not be kind to it."""
+_POLL_INTERVAL_S = 5.0
+"""Slurm's controller serves all users; polling it more often would load it."""
 
-_AT_WORK = frozenset({"waiting", "requeued", "starting", "running", "ending"})
+_ACTIVE = frozenset({"waiting", "requeued", "starting", "running", "ending"})
 
 
 HELP = CommandHelp(
     purpose=(
-        "Show the runs below some folders: what runs, waits, failed, died or was requeued, the step and reward of "
-        "each, and the reason why it waits or stopped. Asks Slurm where a run has a job. A run that says it runs "
+        "Show the runs below some folders: which run, wait, failed, died or were requeued, the step and reward of "
+        "each, and why it waits or stopped. Asks Slurm about runs that have a job. A run whose status is `running` "
         "although its job is over is shown as died. Changes nothing."
     ),
     usage="[DIR ...] [watch]",
     arguments=(
         ("DIR", "A run.dir, or a folder with runs somewhere below it. Default: runs"),
-        ("watch", "Draws the table again every 5 s until nothing runs or waits; Ctrl-C ends it."),
+        ("watch", "Redraw the table every 5 s until no run is active; Ctrl-C ends it."),
     ),
     examples=("rollpacker jobs runs/e2e watch",),
 )
 
 
 def run(arguments: Arguments) -> None:
-    """Print how the runs stand; with `watch`, again and again until none of them is at work."""
+    """Print the status of the runs; with `watch`, again until none of them is active."""
     watches = WATCH in arguments.words
     folders = [Path(word) for word in arguments.words if word != WATCH]
     _refuse_unknown(folders)
@@ -49,7 +52,8 @@ def run(arguments: Arguments) -> None:
     if watches:
         _watch(console, folders)
     else:
-        _show(console, folders)
+        shown, _ = _draw(folders)
+        console.print(shown, crop=False, soft_wrap=isinstance(shown, Text))
 
 
 def _refuse_unknown(folders: list[Path]) -> None:
@@ -62,51 +66,40 @@ def _refuse_unknown(folders: list[Path]) -> None:
         close = nearest(str(folder), [*beside, WATCH])
         raise ConfigError(
             f"{folder} is not a folder.",
-            f"`rollpacker jobs` takes folders with runs, and the word {WATCH}.",
+            f"`rollpacker jobs` takes folders with runs, and the argument {WATCH}.",
             f"Write rollpacker jobs {close[0]}" if close else "For example: rollpacker jobs runs",
         )
-
-
-def _show(console: Terminal, folders: list[Path]) -> None:
-    from rollpacker.launch.job_table import job_table
-
-    survey = _look(folders)
-    if not survey.standings:
-        console.print(_nothing(folders), soft_wrap=True)
-        return
-    console.print(job_table(survey.standings, now=time.time(), complaint=survey.complaint), crop=False)
 
 
 def _watch(console: Terminal, folders: list[Path]) -> None:
     if not console.is_terminal:
         raise ConfigError(
             f"`{WATCH}` was given, and the output is not a terminal.",
-            "A table that changes needs a terminal to change in.",
+            "A table can be redrawn only in a terminal.",
             f"Leave `{WATCH}` out; each call of `rollpacker jobs` prints the table once.",
         )
     from rich.live import Live
-    from rich.text import Text
-
-    from rollpacker.launch.job_table import job_table
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            survey = _look(folders)
-            if survey.standings:
-                table = job_table(survey.standings, now=time.time(), complaint=survey.complaint)
-                live.update(table, refresh=True)
-            else:
-                live.update(Text(_nothing(folders)), refresh=True)
-            if not any(standing.word in _AT_WORK for standing in survey.standings):
+            shown, is_active = _draw(folders)
+            live.update(shown, refresh=True)
+            if not is_active:
                 return
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLL_INTERVAL_S)
 
 
-def _look(folders: list[Path]) -> Survey:
-    from rollpacker.launch.survey import find_runs, look_at
+def _draw(folders: list[Path]) -> tuple[RenderableType, bool]:
+    """Draw the runs below the folders, and say whether one of them is active."""
+    from rollpacker.launch.collect_status import collect_status, find_runs
+    from rollpacker.launch.job_table import job_table
 
     found = (run_dir for folder in folders or _default() for run_dir in find_runs(folder))
-    return look_at(list(dict.fromkeys(found)))
+    collected = collect_status(list(dict.fromkeys(found)))
+    if not collected.views:
+        return Text(_nothing(folders)), False
+    table = job_table(collected.views, now=time.time(), complaint=collected.complaint)
+    return table, any(view.state in _ACTIVE for view in collected.views)
 
 
 def _default() -> list[Path]:
@@ -115,4 +108,4 @@ def _default() -> list[Path]:
 
 def _nothing(folders: list[Path]) -> str:
     places = ", ".join(map(str, folders)) or DEFAULT_FOLDER
-    return f"There are no runs below {places}. `rollpacker train` makes them; `rollpacker jobs DIR` looks elsewhere."
+    return f"There are no runs below {places}. `rollpacker train` makes them; `rollpacker jobs DIR` shows others."

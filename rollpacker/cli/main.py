@@ -1,8 +1,11 @@
-"""The entry point: finds the command, runs it, and turns whatever comes back into an exit code.
+"""The entry point: finds the command, runs it, and turns its result into an exit code.
 
-    0   done                       2    the user's mistake: nothing was started
-    1   the world failed           70   our bug
-                                   130  Ctrl-C; 143 and 129 where SIGTERM and SIGHUP ended a run
+    0     done
+    1     the environment failed: a file, a process, a GPU, Slurm; or a command found what it checks for
+    2     a mistake of the user: nothing was started
+    70    a bug in RollPacker
+    75    a run was preempted and can be resumed (EX_TEMPFAIL)
+    130   interrupted by Ctrl-C; 143 by SIGTERM and 129 by SIGHUP
 
 This is the process boundary: the only place that catches every exception.
 """
@@ -21,7 +24,7 @@ from rollpacker.core.errors import EXIT_INTERRUPTED, ConfigError, InternalError,
 from rollpacker.runtime.run.streams import keep_writing, open_closed_streams
 
 _ERRORS_OF_PATHS = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
-"""Not the disk's: the path cannot be one, or its links lead in a circle."""
+"""Mistakes in a path, not errors of the disk: it is too long, or its links form a circle."""
 
 _SHOWN_OF_PATH = 200
 """Characters."""
@@ -53,13 +56,13 @@ COMMANDS = (
     ),
     Command(
         name="jobs",
-        summary="Show what runs, waits, failed or was requeued, how far it is, and why it stopped.",
+        summary="Show which runs run, wait, failed or were requeued, their steps, and why they stopped.",
         module="rollpacker.cli.jobs",
         can_sweep=False,
     ),
     Command(
         name="doctor",
-        summary="Say what on this machine, its Slurm and its files would stop a run, and what to do about it.",
+        summary="Check this machine, its Slurm and its files for what would stop a run, with a remedy for each.",
         module="rollpacker.cli.doctor",
         can_sweep=False,
     ),
@@ -95,7 +98,7 @@ COMMANDS = (
     ),
     Command(
         name="report",
-        summary="Write one HTML page about a run: where the time went, and who waited for whom.",
+        summary="Write one HTML page about a run: where the time went, and what waited for what.",
         module="rollpacker.cli.report",
         can_sweep=False,
     ),
@@ -123,7 +126,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the process exit code."""
     open_closed_streams()
-    keep_writing("stderr")  # an error that nobody reads has its exit code all the same
+    keep_writing("stderr")  # an error has its exit code even where stderr is closed
     try:
         _dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -150,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         _show(mistake)
         return mistake.exit_code
-    except Exception as error:  # noqa: BLE001 - the process boundary: whatever was not foreseen is our bug
+    except Exception as error:  # noqa: BLE001 - the process boundary: an unexpected exception is our bug
         import traceback
 
         traceback.print_exc()
@@ -160,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Let go of what could not be written; Python would try again at exit, and complain."""
+    """Discard what could not be written; Python would try again at exit, and print an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -194,11 +197,11 @@ def _find(name: str) -> Command:
     )
 
 
-def _run_command(command: Command, words: Sequence[str]) -> None:
+def _run_command(command: Command, argv: Sequence[str]) -> None:
     from rollpacker.cli.arguments import parse_arguments
 
     module = importlib.import_module(command.module)
-    arguments = parse_arguments(command.name, words, module.HELP, can_sweep=command.can_sweep)
+    arguments = parse_arguments(command.name, argv, module.HELP, can_sweep=command.can_sweep)
     if arguments.is_help:
         from rollpacker.cli.help import show_command
 

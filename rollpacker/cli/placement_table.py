@@ -1,6 +1,6 @@
-"""Who works on which GPU of which node, and what it takes there: the table of `rollpacker check`.
+"""The actors on each GPU of each node and the memory that they take: the table of `rollpacker check`.
 
-Nodes where the same happens share their rows. What is said of memory is an estimate and is called so.
+Equal nodes share their rows. Memory is an estimate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _ROLES = ("engine", "trainer", "judge", "reward")
-"""In the order in which they are named."""
+"""In the order in which they are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class _Part:
 
 
 def placement_table(config: RunConfig, size: ClusterSize, fit: ModelFit | None) -> RenderableType:
-    """Make the table of a real run, and say below it what its numbers are."""
+    """Draw the table of a real run, with notes on its numbers below."""
     placed = placed_actors(config, size)
     takers = set(colocated_engines(config, placed))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     table.add_column("node", no_wrap=True)
     table.add_column("GPUs", no_wrap=True)
-    table.add_column("who works there", overflow="fold")
+    table.add_column("actors", overflow="fold")
     if size.num_gpus:
         table.add_column("memory of each GPU (estimate)", overflow="fold")
     nodes = [(node, _parts(placed, node, size.num_gpus)) for node in range(size.num_nodes)]
@@ -55,7 +55,7 @@ def placement_table(config: RunConfig, size: ClusterSize, fit: ModelFit | None) 
         numbers = [node for node, _ in alike]
         for row, parts in enumerate(zip(*(parts for _, parts in alike), strict=True)):
             users = [user for part in parts for user in part.users]
-            cells = [_range(numbers) if row == 0 else "", _range(parts[0].gpus) or "none", _who(users, takers)]
+            cells = [_range(numbers) if row == 0 else "", _range(parts[0].gpus) or "none", _actors(users, takers)]
             if size.num_gpus:
                 cells.append(_memory(parts[0], fit, _taken_by_judge(config, fit)) if parts[0].gpus else "")
             table.add_row(*cells)
@@ -78,9 +78,9 @@ def _parts(placed: Sequence[PlacedActor], node: int, num_gpus: int) -> list[_Par
     return parts
 
 
-def _who(users: Sequence[PlacedActor], takers: set[str]) -> str:
+def _actors(users: Sequence[PlacedActor], takers: set[str]) -> str:
     in_order = sorted(users, key=lambda user: _ROLES.index(user.role))
-    names = ", ".join(as_ranges([user.name for user in in_order])) or "nobody"
+    names = ", ".join(as_ranges([user.name for user in in_order])) or "none"
     return f"{names}, taking turns" if any(user.name in takers for user in users) else names
 
 
@@ -109,7 +109,7 @@ def _judge_memory(judge: JudgeMemory | None) -> str:
 
 
 def _engine_memory(engine: EngineMemory, taken: float) -> str:
-    """`taken` is what a judge has of the GPU."""
+    """`taken`: bytes of the GPU that a judge has."""
     if engine.kv_cache is None:
         return f"engine: weights {gigabytes(engine.weights)}, KV cache what is left"
     kv_cache = engine.kv_cache - taken
@@ -129,9 +129,9 @@ def _notes(size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[
         return []
     notes = []
     if fit is None:
-        notes.append("The model's config.json does not give its sizes, so nothing is known of memory.")
+        notes.append("The model's config.json does not give its sizes, so its memory is unknown.")
     elif fit.gpu_bytes is None:
-        notes.append("How much a GPU has is unknown here; cluster.gpu_memory_gb says it.")
+        notes.append("The memory of a GPU is unknown here; set cluster.gpu_memory_gb.")
     else:
         notes.append(f"A GPU has {gigabytes(fit.gpu_bytes)}.")
     if fit is not None:
@@ -142,16 +142,14 @@ def _notes(size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[
             "trainer.recompute_activations=true."
         )
     if has_turns:
-        notes.append(
-            "Taking turns: engines sleep while the trainer learns; before and after, its state is in host memory."
-        )
+        notes.append("Taking turns: engines sleep while the trainer works; otherwise its state is in host memory.")
     return notes
 
 
 def _range(numbers: Sequence[int]) -> str:
     """Write ascending numbers as 0-3,6."""
-    words = []
+    ranges = []
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         first, *others = [number for _, number in run]
-        words.append(f"{first}-{others[-1]}" if others else str(first))
-    return ",".join(words)
+        ranges.append(f"{first}-{others[-1]}" if others else str(first))
+    return ",".join(ranges)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,13 @@ from rollpacker.cli.command_help import INPUTS, KEYS_OF_TRAIN, CommandHelp
 from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
     from rollpacker.metrics.profiles import Profile, ProfileFacts
+
+DEFAULTS = {"out": "", "overwrite": "false"}
 
 SHOWN = {
     "prefill": "prefill: prompts, their tokens",
@@ -33,7 +32,7 @@ SHOWN = {
     "first_rollout": "an engine's first passes, beyond later ones",
     "first_train": "a trainer's first step, beyond later ones",
 }
-"""What a person reads for each measurement."""
+"""The label of each measurement."""
 
 ROWS_SHOWN = 3
 """Of each measurement: the smallest, one in the middle, the largest."""
@@ -54,68 +53,43 @@ HELP = CommandHelp(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Where the profile goes."""
-
-    out: Path
-    is_overwriting: bool
-
-
 def run(arguments: Arguments) -> None:
-    """Judge everything, measure, write, and show."""
+    """Validate everything, measure, write, and show."""
     from rollpacker.cli.run_facts import run_facts_of
+    from rollpacker.cli.settings import choice, parse_settings
     from rollpacker.config.compose import compose
     from rollpacker.runtime.run.preflight import validate
 
-    destination, words = split_words(arguments.words)
-    config = compose(words)
+    keys, settings = parse_settings("profile", arguments.words, DEFAULTS, example="out=p.parquet", takes_keys=True)
+    if not settings["out"]:
+        raise ConfigError("`out` is not set.", "It is the Parquet file to write.", "Add out=profile.parquet.")
+    out, is_overwriting = Path(settings["out"]), choice(settings, "overwrite", ("true", "false")) == "true"
+    config = compose(keys)
     if config.backend.name != "ray":
         raise ConfigError(
             f"backend.name={config.backend.name} with `rollpacker profile`.",
             "A profile is measured on real engines.",
             "Leave out backend=sim; give the profile to a modelled run by hardware.profile.",
         )
-    check_destination(destination)
+    _check_out(out, is_overwriting=is_overwriting)
     validate(config, run_facts_of)
     profile = _measure(config)
 
     from rollpacker.metrics.profiles import write_profile
 
-    write_profile(destination.out, profile)
-    _show(profile, destination.out)
+    write_profile(out, profile)
+    _show(profile, out)
 
 
-def split_words(words: Sequence[str]) -> tuple[Destination, list[str]]:
-    """Tell `out` and `overwrite` from the words of the run."""
-    own: dict[str, str] = {}
-    others: list[str] = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in {"out", "overwrite"} and equals:
-            own[name] = value
-        else:
-            others.append(word)
-    if not own.get("out"):
-        raise ConfigError(
-            "`out` is not set.", "It is the Parquet file that the profile is written to.", "Add out=profile.parquet."
-        )
-    overwrite = own.get("overwrite", "false").lower()
-    if overwrite not in {"true", "false"}:
-        raise ConfigError(f"overwrite={overwrite} is not legal.", "It is true or false.", "Write overwrite=true.")
-    return Destination(out=Path(own["out"]), is_overwriting=overwrite == "true"), others
-
-
-def check_destination(destination: Destination) -> None:
+def _check_out(out: Path, *, is_overwriting: bool) -> None:
     """Refuse, before anything starts, a file that could not or should not be written."""
     from rollpacker.metrics.outputs import check_output
     from rollpacker.runtime.run.folder_checks import check_creatable
 
-    out = destination.out
     check_output(out)
     if out.suffix != ".parquet":
         raise ConfigError(f"out={out} does not end in .parquet.", "A profile is a Parquet file.", "Rename it.")
-    if out.exists() and not destination.is_overwriting:
+    if out.exists() and not is_overwriting:
         raise ConfigError(
             f"out={out} exists.", "A profile is not overwritten by accident.", "Add overwrite=true, or choose another."
         )
@@ -179,8 +153,6 @@ def _facts(config: RunConfig) -> ProfileFacts:
 
 
 def _show(profile: Profile, out: Path) -> None:
-    from rich.text import Text
-
     from rollpacker.cli.screen import facts, heading, output
 
     kv = profile.of("kv_cache")[0]
@@ -190,8 +162,8 @@ def _show(profile: Profile, out: Path) -> None:
     console.print(
         facts(
             [
-                ("KV cache", Text(f"{kv.num_tokens:,.0f} tokens of {kv.num_bytes:,} bytes per engine")),
-                ("written to", Text(f"{out}   (give it to a modelled run: hardware.profile={out})")),
+                ("KV cache", f"{kv.num_tokens:,.0f} tokens of {kv.num_bytes:,} bytes per engine"),
+                ("written to", f"{out}   (give it to a modelled run: hardware.profile={out})"),
             ]
         )
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.cli.command_help import CommandHelp
-from rollpacker.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rollpacker.cli.arguments import Arguments
@@ -25,17 +23,11 @@ HELP = CommandHelp(
 
 def run(arguments: Arguments) -> None:
     """Replay one run, and print what was verified."""
-    if len(arguments.words) != 1:
-        given = " ".join(arguments.words) or "nothing"
-        raise ConfigError(
-            f"`rollpacker replay` was given {given}.",
-            "It takes one argument, the run.dir of a run.",
-            "For example: rollpacker replay runs/x",
-        )
     from rollpacker.cli.screen import output
+    from rollpacker.cli.settings import parse_runs
     from rollpacker.runtime.rollout.replay import replay
 
-    run_dir = Path(arguments.words[0])
+    (run_dir,), _ = parse_runs("replay", arguments.words, (), max_runs=1)
     report = replay(run_dir)
     attempts = "1 attempt" if report.attempts == 1 else f"{report.attempts} attempts"
     output().print(

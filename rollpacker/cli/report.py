@@ -24,7 +24,7 @@ HELP = CommandHelp(
     usage="RUN [AGAINST] [step=N] [out=FILE]",
     arguments=(
         ("RUN", "The run.dir of a run."),
-        ("AGAINST", "The run.dir of the run that it is held against."),
+        ("AGAINST", "The run.dir of a run to compare with."),
         ("step", "The step that is drawn actor by actor, counted from 1. Default: the one of median duration"),
         ("out", "The file to write, or - for standard output. Default: RUN/report.html"),
     ),
@@ -33,12 +33,12 @@ HELP = CommandHelp(
 
 
 def run(arguments: Arguments) -> None:
-    """Write the page, and say where it lies and what it says first."""
-    from rollpacker.cli.run_words import parse_run_words, parse_step
+    """Write the page, and print its path and main numbers."""
+    from rollpacker.cli.settings import parse_runs, parse_step
 
-    words = parse_run_words("report", arguments.words, SETTINGS, max_runs=2)
-    step = parse_step(words.settings["step"]) if "step" in words.settings else None
-    out = Path(words.settings.get("out", words.runs[0] / REPORT_FILE))
+    runs, settings = parse_runs("report", arguments.words, SETTINGS, max_runs=2)
+    step = parse_step(settings["step"]) if settings["step"] else None
+    out = Path(settings["out"] or runs[0] / REPORT_FILE)
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream, open_output
@@ -47,7 +47,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.report.words import plural
 
     check_output(out)
-    stories = [tell(run_dir, step) for run_dir in words.runs]
+    stories = [tell(run_dir, step) for run_dir in runs]
     with open_output(out) as file:
         file.write(render(stories).encode())
     console = output(beside=out)

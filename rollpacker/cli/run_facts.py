@@ -1,4 +1,4 @@
-"""Who foresees a run, as its backend decides: here alone the command line tells a real run from a modelled one."""
+"""The facts of a run by its backend: the one place where the command line distinguishes real from modelled runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run_facts_of(config: RunConfig) -> RunFacts[ClusterSize | ModelledCluster]:
-    """Choose the run_facts of a run; loads the room of its backend only."""
+    """Choose by the backend, and load only its modules."""
     match config.backend.name:
         case "ray":
             from rollpacker.runtime.run.preflight import RealRunFacts

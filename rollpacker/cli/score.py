@@ -22,8 +22,6 @@ HELP = CommandHelp(
 
 def run(arguments: Arguments) -> None:
     """Score a file of responses, and print what came out."""
-    from rich.text import Text
-
     from rollpacker.cli.screen import facts, heading, output
     from rollpacker.config.compose import compose_score
     from rollpacker.metrics.outputs import is_stream
@@ -37,17 +35,17 @@ def run(arguments: Arguments) -> None:
         import torch  # noqa: F401  # before the judge's tokenizer: see load_tokenizer
     summary = score_file(config.reward, config.data.path, config.responses, config.out, open_judge=_open_judge)
     reasons = [
-        (reason, Text(f"{number:,} ({number / summary.num_responses:.1%})"))
+        (reason, f"{number:,} ({number / summary.num_responses:.1%})")
         for reason, number in summary.num_by_reason.items()
     ]
     output(beside=config.out).print(
         heading(f"Reward {config.reward.name}"),
         facts(
             [
-                ("responses", Text(f"{summary.num_responses:,}")),
-                ("mean reward", Text(f"{summary.reward_mean:.4f}")),
+                ("responses", f"{summary.num_responses:,}"),
+                ("mean reward", f"{summary.reward_mean:.4f}"),
                 *reasons,
-                ("written to", Text(str(config.out))),
+                ("written to", str(config.out)),
             ]
         ),
         sep="\n",

@@ -1,4 +1,4 @@
-"""How the command line looks: one place for consoles, error blocks and tables of facts."""
+"""The output of the command line: consoles, error blocks, tables of facts, progress bars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def output(*, beside: Path | None = None) -> Terminal:
 
 
 def show_error(error: RollpackerError, *, title: str | None = None) -> None:
-    """Print one block on stderr: what is wrong, what is allowed, what to do. A panel only where a person looks."""
+    """Print one block on stderr: what is wrong, what is allowed, what to do. In a terminal it is a panel."""
     console = Terminal(stderr=True)
     parts = [(error.problem or type(error).__name__, "bold"), (error.allowed, ""), (error.remedy, "green")]
     title = title or _heading(error)
@@ -37,24 +37,24 @@ def show_error(error: RollpackerError, *, title: str | None = None) -> None:
 
 
 _MANY_POINTS = 50
-"""Composing so many takes longer than a person waits without a word: some 0.1 s each."""
+"""Composing takes 0.1 s each; from here on a message says so."""
 
 
 def tell_points(num_points: int) -> None:
-    """Say on stderr how many points of a multirun are composed now, when there are many."""
+    """Print on stderr how many points of a multirun are composed, when there are many."""
     if num_points >= _MANY_POINTS:
         show_notes([f"{num_points:,} points are composed before the first one starts."])
 
 
 def show_notes(notes: Iterable[str]) -> None:
-    """Print what a person may have meant otherwise, on stderr, a line each."""
+    """Print notes on stderr, a line each."""
     console = Terminal(stderr=True)
     for note in notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Make a borderless table of labels and what they say."""
+    """Make a borderless table of labels and contents."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -78,7 +78,7 @@ def _heading(error: RollpackerError) -> str:
     if isinstance(error, UserError):
         return "error"
     if isinstance(error, Preempted):
-        return "left"
+        return "preempted"
     if isinstance(error, Interrupted):
         return "interrupted"
     return "a bug in rollpacker" if isinstance(error, InternalError) else "failed"
@@ -93,7 +93,7 @@ class ProfileProgress:
         self._tenths_told = -1
 
     def advance(self, num_done: int, num_points: int, what: str) -> None:
-        """So many points are measured, and this comes next; without points, a stage begins."""
+        """`num_done` points are measured, and `what` is next; without points, a stage starts."""
         self._bar.update(self._task, completed=num_done, total=num_points or None, description=what)
         if not self._bar.console.is_terminal:
             tenths = 10 * num_done // num_points if num_points else -1
@@ -107,7 +107,7 @@ class ProfileProgress:
 
 @contextmanager
 def profile_progress() -> Iterator[ProfileProgress]:
-    """Show how far a profile is."""
+    """Show the progress of a profile."""
     columns = (
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
@@ -142,7 +142,7 @@ class PlanProgress:
 
 @contextmanager
 def plan_progress(num_runs: int, num_workers: int) -> Iterator[PlanProgress]:
-    """Show how far a search is."""
+    """Show the progress of modelled runs."""
     columns = (
         BarColumn(bar_width=30),
         MofNCompleteColumn(),

@@ -1,4 +1,4 @@
-"""`rollpacker trace`: writes what every actor of a run did, and when, for ui.perfetto.dev or chrome://tracing."""
+"""`rollpacker trace`: writes the intervals of every actor of a run, for ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ HELP = CommandHelp(
 
 
 def run(arguments: Arguments) -> None:
-    """Write one run's trace, and say what it holds."""
-    from rollpacker.cli.run_words import parse_run_words, parse_steps
+    """Write one run's trace, and print its size."""
+    from rollpacker.cli.settings import parse_runs, parse_steps
 
-    words = parse_run_words("trace", arguments.words, SETTINGS, max_runs=1)
-    steps = parse_steps(words.settings["steps"]) if "steps" in words.settings else None
-    run_dir = words.runs[0]
-    out = Path(words.settings.get("out", run_dir / TRACE_FILE))
+    (run_dir,), settings = parse_runs("trace", arguments.words, SETTINGS, max_runs=1)
+    steps = parse_steps(settings["steps"]) if settings["steps"] else None
+    out = Path(settings["out"] or run_dir / TRACE_FILE)
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream

@@ -1,4 +1,4 @@
-"""`rollpacker train`: judges the run, or every point of a multirun, and only then starts the first one."""
+"""`rollpacker train`: validates the run, or every point of a multirun, before it starts the first one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 HELP = CommandHelp(
-    purpose="Train a model by reinforcement learning. Everything is judged before anything starts.",
+    purpose="Train a model by reinforcement learning. Everything is validated before anything starts.",
     usage="[-m] [key=value | group=option] ...",
     examples=(
         f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
@@ -30,7 +30,7 @@ HELP = CommandHelp(
 
 def run(arguments: Arguments) -> None:
     """Train; raises the first failure of a multirun after its other points have ended."""
-    _write_whoever_reads()
+    _ignore_closed_output()
     if arguments.is_multirun:
         _run_sweep(arguments.words)
     else:
@@ -41,25 +41,25 @@ def run(arguments: Arguments) -> None:
 
 
 def run_point(composed: DictConfig) -> None:
-    """Train one point of a multirun; Hydra's launcher calls it, perhaps on another machine."""
+    """Train one point of a multirun; Hydra's launcher calls it, on this machine or on a node."""
     from rollpacker.cli.screen import show_error
     from rollpacker.config.multirun import config_of_point
     from rollpacker.launch import ranks
 
-    _write_whoever_reads()
+    _ignore_closed_output()
     config = config_of_point(composed)
     try:
         ranks.train(config, _validate)
     except Interrupted as error:
         show_error(error, title=f"{config.run.dir} was interrupted")
-        raise SystemExit(error.exit_code) from None  # no other point of the multirun begins
+        raise SystemExit(error.exit_code) from None  # no other point of the multirun starts
     except RollpackerError as error:
-        show_error(error, title=f"{config.run.dir} {'left its machines' if isinstance(error, Preempted) else 'failed'}")
+        show_error(error, title=f"{config.run.dir} {'was preempted' if isinstance(error, Preempted) else 'failed'}")
         raise
 
 
-def _write_whoever_reads() -> None:
-    """A training does not end because nobody reads any more what it prints."""
+def _ignore_closed_output() -> None:
+    """Continue when the reader of the output has closed it."""
     from rollpacker.runtime.run.streams import keep_writing
 
     keep_writing("stdout")

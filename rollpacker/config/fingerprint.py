@@ -1,101 +1,32 @@
-"""What of a configuration defines a run's result, and its hash: a checkpoint is resumed only by the same run.
+"""The values that define the result of a run, and their hash: a checkpoint is resumed only by the same run.
 
-Left out, and free to change between two attempts of one run, is what changes only where or how fast the same result
-is reached, or how long the run goes on:
-
-* `run.dir`, `run.resume`, `run.checkpoint_every_steps`, `run.keep_checkpoints`, `run.progress`, `run.setup`,
-  `run.study`, `tracker`, `model.name`: what is written, where, and what it is called;
-* `cluster`: which machines it runs on;
-* `backend` but for its name, `placement`, `weight_sync`, the degrees of engines and trainer, `resources`,
-  `num_threads`, `engine.degrees`, `engine.switch`, `engine.profile`, `engine.num_engines`, `engine.max_num_seqs`,
-  `engine.vllm` but for its `arguments`, `reward.num_workers`, the judge's replicas and what each of them takes: who
-  works on it, and in how much memory; a sample draws from its own generator, so its tokens do not depend on them beyond
-  floating-point ties;
-* `trainer.max_tokens_per_microbatch`: the loss is a sum, so its parts change only the rounding;
-* `run.num_steps` under a constant learning rate: a finished run may be continued. A decaying schedule spans the steps,
-  so there it counts.
+The schema marks each key that is left out (`NOT_IN_FINGERPRINT`): what changes only where or how fast the same result
+is reached, how long the run goes on, or what it is called. Numbers of engines, their memory and their degrees are among
+these: a sample draws from its own generator, so its tokens do not depend on them beyond floating-point ties. The loss
+is a sum, so the size of a microbatch changes only the rounding. Under a constant learning rate `run.num_steps` is left
+out too, so that a finished run may be continued; a decaying schedule spans the steps.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from rollpacker.config.keys import section_of
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.base import NotInFingerprint
 from rollpacker.paths import real_path
-
-NOT_DEFINING = (
-    "run.dir",
-    "run.resume",
-    "run.checkpoint_every_steps",
-    "run.keep_checkpoints",
-    "run.progress",
-    "run.setup",
-    "run.study",
-    "tracker",
-    "cluster",
-    "model.name",
-    "backend.num_cpus",
-    "backend.num_gpus",
-    "backend.object_store_mb",
-    "backend.deadlines",
-    "engine.resources",
-    "engine.tensor_parallel",
-    "engine.degrees",
-    "engine.switch",
-    "engine.profile",
-    "engine.num_threads",
-    "engine.num_engines",
-    "engine.max_num_seqs",
-    "engine.vllm.memory_share",
-    "engine.vllm.kv_cache_mb",
-    "engine.vllm.prefix_caching",
-    "engine.vllm.enforce_eager",
-    "engine.vllm.max_num_batched_tokens",
-    "engine.max_restarts",
-    "engine.restart_pause_s",
-    "trainer.resources",
-    "trainer.num_threads",
-    "trainer.max_tokens_per_microbatch",
-    "trainer.tensor_parallel",
-    "trainer.pipeline_parallel",
-    "trainer.context_parallel",
-    "trainer.data_parallel",
-    "trainer.recompute_activations",
-    "trainer.shard_gradients",
-    "trainer.shard_ranks",
-    "placement",
-    "weight_sync",
-    "reward.resources",
-    "reward.num_workers",
-    "reward.judge.num_replicas",
-    "reward.judge.resources",
-    "reward.judge.num_threads",
-    "reward.judge.tensor_parallel",
-    "reward.judge.gpu_share",
-    "reward.judge.resident_share",
-    "reward.judge.num_slots",
-    "reward.judge.max_batch_tokens",
-    "reward.judge.max_open",
-    "reward.judge.memory_share",
-    "reward.judge.kv_cache_mb",
-    "reward.judge.enforce_eager",
-    "reward.sandbox.num_workers",
-)
 
 
 def defining_values(config: RunConfig) -> dict[str, Any]:
     """Every value that defines the run's result, as plain data by dotted key; input paths are absolute."""
-    values = {
-        name: value
-        for name, value in _flatten(config.model_dump(mode="json"), "")
-        if not any(name == left_out or name.startswith(f"{left_out}.") for left_out in NOT_DEFINING)
-    }
+    values = dict(_flatten(config.model_dump(mode="json", exclude=_left_out(RunConfig)), ""))
     for name, path in (("model.path", config.model.path), ("data.chat_template", config.data.chat_template)):
         values[name] = str(real_path(path)) if path else None
     values["data.path"] = [[str(real_path(file.path)), file.domain] for file in config.data.path or ()]
@@ -157,6 +88,20 @@ def _in_words(values: Mapping[str, Any], key: str) -> str:
     value = values[key]
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_VALUE_CHARACTERS else f"...{text[-_MAX_VALUE_CHARACTERS:]}"
+
+
+@functools.cache
+def _left_out(section: type[BaseModel]) -> dict[str, Any]:
+    """The marked fields of a section and of those below it, as pydantic's `exclude` takes them."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        mark = next((each for each in field.metadata if isinstance(each, NotInFingerprint)), None)
+        inner = section_of(field)
+        if mark is not None and not mark.keys:
+            found[name] = True
+        elif below := dict.fromkeys(mark.keys if mark else (), True) | (_left_out(inner) if inner else {}):
+            found[name] = below
+    return found
 
 
 def _flatten(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

@@ -1,9 +1,10 @@
-"""Many mistakes of the user as one error, so that a configuration is judged whole and not one key per attempt."""
+"""Several mistakes of the user as one error, so that a configuration is validated as a whole."""
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rollpacker.core.errors import ConfigError, UserError
 
@@ -17,6 +18,15 @@ def raise_mistakes(mistakes: Sequence[UserError]) -> None:
         raise different[0]
     listed = "\n".join(_as_item(number, mistake) for number, mistake in enumerate(different, start=1))
     raise ConfigError(f"{len(different)} mistakes:\n{listed}")
+
+
+@contextlib.contextmanager
+def collected(mistakes: list[UserError]) -> Iterator[None]:
+    """Add the mistake that the block raises to the list, instead of raising it."""
+    try:
+        yield
+    except UserError as mistake:
+        mistakes.append(mistake)
 
 
 def _as_item(number: int, mistake: UserError) -> str:

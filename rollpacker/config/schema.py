@@ -14,7 +14,14 @@ from typing import Annotated, Self
 from pydantic import model_validator
 
 from rollpacker.config.sections.backend import BackendSection
-from rollpacker.config.sections.base import MODELLED_RUN, REAL_RUN, Section, exact
+from rollpacker.config.sections.base import (
+    MODELLED_RUN,
+    NOT_IN_FINGERPRINT,
+    REAL_RUN,
+    NotInFingerprint,
+    Section,
+    exact,
+)
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection, ScoredDataSection
 from rollpacker.config.sections.engine import EngineSection
@@ -22,8 +29,9 @@ from rollpacker.config.sections.model import ModelSection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.placement import PlacementSection
 from rollpacker.config.sections.reward import RewardSection
-from rollpacker.config.sections.rollout import RolloutSection, SystemSection
+from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.config.sections.run import RunSection, TrackerSection
+from rollpacker.config.sections.system import SystemSection
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.config.sections.weight_sync import WeightSyncSection
 from rollpacker.core.quotas import scale_up
@@ -38,23 +46,23 @@ class RunConfig(Section):
     """The whole configuration of one run."""
 
     run: RunSection
-    model: ModelSection
+    model: Annotated[ModelSection, NotInFingerprint("name")]
     data: DataSection
     rollout: RolloutSection = RolloutSection()
     system: SystemSection
     engine: EngineSection = EngineSection()
     trainer: TrainerSection = TrainerSection()
     reward: RewardSection = RewardSection()
-    placement: PlacementSection = PlacementSection()
-    weight_sync: Annotated[WeightSyncSection, REAL_RUN] = WeightSyncSection()
+    placement: Annotated[PlacementSection, NOT_IN_FINGERPRINT] = PlacementSection()
+    weight_sync: Annotated[WeightSyncSection, REAL_RUN, NOT_IN_FINGERPRINT] = WeightSyncSection()
     backend: BackendSection = BackendSection()
     hardware: Annotated[HardwareSection | None, MODELLED_RUN] = None
     """Only of a modelled run."""
     workload: Annotated[WorkloadSection | None, MODELLED_RUN] = None
     """Only of a modelled run."""
-    cluster: ClusterSection | None = None
+    cluster: Annotated[ClusterSection | None, NOT_IN_FINGERPRINT] = None
     """Only of a run that is submitted to Slurm."""
-    tracker: TrackerSection = TrackerSection()
+    tracker: Annotated[TrackerSection, NOT_IN_FINGERPRINT] = TrackerSection()
 
     @model_validator(mode="after")
     def _responses_of_a_step_can_be_held(self) -> Self:

@@ -1,4 +1,4 @@
-"""Reads JSON lines from a user's file, and says exactly where a line is wrong.
+"""Reads JSON lines from a user's file, with exact places of errors.
 
 Invariant: every record carries its line, numbered from 1 as editors do, and lines end at a newline byte only (a JSON
 string may hold other separators, such as U+2028). Blank lines are skipped. One line is held at a time, since a file of
@@ -146,7 +146,7 @@ def read_line_again(line: FileLine) -> JsonLine:
     if _digest(raw) != line.digest:
         raise DataError(
             f"{line} is not what it was when the run began",
-            "Allowed: a prompt file that nobody changes while a run uses it",
+            "Allowed: a prompt file that does not change while a run uses it",
             "Restore the file, and start or resume the run",
         )
     return _parse_line(raw, line)

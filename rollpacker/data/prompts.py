@@ -5,11 +5,11 @@ and of their lines. A line has
 
 * `id` and `domain` (a file may have a default domain);
 * `messages` (a list, or a string that holds the JSON of a list) or `prompt`; with both, `messages` counts;
-* what responses are held against: `ground_truth`, an answer as text or number; or test cases (see `test_cases`); or,
+* the reference of responses: `ground_truth`, an answer as text or number; or test cases (see `test_cases`); or,
   for an LLM judge, `rubric`, `reference_answer` or both.
 
-Where there are test cases, `ground_truth` is not looked at; beside a `rubric` it is the reference answer. Other fields
-are ignored. Test cases are judged here and not kept: the prompt holds where its line lies.
+Where there are test cases, `ground_truth` is ignored; beside a `rubric` it is the reference answer. Other fields
+are ignored. Test cases are checked here and not kept: the prompt holds where its line lies.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _read_ground_truth(line: JsonLine) -> str:
         return str(value)
     raise line.error(
         f"`ground_truth` is {shown(value)}",
-        "Allowed: a string or a finite number; test cases belong in `test_cases`, what a judge is told in `rubric`",
+        "Allowed: a string or a finite number; test cases belong in `test_cases`, instructions for a judge in `rubric`",
         "Write the answer as text",
     )
 

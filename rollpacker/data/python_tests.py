@@ -1,8 +1,8 @@
-"""Python tests of a prompt, made complete: what they lack to run, and what is wrong with those that cannot.
+"""Completes the Python tests of a prompt, so that they run, and refuses those that cannot.
 
-Texts of assertions name the response's functions without importing them, HumanEval's define `check(candidate)` without
-calling it, and lean on functions that its prompts define. All of that is written out here, as source. So what the
-sandbox runs takes from the response nothing but what it imports from `solution`.
+Texts of assertions use the response's functions without importing them; HumanEval's define `check(candidate)` without
+calling it, and use functions that its prompts define. All of that is added as source. So what the sandbox runs takes
+from the response nothing but what it imports from `solution`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rollpacker.data.runnable_tests import TestsError, check_tests, lacks_call_of_check
 from rollpacker.data.tested_names import SOLUTION, NotOneMeaning, find_names, imported_modules, uses_solution
@@ -24,18 +23,17 @@ if TYPE_CHECKING:
 _OWN_MODULES = {SOLUTION, "pytest", "__future__"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonTests:
+class PythonTests(NamedTuple):
     """The tests of one prompt."""
 
     sources: tuple[str, ...]
     """As they run."""
     packages: tuple[str, ...]
-    """What they import that is not of the standard library."""
+    """Modules that they import beyond the standard library."""
 
 
 def read_tests(line: JsonLine, texts: Sequence[tuple[str, str]], entry_point: str | None) -> PythonTests:
-    """Complete the texts that are tests of one prompt, given with where they stand.
+    """Complete the tests of one prompt, given as pairs of the field and the text.
 
     Raises:
         DataError: One of them is not Python, checks nothing, tests nothing of the response, or needs what a sandbox
@@ -111,9 +109,9 @@ def _with_head(source: str, tree: ast.Module, head: str) -> str:
 
 
 def _helpers(prompt: object, entry_point: str | None, wanted: set[str]) -> str:
-    """Give what a prompt of HumanEval's kind, a program whose last function is to be completed, defines before it.
+    """Give the functions that a prompt of HumanEval's form defines before the one to complete.
 
-    Its tests compare with these functions, so a response must not bring its own. Blank where the tests use none.
+    The tests compare with these functions, so a response must not define them. Blank where the tests use none.
     """
     if not isinstance(prompt, str) or entry_point is None or wanted <= {entry_point}:
         return ""

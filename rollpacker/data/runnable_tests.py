@@ -1,9 +1,9 @@
-"""Which tests of a text of Python would run, and whether they can run here; read from the source, which is not run.
+"""Finds the tests in a text of Python and checks whether they can run in a sandbox, from the source alone.
 
-What runs is what pytest runs: the module itself, functions `test...`, methods `test...` of classes `Test...` without a
+The tests are those of pytest: the module itself, functions `test...`, methods `test...` of classes `Test...` without a
 constructor and of `unittest.TestCase`s, own and inherited; and HumanEval's `check(candidate)`, whose call is added.
 
-Invariant: tests that are found right hold at least one check that would run: an assertion, a `raise`, or a call of what
+Invariant: accepted tests have at least one check that would run: an assertion, a `raise`, or a call of what
 has one. Text that could only pass, or only fail, whatever the response does, is a `TestsError`.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _PYTEST_NAMES = ("approx", "fail", "fixture", "importorskip", "mark", "param", "raises", "skip")
-"""What the sandbox's own pytest has; see `rewards/sandbox/testing.py`."""
+"""What the sandbox's own pytest has; see `rewards/sandbox/mini_pytest.py`."""
 
 _ONE_PROCESS = "the tests run in another process than the response"
 
@@ -27,7 +27,7 @@ _IMPOSSIBLE = {
     "redirect_stdout": f"it catches what the tests' process prints only: {_ONE_PROCESS}",
     "redirect_stderr": f"it catches what the tests' process prints only: {_ONE_PROCESS}",
     "getsource": f"it reads a source that is not there: {_ONE_PROCESS}",
-    "signature": f"it looks into a function that is not there: {_ONE_PROCESS}",
+    "signature": f"it inspects a function that is not there: {_ONE_PROCESS}",
 }
 """Functions of the standard library, by the last part of their name."""
 
@@ -42,7 +42,7 @@ _CATCHING = ("AssertionError", "Exception", "BaseException")
 
 
 class TestsError(Exception):
-    """The tests are no use; carries the three parts of a message."""
+    """The tests cannot be used; has the three parts of a message."""
 
     def __init__(self, problem: str, allowed: str, remedy: str) -> None:
         super().__init__(problem)
@@ -55,19 +55,19 @@ class _Test(NamedTuple):
     name: str
     node: _Function | ast.Lambda
     classes: tuple[ast.ClassDef, ...]
-    """It is found in: its class, then the bases; none where it is a function of the module."""
+    """Its class, then the bases; empty for a function of the module."""
     is_unittest: bool
 
 
 def check_tests(tree: ast.Module, *, response_names: set[str]) -> None:
-    """Refuse a text whose tests would not run, or could not do what they are for.
+    """Refuse a text whose tests would not run, or could only pass or only fail.
 
     Args:
         tree: The text.
-        response_names: What it takes from the response.
+        response_names: Names that it imports from the response.
 
     Raises:
-        TestsError: So it is.
+        TestsError: They cannot be used.
     """
     text = _Text(tree)
     for node in ast.walk(tree):
@@ -136,7 +136,7 @@ class _Text:
         return self._checks[id(node)]
 
     def refuse_fixtures(self, test: _Test) -> None:
-        """Refuse a test whose arguments nobody gives."""
+        """Refuse a test with arguments that no fixture gives."""
         if test.is_unittest or isinstance(test.node, ast.Lambda):
             return
         fixtures = {_fixture_name(each): each for each in self.functions.values() if _is_fixture(each)}
@@ -163,7 +163,7 @@ class _Text:
                 asked += [(name, each) for each in wanted]
 
     def why_none(self) -> str:
-        """Say what stands there instead of tests."""
+        """Explain why there is no test."""
         if any(self.checks(node) for node in self._guarded):
             return ": `if __name__ == '__main__'` is false, as it is under pytest"
         for each in self.classes.values():
@@ -227,14 +227,14 @@ class _Text:
                 left += [self.classes[name] for name in map(_last_name, each.bases) if name in self.classes]
 
     def _live_nodes(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Give what runs as a node does, but for checks whose failure nobody would see."""
+        """Give the nodes that run with this one, without checks whose failure is caught."""
         left = list(_children(node)) if isinstance(node, _Function | ast.Lambda) else [node]
         while left:
             inner = left.pop()
             yield inner
             match inner:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                    pass  # a call of it says that it runs
+                    pass  # runs where it is called
                 case ast.Try(handlers=handlers) if any(map(self._swallows, handlers)):
                     left += [*handlers, *inner.orelse, *inner.finalbody]
                 case ast.With(items=items) if any(_last_name(item.context_expr) == "suppress" for item in items):
@@ -327,7 +327,7 @@ def _refuse_form(test: _Test) -> None:
         return
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own_nodes(test.node)):
         raise TestsError(
-            f"`{test.name}` is a generator, whose body nobody runs",
+            f"`{test.name}` is a generator, whose body would not run",
             "Allowed: test functions without `yield`",
             "Write it as a function, or with pytest.mark.parametrize",
         )

@@ -1,4 +1,4 @@
-r"""Test cases of code prompts: the fields that hold them, and reading them when a response is judged.
+r"""Test cases of code prompts: the fields that hold them, and reading them when a response is scored.
 
 A line of the prompt file has one of these fields, as JSON or as a string that holds the JSON:
 
@@ -13,9 +13,9 @@ A line of the prompt file has one of these fields, as JSON or as a string that h
   objects are legal in `test_cases` too. Its `private_test_cases` are compressed pickles, which are never opened here:
   unpack them into `test_cases` first.
 * `test_list` of MBPP (texts of Python, after its `test_setup_code` or `test_imports`), and `test` of KodCode (a file
-  for pytest) or of HumanEval (with `entry_point`), which are style `function`. `python_tests` says how they are read.
+  for pytest) or of HumanEval (with `entry_point`), which are style `function`. See `python_tests`.
 
-Invariant: a `CodeReference` names a line that was read once and found right, and `load_test_cases` gives the very same
+Invariant: a `CodeReference` names a line that was read and accepted, and `load_test_cases` gives the very same
 cases from it, or an error when the file was changed since.
 """
 
@@ -25,7 +25,6 @@ import dataclasses
 import difflib
 import json
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollpacker.data.jsonl import read_line_again, shown
@@ -55,19 +54,12 @@ def is_filled(value: object) -> bool:
 
 
 def read_code_reference(line: JsonLine) -> CodeReference:
-    """Judge the test cases of a line that has some, and say where they are.
+    """Check the test cases of a line that has some, and return where they are.
 
     Raises:
         DataError: A case is wrong, or two fields hold cases.
     """
-    suite = _read_suite(line)
-    return CodeReference(
-        style=suite.style,
-        entry_point=suite.entry_point,
-        num_cases=len(suite.cases),
-        packages=suite.packages,
-        line=line.line,
-    )
+    return _read(line)[0]
 
 
 def load_test_cases(reference: CodeReference) -> tuple[TestCase, ...]:
@@ -76,20 +68,11 @@ def load_test_cases(reference: CodeReference) -> tuple[TestCase, ...]:
     Raises:
         DataError: The file is gone, or was changed since it was first read.
     """
-    return _read_suite(read_line_again(reference.line)).cases
+    return _read(read_line_again(reference.line))[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Suite:
-    """All test cases of one prompt."""
-
-    style: CodeStyle
-    entry_point: str | None
-    cases: tuple[TestCase, ...]
-    packages: tuple[str, ...]
-
-
-def _read_suite(line: JsonLine) -> _Suite:
+def _read(line: JsonLine) -> tuple[CodeReference, tuple[TestCase, ...]]:
+    """Read all test cases of a prompt."""
     fields = [name for name in CODE_FIELDS if is_filled(line.fields.get(name))]
     if "private_test_cases" in fields:
         raise line.error(
@@ -122,20 +105,16 @@ def _read_suite(line: JsonLine) -> _Suite:
         )
     style = _common_style(line, field, cases)
     packages: tuple[str, ...] = ()
-    if texts := [
-        (_place(field, index), case.source) for index, case in enumerate(cases) if isinstance(case, AssertCase)
-    ]:
-        tests = read_tests(line, texts, entry_point)
-        packages = tests.packages
-        sources = iter(tests.sources)
-        cases = [
-            dataclasses.replace(case, source=next(sources)) if isinstance(case, AssertCase) else case for case in cases
-        ]
-    return _Suite(style=style, entry_point=entry_point, cases=tuple(cases), packages=packages)
-
-
-def _place(field: str, index: int) -> str:
-    return field if field == "test" else f"{field}[{index}]"
+    asserted = [(index, case) for index, case in enumerate(cases) if isinstance(case, AssertCase)]
+    if asserted:
+        texts = [(field if field == "test" else f"{field}[{index}]", case.source) for index, case in asserted]
+        sources, packages = read_tests(line, texts, entry_point)
+        for (index, case), source in zip(asserted, sources, strict=True):
+            cases[index] = dataclasses.replace(case, source=source)
+    reference = CodeReference(
+        style=style, entry_point=entry_point, num_cases=len(cases), packages=packages, line=line.line
+    )
+    return reference, tuple(cases)
 
 
 def _common_style(line: JsonLine, field: str, cases: Sequence[TestCase]) -> CodeStyle:

@@ -1,11 +1,11 @@
-"""Whose the names are that Python tests use and do not define: the response's, or the standard library's.
+"""Resolves names that Python tests use and do not define: to the response, or to the standard library.
 
     assert set(pairs(3)) == set()      pairs: the response's        set: Python's
     assert math.isclose(root(2), 1)    root: the response's         math: the standard library's, of the tests' own
 
 Invariant: only the prompt decides, never a response. So no response can put a function of its own in the place of one
-that its tests compare with. A builtin name is the response's only where the tests say so (`entry_point`, `from solution
-import sum`) or use no other name that could be: `assert sum(10, 15) == 6` tests a function `sum`.
+that its tests compare with. A builtin name is the response's only where the prompt says so (`entry_point`, or `from
+solution import sum`) or no other name could be: `assert sum(10, 15) == 6` tests a function `sum`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OFTEN_UNIMPORTED = (
 
 
 class NotOneMeaning(Exception):
-    """The tests use names that could be the response's as well as Python's; says which."""
+    """The tests use names that could be the response's as well as Python's; its text is one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class Names:
 
 
 def find_names(trees: Sequence[ast.Module], sources: Sequence[str], entry_point: str | None) -> Names:
-    """Find what the tests of one prompt take from where; `trees` are the parsed `sources`.
+    """Find the imports that the tests of one prompt lack; `trees` are the parsed `sources`.
 
     Raises:
-        NotOneMeaning: Of a name nobody but the prompt's author can say whose it is.
+        NotOneMeaning: A name could be either's.
     """
     nodes = [node for tree in trees for node in ast.walk(tree)]
     free = {name for source in sources for name in _free_names(source) if not name.startswith("__")} - _by_star(nodes)
@@ -128,7 +128,7 @@ def _free_names(source: str) -> set[str]:
 
 
 def _names_used_bare(nodes: Sequence[ast.AST]) -> set[str]:
-    """Names that stand for more than a module: something is done with them but taking an attribute."""
+    """Names that are used other than by an attribute, so that they are no modules."""
     before_dots = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     return {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in before_dots}
 

@@ -1,5 +1,5 @@
-"""The first thing that a newcomer runs: makes a small task and model, trains them under two systems, and compares.
+"""`rollpacker demo`: creates a small task and model, trains them under two systems, and compares.
 
-What it makes are files as a user's own would be (a Hugging Face directory, a JSONL file); from there on it types the
-commands that a user would type. Nothing else in the package knows of it.
+Its inputs are files as a user's own would be (a Hugging Face directory, a JSONL file); then it runs the commands that a
+user would type. Nothing else in the package imports it.
 """

@@ -1,6 +1,6 @@
-"""Makes the demo's model and prompt file once, and again whenever what they are made of has changed.
+"""Makes the demo's model and prompt file once, and again when its sources have changed.
 
-Invariant: a folder with a `recipe.json` is complete, and that file says what it was made of. It is written last.
+Invariant: a folder with a `recipe.json` is complete, and that file records what it was made of. It is written last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_PROMPTS = 4096
 """More than a run of the demo draws, so that no prompt is seen twice."""
 
 PROMPT_SEED = 2
-"""Other walks than those of the warm-up, but for chance: there are 19,900 different ones, and short ones are common."""
+"""Not the warm-up's, so that few walks are equal: there are 19,900 different ones, and short ones are common."""
 
 
 _Write = Callable[[Path], None]
@@ -30,7 +30,7 @@ _Write = Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Where the input of the main job lies."""
+    """Paths of the input of the main job."""
 
     folder: Path
     is_mixed: bool = False
@@ -80,7 +80,7 @@ def make_inputs(inputs: Inputs, make_model: _Write, make_judge: _Write | None = 
 def _recipe() -> bytes:
     """Hash the code that makes the files, and name the libraries whose arithmetic enters them."""
     sources = hashlib.sha256()
-    for name in ("inputs.py", "language.py", "mixed.py", "task.py", "warm_start.py"):
+    for name in ("inputs.py", "mixed.py", "task.py", "warm_start.py"):
         sources.update((Path(__file__).parent / name).read_bytes())
     recipe = {"sources": sources.hexdigest(), **{name: version(name) for name in ("torch", "transformers")}}
     return (json.dumps(recipe, indent=1) + "\n").encode()

@@ -1,4 +1,4 @@
-"""Three tasks in one prompt file, each judged in its own way: walks by a rule, programs by running, climbs by a model.
+"""Three tasks in one prompt file, each scored in its own way: walks by a rule, programs by running, climbs by a model.
 
     domain   prompt          response                                right if
     walk     3 20 :          +4 7 +1 8 +4 12 +4 16 +4 20             every step adds up (see `task`)
@@ -6,9 +6,9 @@
     judge    climb 3 20 :    5 11 14 20                              the judge says Yes: it ends at the goal
 
 Lengths of walks and climbs are long-tailed, programs are short and their verdicts slow. The answers worked out here
-have bad habits for reinforcement learning to remove: walks add wrongly (see `task`), programs take away where they
-should add or never end, climbs stop before the goal. The judge is a model of the same kind, which has learnt from
-climbs good and bad to say Yes or No.
+have bad habits for reinforcement learning to remove: walks add wrongly (see `task`), programs subtract where they
+should add, or never end, climbs stop before the goal. The judge is a model of the same kind, trained on
+good and bad climbs to say Yes or No.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from rollpacker.demo import task
-from rollpacker.demo.language import Example, Language
+from rollpacker.demo.task import Example, Language
 
 if TYPE_CHECKING:
     import random
@@ -31,7 +31,7 @@ WORDS = (
 )
 
 TEMPLATE = f"{{{{ question }}}} {{{{ response }}}} {{{{ fence }}}} {ASKED}\n"
-"""What the judge reads. A fence is words that it does not know."""
+"""The judge's template. A fence is words that it does not know."""
 
 _FENCE_WORDS = 3
 
@@ -89,7 +89,7 @@ class Climb(NamedTuple):
         return " ".join(map(str, places))
 
     def is_reached_by(self, answer: str) -> bool:
-        """What the judge has learnt to tell."""
+        """Whether the judge should say Yes."""
         return answer.split()[-1:] == [str(self.goal)]
 
 

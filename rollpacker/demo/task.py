@@ -4,21 +4,21 @@
     response  +4 7 +1 8 +4 12 +4 16 +4 20
 
 Its lengths are long-tailed by nature: the distance follows a log-normal distribution, and which steps to take is the
-model's choice. The answers worked out here are long-tailed likewise, and have one bad habit for reinforcement learning
+model's choice. The answers worked out here are long-tailed, too, and have one bad habit for reinforcement learning
 to remove: every second `+2` is added as if it were `+1`. A model that imitates them perfectly is right in 56 % of
-walks; one that shuns `+2`, or adds it properly, in all of them.
+walks; one that avoids `+2`, or adds it correctly, in all of them.
 
-Source: facts/engines.md, section 7. The judge of the responses is `rollpacker.rewards.walk`.
+Source: facts/engines.md, section 7. `rollpacker.rewards.walk` scores the responses.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    import random
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 DOMAIN = "walk"
 """The `domain` field of the prompt file."""
@@ -27,7 +27,7 @@ NUM_PLACES = 200
 """Walks stay between 0 and this, exclusive; each place is one token."""
 
 LARGEST_STEP = 4
-"""As the judge allows."""
+"""As the reward allows."""
 
 MEDIAN_DISTANCE = 8.0
 """Half of the right responses are shorter than 10 tokens."""
@@ -53,6 +53,21 @@ WORDS = (
 """Every word of the language; the index is the token."""
 
 FIRST_PLACE = WORDS.index("0")
+
+
+class Example(NamedTuple):
+    """Words, separated by white space."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """What a small model is warmed up with. The first words are those of `WORDS`, so that places have equal tokens."""
+
+    words: tuple[str, ...]
+    example: Callable[[random.Random], Example]
 
 
 class Walk(NamedTuple):
@@ -88,6 +103,14 @@ def work_out(walk: Walk, rng: random.Random, *, habit_probability: float = HABIT
         place += step - 1 if is_slip else step
         words += [f"+{step}", str(place)]
     return " ".join(words)
+
+
+def _worked_out(rng: random.Random) -> Example:
+    walk = draw_walk(rng)
+    return Example(walk.prompt, work_out(walk, rng))
+
+
+WALKS = Language(words=WORDS, example=_worked_out)
 
 
 def prompt_file(num_prompts: int, rng: random.Random) -> str:

@@ -2,7 +2,7 @@
 
 It makes a model and prompts, as a user's own would be; trains them once under every system by the command that a user
 would type; and draws table and figure from what the runs wrote. Overrides are added to the second command. With `mixed`
-the prompts are walks, which a rule judges, programs, which a sandbox runs, and climbs, which a small model judges.
+the prompts are walks, which a rule scores, programs, which a sandbox runs, and climbs, read by a small LLM judge.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 from rollpacker.config.words import replaced
 from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
-from rollpacker.demo.language import WALKS, Language
+from rollpacker.demo.task import WALKS, Language
 from rollpacker.runtime.run.streams import keep_writing
 from rollpacker.terminal import Terminal
 
@@ -48,7 +48,7 @@ def run_demo(overrides: Sequence[str]) -> int:
     _announce(console, "2/3", "the same job under two systems")
     code = _run(console, "train", replaced(own, overrides[is_mixed:]))
     if not code:
-        _announce(console, "3/3", "what came out")
+        _announce(console, "3/3", "the results")
         code = _run(console, "analysis", ["demo", *(str(runs / system) for system in SYSTEMS), f"out={runs}"])
     if not code:
         console.print(f"The demo took {(time.monotonic() - started) / 60:.1f} minutes.")

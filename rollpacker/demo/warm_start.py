@@ -4,9 +4,9 @@ Invariant: the same seed, number of iterations and versions give the same files 
 torch threads is the caller's, and one thread is fastest for a model of this size.
 
 Numbers begin as points on circles of several wavelengths rather than as noise, so that near numbers are near from the
-start and adding is a rotation. With noise the same model is still wrong in every walk when this one has learnt them.
+start and adding is a rotation. From noise, the same model is still wrong in every walk when this one has learnt them.
 
-Qwen3, because its type lets a model have a tokenizer of its own, and words are what makes the task small. Of a Qwen2
+Qwen3, because that model type may have its own tokenizer, and a vocabulary of words keeps the task small. Of a Qwen2
 model transformers takes the vocabulary alone, and cuts every number into digits.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from rollpacker.demo import task
-from rollpacker.demo.language import WALKS, Language
+from rollpacker.demo.task import WALKS, Language
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -26,7 +26,7 @@ class Batch:
 
     @property
     def nodes(self) -> str:
-        """How many each job has, in words."""
+        """How many each job has, as text."""
         return "1 node" if self.shape.num_nodes == 1 else f"{self.shape.num_nodes} nodes"
 
 
@@ -43,7 +43,7 @@ def batches(points: Sequence[Point]) -> list[Batch]:
 
 
 def batch_folder(sweep_folder: Path) -> Path:
-    """Where the scripts, calls and logs of a sweep lie."""
+    """The folder of the scripts, calls and logs of a sweep."""
     return sweep_folder.resolve() / FOLDER
 
 
@@ -64,7 +64,7 @@ def batch_script(batch: Batch, settings: LauncherSettings, sweep_folder: Path) -
 
 
 def _python(batch: Batch, sweep_folder: Path) -> Sequence[str]:
-    """The words that run Python on a node: this environment's, or those of the image."""
+    """The command that runs Python on a node: of this environment, or of the image."""
     cluster = batch.shape.cluster
     if cluster.container.image is None:
         return [sys.executable]

@@ -1,4 +1,4 @@
-"""The words that run Python on a node inside an image, and what is wrong with an image before a job is submitted.
+"""The command that runs Python on a node inside an image, and the checks of an image before a job is submitted.
 
     bash -c slurm/container.sh      on the node: picks the scratch folder, adds what only the node knows
       apptainer exec --bind ... IMAGE
@@ -42,7 +42,7 @@ def container_command(
     read_paths: Sequence[Path],
     scratch: Sequence[str] = ("/tmp",),  # noqa: S108  (the schema's default ends with it too)
 ) -> tuple[str, ...]:
-    """Render the words before `-m module`.
+    """Render the command before `-m module`.
 
     Args:
         section: With an image.
@@ -83,11 +83,11 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
 def check_container(
     section: ContainerSection, setup: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> list[ConfigError]:
-    """Find what would stop every job of this image, without submitting one; nothing when there is no image.
+    """Find what would stop every job of this image, without submitting one; empty without an image.
 
     Args:
         section: Of one run.
-        setup: As `cluster.setup`: lines that may bring the runtime on the nodes.
+        setup: As `cluster.setup`: lines that may load the runtime on the nodes.
         environment: Of this process, which may itself be in an image, and then sees neither runtime nor image.
     """
     if section.image is None:
@@ -102,14 +102,14 @@ def check_container(
                 f"cluster.container.runtime={section.runtime} is not on the PATH.",
                 "The nodes run the image with it.",
                 "Load its module before you submit, choose the other of apptainer and singularity, or name the lines "
-                "that bring it on the nodes: cluster.setup=['module load apptainer'].",
+                "that load it on the nodes: cluster.setup=['module load apptainer'].",
             )
         )
     return mistakes
 
 
 def container_notes(section: ContainerSection, signal: str) -> list[str]:
-    """Say what may go wrong with an image on some nodes, each in one sentence; nothing with an unpacked image."""
+    """What may fail with an image on some nodes, each in one sentence; empty for an unpacked image."""
     if section.image is None or section.image.is_dir():
         return []
     notes = []
@@ -199,7 +199,7 @@ def _image_mistakes(image: Path) -> Iterator[ConfigError]:
     elif not os.access(image, os.R_OK):
         yield ConfigError(
             f"cluster.container.image={image} is not readable.",
-            "Its jobs run as you.",
+            "Its jobs run as your user.",
             f"Ask its owner for: chmod a+r {image}",
         )
 
@@ -212,4 +212,4 @@ def _is_image(image: Path) -> bool:
             file.seek(_SIF_MAGIC_OFFSET)
             return file.read(len(_SIF_MAGIC)) == _SIF_MAGIC
     except PermissionError:
-        return True  # said otherwise
+        return True  # reported as not readable

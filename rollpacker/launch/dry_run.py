@@ -1,4 +1,4 @@
-"""What a launch would do, as text: which points are left alone, each script, and which actor works on which node."""
+"""What a launch would do, as text: which points are skipped, each script, and the actors of each node."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rollpacker.runtime.placing.topology import as_ranges
 
 
 def dry_run(points: Sequence[Point], settings: LauncherSettings, folder: Path) -> str:
-    """Describe the launch of points that were judged; submits and creates nothing.
+    """Describe the launch of validated points; submits and creates nothing.
 
     Raises:
-        WorldError: Points were submitted before, and Slurm cannot be asked about them.
+        WorldError: Points were submitted before, and Slurm does not answer.
     """
     to_do = [point for point in points if not point.has_finished]
     blocks = [f"{point.title} has finished: it would be skipped" for point in points if point.has_finished]

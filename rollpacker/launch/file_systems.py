@@ -1,6 +1,6 @@
 """Which file system a path lies on, and whether other nodes may see it.
 
-Read from /proc/self/mountinfo. A name tells much and not all: an ext4 on the login node is surely not on the compute
+Read from /proc/self/mountinfo. The type is a strong hint, no proof: an ext4 of the login node is not on the compute
 nodes, a network's file system probably is, and at the same path. `overlay` and the like hide what lies below.
 """
 
@@ -35,7 +35,7 @@ class FileSystem:
 
     @property
     def is_shared(self) -> bool | None:
-        """Whether other nodes see it, judged by its type; None when the type does not tell."""
+        """Whether other nodes see it, by its type; None when the type does not say."""
         if self.kind in _SHARED or (
             self.kind.startswith("fuse") and any(name in self.kind for name in _SHARED_BY_FUSE)
         ):

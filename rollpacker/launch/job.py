@@ -1,7 +1,7 @@
-"""The call that a job makes on each of its nodes: one judged point of a sweep, and the function that trains it.
+"""The call that a job makes on each of its nodes: one validated point of a sweep, and the function that trains it.
 
 The call is pickled as plain values and the function's name, so that it is read by whatever Python the node has, and a
-requeued job runs the configuration that was judged when it was submitted.
+requeued job runs the configuration that was validated when it was submitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EXIT_INTERRUPTED, InternalError, RollpackerError
 
 Task = Callable[[DictConfig], None]
-"""Trains one point, after it has judged it; says on the screen what fails."""
+"""Validates and trains one point, and prints its errors."""
 
 
 class PointCall:
@@ -44,6 +44,6 @@ class PointProcess(PointCall):
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
-        except Exception:  # noqa: BLE001 - the process boundary: whatever was not foreseen is our bug
+        except Exception:  # noqa: BLE001 - the process boundary: an unexpected exception is our bug
             traceback.print_exc()
             sys.exit(InternalError.exit_code)

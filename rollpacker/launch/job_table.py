@@ -1,7 +1,6 @@
-"""Shows how runs stand: a line for each, and below them why some wait or did not finish.
+"""The table of runs: a line for each, and below the table why some wait or did not finish.
 
-Fits 80 columns. Colours repeat what the words say, so nothing is lost where there are none. Only draws: what is shown
-comes from `survey.py`.
+Fits 80 columns. Colours only repeat the states. Draws what `collect_status.py` collects.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.launch.standing import RunStatusView, Word
+from rollpacker.launch.run_status_view import RunState, RunStatusView
 
-_STYLES: Mapping[Word, str] = {
+_STYLES: Mapping[RunState, str] = {
     "running": "green",
     "starting": "cyan",
     "ending": "cyan",
@@ -32,22 +31,22 @@ _STYLES: Mapping[Word, str] = {
     "cancelled": "magenta",
     "unknown": "dim",
 }
-"""Also the order in which they are counted."""
+"""In the order in which the summary lists them."""
 
 _LONGEST_NODE_LIST = 14
-"""Characters; of longer ones only the number of nodes is shown."""
+"""Characters; instead of a longer list the number of nodes is shown."""
 
 
-def job_table(standings: Sequence[RunStatusView], *, now: float, complaint: str = "") -> RenderableType:
-    """Draw runs; `now` is in seconds since the epoch, `complaint` says why Slurm could not be asked."""
-    folder, names = run_names([standing.run_dir for standing in standings])
-    parts: list[RenderableType] = [_summary(standings, folder), Text(), _lines(standings, names, now)]
-    if reasons := _reasons(standings, [str(folder / name) for name in names]):
+def job_table(views: Sequence[RunStatusView], *, now: float, complaint: str = "") -> RenderableType:
+    """Draw runs; `now` is in seconds since the epoch, `complaint` says why Slurm did not answer."""
+    folder, names = run_names([view.run_dir for view in views])
+    parts: list[RenderableType] = [_summary(views, folder), Text(), _lines(views, names, now)]
+    if reasons := _reasons(views, [str(folder / name) for name in names]):
         parts += [Text(), reasons]
     if complaint:
         parts += [
             Text(),
-            Text(f"Slurm could not be asked, so this is what the runs say themselves. {complaint}", "yellow"),
+            Text(f"Slurm did not answer; this is the status that the runs wrote themselves. {complaint}", "yellow"),
         ]
     return Group(*parts)
 
@@ -69,18 +68,18 @@ def duration(seconds: float) -> str:
     return f"{days}-{hour:02d}:{minute:02d}:{second:02d}" if days else f"{hour}:{minute:02d}:{second:02d}"
 
 
-def _summary(standings: Sequence[RunStatusView], folder: Path) -> Text:
-    counts = Counter(standing.word for standing in standings)
-    text = Text(f"{len(standings)} run{'' if len(standings) == 1 else 's'}", style="bold")
-    for number, word in enumerate(word for word in _STYLES if counts[word]):
+def _summary(views: Sequence[RunStatusView], folder: Path) -> Text:
+    counts = Counter(view.state for view in views)
+    text = Text(f"{len(views)} run{'' if len(views) == 1 else 's'}", style="bold")
+    for number, state in enumerate(state for state in _STYLES if counts[state]):
         text.append(", " if number else ": ", style="not bold")
-        text.append(f"{counts[word]} {word}", style=f"not bold {_STYLES[word]}")
+        text.append(f"{counts[state]} {state}", style=f"not bold {_STYLES[state]}")
     return text.append(f"; below {folder}", style="not bold")
 
 
-def _lines(standings: Sequence[RunStatusView], names: Sequence[str], now: float) -> Table:
-    has_jobs = any(standing.submission or standing.job for standing in standings)
-    was_requeued = any(standing.job and standing.job.num_restarts for standing in standings)
+def _lines(views: Sequence[RunStatusView], names: Sequence[str], now: float) -> Table:
+    has_jobs = any(view.submission or view.job for view in views)
+    was_requeued = any(view.job and view.job.num_restarts for view in views)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column("run", overflow="fold", ratio=1)
     table.add_column("state", no_wrap=True)
@@ -92,71 +91,70 @@ def _lines(standings: Sequence[RunStatusView], names: Sequence[str], now: float)
     table.add_column("time", justify="right", no_wrap=True)
     if was_requeued:
         table.add_column("try", justify="right", no_wrap=True)
-    for standing, name in zip(standings, names, strict=True):
-        word = standing.word
-        job = [] if not has_jobs else [_job(standing)]
-        attempt = [] if not was_requeued else [_attempt(standing)]
+    for view, name in zip(views, names, strict=True):
+        job = [] if not has_jobs else [_job(view)]
+        attempt = [] if not was_requeued else [_attempt(view)]
         table.add_row(
             name,
-            Text(word, style=_STYLES[word]),
+            Text(view.state, style=_STYLES[view.state]),
             *job,
-            _place(standing),
-            _step(standing),
-            f"{standing.progress.reward_mean:.3f}" if standing.progress else "",
-            _time(standing, now),
+            _place(view),
+            _step(view),
+            f"{view.progress.reward_mean:.3f}" if view.progress else "",
+            _time(view, now),
             *attempt,
         )
     return table
 
 
-def _reasons(standings: Sequence[RunStatusView], names: Sequence[str]) -> RenderableType | None:
-    """List each reason once, under the runs that share it, and how to go on."""
-    runs_by_reason: dict[tuple[Word, str], list[str]] = {}
-    for standing, name in zip(standings, names, strict=True):
-        if reason := "\n".join(part for part in (standing.reason, standing.how_to_go_on) if part):
-            runs_by_reason.setdefault((standing.word, reason), []).append(name)
+def _reasons(views: Sequence[RunStatusView], names: Sequence[str]) -> RenderableType | None:
+    """List each reason once, under the runs that share it, and how to continue."""
+    runs_by_reason: dict[tuple[RunState, str], list[str]] = {}
+    for view, name in zip(views, names, strict=True):
+        if reason := "\n".join(part for part in (view.reason, view.how_to_go_on) if part):
+            runs_by_reason.setdefault((view.state, reason), []).append(name)
     blocks: list[RenderableType] = []
-    for (word, reason), runs in runs_by_reason.items():
+    for (state, reason), runs in runs_by_reason.items():
         others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-        # a path that is longer than a line stays whole, so that it can be copied
-        blocks.append(Text.assemble((word, _STYLES[word]), f" {runs[0]}{others}", no_wrap=True, overflow="ignore"))
+        # a path longer than a line is not broken, so that it can be copied
+        blocks.append(Text.assemble((state, _STYLES[state]), f" {runs[0]}{others}", no_wrap=True, overflow="ignore"))
         blocks.append(Padding(Text(reason), (0, 0, 0, 2)))
     return Group(*blocks) if blocks else None
 
 
-def _job(standing: RunStatusView) -> str:
-    if standing.submission is not None:
-        return standing.submission.job_id
-    return standing.job.job_id if standing.job is not None else ""
+def _job(view: RunStatusView) -> str:
+    if view.submission is not None:
+        return view.submission.job_id
+    return view.job.job_id if view.job is not None else ""
 
 
-def _attempt(standing: RunStatusView) -> str:
-    return str(standing.job.num_restarts + 1) if standing.job is not None else ""
+def _attempt(view: RunStatusView) -> str:
+    return str(view.job.num_restarts + 1) if view.job is not None else ""
 
 
-def _place(standing: RunStatusView) -> str:
-    job = standing.job
+def _place(view: RunStatusView) -> str:
+    job = view.job
     if job is not None and 0 < len(job.node_list) <= _LONGEST_NODE_LIST:
         return job.node_list
     if job is not None and job.num_nodes:
         return str(job.num_nodes)
-    if standing.submission is not None:
-        return str(standing.submission.num_nodes)
-    return standing.status.host if standing.status is not None else ""
+    if view.submission is not None:
+        return str(view.submission.num_nodes)
+    return view.status.host if view.status is not None else ""
 
 
-def _step(standing: RunStatusView) -> str:
-    finished = standing.num_finished_steps
+def _step(view: RunStatusView) -> str:
+    finished = view.num_finished_steps
     if finished is None:
         return ""
-    return f"{finished}/{standing.status.num_steps}" if standing.status is not None else str(finished)
+    return f"{finished}/{view.status.num_steps}" if view.status is not None else str(finished)
 
 
-def _time(standing: RunStatusView, now: float) -> str:
-    """Of the last attempt of a job; of a run without a job, all that its steps took."""
-    if (span := standing.started_and_ended(now)) is not None:
+def _time(view: RunStatusView, now: float) -> str:
+    """The time of the last attempt of a job; of a run without a job, of all its steps."""
+    if (span := view.started_and_ended(now)) is not None:
         return duration(span[1] - span[0])
-    if standing.job is None and standing.progress is not None:
-        modelled = " modelled" if standing.progress.is_modelled else ""
-        return f"{duration(standing.progress.elapsed_s)}{modelled}"
+    if view.job is None and view.progress is not None:
+        modelled = " modelled" if view.progress.is_modelled else ""
+        return f"{duration(view.progress.elapsed_s)}{modelled}"
     return ""

@@ -1,7 +1,7 @@
-"""Launches the points of a sweep as Hydra's launcher: submits what is still to be done, and waits for it or does not.
+"""Launches the points of a sweep as Hydra's launcher: submits them, and waits for their jobs unless `detach` is set.
 
-A point is in one of three states when it is launched: finished, which is skipped; in the queue, which is not submitted
-again, but waited for; to do. So the same command may be given again at any time.
+A point that has finished is skipped; one whose job is in the queue is not submitted again, but waited for. The same
+command may therefore be given again at any time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rollpacker.config.launching import LauncherSettings, validate_launcher
 from rollpacker.config.multirun import config_of_point, point_names
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches
+from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job import PointProcess, Task
 from rollpacker.launch.points import Point
 from rollpacker.launch.sbatch import submit
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submissions import Submission, read_submission, write_submission
-from rollpacker.launch.survey import look_at
 from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
 from rollpacker.terminal import Terminal
@@ -59,48 +59,48 @@ def launch_from_hydra(
 
 
 def launch(points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path) -> None:
-    """Launch points that were judged.
+    """Launch validated points.
 
     Raises:
         WorldError: Points failed, or could not be submitted.
-        KeyboardInterrupt: Ctrl-C while waiting: jobs stay.
+        KeyboardInterrupt: Ctrl-C while waiting; the jobs go on.
     """
     console = Terminal(soft_wrap=True)
-    waiting = []
+    unfinished = []
     for point in points:
         if point.has_finished:
             console.print(f"{point.title} has finished: skipped")
         else:
-            waiting.append(point)
-    if not waiting:
+            unfinished.append(point)
+    if not unfinished:
         return
     if settings.executor == "slurm":
-        _launch_jobs(waiting, task, settings, folder, console)
+        _launch_jobs(unfinished, task, settings, folder, console)
     else:
         from rollpacker.launch.local import run_here
 
         make_private_folder(batch_folder(folder))
-        run_here(waiting, task, settings, batch_folder(folder), console)
+        run_here(unfinished, task, settings, batch_folder(folder), console)
 
 
 def points_in_queue(points: Sequence[Point]) -> dict[int, str]:
-    """The number of each point whose job Slurm still has, and what to tell of it.
+    """The number of each point whose job is in the queue, with its state and job.
 
     Raises:
-        WorldError: Points were submitted before, and Slurm cannot be asked about them.
+        WorldError: Points were submitted before, and Slurm does not answer.
     """
     submitted = [point for point in points if read_submission(point.config.run.dir) is not None]
-    survey = look_at([point.config.run.dir for point in submitted])
-    if survey.complaint:
+    collected = collect_status([point.config.run.dir for point in submitted])
+    if collected.complaint:
         raise WorldError(
-            f"Some points were submitted before, and Slurm cannot be asked whether they still run. {survey.complaint}",
+            f"Some points were submitted before, and Slurm does not say whether they still run. {collected.complaint}",
             "No point is submitted while its job is in the queue.",
             "Launch where Slurm's commands are, and when its controller answers.",
         )
     return {
-        point.number: f"{standing.word} as job {standing.job.job_id}"
-        for point, standing in zip(submitted, survey.standings, strict=True)
-        if standing.job is not None and not standing.job.is_over
+        point.number: f"{view.state} as job {view.job.job_id}"
+        for point, view in zip(submitted, collected.views, strict=True)
+        if view.job is not None and not view.job.is_over
     }
 
 
@@ -116,30 +116,30 @@ def _launch_jobs(
             for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
                 console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}")
     if settings.detach or not has_slurm():
-        console.print(_how_to_go_on(points, folder))
+        console.print(_what_next(points, folder))
         return
     try:
         wait_for(points, settings.poll_interval_s, console)
     except KeyboardInterrupt:
-        console.print(f"No longer waiting; the jobs stay.\n{_how_to_go_on(points, folder)}")
+        console.print(f"No longer waiting; the jobs stay.\n{_what_next(points, folder)}")
         raise
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let nobody else submit points of this sweep meanwhile: both would find them not submitted yet."""
+    """Lock the sweep, so that two launches do not submit the same points."""
     make_private_folder(batch_folder(folder))
     with (batch_folder(folder) / _LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise WorldError(
-                f"Another launch submits points of {folder} now.",
+                f"Another launch is submitting points of {folder}.",
                 "Points are submitted by one launch at a time, so that none is submitted twice.",
-                "Try again when it has.",
+                "Try again when it has ended.",
             ) from None
         except OSError:
-            pass  # a file system without locks: then only the user keeps two launches apart
+            pass  # a file system without locks: two launches are not kept apart
         yield
 
 
@@ -152,8 +152,8 @@ def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) 
     return submissions
 
 
-def _how_to_go_on(points: Sequence[Point], folder: Path) -> str:
-    """Say how jobs that nobody waits for are seen and cancelled."""
+def _what_next(points: Sequence[Point], folder: Path) -> str:
+    """How to follow and cancel the jobs."""
     submissions = [read_submission(point.config.run.dir) for point in points]
     numbers = dict.fromkeys(submission.job_id.partition("_")[0] for submission in submissions if submission)
     return (

@@ -1,4 +1,4 @@
-"""The points of a sweep: each is one run, which a launch may find done already."""
+"""The points of a sweep: each is one run, which may have finished before a launch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Point:
     number: int
     """As Hydra counts the points."""
     name: str
-    """The words that tell it from the other points; empty when it is the only one."""
+    """The arguments that distinguish it from the other points; empty when it is the only one."""
     config: RunConfig
 
     @property
     def title(self) -> str:
-        """How a person is told of it."""
+        """Its name in messages."""
         return f"point {self.number} ({self.name})" if self.name else f"point {self.number}"
 
     @property

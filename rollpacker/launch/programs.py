@@ -1,7 +1,6 @@
-"""Runs a program of the system to its end, and says how it ended.
+"""Runs a program of the system to its end.
 
-Invariant: whoever runs one here waits neither for a person (it has no input) nor for ever (it has a deadline), starts
-no shell, and reads text, whatever bytes come.
+Invariant: a program has no input and a deadline, no shell is started, and its output is text, whatever bytes come.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Outcome:
 
     output: str
     complaint: str
-    """What it said on stderr, without surrounding blanks."""
+    """Its stderr, without surrounding blanks."""
     exit_code: int | None
     """None: its deadline came first, and it was killed."""
 
@@ -27,15 +26,15 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Why it failed: its last words, which mostly say so."""
+        """Why it failed: the last line of stderr, or the exit code."""
         return self.complaint.splitlines()[-1] if self.complaint else f"exit code {self.exit_code}"
 
 
-def run_program(words: Sequence[str], *, deadline_s: float, environment: Mapping[str, str] | None = None) -> Outcome:
+def run_program(command: Sequence[str], *, deadline_s: float, environment: Mapping[str, str] | None = None) -> Outcome:
     """Run a program; one that fails has an outcome, too.
 
     Args:
-        words: The program and its arguments.
+        command: The program and its arguments.
         deadline_s: When it is killed.
         environment: All that it gets; None: this process's.
 
@@ -43,8 +42,8 @@ def run_program(words: Sequence[str], *, deadline_s: float, environment: Mapping
         OSError: it cannot be started.
     """
     try:
-        done = subprocess.run(  # noqa: S603  (no shell, and the words are ours or the configuration's)
-            words,
+        done = subprocess.run(  # noqa: S603  (no shell, and the arguments are ours or the configuration's)
+            command,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -1,4 +1,4 @@
-"""What a process does in its job: rank 0 trains, the others lend their nodes to it.
+"""The part of a process in its job: rank 0 trains, the other ranks provide their nodes.
 
 The same program runs once per node. Outside Slurm, and for a modelled run, there is one process and no rank.
 """
@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rollpacker.runtime.job.allocation import Allocation, current_allocation
-from rollpacker.runtime.job.signals import SignalListener
+from rollpacker.runtime.job.preemption import preemption_of
 from rollpacker.runtime.ray.rendezvous import rendezvous_of
 
 if TYPE_CHECKING:
@@ -23,15 +23,14 @@ def train(config: RunConfig, validate: Callable[[RunConfig], object]) -> None:
 
     Args:
         config: Of the run. In a job it resumes by itself, because Slurm may have requeued the job.
-        validate: Raises a `UserError` when the run is not legal here; only who trains asks it.
+        validate: Raises a `UserError` when the run is not legal here; called in the process that trains only.
 
     Raises:
-        RollpackerError: See `rollpacker.pipeline.run`; of another rank than 0, why its node was of no use.
+        RollpackerError: See `rollpacker.pipeline.run`; of another rank than 0, why its node cannot be used.
     """
     allocation = current_allocation(os.environ)
     if allocation is None:
-        validate(config)
-        _run(config, None, None)
+        _train(config, None, validate)
     elif allocation.is_head or config.backend.name == "ray":
         _take_part(_resuming(config), allocation, validate)
 
@@ -44,18 +43,18 @@ def _take_part(config: RunConfig, allocation: Allocation, validate: Callable[[Ru
 
         serve_node(config, allocation, rendezvous)
         return
-    signals = SignalListener()
     try:
-        validate(config)
-        _run(config, allocation, signals)
+        _train(config, allocation, validate)
     finally:
         rendezvous.finish()
 
 
-def _run(config: RunConfig, allocation: Allocation | None, signals: SignalListener | None) -> None:
+def _train(config: RunConfig, allocation: Allocation | None, validate: Callable[[RunConfig], object]) -> None:
+    preemption = preemption_of(config, allocation)  # first of all: signals may come while the run is validated
+    validate(config)
     from rollpacker import pipeline
 
-    pipeline.run(config, allocation, signals)
+    pipeline.run(config, preemption, allocation)
 
 
 def _resuming(config: RunConfig) -> RunConfig:

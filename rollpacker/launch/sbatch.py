@@ -18,8 +18,8 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.programs import run_program
+from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import Submission
-from rollpacker.launch.surroundings import submission_environment
 
 DEADLINE_S = 60.0
 """sbatch answers within a second; a busy controller takes longer."""
@@ -35,7 +35,7 @@ def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: 
         num_nodes: Of each job.
 
     Raises:
-        WorldError: sbatch refused, in its words; nothing of these jobs is left.
+        WorldError: sbatch refused; nothing of these jobs is left.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
@@ -58,7 +58,7 @@ def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: 
 
 def _sbatch(script: Path) -> str:
     program = shutil.which("sbatch")
-    assert program is not None, "judged before"
+    assert program is not None, "validated before"
     outcome = run_program(
         [program, "--parsable", str(script)],
         deadline_s=DEADLINE_S,

@@ -43,7 +43,7 @@ OWN_OPTIONS = {
     "output": "",
     "wrap": "",
 }
-"""Options of sbatch that are not for `cluster.sbatch`, and the key that each one has; empty where nobody may choose."""
+"""Options of sbatch that are not for `cluster.sbatch`, and the key of each; empty for those that cannot be set."""
 
 LINGER_S = 300
 """How long the other ranks may live on once a rank has ended. Each watches the others and ends by itself long before;
@@ -51,7 +51,7 @@ this is for one that cannot."""
 REQUEUE_WAIT_S = 60
 """The script waits for Slurm to end it, which takes a moment; were it to end first, the job would be over."""
 _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Of a node's own programs; where Slurm's are elsewhere, `cluster.setup` brings them (`module load slurm`)."""
+"""Of a node's own programs; where Slurm's are elsewhere, `cluster.setup` adds them (`module load slurm`)."""
 
 _FIND_GRACE_TIME = r"sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p'"
 
@@ -80,7 +80,7 @@ def sbatch_text(
         shape: Of each job.
         name: As squeue shows it.
         folder: Absolute and shared; takes the logs, and has the pickled calls.
-        python: The words that run Python on a node, in a container where the shape has one.
+        python: The command that runs Python on a node, in a container where the shape has one.
         num_jobs: Above 1 it is an array.
         array_parallelism: Jobs of the array that run at the same time; None does not limit them.
     """
@@ -103,7 +103,7 @@ def sbatch_text(
 
 
 def _requests(shape: JobShape) -> dict[str, Any]:
-    """What the job asks for, in submitit's words; what is None is left to Slurm."""
+    """What the job asks for, under submitit's names; None is left to Slurm."""
     cluster = shape.cluster
     memory = memory_mb(cluster)
     return {

@@ -44,7 +44,7 @@ def job_shape(config: RunConfig) -> JobShape:
 
 
 def ray_size(config: RunConfig) -> ClusterSize:
-    """What Ray will be told in the job; raises as `job_shape` does."""
+    """The size of the Ray cluster in the job; raises as `job_shape` does."""
     cluster = config.cluster
     assert cluster is not None
     check_capacity(config, _capacity(cluster))
@@ -87,7 +87,7 @@ def _fewest_nodes(config: RunConfig, cluster: ClusterSection) -> int:
         except ConfigError:
             continue
         return num_nodes
-    return fewest  # who asks for the places will hear why there are none
+    return fewest  # placing the actors then raises the reason
 
 
 def _cpus(config: RunConfig, cluster: ClusterSection) -> int:

@@ -1,6 +1,7 @@
-"""What this cluster is: its Slurm's settings, partitions and nodes, read from Slurm's own commands.
+"""This cluster's Slurm: its settings, partitions and nodes, read from Slurm's own commands.
 
-Nothing is guessed: what Slurm does not say is None. Parsers are pure; `read_site` alone asks. Slurm 22.05 to 24.11.
+Nothing is guessed: what Slurm does not say is None. Parsers are pure; only `read_site` runs commands. For Slurm 22.05
+to 24.11.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ DEFAULT_CREDENTIAL_LIFE_S = 120
 """Slurm's default of AuthInfo's cred_expire, which is also how long a requeued job waits at least."""
 
 _UNAVAILABLE = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "UNKNOWN", "FUTURE"})
-"""Node states, or flags of states, in which no job begins there until somebody sees to the node."""
+"""Node states, or flags of states, in which no job starts there until an administrator acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class Node:
 
     @property
     def is_available(self) -> bool:
-        """Whether jobs begin here, now or when it is free."""
+        """Whether jobs start here, now or when it is free."""
         return _UNAVAILABLE.isdisjoint(re.split(r"[^A-Z]+", self.state))
 
 
@@ -112,7 +113,7 @@ class Site:
         return next((partition for partition in self.partitions if partition.name == name), None)
 
     def may_preempt(self, partition: Partition) -> bool:
-        """Whether others' jobs may take the nodes of this partition's jobs. With QOS nobody can tell beforehand."""
+        """Whether others' jobs may take the nodes of this partition's jobs. True with QOS, where it is not known."""
         kind = self.settings.get("PreemptType", "").removeprefix("preempt/")
         if partition.preempt_mode == "OFF" or kind in {"", "none"}:
             return False

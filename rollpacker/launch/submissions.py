@@ -1,7 +1,7 @@
-"""Which Slurm job a run was handed to last: `job.json` in its folder.
+"""The last Slurm job of a run: `job.json` in its folder.
 
 Written once the job has its number and replaced by a later submission, so that the same sweep is not submitted twice,
-and whoever looks at the folder finds the job, its script and its logs.
+and the job, its script and its logs can be found from the folder.
 """
 
 from __future__ import annotations

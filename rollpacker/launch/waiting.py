@@ -1,31 +1,32 @@
-"""Waits for the jobs of a sweep, shows how their runs stand, and says in the end which points failed and why.
+"""Waits for the jobs of a sweep, shows the status of their runs, and reports at the end which points failed and why.
 
-A job that Slurm requeues is still the same job, and is waited for. What ends the wait is the last job's end or Ctrl-C;
-a controller that does not answer for a while does not.
+A requeued job is the same job and is waited for. The wait ends with the last job or with Ctrl-C; it goes on while the
+controller does not answer.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.live import Live
 
 from rollpacker.core.errors import WorldError
+from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job_table import job_table
 from rollpacker.launch.points import Point
-from rollpacker.launch.survey import look_at
 from rollpacker.paths import open_to_read
 
 if TYPE_CHECKING:
-    from rollpacker.launch.standing import RunStatusView
-    from rollpacker.launch.survey import Survey
+    from rollpacker.launch.collect_status import CollectedStatus
+    from rollpacker.launch.run_status_view import RunStatusView
     from rollpacker.terminal import Terminal
 
 LAUNCH_AGAIN = (
-    "Give the same command with the same run.dir: finished points are skipped, the others go on from their last "
+    "Give the same command with the same run.dir: finished points are skipped, the others resume from their last "
     "checkpoint."
 )
 TAIL_LINES = 12
@@ -37,35 +38,39 @@ def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal)
     """Wait until the jobs of all these points have ended.
 
     Raises:
-        WorldError: Which points failed, how they stand, and the end of each one's log.
+        WorldError: Points failed; it has their status and the end of each log.
     """
-    show = _LiveTable(console) if console.is_terminal else _Lines(points, console)
-    with show:
+    lines = _ChangedLines(points, console)
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
-            survey = look_at([point.config.run.dir for point in points])
-            show.update(survey)
-            if not survey.complaint and all(standing.job and standing.job.is_over for standing in survey.standings):
+            collected = collect_status([point.config.run.dir for point in points])
+            if live is None:
+                lines.update(collected)
+            else:
+                table = job_table(collected.views, now=time.time(), complaint=collected.complaint)
+                live.update(table, refresh=True)
+            if not collected.complaint and all(view.job and view.job.is_over for view in collected.views):
                 break
             time.sleep(poll_interval_s)
-    raise_failures(list(zip(points, survey.standings, strict=True)))
+    raise_failures(list(zip(points, collected.views, strict=True)))
 
 
 def raise_failures(ended: Sequence[tuple[Point, RunStatusView]]) -> None:
     """Raise one error for all points that did not finish; nothing when all did."""
-    failed = [(point, standing) for point, standing in ended if standing.word != "finished"]
+    failed = [(point, view) for point, view in ended if view.state != "finished"]
     if failed:
         raise failure(
-            [line for pair in failed for line in _story(*pair)], num_failed=len(failed), num_points=len(ended)
+            [line for pair in failed for line in _describe(*pair)], num_failed=len(failed), num_points=len(ended)
         )
 
 
 def failure(lines: Sequence[str], *, num_failed: int, num_points: int) -> WorldError:
-    """The error of a multirun in which points failed; each has told its story in `lines`."""
+    """The error of a multirun in which points failed; `lines` describe each."""
     return WorldError("\n".join([f"{num_failed} of {num_points} points did not finish.", *lines]), "", LAUNCH_AGAIN)
 
 
 def log_end(file: Path) -> list[str]:
-    """Say how a log ends, in indented lines."""
+    """The last lines of a log, indented."""
     try:
         with open_to_read(file) as log:
             log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
@@ -76,66 +81,43 @@ def log_end(file: Path) -> list[str]:
     return [f"  {file} ends with", *(f"    {line}" for line in lines)] if lines else [f"  {file} is empty"]
 
 
-class _LiveTable:
-    """Redraws one table."""
-
-    def __init__(self, console: Terminal) -> None:
-        self._live = Live(console=console, auto_refresh=False)
-
-    def __enter__(self) -> None:
-        self._live.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def update(self, survey: Survey) -> None:
-        table = job_table(survey.standings, now=time.time(), complaint=survey.complaint)
-        self._live.update(table, refresh=True)
-
-
-class _Lines:
-    """Says every change in a line of its own, where no terminal is."""
+class _ChangedLines:
+    """Prints every change on a line of its own, for output that is no terminal."""
 
     def __init__(self, points: Sequence[Point], console: Terminal) -> None:
         self._points = points
         self._console = console
-        self._told: dict[int, str] = {}
+        self._shown: dict[int, str] = {}
         self._complaint = ""
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, survey: Survey) -> None:
-        if survey.complaint != self._complaint:
-            self._complaint = survey.complaint
-            self._say(survey.complaint or "Slurm answers again.")
-        for point, standing in zip(self._points, survey.standings, strict=True):
-            words = _words(standing)
-            if words != self._told.get(point.number):
-                self._told[point.number] = words
-                self._say(f"{point.title}: {words}")
+    def update(self, collected: CollectedStatus) -> None:
+        if collected.complaint != self._complaint:
+            self._complaint = collected.complaint
+            self._say(collected.complaint or "Slurm answers again.")
+        for point, view in zip(self._points, collected.views, strict=True):
+            line = _line(view)
+            if line != self._shown.get(point.number):
+                self._shown[point.number] = line
+                self._say(f"{point.title}: {line}")
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
 
-def _words(standing: RunStatusView) -> str:
-    job = standing.job
+def _line(view: RunStatusView) -> str:
+    job = view.job
     place = f" on {job.node_list}" if job and job.node_list else ""
     restarts = f", requeued {job.num_restarts} x" if job and job.num_restarts else ""
-    reason = f": {standing.reason}" if standing.reason else ""
-    return f"{standing.word}{place}{restarts}{reason}"
+    reason = f": {view.reason}" if view.reason else ""
+    return f"{view.state}{place}{restarts}{reason}"
 
 
-def _story(point: Point, standing: RunStatusView) -> list[str]:
-    job, submission = standing.job, standing.submission
+def _describe(point: Point, view: RunStatusView) -> list[str]:
+    job, submission = view.job, view.submission
     slurm = f"job {job.job_id}, {job.state}" if job else "no job"
     code = f", exit code {job.exit_code}" if job and job.exit_code else ""
-    reason = f": {standing.reason}" if standing.reason else ""
+    reason = f": {view.reason}" if view.reason else ""
     return [
-        f"{point.title} {standing.word} ({slurm}{code}){reason}",
+        f"{point.title} {view.state} ({slurm}{code}){reason}",
         *(log_end(submission.logs[0]) if submission else []),
     ]

@@ -41,3 +41,18 @@ class Arrivals(Generic[Item]):
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
+
+
+class Pace:
+    """Keeps a minimum time between two answers to `collect`: one answer then carries what came meanwhile."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s = -interval_s
+
+    async def wait(self) -> None:
+        """Return once the interval since the last answer is over."""
+        await asyncio.sleep(max(self._last_s + self._interval_s - asyncio.get_running_loop().time(), 0))
+
+    def answered(self) -> None:
+        self._last_s = asyncio.get_running_loop().time()

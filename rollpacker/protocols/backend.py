@@ -162,5 +162,5 @@ class Backend(Protocol):
     is_modelled: bool
     """True when times are computed by a model instead of measured."""
 
-    def open(self, surroundings: BackendContext) -> AbstractAsyncContextManager[Workers]:
+    def open(self, context: BackendContext, /) -> AbstractAsyncContextManager[Workers]:
         """Start the workers; when the context ends, however it ends, nothing of them is left."""

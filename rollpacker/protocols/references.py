@@ -1,8 +1,8 @@
 """What a response is held against: one class per kind of check.
 
 A reference is what travels with a prompt: small, frozen, picklable. Test cases may be megabytes per prompt, so a
-`CodeReference` holds where they lie; `rollpacker.data.test_cases.load_test_cases` reads them when a response is judged,
-in the process that judges it.
+`CodeReference` holds where they lie; `rollpacker.data.test_cases.load_test_cases` reads them when a response is scored,
+in the process that scores it.
 """
 
 from __future__ import annotations

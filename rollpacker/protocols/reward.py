@@ -1,7 +1,7 @@
-"""What judges responses.
+"""What scores responses.
 
 Two protocols, because decoding 30 million tokens is no work for the driver: it hands tokens to a `RewardService`,
-which decodes them where it runs and asks a `RewardWorker`, which judges text.
+which decodes them where it runs and asks a `RewardWorker`, which scores text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RewardService(Protocol):
     async def score(self, responses: Sequence[ResponseToScore]) -> None: ...
 
     async def forget(self) -> None:
-        """Drop what has not been judged: nobody needs its verdict any more. What is under way may still come back."""
+        """Drop what has not been scored; its verdict is no longer needed. What is under way may still come back."""
 
     async def collect(self) -> Sequence[Verdict]:
         """Wait until at least one verdict is there, and take all that are."""
@@ -52,7 +52,7 @@ class ColocatedJudges(Protocol):
         """Their names; those that are alive."""
 
     async def sleep(self) -> None:
-        """Leave GPUs to the trainer, once what is under way has been judged; what comes meanwhile waits."""
+        """Leave GPUs to the trainer, once what is under way has been scored; later requests wait."""
 
     async def wake(self) -> None:
         """Take them again."""
@@ -60,7 +60,7 @@ class ColocatedJudges(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringRequest:
-    """One response to judge, as text."""
+    """One response to score, as text."""
 
     request: RequestId
     domain: Domain
@@ -76,12 +76,12 @@ class ScoringRequest:
 
 
 class RewardWorker(Protocol):
-    """Judges texts. Each request comes back from `collect` exactly once; a failure is a verdict, not an error."""
+    """Scores texts. Each request comes back from `collect` exactly once; a failure is a verdict, not an error."""
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None: ...
 
     async def forget(self) -> None:
-        """Drop what has not been judged: nobody needs its verdict any more. What is under way may still come back."""
+        """Drop what has not been scored; its verdict is no longer needed. What is under way may still come back."""
 
     async def collect(self) -> Sequence[Verdict]:
         """Wait until at least one verdict is there, and take all that are."""

@@ -114,7 +114,7 @@ class Verdict:
     case_runs: tuple[CaseRun, ...] = ()
     """One per test case that was run; empty where nothing runs in a sandbox."""
     scorer: str = "reward"
-    """Name of the actor that judged, such as `judge-0`."""
+    """Name of the actor that scored it, such as `judge-0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,5 +1,5 @@
-"""Rewards: each is a pure function from a response to a number and a word that says why.
+"""Rewards: each is a pure function from a response to a reward and its reason.
 
-Only a process can be timed out, so a check that can hang runs in a process that is killed (`judging_process`,
-`process_pool`); a check that cannot runs in place. `worker` gives both the protocol's face.
+Only a process can be timed out, so a check that can hang runs in a process that is killed (`scoring_process`,
+`supervisor_process`); a check that cannot runs in place. `worker` implements the protocol for both.
 """

@@ -1,4 +1,4 @@
-"""Which rewards exist, how each must be run, and which references each can judge by."""
+"""The rewards, how each must be run, and the references that each can use."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def make_reward_worker(section: RewardSection, judge: RewardWorker | None = None
 
     Args:
         section: Which rewards.
-        judge: The LLM judge, which this worker owns from now on; None where it works elsewhere, and nothing that it
-            judges comes here.
+        judge: The LLM judge, which this worker owns from now on; None where it works elsewhere, and none of its
+            responses come here.
 
     Raises:
-        ConfigError: A reward judges no texts.
+        ConfigError: A reward scores no texts.
     """
     workers: dict[RewardName, RewardWorker] = {}
     for name in section.names:
@@ -46,7 +46,7 @@ def make_reward_worker(section: RewardSection, judge: RewardWorker | None = None
 
 
 def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
-    """Refuse the first prompt whose reward could not judge its responses, and would score all of them 0.
+    """Refuse the first prompt whose reward could not score its responses, and would give all of them 0.
 
     Raises:
         DataError: Test cases for a reward that runs none, a rubric for one that reads none, neither for one that needs
@@ -68,17 +68,17 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
             )
         if isinstance(prompt.reference, CodeReference) and name == "sandbox":
             _check_packages(section, prompt, prompt.reference)
-        if not isinstance(prompt.reference, _JUDGES_BY[name]):
+        if not isinstance(prompt.reference, _REFERENCES_OF[name]):
             raise DataError(
                 f"{prompt.line}: the prompt {prompt.key!r} has {_in_words(prompt.reference)}, which the reward of its "
-                f"domain `{prompt.domain}`, {name}, cannot judge by",
+                f"domain `{prompt.domain}`, {name}, cannot use",
                 f"Allowed with {name}: {_NEEDS[name]}",
                 _remedy(prompt),
             )
 
 
 def _problem(name: RewardName, answer: str) -> str | None:
-    """Say why no response could be held against an answer; what a look at the text shows, without parsing it."""
+    """Explain why no response could match an answer, from its text alone, without parsing it."""
     match name:
         case "walk" if walk.read_task(answer) is None:
             return "which is no walk"
@@ -111,13 +111,13 @@ def _make(name: RewardName, section: RewardSection) -> RewardWorker:
             return SandboxRewardWorker(section.sandbox)
         case "modelled" | "judge":
             raise ConfigError(
-                f"reward.name={name} judges no texts by itself.",
-                "Texts are judged by math, walk or sandbox.",
+                f"reward.name={name} scores no texts by itself.",
+                "Texts are scored by math, walk or sandbox.",
                 "Choose reward=math.",
             )
 
 
-_JUDGES_BY: dict[RewardName, tuple[type[Reference], ...]] = {
+_REFERENCES_OF: dict[RewardName, tuple[type[Reference], ...]] = {
     "math": (AnswerReference,),
     "walk": (AnswerReference,),
     "sandbox": (CodeReference,),

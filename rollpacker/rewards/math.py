@@ -1,4 +1,4 @@
-r"""Judges math answers with math-verify: LaTeX, numbers, sets, intervals, and words such as `Yes`.
+r"""Scores math answers with math-verify: LaTeX, numbers, sets, intervals, and words such as `Yes`.
 
 The answer is the last `\boxed{}` (or several, joined by commas or `and`), else an announced one ("the answer is 3"),
 else the last formula or number of the text; of a truncated response only the first two count. The ground truth may
@@ -6,12 +6,12 @@ come bare, in `$...$` or in `\boxed{}`.
 
 * `correct`, `wrong_answer`;
 * `no_answer`: nothing in the response can be read as one; `truncated` when it also ended at the length limit;
-An answer says one thing: of `5=6=7`, `8 \to 7` and "7 or 8" math-verify alone would take the part that is right.
-
 * `unparsable_ground_truth`: the prompt file's answer cannot be read, and the response is not the same text.
 
+An answer must claim one thing: of `5=6=7`, `8 \to 7` and "7 or 8" math-verify alone would accept the right part.
+
 Invariant: no time limit in here. math-verify's own uses SIGALRM, which needs the main thread and cannot stop a long
-multiplication in C; comparing with `9^{9^{9^9}}` takes for ever, so this module runs in a process that can be killed.
+multiplication in C; comparing with `9^{9^{9^9}}` never ends, so this module runs in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtra
 from sympy import And, Eq, Expr, FiniteSet, Number, expand
 from sympy.core.function import AppliedUndef
 
-from rollpacker.rewards.judgement import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Judgement
+from rollpacker.rewards.reward_module import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 
-_WRONG_ANSWER = Judgement(0.0, "wrong_answer")
-_NO_ANSWER = Judgement(0.0, "no_answer")
+_WRONG_ANSWER = Score(0.0, "wrong_answer")
+_NO_ANSWER = Score(0.0, "no_answer")
 
 _ANYWHERE = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _ANNOUNCED = (
@@ -64,8 +64,8 @@ _NUM_CACHED_TRUTHS = 64
 """Of one prompt come several responses in a row; more would only hold memory."""
 
 
-def judge(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Judgement:  # noqa: ARG001, PLR0911 the protocol's signature; a verdict each
-    """Judge one answer. May take for ever."""
+def score(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Score:  # noqa: ARG001, PLR0911 the protocol's signature; a verdict each
+    """Score one answer. May never return."""
     truth = _parse_truth(ground_truth)
     if not truth:
         return UNPARSABLE_GROUND_TRUTH
@@ -90,9 +90,9 @@ def prepare() -> None:
     # It warns that its time limits are off; ours is the process.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for is_truncated in (False, True):
-        judge("", "So $x = 1$. The answer is \\boxed{\\frac{1}{2}}.", is_truncated, "0.5")
-        judge("", "The answer is Yes.", is_truncated, "Yes")
-    judge("", "\\boxed{\\{1, 2\\}}", is_truncated=False, ground_truth="[1, 2)")
+        score("", "So $x = 1$. The answer is \\boxed{\\frac{1}{2}}.", is_truncated, "0.5")
+        score("", "The answer is Yes.", is_truncated, "Yes")
+    score("", "\\boxed{\\{1, 2\\}}", is_truncated=False, ground_truth="[1, 2)")
 
 
 @functools.lru_cache(maxsize=_NUM_CACHED_TRUTHS)

@@ -1,4 +1,4 @@
-"""Whether the math reward could read a ground truth, by a look at its text.
+"""Checks whether the math reward could read a ground truth, from its text alone.
 
 Parsing all answers of a data set by math-verify would take minutes before a run starts (10 ms each), so this finds what
 converted data sets get wrong: nothing left between delimiters, braces that do not match, and words for a missing value.
@@ -16,7 +16,7 @@ _MISSING = ("nan", "null", "none", "n/a", "inf", "infinity")
 
 
 def problem(ground_truth: str) -> str | None:
-    """Say what is wrong with it; None: nothing that a look shows."""
+    """Explain what is wrong with it, or None."""
     if ground_truth.strip().lstrip("+-").casefold() in _MISSING:
         return "which stands for no value (infinity is written \\infty)"
     if not any(each.isalnum() or not each.isascii() for each in _DELIMITERS.sub("", ground_truth)):

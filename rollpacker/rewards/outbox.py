@@ -1,53 +1,40 @@
-"""Verdicts on their way from those who judge to the one who collects.
+"""The queue of verdicts between the tasks of a reward worker and `collect`.
 
-Invariant: each is collected once, in the order of arrival; after a failure `collect` raises it and nothing else.
+Invariant: each verdict is collected once, in the order of arrival; after a failure `collect` raises it, once nothing
+is left to collect.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.protocols.rollout import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollpacker.protocols.rollout import Verdict
 
-
-class Outbox:
-    """Verdicts that wait to be collected."""
+class Outbox(Arrivals[Verdict]):
+    """Verdicts to collect, or the error that ended the worker."""
 
     def __init__(self) -> None:
-        self._verdicts: list[Verdict] = []
+        super().__init__()
         self._failure: Exception | None = None
-        self._is_closed = False
-        self._changed = asyncio.Event()
-
-    def put(self, verdict: Verdict) -> None:
-        self._verdicts.append(verdict)
-        self._changed.set()
 
     def fail(self, error: Exception) -> None:
         self._failure = error
-        self._changed.set()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._changed.set()
+        self.close()
 
     def refuse_when_closed(self) -> None:
-        if self._is_closed:
+        if self._is_closed and self._failure is None:
             raise ImpossibleEvent(
                 "A closed reward worker was asked to score", "Allowed: before close()", "Please report this"
             )
 
     async def collect(self) -> Sequence[Verdict]:
-        await self._changed.wait()
-        if self._failure is not None:
+        verdicts = await super().collect()
+        if not verdicts and self._failure is not None:
             raise self._failure
-        verdicts, self._verdicts = self._verdicts, []
-        if not self._is_closed:
-            self._changed.clear()
         return verdicts

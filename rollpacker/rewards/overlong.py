@@ -1,9 +1,9 @@
 """Over-long reward shaping: a response that comes near the length limit loses some of its reward.
 
-    reward as judged  -  penalty * (how far the length is into the last `buffer_tokens` below the limit, 0 to 1)
+    unshaped reward  -  penalty * (how far the length is into the last `buffer_tokens` below the limit, 0 to 1)
 
-Invariant: what the judge said is kept and recorded beside it; dynamic sampling goes by what the judge said, advantages
-by the shaped reward. A response at the limit loses the whole penalty, one that ends before the buffer nothing.
+Invariant: the unshaped reward is kept and recorded beside it; dynamic sampling uses the unshaped reward, advantages
+the shaped one. A response at the limit loses the whole penalty, one that ends before the buffer nothing.
 
 Source: DAPO (arXiv 2503.14476), section 3.4 and equation 13, with L_max = `rollout.max_response_tokens` and L_cache =
 `reward.overlong_buffer_tokens`; verl's DAPO reward manager (`overlong_buffer.len`, `overlong_buffer.penalty_factor`),

@@ -1,4 +1,4 @@
-"""What processes need that must not outlive those who started them, nor take more than their share."""
+"""Binds the life of a process to its parent's, and limits its resources."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def exit_when_parent_dies(parent_pid: int) -> None:
-    """Let the kernel send a signal, and look: it also comes when only the *thread* ends that started this process."""
+    """Exit at the kernel's signal if the parent is gone; it also comes when only the starting *thread* ends."""
 
-    def look(_signal: int, _frame: FrameType | None) -> None:
+    def check(_signal: int, _frame: FrameType | None) -> None:
         if os.getppid() != parent_pid:
             os._exit(1)
 
-    signal.signal(signal.SIGUSR1, look)
+    signal.signal(signal.SIGUSR1, check)
     set_parent_death_signal(signal.SIGUSR1)
-    look(0, None)
+    check(0, None)
 
 
 def set_parent_death_signal(number: signal.Signals) -> None:

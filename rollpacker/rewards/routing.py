@@ -1,4 +1,4 @@
-"""Sends each response to the worker of its domain, so that one run may hold domains that are judged differently.
+"""Sends each response to the worker of its domain, so that one run may hold domains with different rewards.
 
 Invariant: each request goes to exactly one worker, and its verdict comes back from `collect` exactly once. A domain
 that no worker is named for goes to the default one. A worker that fails makes `collect` raise what it raised.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.rewards.outbox import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +26,7 @@ class RoutingRewardWorker:
         self._default = default
         self._by_domain = dict(by_domain)
         self._workers = tuple(dict.fromkeys([default, *by_domain.values()]))
-        self._verdicts: Arrivals[Verdict] = Arrivals()
-        self._failure: Exception | None = None
+        self._outbox = Outbox()
         self._collectors: list[asyncio.Task[None]] = []
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
@@ -45,14 +44,11 @@ class RoutingRewardWorker:
 
     async def collect(self) -> Sequence[Verdict]:
         """Wait until at least one verdict is there, and take all that are."""
-        verdicts = await self._verdicts.collect()
-        if self._failure is not None:
-            raise self._failure
-        return verdicts
+        return await self._outbox.collect()
 
     async def close(self) -> None:
         """Close every worker, also when one fails to; a pending `collect` returns."""
-        self._verdicts.close()
+        self._outbox.close()
         for collector in self._collectors:
             collector.cancel()
         await asyncio.gather(*self._collectors, return_exceptions=True)
@@ -64,7 +60,6 @@ class RoutingRewardWorker:
     async def _collect_from(self, worker: RewardWorker) -> None:
         try:
             while True:
-                self._verdicts.put(await worker.collect())
-        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or nobody would ever know
-            self._failure = error
-            self._verdicts.close()
+                self._outbox.put(await worker.collect())
+        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
+            self._outbox.fail(error)

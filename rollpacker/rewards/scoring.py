@@ -22,7 +22,7 @@ from rollpacker.paths import real_path
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import check_references, make_reward_worker
 from rollpacker.rewards.judge.reading import check_rubrics, dialogue
-from rollpacker.rewards.sandbox.installed import check_sandbox
+from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSummary:
-    """What a file of responses is worth."""
+    """The scores of a file of responses."""
 
     num_responses: int
     reward_mean: float
@@ -61,7 +61,7 @@ def score_file(
         files: The prompt files, for the references.
         responses_path: JSON lines; `id` names a prompt, and several lines may name the same.
         out_path: Created, replaced or, if it is a stream, written to at the end.
-        on_progress: Told the number of scored responses, and of all, whenever some are done.
+        on_progress: Told the number of scored responses, and of all, when some are done.
         open_judge: Loads the LLM judge, where the reward has one.
 
     Raises:
@@ -146,7 +146,7 @@ def _read_responses(
 
 
 def _prompt_text(reward: RewardSection, prompt: Prompt) -> str:
-    """What the reward of the prompt's domain is told of it."""
+    """The prompt as the reward of its domain reads it."""
     if reward.name_of(prompt.domain) == "judge":
         return dialogue(prompt)
     return "\n".join(message["content"] for message in prompt.messages)

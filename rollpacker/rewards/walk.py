@@ -1,10 +1,10 @@
-"""Judges WALK, the demo's task: walk from one number to another in steps of 1 to 4, saying where you are.
+"""Scores WALK, the demo's task: walk from one number to another in steps of 1 to 4, saying where you are.
 
 For the ground truth `3 20` (start and target) a right response is `+4 7 +4 11 +1 12 +4 16 +4 20`: pairs of a step
 and the number it leads to, separated by any white space, the last number being the target. The prompt (`3 20 :`)
-is not looked at. The first mistake decides:
+is not used. The first mistake decides:
 
-* `malformed`: a word is not a step or a number where one is due, or the last step has no number;
+* `malformed`: a word is not the expected step or number, or the last step has no number;
 * `wrong_sum`: a number is not the one before plus the step;
 * `truncated`: no mistake so far, but the response ended at the length limit;
 * `missed_target`: every sum is right, and the last number (or the start, of an empty response) is not the target.
@@ -14,24 +14,24 @@ It cannot hang: one pass over the words. Source: facts/engines.md, section 7.
 
 from __future__ import annotations
 
-from rollpacker.rewards.judgement import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Judgement
+from rollpacker.rewards.reward_module import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 
 STEPS = {"+1": 1, "+2": 2, "+3": 3, "+4": 4}
 
-_MALFORMED = Judgement(0.0, "malformed")
-_WRONG_SUM = Judgement(0.0, "wrong_sum")
-_MISSED_TARGET = Judgement(0.0, "missed_target")
+_MALFORMED = Score(0.0, "malformed")
+_WRONG_SUM = Score(0.0, "wrong_sum")
+_MISSED_TARGET = Score(0.0, "missed_target")
 
 _MAX_DIGITS = 18
 """Longer numbers are malformed; Python refuses to read some of them."""
 
 
-def judge(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Judgement:  # noqa: ARG001 the protocol's signature
-    """Judge one walk."""
+def score(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Score:  # noqa: ARG001 the protocol's signature
+    """Score one walk."""
     task = read_task(ground_truth)
     if task is None:
         return UNPARSABLE_GROUND_TRUTH
-    return _judge_walk(response_text.split(), *task, is_truncated)
+    return _score_walk(response_text.split(), *task, is_truncated)
 
 
 def read_task(ground_truth: str) -> tuple[int, int] | None:
@@ -46,7 +46,7 @@ def prepare() -> None:
     """Nothing is slow here."""
 
 
-def _judge_walk(words: list[str], start: int, target: int, is_truncated: bool) -> Judgement:
+def _score_walk(words: list[str], start: int, target: int, is_truncated: bool) -> Score:
     position = start
     for step_word, number_word in zip(words[::2], words[1::2], strict=False):
         step, number = STEPS.get(step_word), _number(number_word)

@@ -1,30 +1,35 @@
-"""Reward workers, as `protocols.reward` wants them: one that judges in place, one with killable processes.
+"""Reward workers, which implement `protocols.reward`: one that scores in place, and pools of killable processes.
 
-Invariant: each request comes back from `collect` exactly once. Nothing polls: a judging process waits on its queue,
-`collect` on the outbox.
+Invariant: each request comes back from `collect` exactly once, unless it was forgotten. Nothing polls: tasks wait on
+the queue of requests, `collect` on the outbox.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.protocols.references import AnswerReference
-from rollpacker.protocols.rollout import Verdict
-from rollpacker.rewards.judgement import verdict_of_crash
 from rollpacker.rewards.outbox import Outbox
-from rollpacker.rewards.process_pool import JudgingProcess, TimedJudgement
+from rollpacker.rewards.reward_module import CHECKER_CRASHED, TIMEOUT, Score, verdict_of, verdict_of_crash
+from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollpacker.protocols.reward import ScoringRequest
-    from rollpacker.rewards.judgement import RewardModule
+    from rollpacker.protocols.rollout import Verdict
+    from rollpacker.rewards.reward_module import RewardModule
+
+SUPERVISOR_GRACE_S = 10.0
+"""How much longer than the check's limit a supervisor may take to respond, on a node that is busy."""
 
 
 class InPlaceRewardWorker:
-    """For rewards that are fast and cannot hang: judges while `score` runs."""
+    """For rewards that are fast and cannot hang: scores while `score` runs."""
 
     def __init__(self, module: RewardModule) -> None:
         self._module = module
@@ -32,12 +37,7 @@ class InPlaceRewardWorker:
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
         self._outbox.refuse_when_closed()
-        for request in requests:
-            try:
-                verdict = self._judge(request)
-            except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
-                verdict = verdict_of_crash(request, error)
-            self._outbox.put(verdict)
+        self._outbox.put(map(self._score, requests))
 
     async def forget(self) -> None:
         """Do nothing: what was to be scored was scored at once."""
@@ -48,27 +48,30 @@ class InPlaceRewardWorker:
     async def close(self) -> None:
         self._outbox.close()
 
-    def _judge(self, request: ScoringRequest) -> Verdict:
+    def _score(self, request: ScoringRequest) -> Verdict:
         started_s = time.perf_counter()
-        judgement = self._module.judge(
-            request.prompt_text, request.response_text, request.is_truncated, _answer(request)
-        )
-        return _verdict(request, TimedJudgement(judgement, time.perf_counter() - started_s))
+        try:
+            score = self._module.score(**_arguments(request))
+        except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
+            return verdict_of_crash(request, error)
+        return verdict_of(request, score, time.perf_counter() - started_s)
 
 
-class KillableRewardWorker:
-    """For rewards that may hang or crash: judges in `num_workers` processes, each with a time limit per check."""
+class PooledRewardWorker(ABC):
+    """Scores in processes that can be killed, one request at a time each."""
 
-    def __init__(self, module_name: str, num_workers: int, timeout_s: float) -> None:
-        """Start the processes at once; they import while the caller goes on."""
-        self._processes = [JudgingProcess(module_name, timeout_s) for _ in range(num_workers)]
+    def __init__(self, processes: Sequence[SupervisorProcess]) -> None:
+        """Take processes, which start while the caller goes on."""
+        self._processes = processes
         self._queue: asyncio.Queue[ScoringRequest] = asyncio.Queue()
         self._outbox = Outbox()
         self._tasks: list[asyncio.Task[None]] = []
+        self._num_forgotten = 0
+        """Times that everything was."""
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that this worker started; each has at most one child."""
+        """Of the supervisors."""
         return [process.pid for process in self._processes]
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
@@ -76,10 +79,11 @@ class KillableRewardWorker:
         for request in requests:
             self._queue.put_nowait(request)
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._feed(process)) for process in self._processes]
+            self._tasks = [asyncio.create_task(self._serve(process)) for process in self._processes]
 
     async def forget(self) -> None:
-        """Empty the queue; what the processes are at comes back."""
+        """Empty the queue; verdicts on requests that are in a process are dropped."""
+        self._num_forgotten += 1
         while not self._queue.empty():
             self._queue.get_nowait()
 
@@ -88,47 +92,65 @@ class KillableRewardWorker:
 
         Raises:
             EngineFailed: The processes cannot be started.
+            DataError: The prompt file was changed since it was read.
         """
         return await self._outbox.collect()
 
     async def close(self) -> None:
-        """End every process; requests still in the queue get no verdict, and a pending `collect` returns."""
+        """End every process; queued requests get no verdict, and a pending `collect` returns."""
         self._outbox.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for process in self._processes:
+            process.disconnect()
+        for process in self._processes:
             process.close()
 
-    async def _feed(self, process: JudgingProcess) -> None:
+    @abstractmethod
+    async def _score(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict: ...
+
+    async def _serve(self, process: SupervisorProcess) -> None:
         try:
             while True:
                 request = await self._queue.get()
+                num_forgotten = self._num_forgotten
                 try:
-                    verdict = await _judge_in(process, request)
+                    verdict = await self._score(process, request)
                 except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
                     verdict = verdict_of_crash(request, error)
-                self._outbox.put(verdict)
-        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or nobody would ever know
+                if num_forgotten == self._num_forgotten:
+                    self._outbox.put([verdict])
+        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
             self._outbox.fail(error)
 
 
-async def _judge_in(process: JudgingProcess, request: ScoringRequest) -> Verdict:
-    arguments = {
+class KillableRewardWorker(PooledRewardWorker):
+    """For rewards that may hang or crash: runs a reward module, with a time limit per check (see `scoring_process`)."""
+
+    def __init__(self, module_name: str, num_workers: int, timeout_s: float) -> None:
+        arguments = [module_name, str(timeout_s)]
+        super().__init__(
+            [SupervisorProcess("rollpacker.rewards.scoring_process", arguments) for _ in range(num_workers)]
+        )
+        self._limit_s = timeout_s + SUPERVISOR_GRACE_S
+
+    async def _score(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
+        try:
+            response = await process.ask(json.dumps(_arguments(request)), self._limit_s)
+        except ProcessDied:
+            return verdict_of(request, CHECKER_CRASHED)
+        except TimeoutError:
+            return verdict_of(request, TIMEOUT, self._limit_s)
+        return verdict_of(request, Score(response["reward"], response["reason"]), response["time_s"])
+
+
+def _arguments(request: ScoringRequest) -> dict[str, Any]:
+    """Of a reward module's `score`. That the reference is an answer was checked before the run began."""
+    assert isinstance(request.reference, AnswerReference), request.reference
+    return {
         "prompt_text": request.prompt_text,
         "response_text": request.response_text,
         "is_truncated": request.is_truncated,
-        "ground_truth": _answer(request),
+        "ground_truth": request.reference.text,
     }
-    return _verdict(request, await process.judge(arguments))
-
-
-def _answer(request: ScoringRequest) -> str:
-    """The text that a rule compares with; that there is one was checked before the run began."""
-    assert isinstance(request.reference, AnswerReference), request.reference
-    return request.reference.text
-
-
-def _verdict(request: ScoringRequest, judged: TimedJudgement) -> Verdict:
-    reward, reason = judged.judgement
-    return Verdict(request=request.request, reward=reward, reason=reason, time_s=judged.time_s)

@@ -87,7 +87,7 @@ class ModelledBackend:
 
         is_rebuilt = config.engine.switch == "restart" and len(fleets) > 1
         reward: RewardService = ModelledReward(
-            config.reward, num_cores=plan.num_reward_cores, judge=plan.judge, judgement_of=workload.judgement_of
+            config.reward, num_cores=plan.num_reward_cores, judge=plan.judge, score_of=workload.score_of
         )
         if plan.profile:
             reward = CalledReward(reward, plan.profile.calls)

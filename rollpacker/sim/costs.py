@@ -94,7 +94,7 @@ class StepCosts(Protocol):
     ) -> float:
         """Forward and backward over sequences, on all replicas or so many.
 
-        `forward_only` are sequences whose group has no advantage, which some trainers need not bring backward.
+        `forward_only` are sequences whose group has no advantage, for which some trainers need no backward pass.
         """
 
     def update_s(self) -> float:
@@ -248,7 +248,7 @@ class TrainerCosts:
 
 
 def weight_transfer_s(model: Transformer, hardware: HardwareSection, *, num_gpus: int, tensor_parallel: int) -> float:
-    """Bring a policy from the trainer to every engine."""
+    """Send a policy from the trainer to every engine."""
     num_nodes = math.ceil(num_gpus / hardware.gpus_per_node)
     from_other_nodes = model.num_weight_bytes * (num_nodes - 1) / num_nodes
     network_s = from_other_nodes / (hardware.network_gb_per_s * GIGA * hardware.weight_sync_efficiency)

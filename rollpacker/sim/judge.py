@@ -4,7 +4,7 @@ A verdict's token comes out of the pass that prefills the last token of what is 
 `EngineCosts`. Each replica takes what waits, first come first served, up to a pass's worth of tokens, and gives all
 verdicts of a batch at its end; one answer longer than a pass takes several passes.
 
-    placement   whose GPUs                           what it costs              what it costs the engines
+    placement   GPUs                                 what it costs              what it costs the engines
     dedicated   `judge.num_gpus` beside the actor's  nothing else               nothing
     shared      the actor's, beside its engines      works on `judge.gpu_share` that share, always, and the memory of
                 (CUDA MPS, paper section 4.3)        of the processors          resident layers
@@ -19,7 +19,7 @@ layer arrives while one computes; with one, each waits for its own. So a pass ta
 
 A simplification: MPS is modelled as a fixed split of the processors (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), whether the
 judge has work or not, and memory bandwidth as large enough for both: a prefill reads the weights once for thousands of
-tokens, about 3 % of what the memory gives.
+tokens, about 3 % of the memory bandwidth.
 
 Invariants: a replica works on one batch at a time; each answer is in one batch; busy plus idle time of a replica is all
 time.
@@ -54,13 +54,13 @@ class JudgeCosts:
     engine: EngineCosts
     """Of one replica, by the judge's shape and its share of the GPUs."""
     resident_share: float
-    """Of the layers, which stay in GPU memory."""
+    """Of the layers, those that stay in GPU memory."""
     num_slots: int
-    """Layers that lie in GPU memory while others stream."""
+    """Layers in GPU memory while others stream."""
     is_loaded_per_batch: bool
-    """True when the weights must be brought before idle replicas can work."""
+    """True when the weights must be loaded before idle replicas can work."""
     start_s: float
-    """What bringing them takes beyond their bytes."""
+    """Load time beyond the transfer of their bytes."""
 
     def batch_s(self, lengths_tokens: Sequence[int]) -> float:
         """Judge texts of these lengths, read one after the other in passes of bounded size."""
@@ -76,7 +76,7 @@ class JudgeCosts:
 
     @property
     def load_s(self) -> float:
-        """Bring what does not stream; every GPU has a PCIe link of its own."""
+        """Load the layers that do not stream; every GPU has a PCIe link of its own."""
         if not self.is_loaded_per_batch:
             return 0.0
         streamed = self._layer_bytes_per_gpu * (1 - self.resident_share)

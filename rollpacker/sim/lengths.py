@@ -152,9 +152,9 @@ class SampledLengths:
     exact: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
     """By step, epoch, prompt and sample, for the responses of a recorded run that ended by themselves."""
     at_least: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
-    """Likewise, for those that were aborted: what they had generated."""
+    """The same of aborted ones: tokens generated until then."""
     verdicts: Mapping[tuple[int, int, str, int], tuple[float, str]] = field(default_factory=dict)
-    """Likewise, reward and reason of those that were scored."""
+    """The same: reward and reason of those that were scored."""
 
     @property
     def is_recording(self) -> bool:

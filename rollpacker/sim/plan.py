@@ -1,4 +1,4 @@
-"""What follows from a modelled run's configuration: its GPUs, and the costs of everyone who works on them."""
+"""Derives from a modelled run's configuration its GPUs, and the costs of all work on them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ClusterPlan:
         return next(iter(self.engines.values()))
 
     def weight_transfer_s(self, degree: int) -> float:
-        """Bring a policy to every engine of a degree."""
+        """Send a policy to every engine of a degree."""
         if self.profile:
             return self.profile.weight_transfer_s(degree)
         return weight_transfer_s(self.model, self.hardware, num_gpus=self.num_gpus, tensor_parallel=degree)

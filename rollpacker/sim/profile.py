@@ -39,7 +39,7 @@ class CallCosts:
     response: LinearCost
     """Responses from an engine to the driver; by responses."""
     reward: LinearCost
-    """From `score` to the verdicts, without the judging itself; by responses and tokens."""
+    """From `score` to the verdicts, without the scoring itself; by responses and tokens."""
     collect_interval_s: float
     """Shortest time between two answers of one worker to `collect`."""
     first_rollout_s: float
@@ -63,7 +63,7 @@ class ProfiledEngineCosts:
     decode: DecodeCost
     prefill: LinearCost
     ending_s: float
-    """For each sequence that ends: it is taken out, sent, and judged on the cores that the engine works on."""
+    """For each sequence that ends: it is taken out, sent, and scored on the cores that the engine works on."""
     kv_tokens_capacity: int
     source: Path
 
@@ -101,7 +101,7 @@ class ProfiledTrainerCosts:
     train: LinearCost
     """By responses and tokens."""
     forward: LinearCost
-    """Likewise, for responses without an advantage."""
+    """The same, for responses without an advantage."""
     call_s: float
     """Contained in both of them."""
     step_s: float

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rollpacker.protocols.arrivals import Pace
+
 if TYPE_CHECKING:
     from rollpacker.core.events import EngineProgress
     from rollpacker.core.ids import RequestId
@@ -22,21 +24,7 @@ if TYPE_CHECKING:
 
 
 _INSTANT_S = 1e-6
-"""What is judged within it was judged at once: in reality, before the event loop came to the next answer."""
-
-
-class _Pace:
-    """Keeps answers apart."""
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._last_s = -interval_s
-
-    async def wait(self) -> None:
-        await asyncio.sleep(max(self._last_s + self._interval_s - asyncio.get_running_loop().time(), 0))
-
-    def answered(self) -> None:
-        self._last_s = asyncio.get_running_loop().time()
+"""Verdicts within it count as immediate: in reality, they come before the event loop handles the next answer."""
 
 
 class CalledEngine:
@@ -46,7 +34,7 @@ class CalledEngine:
         self._engine = engine
         self._costs = costs
         self._half_s = costs.call_s / 2
-        self._pace = _Pace(costs.collect_interval_s)
+        self._pace = Pace(costs.collect_interval_s)
         self._warm_up_s = 0.0
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
@@ -102,9 +90,9 @@ class CalledReward:
         self._reward = reward
         self._costs = costs
         self._next: asyncio.Task[Sequence[Verdict]] | None = None
-        """A `collect` of the reward that nobody awaits yet."""
+        """A `collect` of the reward that is not awaited yet."""
         self._half_s = costs.call_s / 2
-        self._pace = _Pace(costs.collect_interval_s)
+        self._pace = Pace(costs.collect_interval_s)
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
         num_tokens = sum(len(response.token_ids) for response in responses)

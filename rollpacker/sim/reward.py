@@ -1,7 +1,7 @@
 """A modelled reward service: programs in a sandbox, rules on CPU workers, answers read by an LLM judge.
 
 Invariant: each response has one verdict. What it says, and the work that it takes, are the workload's and depend on the
-request alone; how long it takes depends on the limit and on what else is judged at the time. What does not end within
+request alone; how long it takes depends on the limit and on what else is scored at the time. What does not end within
 its limit is stopped there, with reward 0 and reason `timeout`.
 
 A program is one test case, number 0: the paper's run times (Fig 7a) are those of whole programs.
@@ -29,8 +29,8 @@ Item = TypeVar("Item", Program, Answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What judging a response comes to, and the work that it takes."""
+class ModelledScore:
+    """The score of a response, and the work that scoring takes."""
 
     reward: float
     reason: str
@@ -45,13 +45,13 @@ class Judgement:
 
 
 class ModelledReward:
-    """Judges by the workload.
+    """Scores as the workload says.
 
     Args:
         section: Workers, cores, and the limit of what is given none.
         num_cores: Of the cluster, for programs; None: as many as workers.
         judge: Where an LLM judge works; None when no response needs one.
-        judgement_of: What becomes of each response.
+        score_of: The score of each response and the work that it takes.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ModelledReward:
         *,
         num_cores: int | None = None,
         judge: JudgePlan | None = None,
-        judgement_of: Callable[[ResponseToScore], Judgement],
+        score_of: Callable[[ResponseToScore], ModelledScore],
     ) -> None:
         self._timeout_s = section.timeout_s
-        self._judgement_of = judgement_of
+        self._score_of = score_of
         num_workers, num_rule_workers = section.num_workers, section.num_rule_workers
         num_places = num_workers if section.num_cores else min(num_workers, num_cores or num_workers)
         programs = Sandbox(num_places=num_places, num_cores=section.num_cores or num_places)
@@ -73,8 +73,8 @@ class ModelledReward:
             self._rules = _Timed(rules, self._programs_ended)
         self._judge: _Timed[Answer] | None = None
         if judge is not None:
-            self._judge = _Timed(Judge(judge.costs, num_replicas=judge.num_replicas), self._answers_judged)
-        self._in_work: dict[Program | Answer, tuple[ResponseToScore, Judgement]] = {}
+            self._judge = _Timed(Judge(judge.costs, num_replicas=judge.num_replicas), self._answers_read)
+        self._in_work: dict[Program | Answer, tuple[ResponseToScore, ModelledScore]] = {}
         self._arrivals: Arrivals[Verdict] = Arrivals()
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
@@ -82,18 +82,18 @@ class ModelledReward:
         rules: list[Program] = []
         answers: list[Answer] = []
         for response in responses:
-            judgement = self._judgement_of(response)
+            score = self._score_of(response)
             item: Program | Answer
-            if judgement.judge_tokens is not None:
-                item = Answer(num_tokens=judgement.judge_tokens)
+            if score.judge_tokens is not None:
+                item = Answer(num_tokens=score.judge_tokens)
                 answers.append(item)
             else:
                 limit_s = self._timeout_s
-                if judgement.has_program and response.case_limits_s:
+                if score.has_program and response.case_limits_s:
                     limit_s = response.case_limits_s[0]
-                item = Program(work_s=judgement.start_s + judgement.time_s, limit_s=judgement.start_s + limit_s)
-                (programs if judgement.has_program else rules).append(item)
-            self._in_work[item] = response, judgement
+                item = Program(work_s=score.start_s + score.time_s, limit_s=score.start_s + limit_s)
+                (programs if score.has_program else rules).append(item)
+            self._in_work[item] = response, score
         if programs:
             self._programs.add(programs)
         if rules:
@@ -123,24 +123,22 @@ class ModelledReward:
         self._arrivals.put([self._verdict_on(program) for program in programs])
 
     def _verdict_on(self, program: Program) -> Verdict:
-        response, judgement = self._in_work.pop(program)
-        is_right = judgement.reward > 0 and not program.was_killed
+        response, score = self._in_work.pop(program)
+        is_right = score.reward > 0 and not program.was_killed
         return Verdict(
             request=response.request,
-            reward=0.0 if program.was_killed else judgement.reward,
-            reason="timeout" if program.was_killed else judgement.reason,
+            reward=0.0 if program.was_killed else score.reward,
+            reason="timeout" if program.was_killed else score.reason,
             time_s=program.time_s,
-            case_runs=(CaseRun(0, program.time_s - judgement.start_s, is_right),) if judgement.has_program else (),
+            case_runs=(CaseRun(0, program.time_s - score.start_s, is_right),) if score.has_program else (),
         )
 
-    def _answers_judged(self, answers: Sequence[Answer]) -> None:
+    def _answers_read(self, answers: Sequence[Answer]) -> None:
         verdicts: list[Verdict] = []
         for answer in answers:
-            response, judgement = self._in_work.pop(answer)
+            response, score = self._in_work.pop(answer)
             verdicts.append(
-                Verdict(
-                    request=response.request, reward=judgement.reward, reason=judgement.reason, time_s=answer.time_s
-                )
+                Verdict(request=response.request, reward=score.reward, reason=score.reason, time_s=answer.time_s)
             )
         self._arrivals.put(verdicts)
 

@@ -1,4 +1,4 @@
-"""What a modelled run would be, judged before it starts; implements `protocols.backend.RunFacts`."""
+"""Facts of a modelled run, checked before it starts; implements `protocols.backend.RunFacts`."""
 
 from __future__ import annotations
 

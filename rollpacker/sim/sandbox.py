@@ -1,4 +1,4 @@
-"""Programs on the cores of a modelled allocation: so many at once, which share the cores when they are more than these.
+"""Programs on the cores of a modelled allocation: a number at a time, which share the cores when there are fewer cores.
 
 Processor sharing, one event per start or end: with n programs running, each advances at the rate min(1, cores / n), so
 all of them advance alike, and one counter P (what a program that ran since time 0 would have computed) stands for the
@@ -6,8 +6,8 @@ progress of all. A program of work w that starts at P ends at P + w, whatever th
 first. Its limit is wall-clock time, as a sandbox measures it: a crowd makes programs slower, and some of them fail.
 Further programs wait, first come first served. O(log n) per event.
 
-Invariants (`check`): never more programs run than there are places; what was computed for all programs is what the
-cores were busy; no program runs beyond its limit.
+Invariants (`check`): never more programs run than there are places; the work of all programs equals the busy time of
+the cores; no program runs beyond its limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a modelled run works on: its prompts, how each response will end, and what its judgement will be.
+"""What a modelled run works on: its prompts, how each response will end, and how it will be scored.
 
 Invariant: everything is a function of the configuration and of the request, so a run repeats byte by byte, however its
 timing falls and wherever it is resumed.
@@ -9,9 +9,9 @@ the same is its prompt's own nature: a Gaussian copula mixes a number of the pro
 
     z = sqrt(rho) * z_prompt + sqrt(1 - rho) * z_sample,     length = quantile(Phi(z))
 
-so a prompt of long responses is long in every round, epoch and system. rho is a guess until somebody measures it. The
-run times of a prompt's programs are drawn likewise, and so is whether a response is right. Lengths may drift from step
-to step, and so may the share of right responses.
+so a prompt of long responses is long in every round, epoch and system. rho is a guess, not yet measured. The
+run times of a prompt's programs are drawn in the same way, and so is whether a response is right. Lengths and the share
+of right responses may drift from step to step.
 
 A right program ends: its run time is drawn from the part of the paper's distribution (Fig 7a) that is below the limit
 of 30 s. What reached the limit there is taken for endless, and for wrong. A response that was cut has no program to
@@ -44,7 +44,7 @@ from rollpacker.sim.lengths import (
     read_lengths,
     read_packaged,
 )
-from rollpacker.sim.reward import Judgement
+from rollpacker.sim.reward import ModelledScore
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 RewardKind = Literal["rule", "sandbox", "judge"]
 
 REWARD_KINDS: Mapping[Domain, RewardKind] = {Domain("code"): "sandbox", Domain("judge"): "judge"}
-"""How a domain is judged that `reward.kinds` does not name; by a rule where it is not here either."""
+"""How domains that `reward.kinds` does not name are scored; the others by a rule."""
 
 PAPER_LIMIT_S = 30.0
 """At which the sandbox of Fig 7a stopped programs."""
@@ -69,7 +69,7 @@ _TWO_TO_63 = float(1 << 63)
 
 
 class Workload:
-    """The prompts of a run and the fate of each response."""
+    """The prompts of a run, and length and score of each response."""
 
     def __init__(self, config: RunConfig) -> None:
         """Read what the configuration names.
@@ -133,7 +133,7 @@ class Workload:
         self._run_times, self._longest_p = programs.run_times, 1.0
         self._sandbox_start_s = programs.start_s
 
-    def judgement_of(self, response: ResponseToScore) -> Judgement:
+    def score_of(self, response: ResponseToScore) -> ModelledScore:
         """Whether a response is right, and what work it is to tell."""
         name, domain = response.request, response.prompt.domain
         luck, run_time_p = self._two_uniforms(
@@ -150,12 +150,12 @@ class Workload:
             case "judge" if self._section.reward_time_s is None:
                 num_prompt_tokens = len(self.prompts[name.prompt.key].token_ids)
                 num_tokens = num_prompt_tokens + len(response.token_ids) + self._template_tokens
-                return Judgement(reward=reward, reason=reason, judge_tokens=num_tokens)
+                return ModelledScore(reward=reward, reason=reason, judge_tokens=num_tokens)
             case "sandbox" if not response.is_truncated:
                 has_hung = not is_right and luck - solve_rate < self._section.endless_share
                 is_endless = reason == "timeout" if recorded else has_hung
                 time_s = math.inf if is_endless else self._run_time_s(name.prompt.key, run_time_p)
-                return Judgement(
+                return ModelledScore(
                     reward=reward,
                     reason=reason,
                     time_s=self._or_fixed(time_s),
@@ -163,7 +163,7 @@ class Workload:
                     start_s=self._sandbox_start_s,
                 )
             case _:
-                return Judgement(reward=reward, reason=reason, time_s=self._or_fixed(self._rule_time_s))
+                return ModelledScore(reward=reward, reason=reason, time_s=self._or_fixed(self._rule_time_s))
 
     def _kind(self, domain: Domain) -> RewardKind:
         return self._kinds.get(domain, "rule")

@@ -26,8 +26,10 @@ from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.rewards.overlong import NO_PUNISHMENT
-from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.driver import Driver, Listeners
+from rollpacker.runtime.rollout.engines import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
@@ -65,24 +67,30 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
     driver = Driver(
         scheduler=Scheduler(settings),
         order=PromptOrder({MATH: list(prompts)}, seed=0, shuffle=True, num_epochs=None),
-        prompts=prompts,
-        fleets={1: Fleet(engines={engine.engine: engine for engine in engines})},
-        replace_engine=None,
+        fleet=FleetParts(
+            fleets={1: Fleet(engines={engine.engine: engine for engine in engines})},
+            replace_engine=None,
+            engine=EngineSection(),
+            deadlines=DeadlineSection(),
+            straggler_s=60,
+        ),
         reward=ScriptedReward(),
-        rewards=RewardSection(),
-        rollout=RolloutSection(num_prompts=num_prompts, num_responses=num_responses),
-        overlong=NO_PUNISHMENT,
-        engine=EngineSection(),
-        deadlines=DeadlineSection(),
-        straggler_s=60,
-        seed=0,
+        sampling=SamplingRules(
+            prompts=prompts,
+            rollout=RolloutSection(num_prompts=num_prompts, num_responses=num_responses),
+            rewards=RewardSection(),
+            overlong=NO_PUNISHMENT,
+            seed=0,
+        ),
         clock=clock,
         interval_log=IntervalLog(clock),
         watchdog=Watchdog(Path("stall.txt"), 600),
-        on_event=lambda *_: None,
-        on_progress=lambda *_: None,
-        on_stream=lambda *_: None,
-        note=lambda _: None,
+        listeners=Listeners(
+            on_event=lambda *_: None,
+            on_progress=lambda *_: None,
+            on_stream=lambda *_: None,
+            note=lambda _: None,
+        ),
     )
     await driver.start()
     began, num_launched = time.process_time(), 0

@@ -20,23 +20,23 @@ LIMIT_S = 10.0
 
 
 def main() -> None:
-    """Judge a corpus by a real pool."""
+    """Score a corpus with a real pool."""
     words = [int(word) for word in sys.argv[1:]]
     num_each, seed = (*words, *(NUM_EACH, 0)[len(words) :])
     programs = generate(num_each, seed)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        reasons = asyncio.run(judge(Path(folder), programs))
+        reasons = asyncio.run(reasons_of(Path(folder), programs))
     print(f"seed {seed}, {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     print_table(programs, reasons)
 
 
-async def judge(folder, programs):
+async def reasons_of(folder, programs):
     """Give the reason of each program's verdict."""
     lines = [{"id": str(index), **program.fields} for index, program in enumerate(programs)]
     references = write_prompts(folder, lines)
     async with Pool(num_workers=2) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             *(
                 request_of(index, references[str(index)], fenced(program.source), limits_s=(LIMIT_S,))
                 for index, program in enumerate(programs)

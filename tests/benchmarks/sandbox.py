@@ -61,9 +61,9 @@ async def time_pool(folder, isolation, fields, program, num_workers):
     """Give the wall time of all programs."""
     (reference,) = write_prompts(folder, [{"id": "a", **fields}]).values()
     async with Pool(isolation=isolation, num_workers=num_workers) as pool:
-        await pool.judge(*(request_of(index, reference, program) for index in range(num_workers)))
+        await pool.score(*(request_of(index, reference, program) for index in range(num_workers)))
         began_s = time.monotonic()
-        verdicts = await pool.judge(*(request_of(index, reference, program) for index in range(NUM_PROGRAMS)))
+        verdicts = await pool.score(*(request_of(index, reference, program) for index in range(NUM_PROGRAMS)))
         wall_s = time.monotonic() - began_s
         assert {verdict.reason for verdict in verdicts} == {"correct"}
         return wall_s
@@ -75,7 +75,7 @@ def per_program_ms(seconds):
 
 
 def correct(folder):
-    """Judge 1,000 correct programs under the paper's adaptive limits, and under tight ones."""
+    """Score 1,000 correct programs under the paper's adaptive limits, and under tight ones."""
     print(f"load {os.getloadavg()[0]:.0f} on {len(os.sched_getaffinity(0))} cores")
     for name, settings, busy_s in (
         ("the paper's: 1.5 x, 2 to 30 s", RewardBudgetSettings(), (0.0, 0.06)),
@@ -87,7 +87,7 @@ def correct(folder):
 
 
 def adaptive(folder):
-    """Judge the same responses, 5 % of which hang, under adaptive limits and under a fixed one."""
+    """Score the same responses, 5 % of which hang, under adaptive limits and under a fixed one."""
     values = {"num_prompts": 10, "num_responses": 20, "busy_s": (0.0, 0.06), "hanging": 0.05}
     most_s = SandboxSection().max_case_s / SCALE
     settings = RewardBudgetSettings(factor=Fraction(3, 2), min_limit_s=2 / SCALE, max_limit_s=most_s)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rollpacker.demo import mixed
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
-from rollpacker.demo.language import WALKS
+from rollpacker.demo.task import WALKS
 from rollpacker.demo.three_commands import words_of
 from rollpacker.demo.warm_start import make_model
 from rollpacker.metrics.tables import read_table

@@ -113,7 +113,7 @@ def train_with_trl(config: RunConfig, output: Path) -> Batches:
         prompts: list[str], completions: list[str], completion_ids: list[list[int]], ground_truth: list[str], **_: Any
     ) -> list[float]:
         rewards = [
-            walk.judge(prompt, text, ids[-1] != tokenizer.eos_token_id, truth).reward
+            walk.score(prompt, text, ids[-1] != tokenizer.eos_token_id, truth).reward
             for prompt, text, ids, truth in zip(prompts, completions, completion_ids, ground_truth, strict=True)
         ]
         batches.lengths.append([len(ids) for ids in completion_ids])

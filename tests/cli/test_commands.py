@@ -58,7 +58,7 @@ def test_check_full_prints_every_key(workdir: Path, capsys: pytest.CaptureFixtur
 
 def test_check_says_what_plain_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _run(["check", *RUN, "system=verl", "run.num_epochs=2"], capsys)
-    assert "verl: every response of a batch is waited for; they are scored after the last one" in text
+    assert "verl: a step waits for every response of its batch; they are scored after the last one" in text
     assert "rounds launch" not in text
     assert "about 3, limited by run.num_epochs" in text
 

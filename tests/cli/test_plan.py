@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.analysis.plan.question import Question, split_words
+from rollpacker.analysis.plan.question import Question, split_arguments
 from rollpacker.cli.main import main
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
@@ -122,8 +122,8 @@ def test_where_no_degree_fits_every_degree_has_its_reason(workdir, capsys):
         assert f"TP {degree}: An engine of engine.tensor_parallel={degree} " in text
 
 
-def test_own_words_are_told_from_those_of_the_runs():
-    question, words = split_words(["gpus=32", "model=x", "seconds=9", "systems=verl,tail", "run.num_epochs=null"])
+def test_the_settings_of_the_plan_are_separated_from_the_keys_of_the_runs():
+    question, words = split_arguments(["gpus=32", "model=x", "seconds=9", "systems=verl,tail", "run.num_epochs=null"])
     assert words == ["model=x", "run.num_epochs=null"]
     assert question == Question(
         num_gpus=32,
@@ -137,7 +137,7 @@ def test_own_words_are_told_from_those_of_the_runs():
 
 def test_all_mistakes_are_told_together():
     with pytest.raises(ConfigError) as caught:
-        split_words(["system=verl", "seeds=0"])
+        split_arguments(["system=verl", "seeds=0"])
     text = str(caught.value)
     assert "`system=verl`" in text
     assert "seeds=0" in text

@@ -29,7 +29,11 @@ BAD = {
     "an existing file": (_existing, ["out=old.parquet"], ["out=old.parquet exists", "overwrite=true"]),
     "a folder": (_folder, ["out=old.parquet", "overwrite=true"], ["is a folder"]),
     "below a file": (_nothing, ["out=prompts.jsonl/p.parquet"], ["out=prompts.jsonl/p.parquet", "is a file"]),
-    "a bad truth value": (_nothing, ["out=p.parquet", "overwrite=perhaps"], ["overwrite=perhaps", "true or false"]),
+    "a bad truth value": (
+        _nothing,
+        ["out=p.parquet", "overwrite=perhaps"],
+        ["overwrite=perhaps", "true, false"],
+    ),
     "a modelled backend": (_nothing, ["out=p.parquet", "backend=sim"], ["backend.name=sim", "hardware.profile"]),
     "no model": (_nothing, ["out=p.parquet", "model.path=gone"], ["gone", "does not exist"]),
     "a misspelt key": (_nothing, ["out=p.parquet", "engine.num_engine=1"], ["engine.num_engines"]),

@@ -94,7 +94,7 @@ def test_answers_and_rubrics_are_held_by_the_prompt(references):
 def test_test_cases_of_every_form_are_read_from_the_file_when_they_are_needed(
     references, key, style, entry_point, cases
 ):
-    reference = pickle.loads(pickle.dumps(references[key]))  # noqa: S301 as it comes to the process that judges
+    reference = pickle.loads(pickle.dumps(references[key]))  # noqa: S301 as it comes to the process that scores
     assert (reference.style, reference.entry_point, reference.num_cases) == (style, entry_point, len(cases))
     assert [shape(case) for case in load_test_cases(reference)] == cases
 

@@ -12,26 +12,26 @@ from rollpacker.config.sections.data import PromptFile
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.demo import inputs, mixed, task
-from rollpacker.demo.language import WALKS
+from rollpacker.demo.task import WALKS
 from rollpacker.demo.warm_start import make_model
 from rollpacker.rewards import walk
 
 
-def judge(walked, answer):
-    return walk.judge(walked.prompt, answer, False, walked.ground_truth)
+def score(walked, answer):
+    return walk.score(walked.prompt, answer, False, walked.ground_truth)
 
 
 def test_worked_out_answers_are_right_when_the_bad_habit_does_not_show():
     rng = random.Random(0)
     for _ in range(200):
         walked = task.draw_walk(rng)
-        assert judge(walked, task.work_out(walked, rng, habit_probability=0)).reward == 1
+        assert score(walked, task.work_out(walked, rng, habit_probability=0)).reward == 1
 
 
 def test_the_bad_habit_leaves_room_for_the_reward_to_rise():
     rng = random.Random(0)
     walks = [task.draw_walk(rng) for _ in range(1000)]
-    right = statistics.mean(judge(walked, task.work_out(walked, rng)).reward for walked in walks)
+    right = statistics.mean(score(walked, task.work_out(walked, rng)).reward for walked in walks)
     assert 0.4 < right < 0.7
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.metrics.event_log import attempt_paths
-from rollpacker.rewards.walk import judge
+from rollpacker.rewards.walk import score
 from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.invariants import assert_all_holds, assert_each_prompt_was_trained_once, assert_each_step_once
 from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
@@ -152,7 +152,7 @@ def test_the_trained_model_earns_in_anybodys_hands_what_it_earns_in_the_run(inpu
         for response in written[:, batch["input_ids"].shape[1] :]:
             is_cut = tokenizer.eos_token_id not in response
             text = tokenizer.decode(response, skip_special_tokens=True)
-            rewards.append(judge(prompt["prompt"], text, is_cut, prompt["ground_truth"]).reward)
+            rewards.append(score(prompt["prompt"], text, is_cut, prompt["ground_truth"]).reward)
     own = [row["reward"] for row in rows(tail_run.run_dir, "responses") if row["domain"] == "walk" and row["accepted"]]
     assert sum(rewards) / len(rewards) == pytest.approx(sum(own) / len(own), abs=0.15)
 

@@ -20,8 +20,9 @@ from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.model import ModelSection, ShapeSection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.reward import RewardSection
-from rollpacker.config.sections.rollout import RolloutSection, SystemSection
+from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.config.sections.run import RunSection
+from rollpacker.config.sections.system import SystemSection
 from rollpacker.config.sections.weight_sync import WeightSyncSection
 from tests.fuzz.faults import Fault, FaultKind
 

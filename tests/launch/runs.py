@@ -1,12 +1,12 @@
-"""Runs as their stack_sources describe them, and as they lie on the disk."""
+"""Runs as their sources describe them, and as they lie on the disk."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rollpacker.launch.queue import JobState
-from rollpacker.launch.standing import Progress, RunStatusView
+from rollpacker.launch.job_states import JobState
+from rollpacker.launch.run_status_view import Progress, RunStatusView
 from rollpacker.launch.submissions import Submission
 from rollpacker.runtime.run.status import RunStatus
 

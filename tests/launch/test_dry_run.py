@@ -50,7 +50,7 @@ def test_check_says_what_slurm_would_be_asked_for(here: Path, capsys: pytest.Cap
     words = ["model=qwen2.5-7b,qwen2.5-14b", "cluster.partition=gpu", "cluster.time_limit_min=60"]
     assert main(["check", "-m", *E2E, *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "2 nodes x 96 CPUs + 8 GPUs and all memory, shared with nobody in gpu, for 60 minutes; requeued" in printed
+    assert "2 nodes x 96 CPUs + 8 GPUs and all memory, exclusively in gpu, for 60 minutes; requeued" in printed
     assert "reserving 48.5 CPUs + 32 GPUs of 4 nodes x 96 CPUs + 8 GPUs in Ray" in printed
 
 
@@ -68,7 +68,7 @@ def test_points_that_were_submitted_are_not_submitted_where_slurm_cannot_be_aske
     write_submission(here / "sweep/verl-qwen2.5-7b", submission)
     assert main(["train", "-m", *E2E, "system=verl"]) == 1
     told = capsys.readouterr().err
-    assert "Slurm cannot be asked whether they still run" in told
+    assert "Slurm does not say whether they still run" in told
     assert "squeue" in told
     assert not (here / "called").exists()
 

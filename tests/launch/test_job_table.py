@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.launch.job_table import duration, job_table, run_names
-from rollpacker.launch.standing import RunStatusView
+from rollpacker.launch.run_status_view import RunStatusView
 from rollpacker.terminal import Terminal
 from tests.launch.runs import NOW, a_job, a_run, a_status, a_submission, progress
 
@@ -70,10 +70,10 @@ def _sweep() -> list[RunStatusView]:
     ]
 
 
-def _drawn(standings: list[RunStatusView], width: int, complaint: str = "") -> str:
+def _drawn(views: list[RunStatusView], width: int, complaint: str = "") -> str:
     console = Terminal(width=width)
     with console.capture() as capture:
-        console.print(job_table(standings, now=NOW, complaint=complaint))
+        console.print(job_table(views, now=NOW, complaint=complaint))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
@@ -110,9 +110,7 @@ def test_what_a_log_says_is_not_taken_for_markup() -> None:
 def test_a_slurm_that_could_not_be_asked_is_told() -> None:
     text = _drawn([a_run(status=a_status())], 120, complaint="There is no command `squeue` here.")
 
-    assert (
-        "Slurm could not be asked, so this is what the runs say themselves. There is no command `squeue` here." in text
-    )
+    assert "Slurm did not answer; this is the status that the runs wrote themselves. There is no command" in text
 
 
 def test_names_are_what_tells_the_paths_apart_and_the_folder_is_one_that_commands_take() -> None:

@@ -14,8 +14,8 @@ from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.launcher import launch
 from rollpacker.launch.points import points_of
+from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import read_submission
-from rollpacker.launch.surroundings import submission_environment
 
 SEEN: list[DictConfig] = []
 
@@ -96,7 +96,7 @@ def test_two_launches_do_not_submit_at_the_same_time(sbatch: Path) -> None:
     Path("sweep/.submitit").mkdir(parents=True)
     with Path("sweep/.submitit/launch.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(WorldError, match="Another launch submits points of sweep now"):
+        with pytest.raises(WorldError, match="Another launch is submitting points of sweep"):
             _launch("run.seed=0")
     assert not Path("calls").exists()
 

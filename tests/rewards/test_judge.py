@@ -20,7 +20,7 @@ from rollpacker.protocols.references import AnswerReference, JudgeReference
 from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.protocols.rollout import Prompt
 from rollpacker.rewards.judge.reading import JudgePrompts, dialogue, read_template
-from rollpacker.rewards.judge.verdicts import judgement_of
+from rollpacker.rewards.judge.verdicts import score_of
 from rollpacker.rewards.judge.worker import JudgeRewardWorker
 from tests.judges import END, TURN, first_token_logprobs, judge_section, make_judge, make_tokenizer
 
@@ -167,10 +167,10 @@ def test_a_verdict_is_one_token(folder, model):
 def test_a_verdict_is_worth_its_share_of_yes(yes, no, keys, expected):
     section = JudgeSection(**keys)
     logprobs = [math.log(yes / 2)] * 2 + [math.log(no / 2)] * 2
-    reward, reason = judgement_of(section, logprobs)
+    reward, reason = score_of(section, logprobs)
     assert (pytest.approx(reward), reason) == expected
     with pytest.raises(EngineFailed, match="log-probabilities"):
-        judgement_of(section, [math.nan] * 4)
+        score_of(section, [math.nan] * 4)
 
 
 @pytest.mark.parametrize(

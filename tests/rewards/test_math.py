@@ -7,9 +7,9 @@ from rollpacker.rewards import math
 
 
 def reason_of(response, ground_truth, is_truncated=False):
-    judgement = math.judge("", response, is_truncated, ground_truth)
-    assert judgement.reward == (1.0 if judgement.reason == "correct" else 0.0)
-    return judgement.reason
+    score = math.score("", response, is_truncated, ground_truth)
+    assert score.reward == (1.0 if score.reason == "correct" else 0.0)
+    return score.reason
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_ground_truth_that_cannot_be_read_is_named(ground_truth):
     assert reason_of(r"\boxed{42}", ground_truth) == "unparsable_ground_truth"
 
 
-def test_judging_math_needs_no_torch():
+def test_scoring_math_needs_no_torch():
     program = (
-        "import sys, rollpacker.rewards.math as math, rollpacker.rewards.judging_process\n"
+        "import sys, rollpacker.rewards.math as math, rollpacker.rewards.scoring_process\n"
         "math.prepare()\n"
         "print(sorted({'torch', 'transformers', 'ray', 'pyarrow'} & set(sys.modules)))"
     )

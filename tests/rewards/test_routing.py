@@ -1,4 +1,4 @@
-"""Domains that are judged differently in one run, with the real checks of math and walks."""
+"""Domains with different rewards in one run, with the real checks of math and walks."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ async def collect(worker, num_verdicts):
     return {verdict.request.sample: verdict.reason for verdict in verdicts}
 
 
-async def test_each_response_is_judged_once_by_the_check_of_its_domain():
+async def test_each_response_is_scored_once_by_the_reward_of_its_domain():
     """`+1 4` is a walk from 3 to 4, and as math it is no answer to 4: the wrong check would say so."""
     worker = make_reward_worker(SECTION)
     try:
@@ -93,7 +93,7 @@ def prompts_of(*keys):
     return [prompt for prompt in load_prompts([PromptFile(path=MIXED)]) if prompt.key in keys]
 
 
-def test_answers_are_judged_by_math_and_walk():
+def test_answers_are_scored_by_math_and_walk():
     check_references(SECTION, prompts_of("math-1", "math-2", "walk-1"))
 
 

@@ -25,7 +25,7 @@ LONG_S = 60.0
 
 
 @pytest.fixture(autouse=True)
-def _hostile_judges_can_be_imported(monkeypatch):
+def _hostile_module_can_be_imported(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
@@ -42,7 +42,7 @@ def request_of(sample, ground_truth, response_text="", prompt_text="", is_trunca
 
 @asynccontextmanager
 async def hostile_worker(timeout_s=LONG_S, num_workers=1):
-    worker = KillableRewardWorker("hostile_judges", num_workers, timeout_s)
+    worker = KillableRewardWorker("hostile_module", num_workers, timeout_s)
     try:
         yield worker
     finally:
@@ -90,7 +90,7 @@ def fifo(tmp_path):
     return tmp_path / "fifo"
 
 
-async def test_a_judgement_depends_on_the_four_arguments_and_takes_its_time():
+async def test_a_score_depends_on_the_four_arguments_and_takes_its_time():
     async with hostile_worker() as worker:
         await worker.score([request_of(3, "echo", 'line\n"two" é\ud800', "prompt", is_truncated=True)])
         [verdict] = await worker.collect()
@@ -99,29 +99,29 @@ async def test_a_judgement_depends_on_the_four_arguments_and_takes_its_time():
         assert verdict.time_s > 0
 
 
-async def test_a_check_that_hangs_in_c_is_killed_and_the_next_is_judged():
+async def test_a_check_that_hangs_in_c_is_killed_and_the_next_is_scored():
     async with hostile_worker(timeout_s=2.0) as worker:
-        assert await score(worker, "hang_in_c", "ok", "hang_in_c", "ok") == ["timeout", "judged", "timeout", "judged"]
+        assert await score(worker, "hang_in_c", "ok", "hang_in_c", "ok") == ["timeout", "scored", "timeout", "scored"]
 
 
 @pytest.mark.parametrize("order", ["segfault", "exit", "raise boom", "eat_memory", "long"])
-async def test_a_check_that_crashes_says_so_and_the_next_is_judged(order):
+async def test_a_check_that_crashes_says_so_and_the_next_is_scored(order):
     async with hostile_worker() as worker:
-        assert await score(worker, order, "ok", order, "ok") == ["checker_crashed", "judged"] * 2
+        assert await score(worker, order, "ok", order, "ok") == ["checker_crashed", "scored"] * 2
 
 
-async def test_a_check_that_raises_in_place_is_a_verdict_and_the_next_is_judged(caplog):
-    from tests.rewards import hostile_judges
+async def test_a_check_that_raises_in_place_is_a_verdict_and_the_next_is_scored(caplog):
+    from tests.rewards import hostile_module
 
-    worker = InPlaceRewardWorker(hostile_judges)
-    assert await score(worker, "raise boom", "ok") == ["checker_crashed", "judged"]
+    worker = InPlaceRewardWorker(hostile_module)
+    assert await score(worker, "raise boom", "ok") == ["checker_crashed", "scored"]
     assert "r0:a@0#0 is checker_crashed: ValueError: boom" in caplog.text
 
 
 async def test_a_reward_process_that_cannot_be_started_again_ends_the_run(monkeypatch):
     """Or every further response would silently be worth nothing."""
     async with hostile_worker() as worker:
-        assert await score(worker, "ok") == ["judged"]
+        assert await score(worker, "ok") == ["scored"]
         monkeypatch.setattr(sys, "executable", "/no/such/python")
         os.kill(worker.pids[0], signal.SIGKILL)
         with pytest.raises(EngineFailed, match="cannot start"):
@@ -130,12 +130,12 @@ async def test_a_reward_process_that_cannot_be_started_again_ends_the_run(monkey
 
 async def test_what_a_check_prints_is_not_taken_for_its_verdict():
     async with hostile_worker() as worker:
-        assert await score(worker, "print", "ok") == ["judged", "judged"]
+        assert await score(worker, "print", "ok") == ["scored", "scored"]
 
 
 async def test_the_time_limit_counts_from_the_start_of_the_check_not_of_the_queueing():
     async with hostile_worker(timeout_s=4.0) as worker:
-        assert await score(worker, *["sleep 1.1"] * 4) == ["judged"] * 4
+        assert await score(worker, *["sleep 1.1"] * 4) == ["scored"] * 4
 
 
 async def test_a_waiting_check_does_not_hold_up_the_other_workers(fifo):
@@ -149,31 +149,31 @@ async def test_a_waiting_check_does_not_hold_up_the_other_workers(fifo):
         assert last.request.sample == 0
 
 
-async def test_a_killed_judge_is_a_crash_and_the_next_is_judged(fifo):
+async def test_a_killed_scorer_is_a_crash_and_the_next_is_scored(fifo):
     async with hostile_worker() as worker:
         await worker.score([request_of(0, f"hang_in_c {fifo}"), request_of(1, "ok")])
         os.kill(await read_fifo(fifo), signal.SIGKILL)
         verdicts = await collect(worker, 2)
-        assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "judged"]
+        assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "scored"]
 
 
-async def test_a_killed_keeper_is_a_crash_its_judge_dies_and_the_next_is_judged(fifo):
+async def test_a_killed_supervisor_is_a_crash_its_scorer_dies_and_the_next_is_scored(fifo):
     async with hostile_worker() as worker:
         await worker.score([request_of(0, f"hang_in_c {fifo}"), request_of(1, "ok")])
         with watched(await read_fifo(fifo)) as wait_for_the_end:
             os.kill(worker.pids[0], signal.SIGKILL)
             verdicts = await collect(worker, 2)
-            assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "judged"]
+            assert [verdict.reason for verdict in verdicts] == ["checker_crashed", "scored"]
             wait_for_the_end()
 
 
-async def test_a_keeper_killed_between_checks_costs_none():
+async def test_a_supervisor_killed_between_checks_costs_none():
     async with hostile_worker() as worker:
-        assert await score(worker, "ok") == ["judged"]
+        assert await score(worker, "ok") == ["scored"]
         with watched(worker.pids[0]) as wait_for_the_end:
             os.kill(worker.pids[0], signal.SIGKILL)
             wait_for_the_end()
-        assert await score(worker, "ok") == ["judged"]
+        assert await score(worker, "ok") == ["scored"]
 
 
 async def test_ctrl_c_does_not_end_the_processes():
@@ -184,11 +184,11 @@ async def test_ctrl_c_does_not_end_the_processes():
         assert (await _pid_verdict(worker)).reward == verdict.reward
 
 
-async def test_a_judge_serves_many_checks_and_is_renewed_now_and_then():
+async def test_a_scorer_serves_many_checks_and_is_renewed_now_and_then():
     async with hostile_worker() as worker:
         await worker.score([request_of(sample, "pid") for sample in range(1500)])
-        judges = Counter(verdict.reward for verdict in await collect(worker, 1500))
-        assert sorted(judges.values()) == [500, 1000]
+        scorers = Counter(verdict.reward for verdict in await collect(worker, 1500))
+        assert sorted(scorers.values()) == [500, 1000]
 
 
 async def _pid_verdict(worker):
@@ -210,7 +210,7 @@ async def test_closing_ends_every_process_even_in_the_middle_of_a_check(fifo):
 
 
 async def test_closing_before_the_first_request_ends_every_process():
-    worker = KillableRewardWorker("hostile_judges", 2, LONG_S)
+    worker = KillableRewardWorker("hostile_module", 2, LONG_S)
     with watched(*worker.pids) as wait_for_the_end:
         await worker.close()
         wait_for_the_end()
@@ -228,7 +228,7 @@ async def test_the_end_of_the_thread_that_started_a_worker_is_not_its_end():
     loop = asyncio.get_running_loop()
 
     def start():
-        worker = KillableRewardWorker("hostile_judges", 1, LONG_S)
+        worker = KillableRewardWorker("hostile_module", 1, LONG_S)
         loop.call_soon_threadsafe(made.set_result, worker)
         may_end.wait()
 
@@ -237,10 +237,10 @@ async def test_the_end_of_the_thread_that_started_a_worker_is_not_its_end():
     worker = await made
     try:
         pid = worker.pids[0]
-        assert await score(worker, "ok") == ["judged"]
+        assert await score(worker, "ok") == ["scored"]
         may_end.set()
         wait_until_the_kernel_ended(thread)
-        assert await score(worker, "ok", "ok") == ["judged", "judged"]
+        assert await score(worker, "ok", "ok") == ["scored", "scored"]
         assert worker.pids == [pid]
     finally:
         may_end.set()
@@ -262,7 +262,7 @@ sys.path.insert(0, {here!r})
 from test_worker import KillableRewardWorker, request_of
 
 async def main(situation, fifo):
-    worker = KillableRewardWorker("hostile_judges", 2, 600.0)
+    worker = KillableRewardWorker("hostile_module", 2, 600.0)
     print(*worker.pids, flush=True)
     if situation != "starting":
         await worker.score([request_of(0, f"hang_in_c {{fifo}}"), request_of(1, "ok")])
@@ -275,7 +275,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("situation", ["starting", "judging", "forked"])
+@pytest.mark.parametrize("situation", ["starting", "scoring", "forked"])
 def test_no_process_outlives_a_parent_that_is_killed(fifo, situation):
     """Not even while another child of the parent holds copies of its sockets (`forked`)."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
@@ -283,17 +283,17 @@ def test_no_process_outlives_a_parent_that_is_killed(fifo, situation):
     with subprocess.Popen(
         program, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as parent:
-        keepers = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(keepers) == 2
-        judges = [int(fifo.read_text())] if situation != "starting" else []
-        with watched(*keepers, *judges) as wait_for_the_end:
+        supervisors = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(supervisors) == 2
+        scorers = [int(fifo.read_text())] if situation != "starting" else []
+        with watched(*supervisors, *scorers) as wait_for_the_end:
             parent.kill()
             wait_for_the_end()
         if situation == "forked":
             os.killpg(parent.pid, signal.SIGKILL)
 
 
-async def test_math_answers_that_sympy_never_finishes_are_killed_and_the_next_is_judged():
+async def test_math_answers_that_sympy_never_finishes_are_killed_and_the_next_is_scored():
     worker = make_reward_worker(RewardSection(name="math", timeout_s=2.0))
     try:
         responses = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{7}", r"\boxed{(10^8)!}", r"\boxed{8}", "no idea"]
@@ -311,7 +311,7 @@ async def test_math_answers_that_sympy_never_finishes_are_killed_and_the_next_is
         await worker.close()
 
 
-async def test_walks_are_judged_in_place():
+async def test_walks_are_scored_in_place():
     worker = make_reward_worker(RewardSection(name="walk"))
     await worker.score([request_of(0, "3 5", "+2 5"), request_of(1, "3 5", "+1 4", is_truncated=True)])
     verdicts = await worker.collect()

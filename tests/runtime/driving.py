@@ -20,8 +20,10 @@ from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.protocols.weights import Weights
 from rollpacker.rewards.overlong import NO_PUNISHMENT
-from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.driver import Driver, Listeners
+from rollpacker.runtime.rollout.engines import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.transfer.snapshots import SnapshotSync
@@ -80,24 +82,30 @@ async def driving(
     driver = Driver(
         scheduler=Scheduler(policy or settings()),
         order=PromptOrder({MATH: list(PROMPTS)}, seed=0, shuffle=False, num_epochs=1),
-        prompts=PROMPTS,
-        fleets=fleets or {1: fleet_of(engines)},
-        replace_engine=replace,
+        fleet=FleetParts(
+            fleets=fleets or {1: fleet_of(engines)},
+            replace_engine=replace,
+            engine=EngineSection(max_restarts=max_restarts, restart_pause_s=0),
+            deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s),
+            straggler_s=straggler_s,
+        ),
         reward=reward or ScriptedReward(),
-        rewards=RewardSection(),
-        rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
-        overlong=NO_PUNISHMENT,
-        engine=EngineSection(max_restarts=max_restarts, restart_pause_s=0),
-        deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s),
-        straggler_s=straggler_s,
-        seed=7,
+        sampling=SamplingRules(
+            prompts=PROMPTS,
+            rollout=RolloutSection(num_prompts=4, num_responses=2, max_response_tokens=8),
+            rewards=RewardSection(),
+            overlong=NO_PUNISHMENT,
+            seed=7,
+        ),
         clock=clock,
         interval_log=IntervalLog(clock),
         watchdog=Watchdog(tmp_path / "stall.txt", 60),
-        on_event=lambda *_: None,
-        on_progress=lambda *_: None,
-        note=notes.append,
-        on_stream=lambda record, gpus: lent.append((record.begin.round, gpus)),
+        listeners=Listeners(
+            on_event=lambda *_: None,
+            on_progress=lambda *_: None,
+            on_stream=lambda record, gpus: lent.append((record.begin.round, gpus)),
+            note=notes.append,
+        ),
     )
     driver.notes, driver.lent = notes, lent
     try:

@@ -126,17 +126,17 @@ class ScriptedEngine:
 
 
 class ScriptedReward:
-    """Scores with 1.0 at once, or as `judge` says; `judge` may raise."""
+    """Scores with 1.0 at once, or as `score_of` says; `score_of` may raise."""
 
-    def __init__(self, judge: Callable[[RequestId], float] = lambda _: 1.0):
-        self._judge = judge
+    def __init__(self, score_of: Callable[[RequestId], float] = lambda _: 1.0):
+        self._score_of = score_of
         self._done: asyncio.Queue[Verdict] = asyncio.Queue()
         self.scored: list[RequestId] = []
 
     async def score(self, responses: Sequence[ResponseToScore]) -> None:
         for response in responses:
             self.scored.append(response.request)
-            reward = self._judge(response.request)
+            reward = self._score_of(response.request)
             self._done.put_nowait(Verdict(request=response.request, reward=reward, reason="scripted", time_s=0.0))
 
     async def forget(self) -> None: ...

@@ -17,7 +17,7 @@ from rollpacker.core.errors import Preempted, WorldError
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.job.deadline import CLOSING_S, PreemptionDeadline
-from rollpacker.runtime.job.preemption import Preemption, SlurmPreemption
+from rollpacker.runtime.job.preemption import Preemption, SlurmPreemption, loop_time
 from rollpacker.runtime.job.signals import SignalListener
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.checkpoints import CheckpointStore
@@ -132,7 +132,7 @@ def test_a_notice_with_time_enough_waits_for_the_step_and_one_without_does_not(t
         assert len(read_table(run_dir, "steps")) == finished
 
 
-class DeafEars(SignalListener):
+class DeafListener(SignalListener):
     """Leave this process's signals alone."""
 
     def __init__(self):
@@ -157,7 +157,7 @@ class JobWithLimit:
             here = allocation(
                 self.tmp_path, restart_count=restart_count, end_time=elapsed_s(self.config.run.dir) + self.limit_s
             )
-            preemption = SlurmPreemption(self.config, here, DeafEars(), asyncio.get_running_loop().time)
+            preemption = SlurmPreemption(self.config, here, clock=loop_time, signals=DeafListener())
             await pipeline.train(self.config, ModelledBackend(self.config), preemption=preemption)
 
         self.requeue_file.unlink(missing_ok=True)

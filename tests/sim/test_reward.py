@@ -13,14 +13,14 @@ from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import Prompt, Verdict
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.judge import JudgePlan
-from rollpacker.sim.reward import Judgement, ModelledReward
+from rollpacker.sim.reward import ModelledReward, ModelledScore
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.sim.clusters import request
 from tests.sim.test_reward_judge import judge_costs
 
-RIGHT = Judgement(reward=1.0, reason="correct", time_s=2.0, has_program=True)
-ENDLESS = Judgement(reward=0.0, reason="wrong_answer", time_s=math.inf, has_program=True)
-RULE = Judgement(reward=1.0, reason="correct", time_s=1.0)
+RIGHT = ModelledScore(reward=1.0, reason="correct", time_s=2.0, has_program=True)
+ENDLESS = ModelledScore(reward=0.0, reason="wrong_answer", time_s=math.inf, has_program=True)
+RULE = ModelledScore(reward=1.0, reason="correct", time_s=1.0)
 
 
 def in_virtual_time(test):
@@ -55,12 +55,12 @@ async def scored(reward: ModelledReward, responses: list[ResponseToScore]) -> li
     return seen
 
 
-def rewarding(fates: list[Judgement], **values) -> ModelledReward:
-    return ModelledReward(section(**values), judgement_of=lambda response: fates[int(response.request.prompt.key[1:])])
+def rewarding(scores: list[ModelledScore], **values) -> ModelledReward:
+    return ModelledReward(section(**values), score_of=lambda response: scores[int(response.request.prompt.key[1:])])
 
 
 @in_virtual_time
-async def test_as_many_responses_are_judged_at_once_as_there_are_workers():
+async def test_as_many_responses_are_scored_at_once_as_there_are_workers():
     seen = await scored(rewarding([RIGHT] * 5, num_workers=2), [to_score(number) for number in range(5)])
     assert [(number, when) for number, when, _ in seen] == [(0, 2.0), (1, 2.0), (2, 4.0), (3, 4.0), (4, 6.0)]
     assert {verdict.time_s for _, _, verdict in seen} == {2.0}  # without waiting
@@ -96,10 +96,11 @@ async def test_a_rule_runs_no_test_case_and_knows_no_case_limit():
 
 @in_virtual_time
 async def test_rules_with_workers_of_their_own_do_not_wait_for_programs():
-    fates = [ENDLESS, RULE, RULE]
-    together = await scored(rewarding(fates, num_workers=1), [to_score(number) for number in range(3)])
+    scores = [ENDLESS, RULE, RULE]
+    sent = [to_score(number) for number in range(3)]
+    together = await scored(rewarding(scores, num_workers=1), sent)
     began = asyncio.get_running_loop().time()
-    apart = await scored(rewarding(fates, num_workers=1, num_rule_workers=1), [to_score(number) for number in range(3)])
+    apart = await scored(rewarding(scores, num_workers=1, num_rule_workers=1), sent)
     assert [when for _, when, _ in together] == [30, 31, 32]
     assert [(number, when - began) for number, when, _ in apart] == [(1, 1), (2, 2), (0, 30)]
 
@@ -110,7 +111,7 @@ async def test_an_answer_for_the_judge_goes_to_the_judge():
     reward = ModelledReward(
         section(),
         judge=JudgePlan(costs=costs, num_replicas=1, num_own_gpus=1),
-        judgement_of=lambda _: Judgement(reward=1.0, reason="correct", judge_tokens=5000),
+        score_of=lambda _: ModelledScore(reward=1.0, reason="correct", judge_tokens=5000),
     )
     seen = await scored(reward, [to_score(number) for number in range(3)])
     one = costs.batch_s([5000])  # two do not fit into a pass

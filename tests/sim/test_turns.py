@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sim.test_departures import config_of
 
 from rollpacker import pipeline
 from rollpacker.core.errors import Preempted
@@ -23,6 +22,7 @@ from rollpacker.runtime.job.preemption import Preemption
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.sim.test_preemption import config_of
 
 
 @dataclass

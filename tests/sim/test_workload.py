@@ -13,10 +13,10 @@ from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest
-from rollpacker.runtime.rollout.driver import sample_seed
+from rollpacker.runtime.rollout.requests import sample_seed
 from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.lengths import Quantiles, SampledLengths, paper_lengths
-from rollpacker.sim.reward import Judgement
+from rollpacker.sim.reward import ModelledScore
 from rollpacker.sim.workload import Drift, Tail, Workload
 
 
@@ -99,8 +99,8 @@ def test_a_response_at_the_limit_is_truncated_and_never_right():
         token_ids=blank_tokens(600),
         is_truncated=True,
     )
-    assert source.judgement_of(to_score).reward == 0
-    assert source.judgement_of(dataclasses.replace(to_score, is_truncated=False)).reward == 1
+    assert source.score_of(to_score).reward == 0
+    assert source.score_of(dataclasses.replace(to_score, is_truncated=False)).reward == 1
 
 
 def test_beyond_the_limit_of_its_table_a_distribution_goes_on_as_a_tail():
@@ -190,7 +190,7 @@ def test_sandboxed_code_takes_the_papers_time_and_other_answers_hardly_any():
                 token_ids=blank_tokens(5),
                 is_truncated=False,
             )
-            seconds.append(source.judgement_of(to_score).time_s)
+            seconds.append(source.score_of(to_score).time_s)
     assert statistics.median(times["code"]) == pytest.approx(0.31, rel=0.1)
     assert sum(each >= 30 for each in times["code"]) / 2000 == pytest.approx(0.052, abs=0.015)
     assert max(times["math"]) < 0.1
@@ -206,22 +206,22 @@ def to_score(source: Workload, key: str, *, step: int = 0, sample: int = 0, **ch
     return ResponseToScore(**(values | changes))
 
 
-def judgements(source: Workload, domain: str, number: int = 3000, **changes) -> list[Judgement]:
+def scores(source: Workload, domain: str, number: int = 3000, **changes) -> list[ModelledScore]:
     keys = [key for key in source.prompts if key.startswith(domain)][:number]
-    return [source.judgement_of(to_score(source, key, **changes)) for key in keys]
+    return [source.score_of(to_score(source, key, **changes)) for key in keys]
 
 
 def test_endless_programs_are_wrong_and_right_ones_end_below_the_papers_limit():
-    fates = judgements(workload("workload=code"), "code")
-    endless = [each for each in fates if each.time_s == math.inf]
-    assert len(endless) / len(fates) == pytest.approx(0.0513, abs=0.012)
+    drawn = scores(workload("workload=code"), "code")
+    endless = [each for each in drawn if each.time_s == math.inf]
+    assert len(endless) / len(drawn) == pytest.approx(0.0513, abs=0.012)
     assert {each.reward for each in endless} == {0.0}
-    assert max(each.time_s for each in fates if each.reward) < 30.2
+    assert max(each.time_s for each in drawn if each.reward) < 30.2
     right, wrong = (
-        [each.time_s for each in fates if each.reward == reward and each not in endless] for reward in (1, 0)
+        [each.time_s for each in drawn if each.reward == reward and each not in endless] for reward in (1, 0)
     )
     assert statistics.median(right) == pytest.approx(statistics.median(wrong), rel=0.1)
-    every = judgements(workload("workload=code", "workload.solve_rate=0.97", "workload.endless_share=0.2"), "code")
+    every = scores(workload("workload=code", "workload.solve_rate=0.97", "workload.endless_share=0.2"), "code")
     assert sum(each.time_s == math.inf for each in every) / len(every) == pytest.approx(0.03, abs=0.01)
 
 
@@ -229,7 +229,7 @@ def test_endless_programs_are_wrong_and_right_ones_end_below_the_papers_limit():
 def test_run_times_of_a_prompts_programs_are_correlated_by_their_own_rho(rho):
     source = workload("workload=code", f"workload.run_time_rho={rho}", "workload.endless_share=0")
     pairs = [
-        [source.judgement_of(to_score(source, key, sample=sample)).time_s for sample in (0, 1)]
+        [source.score_of(to_score(source, key, sample=sample)).time_s for sample in (0, 1)]
         for key in list(source.prompts)[:3000]
     ]
     assert statistics.median(flat(pairs)) == pytest.approx(0.305, rel=0.04)  # of those that end, Fig 7a
@@ -237,26 +237,26 @@ def test_run_times_of_a_prompts_programs_are_correlated_by_their_own_rho(rho):
     assert by_rank == pytest.approx(6 / math.pi * math.asin(rho / 2), abs=0.04)  # of a Gaussian copula
 
 
-def test_each_domain_is_judged_by_its_own_kind_and_the_configuration_may_say_another():
+def test_each_domain_is_scored_by_its_own_kind_and_the_configuration_may_say_another():
     source = workload("workload=mix", "data.max_prompt_tokens=300", "hardware.rule_time_s=0.5")
-    kinds = {domain: judgements(source, domain, 1)[0] for domain in ("math", "code", "judge")}
+    kinds = {domain: scores(source, domain, 1)[0] for domain in ("math", "code", "judge")}
     assert [each.has_program for each in kinds.values()] == [False, True, False]
     assert [each.judge_tokens for each in kinds.values()] == [None, None, 256 + 700 + 200]
     assert kinds["math"].time_s == 0.5
     assert source.needs_judge
     other = workload("workload=mix", "reward.kinds.judge=rule", "reward.kinds.math=sandbox")
     assert not other.needs_judge
-    assert judgements(other, "math", 1)[0].has_program
-    assert judgements(other, "judge", 1)[0].judge_tokens is None
+    assert scores(other, "math", 1)[0].has_program
+    assert scores(other, "judge", 1)[0].judge_tokens is None
     fixed = workload("workload=mix", "workload.reward_time_s=3")
     assert not fixed.needs_judge
-    assert {judgements(fixed, domain, 1)[0].time_s for domain in kinds} == {3}
+    assert {scores(fixed, domain, 1)[0].time_s for domain in kinds} == {3}
 
 
 def test_a_response_that_was_cut_has_no_program_to_run():
     source = workload("workload=code", "workload.solve_rate=1", "hardware.rule_time_s=0.01")
-    [fate] = judgements(source, "code", 1, is_truncated=True)
-    assert (fate.reward, fate.reason, fate.has_program, fate.time_s) == (0.0, "truncated", False, 0.01)
+    [score] = scores(source, "code", 1, is_truncated=True)
+    assert (score.reward, score.reason, score.has_program, score.time_s) == (0.0, "truncated", False, 0.01)
 
 
 def test_lengths_drift_by_the_step_and_by_the_table():
@@ -284,7 +284,7 @@ def test_the_share_of_right_responses_is_a_domains_own_and_drifts_up_to_all():
         "workload=mix", "workload.solve_rate_by_domain.math=0.2", "workload.solve_rate_drift_per_step=0.01"
     )
     rates = {
-        (domain, step): statistics.mean(each.reward for each in judgements(source, domain, 2000, step=step))
+        (domain, step): statistics.mean(each.reward for each in scores(source, domain, 2000, step=step))
         for domain, step in (("math", 0), ("math", 30), ("code", 0), ("code", 70))
     }
     assert rates == pytest.approx({("math", 0): 0.2, ("math", 30): 0.5, ("code", 0): 0.5, ("code", 70): 1}, abs=0.04)

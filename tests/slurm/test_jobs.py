@@ -97,7 +97,7 @@ def test_jobs_shows_what_slurm_knows_of_every_run(cluster: MiniCluster, tmp_path
     assert _reason(shown, "failed", "b-fails") == "ModuleNotFoundError: No module named 'rollpacker'"
     assert _reason(shown, "died", "c-dies") == "its job was killed by signal 9"
     assert _reason(shown, "waiting", "f-waits").endswith(("(Resources)", "(Priority)"))
-    assert _reason(shown, "cancelled", "g-stops") == "somebody ended its job (CANCELLED)"
+    assert _reason(shown, "cancelled", "g-stops") == "its job was cancelled (CANCELLED)"
 
 
 def test_the_doctor_finds_no_problem_on_the_login_node_nor_on_the_nodes(cluster: MiniCluster, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_doctor_finds_no_problem_on_the_login_node_nor_on_the_nodes(cluster:
     assert "outside any job" in before
     assert "ok       partition        main is UP, 2 of 2 nodes in service" in before
     shared, own = (tmp_path / "within.out").read_text().split("it is well\n")
-    assert f"job {within} on node[1-2], seen from node1" in shared
+    assert f"job {within} on node[1-2], checked from node1" in shared
     assert "ok       shared files     run.dir is seen and written by all 2 nodes" in shared
     assert "ok       memory           each node: 3,000 MB on this node" in shared
     assert "GPUs             each node: 2 given" in shared

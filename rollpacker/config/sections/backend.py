@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import REAL_RUN, Count, PositiveSeconds, Section, WorkerCount
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, REAL_RUN, Count, PositiveSeconds, Section, WorkerCount
 
 
 class DeadlineSection(Section):
@@ -33,11 +33,11 @@ class BackendSection(Section):
 
     name: Literal["ray", "sim"] = "ray"
     """`ray` runs them on this machine, or on the nodes of a Slurm job; `sim` computes what they would do and when."""
-    num_cpus: Annotated[Count | None, REAL_RUN] = Field(None, ge=1)
+    num_cpus: Annotated[Count | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Told to Ray for each node. null takes what Slurm allocated; outside a job the cores that this process may use, or
     what the actors reserve if that is more: on one machine engines and trainer take turns."""
-    num_gpus: Annotated[WorkerCount | None, REAL_RUN] = None
+    num_gpus: Annotated[WorkerCount | None, REAL_RUN, NOT_IN_FINGERPRINT] = None
     """Told to Ray for each node; null counts CUDA_VISIBLE_DEVICES."""
-    object_store_mb: Annotated[Count, REAL_RUN] = Field(256, ge=80)
+    object_store_mb: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(256, ge=80)
     """Shared memory of each node for weights and responses in flight; holds at least two policy versions."""
-    deadlines: DeadlineSection = DeadlineSection()
+    deadlines: Annotated[DeadlineSection, NOT_IN_FINGERPRINT] = DeadlineSection()

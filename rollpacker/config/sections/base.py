@@ -51,6 +51,21 @@ class OnlyWith:
         return f"{self.key}={' or '.join(self.values) or '...'}"
 
 
+class NotInFingerprint:
+    """Marks a key or a section that does not define a run's result; metadata of `Annotated`.
+
+    It changes only where or how fast the same result is reached, how long the run goes on, or what it is called; it
+    may differ between two attempts of a run.
+
+    Args:
+        keys: The keys of a section that are meant. None: the whole field.
+    """
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = keys
+
+
+NOT_IN_FINGERPRINT: Final = NotInFingerprint()
 REAL_RUN: Final = OnlyWith("backend.name", "ray")
 MODELLED_RUN: Final = OnlyWith("backend.name", "sim")
 

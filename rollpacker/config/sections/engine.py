@@ -1,4 +1,4 @@
-"""Who generates."""
+"""The inference engines."""
 
 from __future__ import annotations
 
@@ -7,24 +7,37 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import REAL_RUN, Count, Flag, OnlyWith, Positive, Seconds, Section, WorkerCount
+from rollpacker.config.sections.base import (
+    NOT_IN_FINGERPRINT,
+    REAL_RUN,
+    Count,
+    Flag,
+    OnlyWith,
+    Positive,
+    Seconds,
+    Section,
+    WorkerCount,
+)
 from rollpacker.config.sections.resources import ActorResources
+
+Degree = Annotated[WorkerCount, Field(ge=1)]
+"""GPUs of one engine."""
 
 
 class VllmSection(Section):
     """What only an engine of vLLM takes."""
 
-    memory_share: Positive = Field(0.9, le=1)
+    memory_share: Annotated[Positive, NOT_IN_FINGERPRINT] = Field(0.9, le=1)
     """Of each GPU's memory, for weights, activations and KV cache together."""
-    kv_cache_mb: Count | None = Field(None, ge=1)
+    kv_cache_mb: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """KV cache of each GPU, in MB of 2^20 bytes. null takes what is left of the memory share; on a CPU 256. Engines of
     other `degrees` have the same memory: what their weights take less is added."""
-    prefix_caching: Flag = True
+    prefix_caching: Annotated[Flag, NOT_IN_FINGERPRINT] = True
     """Keys and values of common beginnings are computed once per policy version; new weights forget them."""
-    enforce_eager: Flag | None = None
+    enforce_eager: Annotated[Flag | None, NOT_IN_FINGERPRINT] = None
     """Start sooner, without compiling the model and recording CUDA graphs, and decode more slowly. null is false on a
     GPU and true on a CPU."""
-    max_num_batched_tokens: Count | None = Field(None, ge=1)
+    max_num_batched_tokens: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Tokens of one forward pass, prompts and decoding together; null takes vLLM's own choice. On a CPU at least those
     of the longest sequence."""
     arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
@@ -32,34 +45,34 @@ class VllmSection(Section):
 
 
 class EngineSection(Section):
-    """Who generates."""
+    """The inference engines, which generate the responses."""
 
     name: Literal["torch", "vllm"] = "torch"
     """Which implementation."""
-    num_engines: WorkerCount = Field(2, ge=1)
+    num_engines: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(2, ge=1)
     """Each holds the whole model."""
-    max_num_seqs: Count = Field(256, ge=1)
+    max_num_seqs: Annotated[Count, NOT_IN_FINGERPRINT] = Field(256, ge=1)
     """Decode slots per engine; further requests wait."""
-    tensor_parallel: WorkerCount = Field(1, ge=1)
+    tensor_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """GPUs of one engine, all on one node."""
-    degrees: Annotated[tuple[Annotated[WorkerCount, Field(ge=1)], ...], OnlyWith("system.planner")] = ()
+    degrees: Annotated[tuple[Degree, ...], OnlyWith("system.planner"), NOT_IN_FINGERPRINT] = ()
     """Degrees of tensor parallelism that `system.planner` may choose among, tensor_parallel being one of them and each
     twice the one before: [1, 2, 4]. There is a set of engines for each, on the same GPUs. Empty leaves a real run at
     tensor_parallel, and gives a modelled one every degree that fits."""
-    switch: Annotated[Literal["sleep", "restart"], OnlyWith("engine.degrees")] = "sleep"
+    switch: Annotated[Literal["sleep", "restart"], OnlyWith("engine.degrees"), NOT_IN_FINGERPRINT] = "sleep"
     """Where the engines of the other degrees are. `sleep`: their processes stay, and a change takes about as long as
     sleeping and waking; each keeps a process and a CUDA context of 1 to 2 GB on every GPU, which `vllm.memory_share`
     has to leave free. `restart`: their processes end and start again at every change, which takes as long as a
     start."""
-    profile: Annotated[Path | None, OnlyWith("system.planner")] = None
+    profile: Annotated[Path | None, OnlyWith("system.planner"), NOT_IN_FINGERPRINT] = None
     """A Parquet file that `rollpacker profile` wrote, with all `degrees`: the planner's first guess. null: it goes by
     preemptions and measured rates alone. A modelled run takes what its hardware says."""
-    num_threads: Annotated[Count, REAL_RUN] = Field(1, ge=1)
+    num_threads: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """torch threads per engine process."""
     vllm: Annotated[VllmSection, OnlyWith("engine.name", "vllm")] = VllmSection()
-    max_restarts: Count = 3
+    max_restarts: Annotated[Count, NOT_IN_FINGERPRINT] = 3
     """An engine that is lost is replaced this often in an attempt of the run; after that the others go on without it.
     0 replaces none."""
-    restart_pause_s: Seconds = 1.0
+    restart_pause_s: Annotated[Seconds, NOT_IN_FINGERPRINT] = 1.0
     """Before an engine's first restart; the pause doubles with each further one, up to a minute."""
-    resources: ActorResources = ActorResources()
+    resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources()

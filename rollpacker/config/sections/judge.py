@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, Flag, Number, Positive, Seconds, Section, WorkerCount
+from rollpacker.config.sections.base import (
+    NOT_IN_FINGERPRINT,
+    Count,
+    Flag,
+    Number,
+    Positive,
+    Seconds,
+    Section,
+    WorkerCount,
+)
 from rollpacker.config.sections.model import ModelSection
 from rollpacker.config.sections.resources import ActorResources
 
@@ -44,17 +53,17 @@ class JudgeSection(Section):
     model: ModelSection = ModelSection(path=None, dtype="bfloat16")
     """Any causal language model; a chat model understands best what it is asked. The paper's judge is
     Qwen2.5-7B-Instruct."""
-    tensor_parallel: WorkerCount = Field(1, ge=1)
+    tensor_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """GPUs of one replica, all on one node. In a modelled run there are as many replicas as the GPUs hold; a real judge
     of more than one takes `engine: vllm`."""
-    gpu_share: Positive = Field(0.2, lt=1)
+    gpu_share: Annotated[Positive, NOT_IN_FINGERPRINT] = Field(0.2, lt=1)
     """Of the processors of each GPU that the judge shares with engines (CUDA MPS). A modelled run takes them from the
     engines; in a real one the judge uses no more (MPS's active thread percentage), and engines all that it leaves. A
     guess."""
-    resident_share: Number | None = Field(None, ge=0, le=1)
+    resident_share: Annotated[Number | None, NOT_IN_FINGERPRINT] = Field(None, ge=0, le=1)
     """Of a `streamed` judge's layers that stay in GPU memory; the others stream over PCIe while it computes. null
     streams all. In a modelled run a `shared` judge takes their bytes from the engines' KV cache, and null keeps all."""
-    num_slots: Count = Field(2, ge=1, le=4)
+    num_slots: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=1, le=4)
     """Of a `streamed` judge, or a modelled one with a `resident_share`: layers that lie in device memory while others
     stream. With 2 the next layer arrives while one computes; with 1 every copy is waited for (Fig 13b without
     pipelining)."""
@@ -63,11 +72,11 @@ class JudgeSection(Section):
     engine: Literal["torch", "vllm", "streamed"] = "torch"
     """Who computes: `torch` a plain forward pass, `vllm` requests of one token, `streamed` a forward pass whose layers
     come from host memory."""
-    num_replicas: WorkerCount = Field(1, ge=1)
+    num_replicas: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Actors that judge side by side; an answer goes to the one with the fewest."""
-    resources: ActorResources = ActorResources()
+    resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources()
     """Of one replica."""
-    num_threads: Count = Field(1, ge=1)
+    num_threads: Annotated[Count, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """torch threads per replica."""
     reward: Literal["verdict", "graded"] = "verdict"
     """What p = P(yes) / (P(yes) + P(no)) comes to: `verdict` is 1 from the `threshold` on and 0 below it, as the
@@ -89,22 +98,22 @@ class JudgeSection(Section):
     token, so that nothing may be thought before it."""
     max_prompt_tokens: Count = Field(8192, ge=32)
     """What the judge reads at most. A longer response loses its middle: the first and the last tokens stay."""
-    max_batch_tokens: Count = Field(16384, ge=1)
+    max_batch_tokens: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
     """Tokens of one forward pass; an answer that is longer has one for itself."""
-    max_open: Count = Field(64, ge=1)
+    max_open: Annotated[Count, NOT_IN_FINGERPRINT] = Field(64, ge=1)
     """Answers that one replica holds; further ones wait in the driver for the replica that has room first."""
     max_restarts: Count = 3
     """A judge that is lost is replaced this often in an attempt of the run; after that the others go on without it. The
     answers that it had go to the others, or wait. 0 replaces none."""
     restart_pause_s: Seconds = 1.0
     """Before a judge's first restart; the pause doubles with each further one, up to a minute."""
-    memory_share: Positive = Field(0.3, le=1)
+    memory_share: Annotated[Positive, NOT_IN_FINGERPRINT] = Field(0.3, le=1)
     """Of the memory of each of its GPUs. Where engines of vLLM work on the same GPU, their `engine.vllm.memory_share`
     is lower by as much."""
-    kv_cache_mb: Count | None = Field(None, ge=1)
+    kv_cache_mb: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """With `vllm`: KV cache of each GPU, in MB of 2^20 bytes. null takes what is left of the memory share; on a CPU
     256."""
-    enforce_eager: Flag | None = None
+    enforce_eager: Annotated[Flag | None, NOT_IN_FINGERPRINT] = None
     """With `vllm`: start sooner, without compiling the model. null is false on a GPU and true on a CPU."""
 
     # of a modelled judge

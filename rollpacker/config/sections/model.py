@@ -37,7 +37,8 @@ class ModelSection(Section):
     name: str | None = None
     """What tables and figures call it; null: they call it by its directory."""
     path: Path | None
-    """A local directory in Hugging Face format, with its tokenizer. null in a modelled run that has a shape instead."""
+    """A local directory in Hugging Face format, with its tokenizer. null in a modelled run that has a shape instead,
+    such as that of model=qwen2.5-7b."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights, in engines and trainer."""
     shape: ShapeSection | None = None

@@ -1,4 +1,4 @@
-"""Who judges."""
+"""How responses are scored."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, OnlyWith, Positive, PositiveSeconds, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, OnlyWith, Positive, PositiveSeconds, Section
 from rollpacker.config.sections.judge import MODELLED_KEYS, REAL_KEYS, JudgeSection
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.config.sections.sandbox import SandboxSection
 
 RewardName = Literal["math", "walk", "sandbox", "judge", "modelled"]
+_WITH_RULES = OnlyWith("reward.names", "math", "walk", "modelled")
 
 
 class RewardSection(Section):
-    """Who judges."""
+    """How responses are scored."""
 
-    name: Literal["math", "walk", "sandbox", "judge", "modelled"] = "math"
+    name: RewardName = "math"
     """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
     domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
-    """Which check judges a domain that `name` does not, such as {code: sandbox}."""
+    """Which check scores the responses of a domain that `name` does not, such as {code: sandbox}."""
     overlong_buffer_tokens: Count | None = Field(None, ge=1)
     """Over-long reward shaping (DAPO): the reward of a response falls linearly over so many tokens below
     the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is
@@ -30,13 +31,13 @@ class RewardSection(Section):
     max_open: Count = Field(1024, ge=1)
     """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
     and `sandbox.num_workers`. Judges: judge.max_open."""
-    num_workers: Annotated[Count, OnlyWith("reward.names", "math", "walk", "modelled")] = Field(1, ge=1)
+    num_workers: Annotated[Count, _WITH_RULES, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Responses that are checked at the same time; programs: sandbox.num_workers."""
-    timeout_s: Annotated[PositiveSeconds, OnlyWith("reward.names", "math", "walk", "modelled")] = 2.0
+    timeout_s: Annotated[PositiveSeconds, _WITH_RULES] = 2.0
     """A response whose check takes longer scores 0 with reason `timeout`."""
-    resources: ActorResources = ActorResources(num_cpus=0.5)
+    resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources(num_cpus=0.5)
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
-    """How a domain's responses are judged in a modelled run. Those that are not named: `code` in the sandbox, `judge`
+    """How a domain's responses are scored in a modelled run. Those that are not named: `code` in the sandbox, `judge`
     by the LLM judge, all others by a rule."""
     num_cores: Count | None = Field(None, ge=1)
     """Cores that the `num_workers` programs of a modelled run share; null: those that the hardware's nodes have for
@@ -48,7 +49,7 @@ class RewardSection(Section):
     sandbox: Annotated[SandboxSection, OnlyWith("reward.names", "sandbox", "modelled")] = SandboxSection()
 
     def name_of(self, domain: str) -> RewardName:
-        """Which check judges a domain."""
+        """Which check scores the responses of a domain."""
         return self.domains.get(domain, self.name)
 
     @property
@@ -73,7 +74,7 @@ class RewardSection(Section):
                 raise ValueError(
                     f"reward.domains.{domain}={name} with reward.name=modelled.\n"
                     "A modelled run takes every verdict from the workload.\n"
-                    f"Leave it out; reward.kinds.{domain} says how a domain is judged in a modelled run."
+                    f"Leave it out; reward.kinds.{domain} says how a domain is scored in a modelled run."
                 )
         return self
 
@@ -111,7 +112,7 @@ class RewardSection(Section):
             if set_keys := self.judge.changed(tuple(JudgeSection.model_fields)):
                 raise ValueError(
                     f"reward.judge.{set_keys[0]} is set, and no response is read by a judge.\n"
-                    f"reward.name={self.name} and reward.domains say who judges.\n"
+                    f"reward.name={self.name} and reward.domains say what scores it.\n"
                     f"Choose reward=judge or reward.domains.DOMAIN=judge, or leave out reward.judge.{set_keys[0]}."
                 )
             return self

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Count, Flag, OnlyWith, Section, Seed
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Flag, OnlyWith, Section, Seed
 
 LABEL = r"^[\w.=-]*$"
 """A name that may be part of a path."""
@@ -16,7 +16,7 @@ LABEL = r"^[\w.=-]*$"
 class RunSection(Section):
     """The run as a whole."""
 
-    dir: Path
+    dir: Annotated[Path, NOT_IN_FINGERPRINT]
     """Everything that the run writes lies below it. A new folder is the user's own (mode 700); one that exists keeps
     its mode, so that a group may share it."""
     seed: Seed = 0
@@ -25,17 +25,17 @@ class RunSection(Section):
     """Training steps; the learning-rate schedule spans them."""
     num_epochs: Count | None = Field(None, ge=1)
     """Ends the run when every prompt was trained this often; null repeats the data until `num_steps`."""
-    resume: Literal["never", "auto"] = "never"
+    resume: Annotated[Literal["never", "auto"], NOT_IN_FINGERPRINT] = "never"
     """`auto` continues from the newest whole checkpoint in `run.dir`, or starts when there is none."""
-    checkpoint_every_steps: Count = 10
+    checkpoint_every_steps: Annotated[Count, NOT_IN_FINGERPRINT] = 10
     """0 writes a checkpoint only at the end."""
-    keep_checkpoints: Count = Field(2, ge=1)
+    keep_checkpoints: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=1)
     """Older ones are removed."""
-    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    progress: Annotated[Literal["auto", "live", "plain", "none"], NOT_IN_FINGERPRINT] = "auto"
     """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
-    setup: str = Field("", pattern=LABEL)
+    setup: Annotated[str, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
     """Which size of run this is: `setup=...` sets its own name. Figures draw runs of one setup at a time."""
-    study: str = Field("", pattern=LABEL)
+    study: Annotated[str, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
     """What the run varies beyond model, workload, system and seed, as an experiment names it. A figure draws runs of a
     study only when it is about that study."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, PositiveSeconds, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, PositiveSeconds, Section
 from rollpacker.paths import real_path
 
 
@@ -19,7 +19,7 @@ class SandboxSection(Section):
     """`bubblewrap`: namespaces of its own, no network, nothing of this machine but Python to read. `rlimits`: limits of
     resources alone, where user namespaces are missing; a program then may read what the run's user may, write where it
     may, use the network, and end the user's processes, the run's too."""
-    num_workers: Count | None = Field(None, ge=1)
+    num_workers: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Programs at the same time; null: as many as the cores that the reward's process may use. Where programs may never
     end, several for each core let the others pass: limits count a program's own time, and a race does not wait."""
     max_case_s: PositiveSeconds = 30.0

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Number, OnlyWith, Positive, Section, WorkerCount
+from rollpacker.config.sections.base import (
+    NOT_IN_FINGERPRINT,
+    REAL_RUN,
+    Count,
+    Flag,
+    Number,
+    OnlyWith,
+    Positive,
+    Section,
+    WorkerCount,
+)
 from rollpacker.config.sections.resources import ActorResources
 
 
@@ -16,7 +26,7 @@ class TrainerSection(Section):
     name: Literal["torch", "fsdp", "megatron"] = "torch"
     """Which implementation: one process; FSDP2, whose ranks share parameters, gradients and optimizer among them; or
     Megatron-core, which cuts the model in every direction."""
-    data_parallel: WorkerCount | None = Field(None, ge=1)
+    data_parallel: Annotated[WorkerCount | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Replicas that share the batch. null is 1; in a modelled run, as many as the engines' GPUs hold."""
     learning_rate: Positive = Field(1e-6, le=1)
     """Of AdamW, after the warm-up. An update moves a weight by about as much."""
@@ -49,27 +59,27 @@ class TrainerSection(Section):
     still counts in its group's advantages, and it counts in what the loss is divided by, but for `token_mean`."""
     num_minibatches: Count = Field(1, ge=1)
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
-    max_tokens_per_microbatch: Count = Field(16384, ge=1)
+    max_tokens_per_microbatch: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
     """Padded tokens per forward pass."""
-    tensor_parallel: WorkerCount = Field(1, ge=1)
+    tensor_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Ranks that share each layer; Megatron-core only, as the next two."""
-    pipeline_parallel: WorkerCount = Field(1, ge=1)
+    pipeline_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Groups of ranks that share the layers among them."""
-    context_parallel: WorkerCount = Field(1, ge=1)
+    context_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Groups of ranks that share each sequence."""
-    recompute_activations: Flag = False
+    recompute_activations: Annotated[Flag, NOT_IN_FINGERPRINT] = False
     """Keep only each layer's input for the backward pass and compute the rest again: a third more work for a
     fraction of the memory."""
-    shard_gradients: Annotated[Flag, OnlyWith("trainer.name", "fsdp")] = False
+    shard_gradients: Annotated[Flag, OnlyWith("trainer.name", "fsdp"), NOT_IN_FINGERPRINT] = False
     """FSDP2 only: sum gradients over the ranks in every backward pass, and keep a rank's part of them. Otherwise each
     rank keeps its own whole ones, 4 bytes per parameter of the model, until they are summed once per update."""
-    shard_ranks: WorkerCount | None = Field(None, ge=1)
+    shard_ranks: Annotated[WorkerCount | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """FSDP2 only: how many neighbouring ranks share one copy of parameters and optimizer among them; divides
     `data_parallel`. null is all of them, which takes the least memory. With fewer there are several copies, and those
     whose GPUs are lent can stream while engines generate on the others' GPUs; 1 keeps everything on each rank."""
-    num_threads: Annotated[Count, REAL_RUN] = Field(1, ge=1)
+    num_threads: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """torch threads of each rank's process."""
-    resources: ActorResources = ActorResources()
+    resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources()
     """Of each rank."""
 
     @property

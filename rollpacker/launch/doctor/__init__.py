@@ -1,5 +1,5 @@
-"""What would stop a run here, found before it starts.
+"""Checks of `rollpacker doctor`: what would stop a run here, found before it starts.
 
-Each file looks at one part of the world: it gathers facts, which needs the world, and judges them, which is pure and
-tested with bad worlds. `examination.py` says in which order.
+Each file checks one part of the environment. It gathers facts from the system, and a pure function turns them into
+findings, so that every finding is tested without the system. `examination.py` has the order.
 """

@@ -1,10 +1,10 @@
-"""Which checks are made where, in which order: what holds everywhere first, what only a node shows last.
+"""Which checks are made where, and in which order: what holds everywhere first, what only a node shows last.
 
-    on a login node            Slurm, Python, image, files, what would be handed on
+    on a login node            Slurm, Python, image, files, environment variables
     inside an allocation       the same, and its nodes: files, clocks, limits, GPUs, code sandbox, network
     without Slurm or cluster   this machine as the one node: limits, GPUs, code sandbox, network
 
-A login node is no compute node: its limits and GPUs say nothing about a job's.
+The limits and GPUs of a login node are not checked: those of a compute node differ.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch.doctor.files import check_files, try_files
 from rollpacker.launch.doctor.findings import Finding, fine, problem_of
-from rollpacker.launch.doctor.node import (
-    check_gpus,
-    check_limits,
-    check_mps,
-    check_network,
-    check_walls,
-    gather_gpus,
-    gather_limits,
-)
-from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
-from rollpacker.launch.doctor.slurm import check_slurm
-from rollpacker.launch.doctor.surroundings import (
+from rollpacker.launch.doctor.job_environment import (
     RAY_TOKEN,
     check_image,
     check_inheritance,
     check_software,
     gather_software,
 )
+from rollpacker.launch.doctor.node import (
+    check_code_sandbox,
+    check_gpus,
+    check_limits,
+    check_mps,
+    check_network,
+    gather_gpus,
+    gather_limits,
+)
+from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
+from rollpacker.launch.doctor.slurm import check_slurm
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.runtime.run.folder_checks import check_run_dir
 
 
 def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Make all checks that make sense here; a later one does not need an earlier one to be fine."""
+    """Make all checks that apply here. No check depends on the result of an earlier one."""
     cluster, job_id = _cluster_of(config, environment), environment.get("SLURM_JOB_ID")
     must_be_shared = cluster is not None and not cluster.has_shared_files
     has_image = cluster is not None and cluster.container.image is not None
     yield check_place(environment, has_cluster=cluster is not None)
     if cluster is not None or has_slurm(environment):
         yield from _check_slurm(cluster)
-    is_seen_by_nodes = has_image or job_id is not None  # in a job, the nodes are asked themselves
+    is_seen_by_nodes = has_image or job_id is not None  # in a job, every node is checked
     yield from check_software(gather_software(), must_be_shared=must_be_shared and not is_seen_by_nodes)
     if cluster is not None:
         yield from check_image(cluster)
@@ -61,18 +61,18 @@ def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Findi
 
 
 def check_place(environment: Mapping[str, str], *, has_cluster: bool) -> Finding:
-    """Say where this is, and so what is looked at."""
+    """Report where this runs, which decides what is checked."""
     host = socket.gethostname()
     if "SLURM_JOB_ID" in environment:
         nodes = environment.get("SLURM_JOB_NODELIST", "unknown nodes")
-        return fine("where", f"job {environment['SLURM_JOB_ID']} on {nodes}, seen from {host}")
+        return fine("where", f"job {environment['SLURM_JOB_ID']} on {nodes}, checked from {host}")
     if has_cluster:
-        return fine("where", f"{host}, outside any job; `srun rollpacker doctor ...` also looks at a node")
-    return fine("where", f"{host} by itself; cluster=... also looks at what a job would meet")
+        return fine("where", f"{host}, outside any job; `srun rollpacker doctor ...` also checks a node")
+    return fine("where", f"{host}, outside any cluster; with cluster=..., what a job would find is checked too")
 
 
 def _cluster_of(config: RunConfig, environment: Mapping[str, str]) -> ClusterSection | None:
-    """In a job, the partition is the job's."""
+    """The section `cluster`; in a job, with the partition of the job."""
     partition = environment.get("SLURM_JOB_PARTITION")
     if config.cluster is None or config.cluster.partition is not None or partition is None:
         return config.cluster
@@ -84,7 +84,7 @@ def _check_slurm(cluster: ClusterSection | None) -> Iterator[Finding]:
         site = read_site()
     except WorldError as error:
         found = problem_of("Slurm", error)
-        yield found if cluster is not None else replace(found, level="warning")  # a run by itself does without
+        yield found if cluster is not None else replace(found, level="warning")  # a run outside Slurm does without
     else:
         yield from check_slurm(site, cluster)
 
@@ -99,7 +99,7 @@ def _check_run_dir(config: RunConfig, *, must_be_shared: bool) -> Iterator[Findi
 
 
 def _check_here(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at this node, or at every node of the allocation."""
+    """Check this node, or every node of the allocation."""
     num_nodes = int(environment.get("SLURM_JOB_NUM_NODES", "1"))
     cluster = config.cluster or ClusterSection(name="this machine")
     store_mb, num_gpus = config.backend.object_store_mb, cluster.gpus_per_node
@@ -109,7 +109,7 @@ def _check_here(config: RunConfig, environment: Mapping[str, str]) -> Iterator[F
     else:
         yield from check_limits(gather_limits(environment), store_mb)
         yield check_gpus(gather_gpus(environment), num_gpus)
-    yield check_walls(config.reward)
+    yield check_code_sandbox(config.reward)
     if config.placement.judge is not None:
         yield check_mps(environment)
     node = environment.get("SLURMD_NODENAME") or socket.gethostname()

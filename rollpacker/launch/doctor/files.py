@@ -1,6 +1,6 @@
 """The file system of `run.dir`: whether a run can write, replace and lock files there, and other nodes see them.
 
-The trial happens in the nearest folder that is there already, in a folder of its own, which it removes.
+The trial uses a temporary folder in the nearest folder that exists.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _LARGEST_SKEW_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What happened to small files in a folder."""
+    """The result of file operations in a folder."""
 
     folder: Path
     file_system: FileSystem
     failures: tuple[str, ...]
-    """What did not work, each with the system's reason."""
+    """What failed, each with the system's reason."""
     num_free_bytes: int
     skew_s: float
-    """The file server's clock minus this machine's, as far as the time of a new file shows it."""
+    """The file server's clock minus this machine's, at least, by the time stamp of a new file."""
 
 
 def try_files(run_dir: Path) -> Trial:
-    """Try what a run does with files."""
+    """Try the file operations of a run."""
     folder = existing_part(run_dir)
     failures: list[str] = []
     skew_s = 0.0
@@ -78,7 +78,7 @@ def clock_skew(folder: Path) -> float:
 
 
 def check_files(trial: Trial, *, must_be_shared: bool) -> Iterator[Finding]:
-    """Judge the folder for one run: who sees it, what was tried, room for checkpoints, and the server's clock."""
+    """Check the folder for one run: other nodes, the tried operations, free space, and the server's clock."""
     is_shared = trial.file_system.is_shared
     text = f"{trial.folder} on {trial.file_system}"
     choose = (
@@ -115,7 +115,7 @@ def check_files(trial: Trial, *, must_be_shared: bool) -> Iterator[Finding]:
             abs(trial.skew_s) > _LARGEST_SKEW_S,
             "warning",
             f"the file system's clock is {abs(trial.skew_s):.0f} s {side} this machine's",
-            "What a run says of itself may be taken for old news. Ask for a time service (chrony) on both.",
+            "The status of a run may be taken for an old one. Ask for a time service (chrony) on both.",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What a check says: one line, and a remedy unless all is well."""
+"""The result of a check: one line, and a remedy unless it is ok."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal
 from rollpacker.core.errors import RollpackerError
 
 Level = Literal["ok", "warning", "problem"]
-"""A problem stops a run; a warning may, or costs something."""
+"""A problem stops a run; a warning may stop it, or cost something."""
 
 Fault = tuple[bool, Literal["warning", "problem"], str, str]
-"""Whether it is there, how bad it is, what to say, and the remedy."""
+"""Whether it is present, its level, its text, and its remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class Finding:
     level: Level
     text: str
     remedy: str = ""
-    """What to do; empty when all is well."""
+    """What to do; empty when it is ok."""
 
 
 def probe(subject: str, well: str, *faults: Fault) -> Finding:
-    """Tell the first fault that is there; where none is, what is well."""
+    """The first fault that is present; without one, `ok` with the text `well`."""
     for is_there, level, text, remedy in faults:
         if is_there:
             return Finding(subject=subject, level=level, text=text, remedy=remedy)
@@ -35,12 +35,12 @@ def probe(subject: str, well: str, *faults: Fault) -> Finding:
 
 
 def fine(subject: str, text: str) -> Finding:
-    """All is well."""
+    """A check that is ok."""
     return probe(subject, text)
 
 
 def warning(subject: str, text: str, remedy: str) -> Finding:
-    """A run may fail, or pays for it."""
+    """A run may fail, or be slower."""
     return probe(subject, "", (True, "warning", text, remedy))
 
 
@@ -50,6 +50,6 @@ def problem(subject: str, text: str, remedy: str) -> Finding:
 
 
 def problem_of(subject: str, error: RollpackerError) -> Finding:
-    """Turn an error into what it means to a check."""
+    """Turn an error into a finding."""
     parts = (part.rstrip(".") for part in (error.problem, error.allowed) if part)
     return problem(subject, ". ".join(parts), error.remedy)

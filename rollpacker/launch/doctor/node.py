@@ -1,6 +1,6 @@
-"""What a run finds on one node: its limits, GPUs, MPS, code sandbox, and where Ray would live.
+"""Checks of one node: limits, GPUs, MPS, code sandbox, network, and the folder for Ray.
 
-Facts of a node travel as JSON (`node_report`), so gathering them and judging them are apart.
+The facts of other nodes arrive as JSON (`node_report`), so gathering and checking are separate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollpacker.core.errors import RollpackerError, UserError
 from rollpacker.launch.container import SHARED_MEMORY
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
 from rollpacker.launch.programs import run_program
-from rollpacker.rewards.sandbox.installed import check_sandbox
+from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from rollpacker.runtime.placing.host import cgroup_memory, has_mps_daemon
 from rollpacker.runtime.ray.node_address import free_port, node_address
 from rollpacker.runtime.ray.private_folder import LONGEST_SCRATCH_BYTES, private_folder
@@ -27,10 +27,10 @@ from rollpacker.runtime.ray.private_folder import LONGEST_SCRATCH_BYTES, private
 _MEBIBYTE = 1 << 20
 
 _ENOUGH_FILES = 8192
-"""Ray opens several for each worker and connection; its own advice is 65536, which only large clusters need."""
+"""Ray opens several for each worker and connection; it recommends 65536, which only large clusters need."""
 
 _RAY_MB = 2048
-"""Beside the object store: 430 MB of an idle Ray were measured, the rest is left for the driver and torch."""
+"""Beside the object store: an idle Ray took 430 MB, the rest is for the driver and torch."""
 
 _DEADLINE_S = 30.0
 """nvidia-smi of a node whose driver was idle takes several seconds for eight GPUs."""
@@ -56,7 +56,7 @@ class Limits:
 
 
 def gather_limits(environment: Mapping[str, str]) -> Limits:
-    """Look at this process."""
+    """Read the limits of this process."""
     files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
@@ -79,7 +79,7 @@ def gather_limits(environment: Mapping[str, str]) -> Limits:
 
 
 def check_limits(limits: Limits, object_store_mb: int) -> Iterator[Finding]:
-    """Judge open files, /dev/shm, memory and locked memory for one node of a run."""
+    """Check open files, /dev/shm, memory and locked memory for one node of a run."""
     files, possible = limits.num_files, limits.num_files_possible
     can_raise = possible is None or possible >= _ENOUGH_FILES
     yield probe(
@@ -89,7 +89,7 @@ def check_limits(limits: Limits, object_store_mb: int) -> Iterator[Finding]:
             files is not None and files < _ENOUGH_FILES,
             "warning",
             f"only {files} (ulimit -n)",
-            "Add `ulimit -n 65536` to cluster.setup, or to the shell that submits: Slurm hands its limits on."
+            "Add `ulimit -n 65536` to cluster.setup, or to the shell that submits: Slurm passes its limits on."
             if can_raise
             else "Ask for a higher hard limit (ulimit -Hn), also of slurmd (LimitNOFILE).",
         ),
@@ -103,10 +103,7 @@ def check_limits(limits: Limits, object_store_mb: int) -> Iterator[Finding]:
             free_mb < object_store_mb,
             "problem",
             f"only {free_mb:,} MB free {needed}",
-            (
-                "Lower backend.object_store_mb, or see what others left there (`ls -l /dev/shm`); bind the host's in "
-                "an image."
-            ),
+            ("Lower backend.object_store_mb, or remove old files (`ls -l /dev/shm`); in an image, bind the host's."),
         ),
     )
     # /dev/shm counts against the memory limit
@@ -139,12 +136,12 @@ def check_limits(limits: Limits, object_store_mb: int) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """What this process has been given, and what the driver says."""
+    """The GPUs that Slurm gave to this process, and those that the driver lists."""
 
     visible: tuple[str, ...] | None
     """As CUDA_VISIBLE_DEVICES names them; None: it is not set."""
     num_given: int | None
-    """By Slurm on this node; None: it says nothing."""
+    """By Slurm on this node; None: Slurm does not say."""
     names: tuple[str, ...] | None
     """As nvidia-smi lists them; None: there is no nvidia-smi."""
     complaint: str
@@ -154,7 +151,7 @@ class Gpus:
 
 
 def gather_gpus(environment: Mapping[str, str]) -> Gpus:
-    """Look at this node."""
+    """Read the GPUs of this node."""
     visible, given = environment.get("CUDA_VISIBLE_DEVICES"), environment.get("SLURM_GPUS_ON_NODE", "")
     names, complaint = _ask("--query-gpu=name")
     computing, _ = _ask("--query-compute-apps=pid") if names else ((), "")
@@ -168,7 +165,7 @@ def gather_gpus(environment: Mapping[str, str]) -> Gpus:
 
 
 def check_gpus(gpus: Gpus, num_needed: int) -> Finding:
-    """Judge them for a node that needs so many."""
+    """Check the GPUs of a node that needs so many."""
     names, given = gpus.names or (), gpus.num_given or 0
     num_visible = len(names) if gpus.visible is None else len(gpus.visible)
     kinds = ", ".join(sorted(set(names)))
@@ -203,7 +200,7 @@ def check_gpus(gpus: Gpus, num_needed: int) -> Finding:
             num_visible > 0 and (bool(gpus.complaint) or len(names) < num_visible),
             "problem",
             f"{num_visible} given, and the driver says: {gpus.complaint or f'nvidia-smi lists {len(names)}'}",
-            "Leave this node out (cluster.sbatch={exclude: NODE}), and tell those who run the cluster.",
+            "Leave this node out (cluster.sbatch={exclude: NODE}), and report it to the cluster's administrators.",
         ),
         (
             num_visible > 0 and gpus.num_strangers > 0,
@@ -215,7 +212,7 @@ def check_gpus(gpus: Gpus, num_needed: int) -> Finding:
 
 
 def check_mps(environment: Mapping[str, str]) -> Finding:
-    """Ask whether the daemon answers by which a judge works beside an engine on the same GPU, not in turns with it."""
+    """Check the MPS daemon, with which a judge and an engine compute on one GPU at the same time."""
     return probe(
         "MPS",
         "its daemon answers, so that judges and engines may share a GPU's processors",
@@ -227,15 +224,15 @@ def check_mps(environment: Mapping[str, str]) -> Finding:
                 "in turn"
             ),
             (
-                "Start `nvidia-cuda-mps-control -d` on every node, such as in cluster.setup, or ask those who run the "
-                "cluster."
+                "Start `nvidia-cuda-mps-control -d` on every node, such as in cluster.setup, or ask the "
+                "cluster's administrators."
             ),
         ),
     )
 
 
-def check_walls(reward: RewardSection, try_out: Callable[[SandboxSection], str] = check_sandbox) -> Finding:
-    """Start the reward's sandbox; a run that uses none may do without."""
+def check_code_sandbox(reward: RewardSection, try_out: Callable[[SandboxSection], str] = check_sandbox) -> Finding:
+    """Start the reward's sandbox; a failure is a problem only for a run that uses it."""
     try:
         said = try_out(reward.sandbox)
     except UserError as error:
@@ -249,7 +246,7 @@ def check_walls(reward: RewardSection, try_out: Callable[[SandboxSection], str] 
 def check_network(
     node: str, cluster: ClusterSection, environment: Mapping[str, str], *, is_alone: bool
 ) -> Iterator[Finding]:
-    """Judge this node, which is alone or has to be reached by others."""
+    """Check the address, ports and scratch folder of this node, which other nodes reach unless it `is_alone`."""
     try:
         address = node_address(node, cluster.network_interface, is_alone=is_alone)
     except RollpackerError as error:
@@ -261,7 +258,7 @@ def check_network(
 
 
 def check_port(address: str) -> Finding:
-    """Judge whether the system gives out a port."""
+    """Check whether the system has a free port."""
     try:
         port = free_port(address)
     except OSError as error:
@@ -270,11 +267,11 @@ def check_port(address: str) -> Finding:
             f"none on {address} ({error.strerror})",
             "Look at net.ipv4.ip_local_port_range, and at what holds so many (`ss -s`).",
         )
-    return fine("ports", f"the system gives out free ones, such as {port}")
+    return fine("ports", f"free ones exist, such as {port}")
 
 
 def check_scratch(cluster: ClusterSection, environment: Mapping[str, str]) -> Finding:
-    """Judge the folders for Ray's sockets; the one that is made is removed."""
+    """Check the folders for Ray's sockets; the one that is made is removed."""
     try:
         folder = private_folder(cluster.scratch, environment)
     except RollpackerError as error:

@@ -1,6 +1,6 @@
-"""What one node of an allocation sees. `python -m rollpacker.launch.doctor.node_report FOLDER` prints it as JSON.
+"""The facts of one node of an allocation. `python -m rollpacker.launch.doctor.node_report FOLDER` prints it as JSON.
 
-`nodes.py` starts it on every node. That it runs at all shows that the node has this Python at this path.
+`nodes.py` starts it on every node; that it runs shows that the node has this Python at this path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollpacker import __version__
 from rollpacker.launch.doctor.node import Gpus, Limits, gather_gpus, gather_limits
 
 PROOF = "proof"
-"""The file in the folder that every node should see."""
+"""A file in the folder that every node should see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class NodeReport:
 
 
 def report(folder: Path) -> NodeReport:
-    """Look at this node."""
+    """Gather the facts of this node."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         proof = (folder / PROOF).read_text()

@@ -1,6 +1,6 @@
-"""The nodes of an allocation, seen from each of them: the same files, the same time, and each one's own limits.
+"""Checks of the nodes of an allocation: the same files, the same time, and the limits of each.
 
-One task per node is started within the allocation, beside whatever runs there.
+One task per node is started within the allocation, beside what runs there.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _LARGEST_SKEW_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesSeen:
-    """What the nodes said."""
+    """The reports of the nodes."""
 
     num_nodes: int
     """Of the allocation."""
     reports: tuple[NodeReport, ...]
     proof: str
-    """What each should have read."""
+    """The content that each should have read."""
     asked_at: float
     answered_at: float
     """By this machine's clock, in seconds since the epoch."""
     complaint: str
-    """What srun said when something failed."""
+    """The error of srun; empty without one."""
 
 
 def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
@@ -77,10 +77,10 @@ def ask_nodes(run_dir: Path, num_nodes: int) -> NodesSeen:
 
 
 def check_nodes(seen: NodesSeen, *, object_store_mb: int, gpus_per_node: int) -> Iterator[Finding]:
-    """Judge what they said, together and each."""
+    """Check the reports, together and each."""
     yield check_answers(seen)
     if seen.reports:
-        yield check_sight(seen)
+        yield check_shared_files(seen)
         yield check_clocks(seen)
     yield from merged(
         {
@@ -91,7 +91,7 @@ def check_nodes(seen: NodesSeen, *, object_store_mb: int, gpus_per_node: int) ->
 
 
 def merged(findings: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
-    """Say once what is the same on several nodes; subjects keep their order."""
+    """Report once what is the same on several nodes; subjects keep their order."""
     nodes_of: dict[Finding, list[str]] = {}
     for same_subject in zip(*findings.values(), strict=True):
         for node, finding in zip(findings, same_subject, strict=True):
@@ -102,7 +102,7 @@ def merged(findings: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
 
 
 def check_answers(seen: NodesSeen) -> Finding:
-    """Judge whether every node runs our Python."""
+    """Check whether every node runs this Python and RollPacker."""
     names = ", ".join(report.node for report in seen.reports)
     versions = {report.version for report in seen.reports}
     if len(seen.reports) < seen.num_nodes:
@@ -121,8 +121,8 @@ def check_answers(seen: NodesSeen) -> Finding:
     return fine("nodes", f"{names} run RollPacker {versions.pop()}")
 
 
-def check_sight(seen: NodesSeen) -> Finding:
-    """Judge whether every node sees the files of the others."""
+def check_shared_files(seen: NodesSeen) -> Finding:
+    """Check whether every node sees the files of the others."""
     blind = [report.node for report in seen.reports if report.proof != seen.proof]
     mute = [report.node for report in seen.reports if report.proof == seen.proof and not report.can_write]
     remedy = "Choose a run.dir on a file system that all nodes mount, at the same path, for writing."
@@ -134,7 +134,7 @@ def check_sight(seen: NodesSeen) -> Finding:
 
 
 def check_clocks(seen: NodesSeen) -> Finding:
-    """Judge the nodes' clocks: each was read between the question and the answer."""
+    """Check the nodes' clocks: each was read between the start of the tasks and their end."""
     skews = {
         report.node: min(0.0, report.time - seen.asked_at) or max(0.0, report.time - seen.answered_at)
         for report in seen.reports

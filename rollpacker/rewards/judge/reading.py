@@ -70,7 +70,7 @@ _Layout = tuple["list[int] | _Variable", ...]
 
 
 def dialogue(prompt: Prompt) -> str:
-    """The question as the judge is told it: the messages without anybody's chat template."""
+    """The question as the judge reads it: the messages without a chat template."""
     if len(prompt.messages) == 1:
         return prompt.messages[0]["content"]
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
@@ -80,7 +80,7 @@ def read_template(path: Path | None) -> str:
     """Read the template, and hold its variables against those that there are.
 
     Raises:
-        ConfigError: It cannot be read, or does not show the response, or asks for what nobody gives.
+        ConfigError: It cannot be read, or does not show the response, or uses an unknown variable.
     """
     from jinja2 import TemplateSyntaxError, meta
 
@@ -263,7 +263,7 @@ class JudgePrompts:
         return str(text)
 
     def _beginning(self) -> list[int]:
-        """What the tokenizer puts before a text; a chat template brings it itself."""
+        """What the tokenizer puts before a text; a chat template contains it."""
         if self._chat_template is not None:
             return []
         begin = self._tokenizer.bos_token_id

@@ -1,4 +1,4 @@
-"""What the probabilities of a judge's first token are worth.
+"""The reward from the probabilities of a judge's first token.
 
     p = P(yes) / (P(yes) + P(no))       each the sum over the words for it
 
@@ -12,19 +12,19 @@ import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.rewards.judgement import Judgement
+from rollpacker.rewards.reward_module import Score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rollpacker.config.sections.judge import JudgeSection
 
-NO_VERDICT = Judgement(0.0, "no_verdict")
-"""The judge wants to say neither yes nor no; its template may not suit it."""
+NO_VERDICT = Score(0.0, "no_verdict")
+"""Neither yes nor no is likely; the template may not suit the judge."""
 
 
-def judgement_of(section: JudgeSection, logprobs: Sequence[float]) -> Judgement:
-    """Judge by the log-probabilities of the words for yes, followed by those for no.
+def score_of(section: JudgeSection, logprobs: Sequence[float]) -> Score:
+    """Score by the log-probabilities of the words for yes, followed by those for no.
 
     Raises:
         EngineFailed: One of them is no log-probability.
@@ -42,7 +42,7 @@ def judgement_of(section: JudgeSection, logprobs: Sequence[float]) -> Judgement:
     p = yes / (yes + no)
     is_right = p >= section.threshold
     reason = "judged_right" if is_right else "judged_wrong"
-    return Judgement(float(is_right) if section.reward == "verdict" else p, reason)
+    return Score(float(is_right) if section.reward == "verdict" else p, reason)
 
 
 _ROUNDING = 1e-3

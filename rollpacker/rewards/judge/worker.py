@@ -15,11 +15,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, RollpackerError
-from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.protocols.rollout import Verdict
-from rollpacker.rewards.judge.verdicts import judgement_of
-from rollpacker.rewards.judgement import verdict_of_crash
+from rollpacker.rewards.judge.verdicts import score_of
+from rollpacker.rewards.outbox import Outbox
+from rollpacker.rewards.reward_module import verdict_of, verdict_of_crash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,21 +39,18 @@ class JudgeRewardWorker:
         self._prompts = prompts
         self._section = section
         self._is_reading = asyncio.Lock()  # a tokenizer is one thread's at a time
-        self._model_in_use = asyncio.Lock()  # by a batch, or by nobody as long as it sleeps
+        self._model_in_use = asyncio.Lock()  # by a batch; held while it sleeps
         self._waiting: deque[tuple[ScoringRequest, TokenIds]] = deque()
         self._has_news = asyncio.Event()
-        self._verdicts: Arrivals[Verdict] = Arrivals()
-        self._failure: Exception | None = None
+        self._outbox = Outbox()
         self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
         """Make the requests ready for the judge, beside the batch that it reads."""
-        if self._is_closed:
-            raise ImpossibleEvent("A closed judge was asked to score", "Allowed: before close()")
+        self._outbox.refuse_when_closed()
         async with self._is_reading:
             read = await asyncio.to_thread(lambda: [self._read(request) for request in requests])
-        self._verdicts.put(verdict for verdict in read if isinstance(verdict, Verdict))
+        self._outbox.put(verdict for verdict in read if isinstance(verdict, Verdict))
         self._waiting.extend(
             (request, tokens) for request, tokens in zip(requests, read, strict=True) if not isinstance(tokens, Verdict)
         )
@@ -71,10 +68,7 @@ class JudgeRewardWorker:
         Raises:
             RollpackerError: The model failed.
         """
-        verdicts = await self._verdicts.collect()
-        if not verdicts and self._failure is not None:
-            raise self._failure
-        return verdicts
+        return await self._outbox.collect()
 
     async def sleep(self) -> None:
         """Have the model give back GPU memory, once it has read the batch under way."""
@@ -91,17 +85,16 @@ class JudgeRewardWorker:
         self._model_in_use.release()
 
     async def describe_work(self) -> str:
-        """Say what the model has done, for its log; empty if nobody counted."""
+        """Describe the model's work, for its log; may be empty."""
         return await self._model.describe_work()
 
     async def close(self) -> None:
         """End the model; what was not judged gets no verdict, and a pending `collect` returns."""
-        self._is_closed = True
+        self._outbox.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._model.close()
-        self._verdicts.close()
 
     def _read(self, request: ScoringRequest) -> TokenIds | Verdict:
         """Give the tokens that the judge reads; a verdict where there are none."""
@@ -121,8 +114,7 @@ class JudgeRewardWorker:
                         await self._judge(self._next_batch())
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it
             is_ours = isinstance(error, RollpackerError)
-            self._failure = error if is_ours else EngineFailed(f"The judge failed: {type(error).__name__}: {error}")
-            self._verdicts.close()
+            self._outbox.fail(error if is_ours else EngineFailed(f"The judge failed: {type(error).__name__}: {error}"))
 
     def _next_batch(self) -> list[tuple[ScoringRequest, TokenIds]]:
         """As many as a forward pass holds, and at least one."""
@@ -137,8 +129,7 @@ class JudgeRewardWorker:
         began = time.perf_counter()
         answers = await self._model.next_token_logprobs([read for _, read in batch], self._prompts.candidates)
         time_s = time.perf_counter() - began
-        judgements = [judgement_of(self._section, answer) for answer in answers]
-        self._verdicts.put(
-            Verdict(request=request.request, reward=judgement.reward, reason=judgement.reason, time_s=time_s)
-            for (request, _), judgement in zip(batch, judgements, strict=True)
+        self._outbox.put(
+            verdict_of(request, score_of(self._section, answer), time_s)
+            for (request, _), answer in zip(batch, answers, strict=True)
         )

@@ -1,15 +1,15 @@
-"""The walls: how a runner is started so that it sees nothing and takes no more than its share.
+"""Starts a runner in a sandbox of namespaces and resource limits.
 
-`bubblewrap` makes namespaces of its own for users, processes, IPC, host name, network and mounts. The root is empty but
-for Python with its libraries (read-only, see `interpreter`), four devices, and /tmp of a bounded size in memory. There
-is no /proc. The environment is a handful of fixed words. The kernel ends everything inside with the sandbox's first
-process, and that with bubblewrap, and that with the keeper.
+`bubblewrap` creates namespaces for users, processes, IPC, host name, network and mounts. The root is empty but for
+Python with its libraries (read-only, see `interpreter`), four devices, and a /tmp of bounded size in memory. There is
+no /proc. The environment is fixed. The kernel kills everything inside with the sandbox's first process, that with
+bubblewrap, and that with the supervisor.
 
-`rlimits` starts the same runner with the same limits of resources, and without walls.
+`rlimits` starts the same runner with the same resource limits, and without isolation.
 
-Where the keeper is root, it becomes `nobody` first: the kernel exempts root from the limit of processes, and files of
-root's would be root's inside too. What `nobody` could not reach, such as Python in /root, is mounted where it can, in
-a mount namespace that only the keeper sees.
+A supervisor that is root becomes `nobody` first: the kernel exempts root from the limit of processes, and root's files
+would be root's inside too. Paths that `nobody` cannot reach, such as Python in /root, are mounted where it can, in a
+mount namespace of the supervisor alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 from rollpacker.rewards.processes import become_reaper, set_parent_death_signal
 from rollpacker.rewards.sandbox import system_calls
-from rollpacker.rewards.sandbox.interpreter import find_needed
-from rollpacker.rewards.sandbox.meter import Holdings, children_of, tree_of
+from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
+from rollpacker.rewards.sandbox.meter import KernelMemory, children_of, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,10 +39,10 @@ NOBODY = 65534
 
 _MEBIBYTE = 1 << 20
 
-_SANDBOX_MODULES = ("values", "remote", "answering", "asking", "testing", "inside")
+_SANDBOX_MODULES = ("values", "rpc", "rpc_server", "rpc_client", "mini_pytest", "runner")
 """In the order in which they import each other."""
 
-_BOOT = (
+_BOOT_CODE = (
     "import marshal,os,sys\n"
     "def take(n):\n"
     "    parts=[]\n"
@@ -64,39 +64,39 @@ _ENVIRONMENT = {
     "HOME": "/tmp",  # noqa: S108 the sandbox's own
     "LANG": "C.UTF-8",
     "PATH": "/usr/bin",
-    "PYTHONHASHSEED": "0",  # the same answer whenever it is asked
+    "PYTHONHASHSEED": "0",  # deterministic
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
 }
 
 _DEVICES = ("null", "full", "random", "urandom")
-"""Those that are here: Apptainer's --contain leaves some out. Not /dev/zero, a shared mapping of which is memory that
-nobody counts."""
+"""If they exist: Apptainer's --contain omits some. Not /dev/zero, a shared mapping of which is memory that
+is not counted."""
 
 _STDIN, _STDOUT = "/tmp/.stdin", "/tmp/.stdout"  # noqa: S108 the sandbox's own
 
 _STREAMS = {"stdin": _STDIN, "stdout": _STDOUT, "stderr": "/dev/null"}
-"""Where /dev/stdin, /dev/stdout and /dev/stderr lead."""
+"""Targets of /dev/stdin, /dev/stdout and /dev/stderr."""
 
 _PENDING_SIGNALS = 128
 """Also of timers; each is memory that belongs to no process."""
 
 _STAGES = ("/mnt", "/media", "/srv", "/opt", "/home")
-"""Folders that every system has, to mount on what `nobody` cannot reach; one that nothing needed lies in."""
+"""Folders of every system, to mount paths on that `nobody` cannot reach; the first that holds none of them."""
 
 _END_LIMIT_S = 20.0
-"""For the kernel to end a sandbox that was told to, on a node that is busy."""
+"""For the kernel to kill a sandbox, on a busy node."""
 
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 """From <linux/sched.h> and <linux/mount.h>."""
 
 _SCOPED_PROCESS_LIMITS = (5, 14)
-"""The kernel that began to count the limit of processes per user namespace; before, all processes of the user count."""
+"""The kernel that began to count the limit of processes per user namespace, no longer per user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a sandbox may take, as the section says it."""
+    """Limits of a sandbox, as configured."""
 
     isolation: str
     memory_mb: int
@@ -115,9 +115,9 @@ class Bounds:
         return self.output_mb * _MEBIBYTE
 
     def resource_limits(self) -> list[tuple[int, int]]:
-        """Of each process, for the runner to set before there is a program; never to be raised again."""
+        """Of each process; set by the runner before a program starts, and never raised again."""
         limits = [
-            # Addresses, not memory: stacks of threads are reserved and hardly used. The keeper counts memory.
+            # Addresses, not memory: stacks of threads are reserved and hardly used. The supervisor counts memory.
             (resource.RLIMIT_AS, 2 * self.memory_bytes),
             (resource.RLIMIT_FSIZE, self.files_mb * _MEBIBYTE),
             (resource.RLIMIT_NOFILE, self.open_files),
@@ -131,39 +131,39 @@ class Bounds:
 
 
 class BubblewrapLauncher:
-    """Starts runners, in the keeper. Made once: it may change the keeper's user."""
+    """Starts runners, in the supervisor. Created once: it may change the supervisor's user."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._code = _runner_code()
-        self._needed = find_needed()
-        library_path = self._needed.library_path
+        self._files = find_interpreter_files()
+        library_path = self._files.library_path
         self._environment = _ENVIRONMENT | ({"LD_LIBRARY_PATH": library_path} if library_path else {})
         self._is_isolated = bounds.isolation == "bubblewrap"
         self._sources: Mapping[str, str] = {}
         self._filter = system_calls.make_filter() if self._is_isolated else b""
-        self._words: Sequence[str] = ()
+        self._command: Sequence[str] = ()
         if self._is_isolated:
-            self._words = self._bubblewrap_words()
+            self._command = self._bubblewrap_command()
         else:
             become_reaper()
 
-    def start(self) -> Sandboxed:
-        """Start a runner, which waits for its job."""
+    def start(self) -> Sandbox:
+        """Start a runner; it waits for its job."""
         ours, theirs = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         control = os.pipe2(os.O_CLOEXEC)
         calls = os.memfd_create("calls")
         os.write(calls, self._filter)
         os.lseek(calls, 0, os.SEEK_SET)
         reports = theirs[1]
-        words = [self._needed.program, "-s", "-S", "-P", "-c", _BOOT, str(reports)]
+        arguments = [self._files.program, "-s", "-S", "-P", "-c", _BOOT_CODE, str(reports)]
         passed = [reports]
         if self._is_isolated:
-            words = [*self._words, "--seccomp", str(calls), "--", *words]
+            arguments = [*self._command, "--seccomp", str(calls), "--", *arguments]
             passed.append(calls)
         try:
             process = subprocess.Popen(  # noqa: S603 bubblewrap or our own interpreter
-                words,
+                arguments,
                 stdin=control[0],
                 stdout=ours[1],
                 stderr=subprocess.DEVNULL,
@@ -171,25 +171,26 @@ class BubblewrapLauncher:
                 env=self._environment,
                 cwd="/",
                 start_new_session=not self._is_isolated,
-                preexec_fn=None if self._is_isolated else _die_with_keeper,  # noqa: PLW1509 the keeper has one thread
+                preexec_fn=None if self._is_isolated else _set_death_signal,  # noqa: PLW1509 the supervisor has one thread
             )
         finally:
             for file in (control[0], ours[1], theirs[1], calls):
                 os.close(file)
-        return Sandboxed(
+        return Sandbox(
             process,
             control=control[1],
             output=ours[0],
             reports=theirs[0],
-            first_words=len(self._code).to_bytes(4, "big") + self._code,
+            boot_data=len(self._code).to_bytes(4, "big") + self._code,
             is_isolated=self._is_isolated,
         )
 
-    def complaint(self) -> str:
-        """What is said when a sandbox is started that does nothing."""
-        words = [*self._words, *(["--"] if self._words else []), self._needed.program, "-s", "-S", "-P", "-c", "pass"]
+    def start_error(self) -> str:
+        """Give the error message of a sandbox that does nothing."""
+        python = [self._files.program, "-s", "-S", "-P", "-c", "pass"]
+        command = [*self._command, "--", *python] if self._command else python
         ended = subprocess.run(  # noqa: S603 as `start`
-            words,
+            command,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -197,56 +198,51 @@ class BubblewrapLauncher:
             timeout=_END_LIMIT_S,
         )
         said = ended.stderr.decode(errors="replace").strip().splitlines()
-        return said[-1] if said else f"it ends with code {ended.returncode}"
+        return said[-1] if said else f"it exits with code {ended.returncode}"
 
-    def _bubblewrap_words(self) -> Sequence[str]:
-        """Compose the command line, once; becomes `nobody` where this is root."""
-        needed, packages = self._needed, self.bounds.packages
+    def _bubblewrap_command(self) -> Sequence[str]:
+        """Compose bubblewrap's command line; becomes `nobody` where this is root."""
+        needed, packages = self._files, self.bounds.packages
         paths = [*needed.paths, *([packages] if packages is not None else [])]
         if os.geteuid() == 0 and _is_real_root():
-            self._sources = _stage(paths)
+            self._sources = _mount_for_nobody(paths)
             _become_nobody()
-        words = [
-            shutil.which("bwrap") or "bwrap",
-            "--unshare-user",
-            "--unshare-pid",
-            "--unshare-ipc",
-            "--unshare-net",
-            "--unshare-uts",
+        command = [
+            *(shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net"),
+            *("--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *("--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
         ]
-        words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-        words += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
-        return [*words, *self._mount_words(), "--chdir", "/tmp", "--remount-ro", "/"]  # noqa: S108 the sandbox's own
+        return [*command, *self._mount_options(), "--chdir", "/tmp", "--remount-ro", "/"]  # noqa: S108 the sandbox's own
 
-    def _mount_words(self) -> Sequence[str]:
-        needed, packages = self._needed, self.bounds.packages
-        # what is needed may lie in the /tmp or the /dev/shm of outside
-        words = ["--size", str(self.bounds.files_mb * _MEBIBYTE), "--tmpfs", "/tmp"]  # noqa: S108 the sandbox's own
-        words += ["--symlink", "../tmp", "/dev/shm"]  # noqa: S108 likewise
+    def _mount_options(self) -> Sequence[str]:
+        needed, packages = self._files, self.bounds.packages
+        # these files may lie in the host's /tmp or /dev/shm
+        options = ["--size", str(self.bounds.files_mb * _MEBIBYTE), "--tmpfs", "/tmp"]  # noqa: S108 the sandbox's own
+        options += ["--symlink", "../tmp", "/dev/shm"]  # noqa: S108 the sandbox's own
         for path in needed.paths:
-            words += self._bind(path)
+            options += self._bind(path)
         for folder in needed.hidden:
-            words += ["--tmpfs", folder]
+            options += ["--tmpfs", folder]
         if packages is not None:
-            words += self._bind(packages)
+            options += self._bind(packages)
         for folder in needed.hidden:
-            words += ["--remount-ro", folder]
+            options += ["--remount-ro", folder]
         for link, target in needed.links:
-            words += ["--symlink", target, link]
+            options += ["--symlink", target, link]
         for link in ("/lib", "/lib64"):
             if Path(link).is_symlink():
-                words += ["--symlink", str(Path(link).readlink()), link]
+                options += ["--symlink", str(Path(link).readlink()), link]
         for device in _DEVICES:
-            words += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]
+            options += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]
         for number, (name, target) in enumerate(_STREAMS.items()):
-            words += ["--symlink", f"..{target}", f"/dev/{name}", "--symlink", f"../..{target}", f"/dev/fd/{number}"]
-        return words
+            options += ["--symlink", f"..{target}", f"/dev/{name}", "--symlink", f"../..{target}", f"/dev/fd/{number}"]
+        return options
 
     def _bind(self, path: str) -> Sequence[str]:
         return "--ro-bind", self._sources.get(path, path), path
 
 
-class Sandboxed:
+class Sandbox:
     """A started sandbox: its processes and its pipes."""
 
     def __init__(
@@ -256,51 +252,51 @@ class Sandboxed:
         control: int,
         output: int,
         reports: int,
-        first_words: bytes,
+        boot_data: bytes,
         is_isolated: bool,
     ) -> None:
         self._process = process
         self._is_isolated = is_isolated
-        self._holdings: Holdings | None = None
+        self._kernel_memory: KernelMemory | None = None
         self.control, self.output, self.reports = control, output, reports
-        self.first_words = first_words
+        self.boot_data = boot_data
         """The runner's code, to be written to `control` first."""
         for file in (control, output, reports):
             os.set_blocking(file, False)
 
     @property
     def top_pid(self) -> int:
-        """Of the tree of processes: bubblewrap; without it the keeper, to which orphans come."""
+        """Root of the process tree: bubblewrap; with `rlimits` the supervisor, which adopts orphans."""
         return self._process.pid if self._is_isolated else os.getpid()
 
     @property
     def streams(self) -> dict[str, str | None]:
-        """Where the runner makes what can be opened as /dev/stdin and /dev/stdout; without walls /proc does it."""
+        """Where the runner makes what can be opened as /dev/stdin and /dev/stdout; with `rlimits`, /proc does."""
         return {"stdin": _STDIN if self._is_isolated else None, "stdout": _STDOUT if self._is_isolated else None}
 
     def begin(self) -> None:
-        """Look at what there is inside, when the runner has started and no program has.
+        """Open what is read from outside, when the runner has started and no program has.
 
         Raises:
-            OSError: The runner has ended, or this machine lets nobody look.
+            OSError: The runner has ended, or this machine does not allow it.
         """
         if self._is_isolated:
             pids = list(tree_of(self._process.pid))  # bubblewrap, the namespace's first process, the runner
             if len(pids) < 3:  # noqa: PLR2004 these
                 raise ChildProcessError("the runner has ended")
             runner = pids[2]
-            self._holdings = Holdings(runner)
+            self._kernel_memory = KernelMemory(runner)
             os.close(self.output)
             self.output = os.open(f"/proc/{runner}/root{_STDOUT}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def held_bytes(self) -> int:
-        """What the kernel keeps for it, beside the memory of its processes; without walls nobody knows."""
-        return self._holdings.read_bytes() if self._holdings else 0
+    def kernel_bytes(self) -> int:
+        """Kernel memory of the sandbox beside that of its processes; not known with `rlimits`."""
+        return self._kernel_memory.read_bytes() if self._kernel_memory else 0
 
     def kill(self) -> None:
-        """End every process inside, and return when none is left."""
-        if self._holdings:
-            self._holdings.close()
+        """Kill every process inside, and return when none is left."""
+        if self._kernel_memory:
+            self._kernel_memory.close()
         if self._is_isolated:
             self._kill_namespace()
         self._process.kill()
@@ -311,7 +307,7 @@ class Sandboxed:
             os.close(file)
 
     def _kill_namespace(self) -> None:
-        """Kill its first process, with which the kernel kills all others; bubblewrap ends when they have."""
+        """Kill its first process, with which the kernel kills all others; bubblewrap then exits."""
         for pid in children_of(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -321,7 +317,7 @@ class Sandboxed:
 
 
 def _kill_descendants() -> None:
-    """Kill all that this process started, and what came to it as an orphan, until nothing is left."""
+    """Kill all children of this process and the orphans that it adopted, until none is left."""
     while others := [pid for pid in tree_of(os.getpid()) if pid != os.getpid()]:
         for pid in others:
             with contextlib.suppress(ProcessLookupError):
@@ -330,7 +326,7 @@ def _kill_descendants() -> None:
             os.waitpid(-1, 0)
 
 
-def _die_with_keeper() -> None:
+def _set_death_signal() -> None:
     set_parent_death_signal(signal.SIGKILL)
 
 
@@ -356,8 +352,8 @@ def _become_nobody() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def _stage(paths: Sequence[str]) -> dict[str, str]:
-    """Mount paths where anybody reaches them; nobody but this process and its children sees the mounts."""
+def _mount_for_nobody(paths: Sequence[str]) -> dict[str, str]:
+    """Mount paths where every user can read them, visible to this process and its children alone."""
     stage = next(
         folder
         for folder in _STAGES
@@ -371,8 +367,8 @@ def _stage(paths: Sequence[str]) -> dict[str, str]:
             raise OSError(number, os.strerror(number))
 
     def mount(source: str, target: str, kind: str, flags: int, options: str | None = None) -> None:
-        words = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags))
-        check(libc.mount(*words, None if options is None else options.encode()))
+        arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags))
+        check(libc.mount(*arguments, None if options is None else options.encode()))
 
     check(libc.unshare(_CLONE_NEWNS))
     mount("none", "/", "none", _MS_REC | _MS_PRIVATE)

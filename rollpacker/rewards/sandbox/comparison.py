@@ -1,8 +1,8 @@
-"""Whether what a program gave is what was expected; runs outside, on plain data.
+"""Compares the output of a program with the expected one; runs outside the sandbox, on plain data.
 
 Texts are equal when their lines are, white space at their ends aside. In a line:
 
-* a number that is expected with a fraction or an exponent may be written otherwise, and differ by rounding;
+* a number that is expected with a fraction or an exponent may be written differently, and differ by rounding;
 * one that is expected without may be written with a fraction or an exponent that changes nothing (`9.0`, `1e9`);
 * leading zeros, a plus sign, and other characters than 0 to 9 make a word text, which is equal only to itself;
 * a line of nothing but numbers may be spaced otherwise. Where such lines are indented differently, as in a pyramid of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ROUNDING = 1e-6
-"""Relative or absolute, as most judges of programming contests allow."""
+"""Relative or absolute, as most programming contests allow."""
 
 _MOST_DIGITS = 50
 """Of a number; a longer word is compared as text."""

@@ -1,9 +1,9 @@
-"""What Python needs of this machine to run: its program, its standard library, and shared libraries.
+"""The files of this machine that Python needs to run: its program, its standard library, and shared libraries.
 
-Invariant: no folder is named but that of the standard library and those of the system's libraries, which hold software
-and nothing else. Another folder of libraries may be the user's own (a conda environment's, one of LD_LIBRARY_PATH) and
-hold anything. So the interpreter is asked, once, which files it loads when it loads all that the standard library can,
-and these are named one by one.
+Invariant: the only folders are those of the standard library and the system's libraries, which hold software and
+nothing else. Other library folders may be the user's (a conda environment's, one of LD_LIBRARY_PATH) and hold any file.
+So the interpreter is run once to list the files that it maps when it loads everything of the standard library, and
+these are listed one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 
 _RUNTIMES = ("libstdc++.so.6", "libgcc_s.so.1", "libgomp.so.1", "libgfortran.so.5", "libquadmath.so.0")
-"""Of compilers: threads that end need one of them, compiled packages the others."""
+"""Runtimes of compilers: the end of a thread needs one, compiled packages the others."""
 
 _PROBE_LIMIT_S = 60.0
 """To load some hundred files from a slow file system, on a busy node."""
@@ -38,22 +38,22 @@ _PROBE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needed:
-    """What is to be seen in a sandbox."""
+class InterpreterFiles:
+    """The files that a sandbox shows."""
 
     program: str
     paths: Sequence[str]
-    """Files and folders, the program among them; none lies in another."""
+    """Files and folders, including the program; none is inside another."""
     links: Sequence[tuple[str, str]]
-    """Names by which libraries are asked for, and the paths that they lead to."""
+    """Paths by which libraries are opened, and their targets."""
     hidden: Sequence[str]
-    """Folders in them that are none of a program's business: installed packages."""
+    """Folders in them to hide: installed packages."""
     library_path: str
     """For LD_LIBRARY_PATH."""
 
 
-def find_needed() -> Needed:
-    """Ask this process's interpreter.
+def find_interpreter_files() -> InterpreterFiles:
+    """Find the files of this process's interpreter.
 
     Raises:
         WorldError: It does not start.
@@ -66,7 +66,7 @@ def find_needed() -> Needed:
     searched = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder.startswith("/")]
     links = _links_to(libraries, [*dict.fromkeys([*map(_folder_of, libraries), *searched])])
     named = {_folder_of(path) for path in [*libraries, *(link for link, _ in links)]}
-    return Needed(
+    return InterpreterFiles(
         program=program,
         paths=_outermost([program, *found, *libraries]),
         links=[(link, target) for link, target in links if not _is_in(link, found)],
@@ -94,7 +94,7 @@ def _loaded_files(program: str, modules: Sequence[str]) -> list[str]:
 
 
 def _links_to(libraries: Sequence[str], folders: Sequence[str]) -> list[tuple[str, str]]:
-    """Give other paths that lead to libraries."""
+    """Give other paths of libraries."""
     paths = [entry.path for folder in folders if Path(folder).is_dir() for entry in os.scandir(folder)]
     targets = {path: os.path.realpath(path) for path in paths}
     return [(path, target) for path, target in targets.items() if target in libraries and path != target]
@@ -105,7 +105,7 @@ def _folder_of(path: str) -> str:
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Leave out what lies in another one, and doubles."""
+    """Leave out paths inside others, and duplicates."""
     return [path for path in dict.fromkeys(paths) if not _is_in(path, paths)]
 
 

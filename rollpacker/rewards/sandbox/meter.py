@@ -1,26 +1,26 @@
-"""What a tree of processes has used, read from /proc outside the sandbox.
+"""Measures a tree of processes from outside the sandbox, by /proc.
 
 The clock of a test case is the program's own time: the time of its processes on cores, or the wall time less what they
 waited for a core, whichever is longer.
 
     own = max(CPU time of the tree, wall time - time in which a thread was ready to run, and did not)
 
-CPU time alone would let a program sleep for ever, and wall time alone would fail correct programs on a busy machine.
-Own time grows for both loops and sleepers, and stands still for a program that only waits for a core that others
-have. Where the kernel does not tell the waiting (`schedstat`), own time is wall time, which is the longer one.
+CPU time alone would let a program sleep without end, and wall time alone would fail correct programs on a busy machine.
+Own time grows for both loops and sleepers, and does not grow for a program that only waits for a core. Where the kernel
+does not count the waiting (`schedstat`), own time is wall time, which is the longer one.
 
-A case's process stays a zombie until the keeper has looked, so that short runs are measured to the end.
+A case's process stays a zombie until the supervisor has measured it, so that short runs are measured to the end.
 
-The kernel counts a wait when it is over. So while some thread is ready to run, only time on cores is added: it either
-runs, which that shows, or waits, which does not count. When none is ready, what passed since the last such moment is
-settled: the waits of several threads in it are together at most as long as it was, and none is left over for later.
+The kernel counts a wait when it is over. So while a thread is ready to run, only time on cores is added: either it
+runs, which that shows, or it waits, which does not count. When none is ready, the time since the last such moment is
+settled: waits in it, of all threads together, count at most as long as it was, and none is carried over.
 
 The tree is followed through `children`, so a process that double-forks or starts a session stays in it: orphans go to
 the sandbox's first process. No time is lost with a process that ends, because a sandbox's processes cannot ignore the
 end of their children (`system_calls`).
 
-Memory is what belongs to processes: anonymous, shared, swapped out, and the tables of their pages. Beside it the kernel
-keeps files and what waits in sockets (`Holdings`). The contents of files are bounded by the size of their file system.
+Memory is that of processes: anonymous, shared, swapped out, and page tables. The kernel memory of files and of data in
+sockets is added (`KernelMemory`). The size of the file system bounds the contents of files.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Meter:
         self._waited_before_s = self._waited_s()
 
     def read(self) -> Usage:
-        now_s = time.monotonic()  # before the look: who waits now is either still ready then, or has its wait counted
+        now_s = time.monotonic()  # before _look: a thread that waits now is then still ready, or its wait is counted
         cpu_s, memory_bytes, num_tasks = self._look()
         if not self._is_ready:
             self._settle(now_s)
@@ -122,7 +122,8 @@ class Meter:
         # The name in brackets may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         utime, stime, children_utime, children_stime = (int(field) for field in fields[11:15])
-        self._is_ready |= fields[0] == b"R" and pid != os.getpid()  # without walls, the keeper is the top of the tree
+        is_supervisor = pid == os.getpid()  # with `rlimits` it is the root of the tree
+        self._is_ready |= fields[0] == b"R" and not is_supervisor
         on_cores_s = self._on_cores_s(pid, has_threads=int(fields[17]) > 1)
         cpu_s = max((utime + stime) * _TICK_S, on_cores_s) + (children_utime + children_stime) * _TICK_S
         return cpu_s, _memory_bytes(pid, is_ended=fields[0] == b"Z"), int(fields[17])
@@ -142,7 +143,7 @@ class Meter:
         return total_ns * _NANOSECOND_S
 
 
-class Holdings:
+class KernelMemory:
     """What the kernel keeps for a sandbox and for none of its processes: files without their contents, and sockets.
 
     Args:

@@ -1,4 +1,4 @@
-"""Finds the program in a response."""
+"""Extracts the program from a response."""
 
 from __future__ import annotations
 

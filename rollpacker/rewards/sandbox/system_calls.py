@@ -1,19 +1,19 @@
-"""The system calls that programs are refused, as a filter for the kernel (seccomp).
+"""The filter of system calls (seccomp) that programs run under.
 
-Namespaces bound what a program sees, resource limits what each process takes, the meter what all take together. This
-filter closes what none of them does:
+Namespaces bound what a program sees, resource limits what each process takes, the meter what all take together. The
+filter covers the rest:
 
-* memory that belongs to no process, so that nobody counts it: memfd, System V, message queues, shared memory without a
+* memory that belongs to no process, and so is not counted: memfd, System V, message queues, shared memory without a
   file, huge pages, extended attributes, watches of files, datagrams;
-* time on cores that nobody counts: children whose parent ignores their end are never added to its times;
-* less than a program's share of the cores, so that it waits for ever and its own time stands still;
-* what two sandboxes could tell each other by on the files that both read: locks, leases, watches;
-* sockets that network namespaces do not cover (vsock, netlink), new namespaces, and interfaces of the kernel that no
-  program of a contest needs and many escapes did;
-* every call that is newer than this list: it does not exist here, and libraries do without it.
+* time on cores that is not counted: that of children whose parent ignores their end;
+* lowering the own share of the cores, so that the program waits without end and its own time does not grow;
+* communication between two sandboxes through files that both read: locks, leases, watches;
+* sockets that network namespaces do not cover (vsock, netlink), new namespaces, and interfaces of the kernel that
+  contest programs do not need and that escapes have used;
+* every call newer than this list: it fails as not implemented, and libraries do without it.
 
-Three things seem to work and do nothing, because programs that use them in good faith go on: locks of files, what is
-said about SIGCHLD, and the writing of the machine's file systems to disk.
+Three calls succeed without effect, because programs that use them in good faith must go on: file locks, the handling
+of SIGCHLD, and syncing file systems to disk.
 
 Source: <linux/seccomp.h>, <linux/audit.h>, <asm/unistd.h> of x86-64 and of arm64.
 """
@@ -50,7 +50,7 @@ _FIRST_UNKNOWN = 442
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 _REFUSED = {
-    # by name: x86-64, arm64 (0: there is none, as its call of that number is refused anyway)
+    # by name: x86-64, arm64 (0: none; call 0 of arm64, io_setup, is refused anyway)
     "io_setup": (206, 0), "memfd_create": (319, 279), "shmget": (29, 194), "shmat": (30, 196),
     "shmctl": (31, 195), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
@@ -84,7 +84,7 @@ _SOCKET, _SOCKETPAIR, _SETSOCKOPT = (41, 198), (53, 199), (54, 208)
 _PRLIMIT, _MMAP, _FCNTL, _SIGACTION = (302, 261), (9, 222), (72, 25), (13, 134)
 
 MACHINES = tuple(_AUDIT)
-"""Whose numbers are known here."""
+"""Machines whose call numbers are listed here."""
 
 
 def make_filter() -> bytes:
@@ -105,7 +105,7 @@ def make_filter() -> bytes:
     # glibc falls back to clone, whose flags can be looked at
     steps += _when(_CLONE3[column], _fail(errno.ENOSYS))
     steps += _when(_CLONE[column], _argument(0), _step(_JUMP_IF_BITS, _NAMESPACES, 0, 1), refuse, allow)
-    # others hold datagrams of those who are gone
+    # other types keep datagrams after their sender has ended
     for numbers in (_SOCKET, _SOCKETPAIR):
         family = [_argument(0), _step(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0), refuse]
         kind = [_argument(1), _step(_AND, _SOCK_TYPES), _step(_JUMP_IF_EQUAL, _SOCK_STREAM, 1, 0), refuse]
@@ -120,7 +120,7 @@ def make_filter() -> bytes:
     commands = [step for command in _FCNTL_ALLOWED for step in (_step(_JUMP_IF_EQUAL, command, 0, 1), allow)]
     locks = [step for command in _FCNTL_LOCKS for step in (_step(_JUMP_IF_EQUAL, command, 0, 1), ignore)]
     steps += _when(_FCNTL[column], _argument(1), *commands, *locks, _fail(errno.EINVAL))
-    # asking what is done, without an address of what to do, is allowed
+    # querying, without a new action, is allowed
     asked = [_argument(0), _step(_JUMP_IF_EQUAL, _SIGCHLD, 1, 0), allow]
     asked += [_argument(1), _step(_JUMP_IF_EQUAL, 0, 0, 3), _argument(1, half=1), _step(_JUMP_IF_EQUAL, 0, 0, 1), allow]
     steps += _when(_SIGACTION[column], *asked, ignore)
@@ -128,12 +128,12 @@ def make_filter() -> bytes:
 
 
 def _when(number: int, *steps: bytes) -> list[bytes]:
-    """Take steps for one system call; the last one ends the filter."""
+    """Steps for one system call; the last one ends the filter."""
     return [_step(_JUMP_IF_EQUAL, number, 0, len(steps)), *steps]
 
 
 def _fail(number: int) -> bytes:
-    """End the call with an error; with 0 it seems to have worked."""
+    """End the call with an error; with 0 it succeeds without effect."""
     return _step(_RETURN, _FAIL | number)
 
 

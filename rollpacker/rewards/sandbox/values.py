@@ -1,10 +1,10 @@
-"""Values that cross the sandbox's wall as plain data: JSON, with tags for what Python has beyond it.
+"""The serialization of values between a sandbox and its supervisor: JSON, with tags for other types of Python.
 
-Invariant: decoding makes nothing but builtin values, of types that are exactly these (and `Fraction`, `Decimal`,
-`deque`, `Counter`, `OrderedDict`, and those of `datetime`). So what was an object with an `__eq__` of its own inside is
-plain outside, or an `Opaque` that equals nothing.
+Invariant: decoding creates only builtin values, of exactly these types (and `Fraction`, `Decimal`, `deque`, `Counter`,
+`OrderedDict`, and those of `datetime`). So an object with its own `__eq__` inside is plain data outside, or an `Opaque`
+that equals nothing.
 
-Used on both sides: inside it runs in the program's own interpreter, where it may be patched; what it then says is still
+Used on both sides: inside, it runs in the program's interpreter, where it may be patched; what it then writes is still
 only data. It imports little, because every program pays for it.
 """
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_DEPTH = 200
-"""Of containers in each other; what is deeper does not cross."""
+"""Of nested containers; what is deeper is not encoded."""
 
 _SAFE_INT = 1 << 63
-"""Larger ones cross in hexadecimal: Python refuses to write and read thousands of decimal digits."""
+"""Larger ones are written in hexadecimal: Python refuses to write and read thousands of decimal digits."""
 
 
 class Opaque:
-    """What is no plain data; equals nothing."""
+    """An object that is no plain data; equals nothing."""
 
     def __init__(self, type_name: str) -> None:
         self.type_name = type_name
@@ -41,7 +41,7 @@ class Opaque:
 
 
 def encode(value: object, export: Callable[[object], str] | None = None, depth: int = 0) -> str:  # noqa: C901, PLR0911, PLR0912 one case per type
-    """Write a value as JSON text; `export` writes what is no plain data."""
+    """Write a value as JSON text; `export` writes other objects."""
     if value is None:
         return "null"
     if value is True:
@@ -95,10 +95,10 @@ def encode(value: object, export: Callable[[object], str] | None = None, depth: 
 
 
 def decode(tree: object, restore: Callable[[dict[str, object]], object] | None = None) -> object:
-    """Make the value of parsed JSON; `restore` makes what the other side exported.
+    """Make the value of parsed JSON; `restore` makes objects that the other side exported.
 
     Raises:
-        ValueError: It is none that `encode` writes. (Also TypeError and what else malformed data provokes.)
+        ValueError: `encode` does not write it. (Malformed data raises TypeError and others, too.)
     """
     if isinstance(tree, list):
         return [decode(item, restore) for item in tree]
@@ -160,7 +160,7 @@ def _date(parts: list[Any]) -> object:
 
 
 _MAPPINGS = ("Counter", "OrderedDict")
-"""Of `collections`: what else is a dictionary crosses as a plain one."""
+"""Of `collections`; other dictionaries are encoded as plain ones."""
 
 _DAY, _TIME = ("year", "month", "day"), ("hour", "minute", "second", "microsecond")
 _DATE_FIELDS = {
@@ -169,7 +169,7 @@ _DATE_FIELDS = {
     "datetime": (*_DAY, *_TIME),
     "timedelta": ("days", "seconds", "microseconds"),
 }
-"""Attributes and arguments of what `datetime` has; with a time zone they are objects."""
+"""Attributes and arguments of the types of `datetime`; with a time zone they are objects."""
 
 _TAGS: dict[str, Callable[[Any, Any], object]] = {
     "i": lambda body, _restore: int(body, 16),

@@ -1,8 +1,8 @@
-"""What Slurm gave to this process: which node of which job it is, and what it may use there.
+"""The Slurm allocation of this process: its job, its node, and what it may use there.
 
-A job runs one task per node, all the same program; the task's rank says its part. Read from the environment alone: in
-a container there is no Slurm command. The batch script, which runs outside, puts what only Slurm's commands know into
-two variables of ours (see `rollpacker/launch/`).
+A job runs one task per node, all the same program; the rank of a task says what it does. Read from the environment
+alone: in a container there is no Slurm command. The batch script, which runs outside, stores what only Slurm's
+commands know in variables of ours (see `rollpacker/launch/`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REQUEUE_FILE_VARIABLE = "ROLLPACKER_REQUEUE_FILE"
 """The file that rank 0 writes to ask the batch script to requeue the job."""
 GRACE_VARIABLE = "ROLLPACKER_GRACE_S"
 """The partition's GraceTime: what a preempted job has between the notice and its end, in seconds; absent, empty or 0
-where nobody knows."""
+where it is unknown."""
 
 _MEBIBYTE = 1 << 20
 
@@ -48,9 +48,9 @@ class Allocation:
     end_time: float | None
     """Of the time limit, in seconds since the epoch; None without one."""
     requeue_file: Path | None
-    """None where no batch script of ours waits for it: the job is not requeued."""
+    """None without a batch script of ours: the job is not requeued."""
     grace_s: float | None = None
-    """What a preempted job has until its end; None when nobody knows."""
+    """What a preempted job has until its end; None when it is unknown."""
 
     @property
     def is_head(self) -> bool:
@@ -62,12 +62,12 @@ class Allocation:
 
     @property
     def key(self) -> str:
-        """Of this attempt of this job: no other one, before or beside it, has the same."""
+        """Of this attempt of this job, unique among all attempts and jobs."""
         return f"{self.job_id}.{self.step_id}.{self.restart_count}"
 
 
 def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """Read the task that this process is; None outside a step of Slurm, a batch script's own shell included.
+    """Read the task that this process is; None outside a step of Slurm, as in a batch script's own shell.
 
     Raises:
         ConfigError: The step has another number of tasks than one per node.

@@ -4,8 +4,8 @@
 
 Invariant: an entry is on the disk before its attempt starts anything, so an attempt that was killed (a node died,
 the driver crashed) counts like one that left. An attempt has made progress when the next one begins with a newer
-checkpoint. After `cluster.max_attempts_without_progress` in a row without it the job ends with the reason instead of
-going back into the queue; a job that somebody submits anew begins to count anew.
+checkpoint. After `cluster.max_attempts_without_progress` in a row without progress the job ends with the reason instead
+of being requeued; a newly submitted job starts a new count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Attempt:
     """Of the last ones that it finished."""
     checkpoint_s: float | None = None
     interrupted_step_s: float = 0.0
-    """How long the step had run that it had to break off."""
+    """How long its interrupted step had run."""
 
 
 class JobAttempts:
@@ -61,12 +61,12 @@ class JobAttempts:
         self._current: Attempt | None = None
 
     def begin(self, number: int, first_step: int, deadline: PreemptionDeadline, now: float) -> None:
-        """Enter this attempt; raises `WorldError` when too many before it came to nothing."""
+        """Record this attempt; raises `WorldError` after too many without progress."""
         num_futile = self._num_futile(first_step)
         if num_futile >= self._cluster.max_attempts_without_progress:
             raise WorldError(
-                f"Job {self._allocation.job_id} was started {num_futile} times in a row without coming to a new "
-                f"checkpoint after step {first_step}: its processes or nodes died.",
+                f"Job {self._allocation.job_id} was started {num_futile} times in a row without a new checkpoint "
+                f"after step {first_step}: its processes or nodes died.",
                 f"cluster.max_attempts_without_progress={self._cluster.max_attempts_without_progress} bounds that.",
                 f"The reasons are in {self._run_dir / 'logs'} and in the job's own log; when they are gone, submit the "
                 "run again: it goes on from there.",
@@ -78,7 +78,7 @@ class JobAttempts:
         )
 
     def leave(self, finished_steps: int, num_steps: int, deadline: PreemptionDeadline, now: float) -> RollpackerError:
-        """Ask for another turn if that may help, and give the error that this attempt ends by."""
+        """Request a requeue if that may help, and give the error that ends this attempt."""
         assert self._current is not None
         self._write(
             replace(
@@ -102,8 +102,8 @@ class JobAttempts:
             self._allocation.requeue_file.touch()
         return Preempted(
             where,
-            "The batch script sends the job back into the queue, unless somebody cancelled it.",
-            "It goes on by itself; there is nothing to do.",
+            "The batch script sends the job back into the queue, unless it was cancelled.",
+            "The run resumes by itself; there is nothing to do.",
         )
 
     def _num_futile(self, first_step: int) -> int:
@@ -116,7 +116,7 @@ class JobAttempts:
         return count
 
     def _no_progress(self, where: str, num_futile: int, reserve_s: float, now: float) -> WorldError:
-        """Say which time was too short for what."""
+        """Explain which time was too short."""
         assert self._current is not None
         attempts = [*self._earlier, self._current]
         step_s = max(max(attempt.longest_step_s, attempt.interrupted_step_s) for attempt in attempts)
@@ -133,8 +133,8 @@ class JobAttempts:
             )
             remedies.insert(0, f"give it more time (cluster.time_limit_min={needed_min})")
         return WorldError(
-            f"{where}\nThis was attempt {num_futile} in a row that came to no new checkpoint: {times}.",
-            "An attempt has to start, finish a step and write a checkpoint, or the job would be requeued for ever "
+            f"{where}\nThis was attempt {num_futile} in a row without a new checkpoint: {times}.",
+            "An attempt has to start, finish a step and write a checkpoint, or the job would be requeued without end "
             f"(cluster.max_attempts_without_progress={self._cluster.max_attempts_without_progress}).",
             f"Submit the run again, and {' or '.join(remedies)}; it goes on from its last checkpoint.",
         )
@@ -154,5 +154,5 @@ def _read(file: Path) -> list[Attempt]:
         raise WorldError(
             f"{file} cannot be read: {error}.",
             "The attempts of a job are written by the job and by nothing else.",
-            "Remove it: the job then counts its attempts anew.",
+            "Remove it: the job then starts a new count.",
         ) from error

@@ -1,15 +1,15 @@
-"""Whether the next step may begin, and whether the one that runs must be broken off: the machines are wanted back.
+"""The deadline of an attempt: whether the next step may begin, and whether the current one must be interrupted.
 
-    nobody asked          a step that cannot end before the time limit is not begun
-    asked, time enough    the step that runs goes on to its end, and no other begins
-    asked, too little     it is broken off now, because its end would come too late
+    not asked to leave           a step that cannot end before the time limit does not begin
+    asked, with enough time      the current step runs to its end, and no other begins
+    asked, with too little time  the current step is interrupted at once, because it would end too late
 
-and in any case a step is broken off at the last moment at which a checkpoint still fits: it took longer than the ones
-before it. Starting is broken off as soon as somebody asks: there is nothing to save yet. Before the first step of an
-attempt has ended, a signal that only says what the time limit said from the beginning asks for nothing.
+A step is in any case interrupted at the last moment at which a checkpoint still fits. The start of a run is interrupted
+as soon as it is asked to leave: there is nothing to save yet. Before the first step of an attempt has ended, a signal
+that only repeats the time limit has no effect.
 
-Invariant: what is broken off has changed nothing that a checkpoint holds. A step promises so until its update, which
-it announces by `commit`; from there on it goes on to its end, whatever comes.
+Invariant: an interrupted step has changed nothing that a checkpoint holds. It calls `commit` before its update, and
+from then on it is never interrupted.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 RECENT_STEPS = 8
-"""The longest of so many says how long a step may take: long rounds come every few steps."""
+"""A step may take as long as the longest of so many: long rounds come every few steps."""
 
 UNSEEN_CHECKPOINT_S = 30.0
-"""Reckoned for a checkpoint until one was measured."""
+"""Assumed for a checkpoint until one was measured."""
 
 CHECKPOINT_SLACK = 1.5
 """A file system that was fast last time may be slower next time."""
 
 CLOSING_S = 5.0
-"""From the checkpoint to the end of the batch script, which asks Slurm for another turn: the processes of two nodes
-ended in 1 to 3 s on the mini cluster."""
+"""From the checkpoint to the end of the batch script, which requeues the job: the processes of two nodes ended in 1 to
+3 s on the mini cluster."""
 
 
 class StepInterrupted(Exception):
-    """The machines are wanted back before the work inside could end."""
+    """The run must leave before the work inside could end."""
 
 
 class PreemptionDeadline:
-    """Asks and answers for one attempt.
+    """The deadline of one attempt.
 
     Args:
         clock: Seconds, on the same scale as `end_time` and every deadline.
@@ -57,9 +57,9 @@ class PreemptionDeadline:
         self._has_finished_step = False
         """In this attempt."""
         self.reason = ""
-        """Who asked, and what is left; empty as long as nobody did."""
+        """Why the run must leave; empty until it must."""
         self.interrupted_step_s = 0.0
-        """How long the step had run that was broken off."""
+        """How long the interrupted step had run."""
 
     @property
     def longest_step_s(self) -> float:
@@ -78,7 +78,7 @@ class PreemptionDeadline:
         return CHECKPOINT_SLACK * checkpoint_s + CLOSING_S
 
     def expect(self, step_s: float, checkpoint_s: float | None) -> None:
-        """Reckon with what an earlier attempt measured."""
+        """Plan with what an earlier attempt measured."""
         if step_s:
             self._steps_s.append(step_s)
         self._checkpoint_s = checkpoint_s
@@ -92,9 +92,9 @@ class PreemptionDeadline:
         self._set_alarm()
 
     def ask_soon(self, reason: str, grace_s: float) -> None:
-        """Ask the run to leave, though nobody takes its machines: a step that ends in so many seconds may end.
+        """Ask the run to leave soon: the current step may end if it does so within `grace_s`.
 
-        Before the first step of an attempt has ended there is nothing to save, and nothing is waited for.
+        Before the first step of an attempt has ended there is nothing to save, and the run leaves at once.
         """
         wait_s = self.reserve_s + grace_s if self._has_finished_step else 0.0
         self.ask(reason, self._clock() + wait_s)
@@ -102,8 +102,7 @@ class PreemptionDeadline:
     def may_begin(self, *, is_first: bool) -> bool:
         """Whether a step may begin now.
 
-        The first one of an attempt is tried whatever time is left: leaving would bring the next attempt to the same
-        question.
+        The first one of an attempt always may: the next attempt would not have more time.
         """
         if self.reason:
             return False
@@ -117,11 +116,18 @@ class PreemptionDeadline:
         return False
 
     def checkpoint_took(self, duration_s: float) -> None:
-        """Reckon with it from now on."""
+        """Plan with it from now on."""
         self._checkpoint_s = max(duration_s, self._checkpoint_s or 0.0)
 
+    @contextmanager
+    def timing_checkpoint(self) -> Iterator[None]:
+        """Plan with the time that the block takes from now on."""
+        began = self._clock()
+        yield
+        self.checkpoint_took(self._clock() - began)
+
     def step_ended(self) -> None:
-        """Reckon with how long the step took that began last, everything in it."""
+        """Plan with how long the last step took, everything in it."""
         if self._step_began is not None:
             self._steps_s.append(self._clock() - self._step_began)
             self._step_began = None
@@ -129,7 +135,7 @@ class PreemptionDeadline:
 
     @asynccontextmanager
     async def while_starting(self) -> AsyncIterator[None]:
-        """Raise `StepInterrupted` when the machines are wanted back, and end what runs inside."""
+        """End what runs inside and raise `StepInterrupted` when the run must leave."""
         try:
             async with self._interruptible(math.inf):
                 yield
@@ -139,7 +145,7 @@ class PreemptionDeadline:
 
     @asynccontextmanager
     async def in_step(self) -> AsyncIterator[None]:
-        """Raise `StepInterrupted` when too little time is left for the step, and end what runs inside."""
+        """End what runs inside and raise `StepInterrupted` when too little time is left for the step."""
         self._step_began = began = self._clock()
         try:
             async with self._interruptible(began + self.longest_step_s):
@@ -152,7 +158,7 @@ class PreemptionDeadline:
             raise
 
     def commit(self) -> None:
-        """The step begins to change what a checkpoint holds: it is not broken off any more."""
+        """Let the step run to its end: it begins to change what a checkpoint holds."""
         scope, self._scope = self._scope, None
         if scope is not None:
             scope.reschedule(None)
@@ -173,7 +179,7 @@ class PreemptionDeadline:
             self._scope = None
 
     def _set_alarm(self) -> None:
-        """Let the open scope end when it has to."""
+        """Set when the open scope is interrupted."""
         if self._scope is None or self._scope.expired():
             return
         leave_by, now = self._leave_by(), self._clock()

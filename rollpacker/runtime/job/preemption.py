@@ -1,11 +1,13 @@
-"""How long a run has its machines: as long as it needs them, until a person ends it, or as long as a Slurm job has.
+"""Preemption: how long a run has its machines, and how it ends when they are taken or a person ends it.
 
-A job's signals (`notices.py`) and its time limit ask the run to leave (`deadline.py`); its attempts are counted, and
-the batch script is asked for another turn (`attempts.py`). Outside a job Ctrl-C, SIGTERM and SIGHUP ask:
+One object per run, made by `preemption_of`. It joins the signals (`signals.py`), the deadline that they and the time
+limit set (`deadline.py`), and the attempts of a Slurm job (`attempts.py`).
 
-    the first      the step that runs ends within seconds or is broken off, and a checkpoint is saved
-    the second     the run leaves at once, without a checkpoint
-    the third      it does not even wait for what it started; the guardian (`guardian.py`) ends that
+    outside Slurm   Ctrl-C, SIGTERM and SIGHUP end the run:
+        the first       the step in progress ends within seconds or is interrupted, and a checkpoint is saved
+        the second      the run leaves at once, without a checkpoint
+        the third       it does not even wait for the processes that it started; the guardian (`guardian.py`) ends them
+    in a job        Slurm's signals and the time limit preempt it, and the batch script is asked to requeue it
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import signal
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
@@ -30,10 +32,10 @@ if TYPE_CHECKING:
 
 
 SHELL_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-"""What ends a program, from a keyboard, another program, or a terminal that is closed; and how people call it."""
+"""What ends a program, from a keyboard, another program, or a closed terminal; with the name that messages use."""
 
 STEP_PATIENCE_S = 10.0
-"""A person who pressed Ctrl-C waits this long for a step; a longer one is made again."""
+"""How long a step may still run after Ctrl-C; a longer one is done again."""
 
 
 def steps_in_words(number: int) -> str:
@@ -41,36 +43,50 @@ def steps_in_words(number: int) -> str:
     return "1 step" if number == 1 else f"{number} steps"
 
 
+def loop_time() -> float:
+    """Seconds on the running event loop's clock, which may be virtual."""
+    return asyncio.get_running_loop().time()
+
+
+def preemption_of(config: RunConfig, allocation: Allocation | None) -> Preemption:
+    """Make the preemption of a run; in a job its signals are kept from now on (call it in the main thread)."""
+    if allocation is None:
+        return ShellPreemption(config)
+    if config.backend.name == "sim":  # its time is not the job's: it knows no time limit
+        return SlurmPreemption(config, replace(allocation, end_time=None), clock=loop_time)
+    return SlurmPreemption(config, allocation)
+
+
 class Preemption:
-    """Of a run that nobody asks to leave, unless by `deadline.ask`."""
+    """Of a run that no signal ends: only `deadline.ask` does."""
 
     job_id: str | None = None
 
     def __init__(self, deadline: PreemptionDeadline | None = None) -> None:
-        self.deadline = deadline or PreemptionDeadline(asyncio.get_running_loop().time)
+        self.deadline = deadline or PreemptionDeadline(loop_time)
         self.finished_steps = 0
         self.saved_steps = 0
-        """What the newest checkpoint holds; a state that needs no further saving."""
+        """What the newest checkpoint holds."""
 
     def listen(self, note: Callable[[str], None]) -> None:
-        """Hear from now on who asks; to be called again after others took the signals, as `ray.init` does.
+        """Handle signals from now on; call it again after a library replaced the handlers, as `ray.init` does.
 
-        `note` tells a person that somebody asked.
+        `note` reports a signal to the person who follows the run.
         """
 
     def stop_listening(self) -> None:
-        """Leave the signals to those who had them before."""
+        """Restore the handlers that were there before."""
 
-    def begin(self, attempt: int, first_step: int) -> None:  # noqa: ARG002  who counts attempts needs the number
-        """An attempt begins, after so many finished steps; raises `WorldError` when there were too many."""
+    def begin(self, attempt: int, first_step: int) -> None:  # noqa: ARG002  a job counts attempts
+        """Begin an attempt, after so many finished steps; raises `WorldError` after too many futile ones."""
         self.finished_steps = self.saved_steps = first_step
 
-    def cut_short(self, num_steps: int) -> RollpackerError | None:  # noqa: ARG002  who can be cut short says it
-        """Give the error of a run that somebody ended at once; None when nobody did."""
+    def cut_short(self, num_steps: int) -> RollpackerError | None:  # noqa: ARG002  for a run from a shell
+        """Give the error of a run that a second signal ended; None without one."""
         return None
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
-        """Give the error that the attempt ends by; its checkpoint is on the disk."""
+        """Give the error that ends the attempt; its checkpoint is on the disk."""
         return Preempted(
             f"The run left after step {finished_steps} of {num_steps}: {self.deadline.reason}.",
             "Its checkpoint is complete.",
@@ -79,21 +95,25 @@ class Preemption:
 
 
 class ShellPreemption(Preemption):
-    """Of a run that a person started, and may end: by Ctrl-C, SIGTERM, or a terminal that is closed."""
+    """Of a run that was started from a shell."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         self._run_dir = config.run.dir
         self._note: Callable[[str], None]
-        self._task = asyncio.current_task()
+        self._task: asyncio.Task[object] | None = None
         self._first: signal.Signals | None = None
         self._is_cut_short = False
-        # What is ignored stays so: `nohup` and the background of a script mean it.
-        handlers = {number: signal.getsignal(number) for number in SHELL_SIGNALS}
-        self._handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+        self._handlers: dict[signal.Signals, Any] = {}
+        """Those that were there before."""
 
     def listen(self, note: Callable[[str], None]) -> None:
         self._note = note
+        if self._task is None:
+            self._task = asyncio.current_task()
+            # a signal that is ignored stays so: `nohup` and a script's background jobs rely on it
+            handlers = {number: signal.getsignal(number) for number in SHELL_SIGNALS}
+            self._handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
         loop = asyncio.get_running_loop()
         for number in self._handlers:
             loop.add_signal_handler(number, self._hear, number)
@@ -144,21 +164,26 @@ class ShellPreemption(Preemption):
 
 
 class SlurmPreemption(Preemption):
-    """Of a run in a Slurm job: its signals and its time limit ask, and its attempts are counted."""
+    """Of a run in a Slurm job."""
 
     def __init__(
-        self, config: RunConfig, allocation: Allocation, signals: SignalListener, clock: Callable[[], float] = time.time
+        self,
+        config: RunConfig,
+        allocation: Allocation,
+        *,
+        clock: Callable[[], float] = time.time,
+        signals: SignalListener | None = None,
     ) -> None:
         """`clock` gives seconds on the scale of the time limit: since the epoch."""
         cluster = config.cluster or ClusterSection(name="slurm")
         super().__init__(PreemptionDeadline(clock, allocation.end_time))
         self.job_id = allocation.job_id
-        self._signals = signals
+        self._signals = signals or SignalListener()
         self._clock = clock
         self._meanings = signal_meanings(allocation, cluster)
         self._attempts = JobAttempts(config.run.dir, allocation, cluster)
 
-    def listen(self, note: Callable[[str], None]) -> None:  # noqa: ARG002  a job's log says it when it leaves
+    def listen(self, note: Callable[[str], None]) -> None:  # noqa: ARG002  the job's log gives the reason when it leaves
         self._signals.tell(self.deadline, self._meanings, self._clock)
 
     def begin(self, attempt: int, first_step: int) -> None:
@@ -167,8 +192,3 @@ class SlurmPreemption(Preemption):
 
     def leave(self, finished_steps: int, num_steps: int) -> RollpackerError:
         return self._attempts.leave(finished_steps, num_steps, self.deadline, self._clock())
-
-
-def modelled_slurm_preemption(config: RunConfig, allocation: Allocation, signals: SignalListener) -> SlurmPreemption:
-    """Of a modelled run, whose time is not the job's: it hears signals, and knows no time limit."""
-    return SlurmPreemption(config, replace(allocation, end_time=None), signals, asyncio.get_running_loop().time)

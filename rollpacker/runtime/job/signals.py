@@ -1,11 +1,11 @@
-"""What Slurm's signals mean to a run in a job: how much time is left, and for what reason.
+"""What Slurm's signals mean to a run in a job: how much time is left, and why.
 
-    cluster.signal, the time limit near     the time limit comes: until then
-    cluster.signal, otherwise               preempted, on a cluster that says so by the job's own signal: the grace
-    SIGTERM, SIGURG, SIGUSR2                preempted or cancelled, or somebody's `scancel --signal=URG`: the grace
+    cluster.signal near the time limit      the time limit: the time until then
+    cluster.signal, otherwise               preemption, on a cluster that sends the job's own signal: the grace time
+    SIGTERM, SIGURG, SIGUSR2                preemption, cancellation or `scancel --signal=URG`: the grace time
 
-A preemption in the minutes before the time limit looks like the time limit; a run that then reckons with too much
-time is killed, and goes on from its last checkpoint.
+A preemption in the minutes before the time limit looks like the time limit; a run that then assumes too much time is
+killed, and resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollpacker.runtime.job.deadline import PreemptionDeadline
 SIGNALS = (signal.SIGURG, signal.SIGUSR2, signal.SIGTERM)
 
 EARLY_S = 60.0
-"""Slurm looks for time limits once a minute, so a signal before one may come this much too early."""
+"""Slurm checks time limits once a minute, so the signal before one may come this much too early."""
 
 UNKNOWN_GRACE_S = 30.0
 """Slurm's default KillWait, the least that passes between SIGTERM and SIGKILL unless a site shortens it."""
@@ -37,7 +37,7 @@ class SignalMeanings:
 
     lead_signal: signal.Signals
     lead_s: float
-    """How long before the time limit it was ordered."""
+    """How long before the time limit it was requested."""
     end_time: float | None
     grace_s: float
 
@@ -60,7 +60,7 @@ def signal_meanings(allocation: Allocation, cluster: ClusterSection) -> SignalMe
 
 
 class SignalListener:
-    """Hears the signals from now on: keeps those that come before there is somebody to tell."""
+    """Handles the signals from now on, and keeps those that come before `tell`."""
 
     def __init__(self) -> None:
         """In the main thread."""
@@ -71,18 +71,18 @@ class SignalListener:
     def _keep(self, number: int, _frame: FrameType | None) -> None:
         self._kept.append((signal.Signals(number), time.time()))
 
-    def tell(self, deadline: PreemptionDeadline, notices: SignalMeanings, clock: Callable[[], float]) -> None:
-        """Let the signals ask the run to leave; to be called again after others took them, as `ray.init` does.
+    def tell(self, deadline: PreemptionDeadline, meanings: SignalMeanings, clock: Callable[[], float]) -> None:
+        """Ask the run to leave at each signal; call it again after a library replaced the handlers.
 
-        `clock` gives seconds on the scale of the notices.
+        `clock` gives seconds on the scale of `end_time`.
         """
         loop = asyncio.get_running_loop()
 
         def heard(number: signal.Signals) -> None:
-            deadline.ask(*notices.read(number, clock()))
+            deadline.ask(*meanings.read(number, clock()))
 
         for number in SIGNALS:
             loop.add_signal_handler(number, heard, number)
         kept, self._kept = self._kept, []
         for number, heard_at in kept:
-            deadline.ask(*notices.read(number, clock() - (time.time() - heard_at)))
+            deadline.ask(*meanings.read(number, clock() - (time.time() - heard_at)))

@@ -1,4 +1,4 @@
-"""Which actor gets which node and GPUs, and whether the model fits there: pure, and known before anything starts.
+"""Places actors on nodes and GPUs, and estimates whether the model fits there: pure, and done before anything starts.
 
-`rollpacker check` answers from this room.
+`rollpacker check` uses only this.
 """

@@ -1,4 +1,4 @@
-"""The actors of a run: what each one reserves, and where it works."""
+"""The actors of a run: what each one reserves, and its place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PlannedActor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedActor:
-    """One actor and where it works."""
+    """One actor and its place."""
 
     name: str
     role: Role
@@ -30,14 +30,14 @@ class PlacedActor:
     node: int
     """Index of its node; 0 is the one that the driver runs on."""
     gpus: tuple[int, ...]
-    """Of its node, counted from 0, ascending. One that reserves a share of a GPU has this GPU with others."""
+    """Of its node, counted from 0, ascending. An actor that reserves a share of a GPU shares it with others."""
     degree: int = 1
     """Of tensor parallelism, of an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSize:
-    """The nodes of a run and what Ray is told that each one has."""
+    """The nodes of a run and the resources that Ray has on each."""
 
     num_nodes: int
     num_cpus: int
@@ -81,5 +81,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def nodes_in_words(size: ClusterSize) -> str:
-    """How many nodes of what."""
+    """Describe the nodes in a message."""
     return f"{counted(size.num_nodes, 'node')} of {counted(size.num_gpus, 'GPU')}"

@@ -1,6 +1,6 @@
 """Places actors by the maps of `placement`, which name the GPUs of engines, ranks and judges.
 
-On GPUs that engines and ranks share they take turns; a judge works beside the others.
+Engines and ranks that share GPUs use them in turn; a judge works beside the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollpacker.runtime.placing.actors import (
 
 
 def mapped(config: RunConfig, size: ClusterSize, engine_map: GpuMap, trainer_map: GpuMap) -> list[PlacedActor]:
-    """Give engines, ranks and judges the GPUs of their maps in order; who has none works on node 0."""
+    """Give engines, ranks and judges the GPUs of their maps in order; actors without GPUs are placed on node 0."""
     actors = planned_actors(config)
     engines = [actor for actor in actors if actor.role == "engine"]
     ranks = [actor for actor in actors if actor.role == "trainer"]
@@ -121,7 +121,7 @@ def _blocks(
 def _wrong_number(problem: str, other_way: str, key: str) -> ConfigError:
     return ConfigError(
         problem,
-        "Every GPU that a map names has its engine or its rank, and everyone has GPUs.",
+        "Every GPU that a map names has an engine or a rank, and each of them has GPUs.",
         f"{other_way}, or change {key}." if other_way else f"Change {key}, or the numbers.",
     )
 
@@ -134,8 +134,8 @@ def _check_cpus(config: RunConfig, size: ClusterSize, placed: Sequence[PlacedAct
             raise ConfigError(
                 f"The {len(here)} actors on node {node} reserve {float(reserved):g} CPUs, and the node has "
                 f"{size.num_cpus}.",
-                f"placement.engine={config.placement.engine} and placement.trainer={config.placement.trainer} say "
-                "who works there; the reward works on node 0.",
+                f"placement.engine={config.placement.engine} and placement.trainer={config.placement.trainer} "
+                "place them there; the reward is on node 0.",
                 "Raise cluster.cpus_per_node; or raise backend.num_cpus, so that actors share cores; or lower "
                 "engine.resources.num_cpus or trainer.resources.num_cpus.",
             )

@@ -1,7 +1,7 @@
-"""Places actors by what they reserve (`placement=null`): nobody shares a GPU unless it reserves a share of one.
+"""Places actors by what they reserve (`placement=null`): a GPU is shared only by actors that reserve a share of one.
 
-Trainer and reward work beside the driver, on node 0, further ranks of the trainer and judges where there is room;
-engines spread over the nodes.
+Trainer and reward are placed beside the driver, on node 0, further ranks of the trainer and judges where there is room;
+engines are spread over the nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollpacker.runtime.placing.actors import (
 
 
 def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
-    """Trainer and reward first, then judges where most is free, then one engine after the other.
+    """Place trainer and reward first, then judges where most is free, then one engine after the other.
 
     Each engine goes to the node with the fewest engines among those with room, then to the one with the most free GPUs,
     then CPUs; neighbours in number are neighbours in place.
@@ -51,7 +51,7 @@ def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
             raise _no_room(config, judge, size)
         index = max(with_room, key=lambda index: (nodes[index].free_gpus, nodes[index].free_cpus))
         slots[judge.name] = (index, nodes[index].take(judge.resources))
-    engine_seats: list[tuple[int, tuple[int, ...]]] = []
+    engine_places: list[tuple[int, tuple[int, ...]]] = []
     num_engines_on = [0] * size.num_nodes
     for engine in engines:
         candidate_indices = [index for index, node in enumerate(nodes) if node.has_room([engine])]
@@ -62,8 +62,8 @@ def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
             key=lambda index: (num_engines_on[index], -nodes[index].free_gpus, -nodes[index].free_cpus),
         )
         num_engines_on[chosen] += 1
-        engine_seats.append((chosen, nodes[chosen].take(engine.resources)))
-    slots |= {engine.name: slot for engine, slot in zip(engines, sorted(engine_seats), strict=True)}
+        engine_places.append((chosen, nodes[chosen].take(engine.resources)))
+    slots |= {engine.name: slot for engine, slot in zip(engines, sorted(engine_places), strict=True)}
     return [placed_at(config, actor, *slots[actor.name]) for actor in actors]
 
 
@@ -86,7 +86,7 @@ class _Room:
         return sum(self._gpus, Fraction())
 
     def has_room(self, group: Iterable[PlannedActor]) -> bool:
-        """Whether all of a group find a place."""
+        """True when all of a group fit."""
         cpus, gpus = self.free_cpus, self._gpus.copy()
         for actor in group:
             chosen = _free_gpus(gpus, actor.resources)
@@ -97,7 +97,7 @@ class _Room:
         return True
 
     def take(self, resources: ActorResources) -> tuple[int, ...]:
-        """Occupy what an actor reserves, for which there is room; gives its GPUs."""
+        """Occupy what an actor reserves, for which there is room; returns its GPUs."""
         chosen = _free_gpus(self._gpus, resources)
         assert chosen is not None
         _occupy(self._gpus, chosen, resources)
@@ -106,7 +106,7 @@ class _Room:
 
 
 def _free_gpus(free: Sequence[Fraction], resources: ActorResources) -> tuple[int, ...] | None:
-    """The first GPUs that can be had: whole ones, or one that has this share left; None when there are too few."""
+    """Return the first free GPUs: whole ones, or one with this share left; None when there are too few."""
     wanted = exact(resources.num_gpus)
     if not wanted:
         return ()

@@ -1,8 +1,8 @@
-"""Whether processes, threads and memory that a run asks for are there: on this machine, or on the nodes of its job.
+"""Checks that this machine, or the nodes of the job, have the processes, threads and memory that a run asks for.
 
-Cores may be shared: engines and trainer take turns, so a small machine runs more actors than it has cores, only more
-slowly (the demo runs four on two). Beyond `MOST_PER_CORE` for each core nothing is gained, so it is refused. Memory
-cannot be shared: what alone is more than the machine has is refused.
+Cores may be shared: engines and trainer work in turn, so a small machine can run more actors than it has cores, only
+more slowly (the demo runs four on two). More than `MOST_PER_CORE` per core is refused. Memory cannot be shared: any
+single amount larger than the machine's is refused.
 
 Imports neither ray nor torch.
 """
@@ -29,7 +29,7 @@ _MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What there is for a run."""
+    """The resources of a run."""
 
     where: str
     """Such as `this machine`."""
@@ -37,11 +37,11 @@ class Capacity:
     num_cores: int
     """Of each node."""
     memory_bytes: int | None
-    """Of each node; None where nobody knows."""
+    """Of each node; None where it is unknown."""
 
 
 def check_capacity(config: RunConfig, capacity: Capacity) -> None:
-    """Refuse what the nodes do not have; raises `ConfigError` with all of it."""
+    """Raise `ConfigError` with everything that the nodes do not have."""
     raise_mistakes([*_too_many(config, capacity), *_too_large(config, capacity)])
 
 

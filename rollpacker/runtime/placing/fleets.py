@@ -1,7 +1,7 @@
 """The engine sets of a run: one for each tensor-parallel degree that the planner may choose, on the same GPUs.
 
-Invariant: an engine of another degree has the GPUs of engines of the configured degree, or a part of one's, and the
-same memory of each: what its weights take less there is its KV cache's. One set works at a time.
+Invariant: an engine of another degree has the GPUs of engines of the configured degree, or part of one engine's, and
+the same memory of each GPU: what its weights leave is its KV cache. One set works at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MEBIBYTE = 1 << 20
 
 
 def degrees_of(config: RunConfig) -> tuple[int, ...]:
-    """The degrees of which a real run has engines: the configured one, and those that the planner may change to."""
+    """The degrees of a real run's engines: the configured one, then those that the planner may change to."""
     configured = config.engine.tensor_parallel
     others = sorted(set(config.engine.degrees) - {configured}) if config.system.planner else []
     return configured, *others
 
 
 def config_of(config: RunConfig, degree: int) -> RunConfig:
-    """Say what an engine of a degree is told.
+    """Return the configuration of an engine of a degree.
 
     Raises:
         ConfigError: Its weights leave no room for a KV cache in the memory that was given.
@@ -51,7 +51,7 @@ def config_of(config: RunConfig, degree: int) -> RunConfig:
 
 
 def costs_of(config: RunConfig) -> tuple[DegreeCosts, ...]:
-    """What engines of each degree take for their work, as `engine.profile` says; nothing without one, or one degree.
+    """The costs of engines of each degree by `engine.profile`; empty without one, or with one degree.
 
     Raises:
         DataError: The profile cannot be read.
@@ -96,7 +96,7 @@ def _degree_costs(config: RunConfig, profile: Profile, degree: int) -> DegreeCos
 
 
 def _saved_mb(config: RunConfig, degree: int) -> int:
-    """What an engine's weights take less of each GPU than at the configured degree; 0 where nobody knows their size."""
+    """How much less of each GPU the weights take than at the configured degree; 0 where their size is unknown."""
     try:
         num_bytes = transformer_of(config.model).num_weight_bytes
     except ModelError:
@@ -105,7 +105,7 @@ def _saved_mb(config: RunConfig, degree: int) -> int:
 
 
 def check_degrees(config: RunConfig) -> None:
-    """Refuse sets that the GPUs do not divide into; raises `ConfigError`."""
+    """Raise `ConfigError` for engine sets that do not divide the GPUs."""
     engine = config.engine
     num_gpus = engine.num_engines * engine.tensor_parallel
     for degree in degrees_of(config):

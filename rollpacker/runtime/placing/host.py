@@ -1,4 +1,4 @@
-"""What this machine has for this process: cores, GPUs and their names, from files and the environment."""
+"""The resources of this process on this machine: cores, memory, GPUs; from files and the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-"""Of a GPU's processors, what a client of CUDA's Multi-Process Service uses at most."""
+"""The largest share of a GPU's processors that a client of CUDA's Multi-Process Service uses."""
 
 
 def usable_cpus() -> int:
@@ -30,7 +30,7 @@ def usable_memory() -> int:
 
 
 def cgroup_memory(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Find the tightest memory limit of this process's control groups, of version 2 or 1; None: there is none."""
+    """Find the tightest memory limit of this process's control groups, of version 2 or 1; None without one."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -64,7 +64,7 @@ def visible_gpus() -> int:
 
 
 def names_of_gpus(gpus: Sequence[int], environment: Mapping[str, str]) -> str:
-    """What CUDA_VISIBLE_DEVICES is set to for a process that sees only these of the GPUs that it names now.
+    """The CUDA_VISIBLE_DEVICES of a process that sees only these of the GPUs that are visible now.
 
     Under Slurm it may name 2 and 3, or GPUs by their UUIDs; GPU 0 of the run is then the first of them. Where it names
     none, the GPUs are not real (`backend.num_gpus` on a machine without), and their numbers are their names.
@@ -78,10 +78,10 @@ def _named_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def has_mps_daemon(environment: Mapping[str, str]) -> bool:
-    """Whether a daemon of CUDA's Multi-Process Service listens on this node, where a CUDA client would look for it."""
+    """True when a daemon of CUDA's Multi-Process Service listens where CUDA clients look for it."""
     control = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control"  # noqa: S108  CUDA's own
     if control.is_fifo():
-        with suppress(OSError):  # ENXIO: nobody reads it
+        with suppress(OSError):  # ENXIO: it has no reader
             os.close(os.open(control, os.O_WRONLY | os.O_NONBLOCK))
             return True
         return False
@@ -92,7 +92,7 @@ def has_mps_daemon(environment: Mapping[str, str]) -> bool:
 
 
 def gpu_memory_by_name() -> float | None:
-    """Bytes of each GPU of this machine; None where their names do not say, or where they differ."""
+    """Bytes of each GPU of this machine; None where their names do not give them, or where they differ."""
     sizes = {memory_in_name(name) for name in _gpu_models()}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -104,7 +104,7 @@ def memory_in_name(gpu: str) -> float | None:
 
 
 def hardware_name(*, has_gpus: bool) -> str:
-    """What this machine calls its GPUs, or its processor and how many cores of it this process may use."""
+    """Name this machine's GPUs, or its processor and the cores that this process may use."""
     if has_gpus:
         names = _gpu_models()
         return f"{len(names)} x {names[0]}" if names and names[0] else "GPUs of unknown name"

@@ -1,8 +1,8 @@
-"""Whether the model can be cut as the configuration says, and what it takes of each GPU: judged before anything loads.
+"""Checks that the model can be sharded as configured and fits into the GPUs, before anything loads.
 
-What engines and ranks take is an **estimate** from the model's sizes. Weights, gradients and optimizer follow from how
-they are shared out, and what they alone do not leave room for is refused. Activations are a rule of thumb and no reason
-to refuse a run; the KV cache is what remains. CUDA itself (about 1 GB) and fragmentation are left out.
+The memory of engines and ranks is an **estimate** from the model's sizes. Weights, gradients and optimizer follow from
+their sharding, and a run for which they alone are too large is refused. Activations are a rule of thumb and never a
+reason to refuse a run; the KV cache is what remains. CUDA itself (about 1 GB) and fragmentation are left out.
 
 Sources: bytes per parameter as trainers hold them (module docstrings of `torch_policy`, `fsdp.policy` and
 `megatron.policy`); activations from Korthikanti et al., arXiv 2205.05198, without the attention scores that fused
@@ -45,7 +45,7 @@ class EngineMemory:
     sequence: float
     """KV cache of one sequence of the longest prompt and response: the least with which the engine can work."""
     kv_cache: float | None
-    """None: as much as its requests need, or nobody knows how much is left."""
+    """None: as much as its requests need, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class RankMemory:
 
     @property
     def state(self) -> float:
-        """What is there whatever the batch."""
+        """The part that does not depend on the batch."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -74,24 +74,24 @@ class JudgeMemory:
     batch: float
     """Activations of a forward pass. A rule of thumb."""
     share: float
-    """Of the GPU, which is its own whatever it needs; engines of vLLM on the same GPU do without."""
+    """Of the GPU, reserved for it whatever it needs; vLLM engines on the same GPU leave it free."""
 
     @property
     def needed(self) -> float:
-        """What it cannot do without."""
+        """The least that it needs."""
         return self.weights + self.batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFit:
-    """What everyone takes of a GPU, and what a GPU has; estimates."""
+    """Estimates of what each kind of actor takes of a GPU, and what a GPU has."""
 
     engine: EngineMemory
     rank: RankMemory
     judge: JudgeMemory | None
     """None without a judge, and where its sizes are not known."""
     gpu_bytes: float | None
-    """None where nobody knows."""
+    """None where it is unknown."""
 
 
 def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit | None:
@@ -102,7 +102,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
         size: Its nodes, on which judges may share GPUs with others; None where they are not known.
 
     Raises:
-        ConfigError: The model cannot be cut so, or its state does not fit into a GPU.
+        ConfigError: The model cannot be sharded so, or its state does not fit into a GPU.
     """
     try:
         model = transformer_of(config.model.model_copy(update={"shape": None}))
@@ -136,11 +136,11 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
 
 
 def _taken_by_judges(config: RunConfig, size: ClusterSize | None) -> dict[Role, float]:
-    """Share of a GPU that judges have where engines or ranks work, too, and do not sleep meanwhile."""
+    """Share of a GPU that judges have while engines or ranks use it, too."""
     placed = placed_actors(config, size) if size and config.placement.judge else []
     sharing = shared_by_judges(placed)
     roles = {actor.role for actor in placed if actor.name in sharing}
-    if colocated_engines(config, placed, "judge") and not config.system.stream:  # a stream learns while they judge
+    if colocated_engines(config, placed, "judge") and not config.system.stream:  # a stream trains beside judges
         roles.discard("trainer")
     return {role: config.reward.judge.memory_share if role in roles else 0.0 for role in ("engine", "trainer")}
 
@@ -196,7 +196,7 @@ def _trainer_degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator
 
 
 def _division_mistakes(divisions: Iterable[tuple[str, int, str, int]]) -> Iterator[ConfigError]:
-    """Name the first degree that does not divide what it should; one of them says enough."""
+    """Report the first degree that does not divide what it should; one is enough."""
     for key, degree, what, number in divisions:
         if number % degree:
             legal = [divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= 2 * degree]
@@ -210,7 +210,7 @@ def _division_mistakes(divisions: Iterable[tuple[str, int, str, int]]) -> Iterat
 
 def _engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None) -> EngineMemory:
     engine = config.engine
-    heads_held = max(1.0, model.shape.num_kv_heads / engine.tensor_parallel)  # a head is held twice rather than cut
+    heads_held = max(1.0, model.shape.num_kv_heads / engine.tensor_parallel)  # a head is replicated, not split
     kv_bytes_per_token = model.kv_bytes_per_token * heads_held / model.shape.num_kv_heads
     weights = model.num_weight_bytes / engine.tensor_parallel
     kv_cache: float | None = None
@@ -233,7 +233,7 @@ def _rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
             gradients, optimizer = _FP32 * num_parameters, _MOMENTS * num_parameters
         case "fsdp":
             num_sharing = trainer.shard_ranks or num_replicas
-            whole_layers = 2 * number * num_parameters / shape.num_layers  # the one that works, and the next one
+            whole_layers = 2 * number * num_parameters / shape.num_layers  # the current one and the next one
             weights = _FP32 * num_parameters * (1 + num_references) / num_sharing + whole_layers
             gradients = _FP32 * num_parameters / (num_replicas if trainer.shard_gradients else 1)
             optimizer = _MOMENTS * num_parameters / num_sharing
@@ -249,7 +249,7 @@ def _rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
 
 
 def _activation_bytes(config: RunConfig, model: Transformer) -> float:
-    """Per layer and token 34 numbers of the hidden size in half precision, 10 of which tensor parallelism does not cut.
+    """Per layer and token 34 numbers of the hidden size in half precision, 10 of them not tensor-parallel.
 
     The first stage of a pipeline has as many micro-batches in flight as there are stages, so that it holds as many
     layers as one stage with all of them would. With recomputation a layer keeps its input only.

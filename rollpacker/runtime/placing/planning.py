@@ -1,8 +1,8 @@
-"""Where each actor of a run works: its node and its GPUs there, derived before anything starts.
+"""Places each actor of a run: its node and its GPUs there, derived before anything starts.
 
 Without maps in `placement` actors are placed by what they reserve (`by_resources`), else by the maps (`by_maps`).
 Either way an engine stays within one node, as do the ranks of one tensor-parallel group of the trainer, and every actor
-knows its GPUs by number: the run tells Ray where each one works, not the other way round.
+knows its GPUs by number: the run decides the places, not Ray.
 
 Imports neither ray nor torch: the run, `rollpacker check` and a job's dry run derive the same places by the same code.
 """
@@ -32,10 +32,10 @@ from rollpacker.runtime.placing.host import usable_cpus, usable_memory, visible_
 
 
 def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> ClusterSize:
-    """Size Ray by this machine, or by what Slurm allocated; raises `ConfigError` when the actors find no place there.
+    """Size Ray by this machine, or by the Slurm allocation; raises `ConfigError` when the actors do not fit.
 
-    On a machine of one's own, cores may be shared, since engines and trainer take turns; in an allocation they may be
-    only where `backend.num_cpus` says so. GPUs are shared only where `placement` says so.
+    Outside Slurm cores may be shared, since engines and trainer work in turn; in an allocation only where
+    `backend.num_cpus` says so. GPUs are shared only where `placement` says so.
     """
     given = config.backend
     check_capacity(config, _capacity(allocation))
@@ -68,7 +68,7 @@ def placed_actors(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
     """Give every actor its node and its GPUs there, in the order of `planned_actors`; then engines of other degrees.
 
     Raises:
-        ConfigError: One finds no room, or the maps fit neither the nodes nor the actors.
+        ConfigError: There is no room for one, or the maps fit neither the nodes nor the actors.
     """
     check_degrees(config)
     maps = config.placement.maps
@@ -81,7 +81,7 @@ def placed_actors(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
 def _engines_in_place_of(config: RunConfig, engines: Sequence[PlacedActor], degree: int) -> Iterator[PlacedActor]:
     """Give engines of another degree the GPUs of those of the configured one, several of one node or a part of one.
 
-    They reserve no cores: they work while the others sleep, or are not there.
+    They reserve no cores: they work while the others sleep or have no process.
     """
     configured = config.engine.tensor_parallel
     number = itertools.count()

@@ -1,4 +1,4 @@
-"""Who shares GPUs with whom, and which GPUs of the run belong to what: views of actors that have their places."""
+"""Which actors share GPUs, and which GPUs of the run belong to what: views of placed actors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def colocated_engines(
 ) -> tuple[str, ...]:
     """Engines that share GPUs with the trainer, so that one sleeps while the other works; or judges beside them.
 
-    A trainer that shares none with engines never sleeps, and has no turns that judges could keep.
+    A trainer that shares none with engines never sleeps, so no judges sleep either.
     """
     if config.placement.maps is None:
-        return ()  # who reserves a share of a GPU has it all the time
+        return ()  # a reserved share of a GPU belongs to its actor all the time
     of_trainer = {(actor.node, gpu) for actor in placed if actor.role == "trainer" for gpu in actor.gpus}
     sharing = [actor for actor in placed if any((actor.node, gpu) in of_trainer for gpu in actor.gpus)]
     if not any(actor.role == "engine" for actor in sharing):
@@ -63,7 +63,7 @@ def engine_gpus(
 
 
 def shared_by_judges(placed: Sequence[PlacedActor]) -> frozenset[str]:
-    """Who shares a GPU with a judge by the maps: judges, and everyone with one of their GPUs."""
+    """Actors that share a GPU with a judge by the maps, judges included."""
     judges = [actor for actor in placed if actor.role == "judge"]
     of_judges = {(judge.node, gpu) for judge in judges for gpu in judge.gpus}
     others = [actor for actor in placed if actor.role != "judge"]
@@ -78,18 +78,18 @@ def shared_by_judges(placed: Sequence[PlacedActor]) -> frozenset[str]:
 
 
 def as_ranges(names: Sequence[str]) -> list[str]:
-    """Shorten a list of actors: those whose numbers follow each other become one range."""
+    """Shorten a list of actors: consecutive numbers become one range."""
 
     def run_of(place: tuple[int, str]) -> tuple[str, int]:
         index, name = place
         stem, _, number = name.rpartition("-")
         return (stem, int(number) - index) if number.isdecimal() else (name, 0)
 
-    words: list[str] = []
+    ranges: list[str] = []
     for _, run in groupby(enumerate(names), key=run_of):
         first, *others = [name for _, name in run]
-        words.append(f"{first} to {others[-1]}" if others else first)
-    return words
+        ranges.append(f"{first} to {others[-1]}" if others else first)
+    return ranges
 
 
 def run_gpus(actor: PlacedActor, gpus_per_node: int) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
-"""Engines, trainer, rewards and judges as Ray actors: what runs in the actors' processes.
+"""Engines, trainer, rewards and judges as Ray actors: the code of the actors' processes.
 
-An actor wraps anything that implements its protocol, adds nothing but its process: where output goes, which GPUs it
-sees, how many threads torch takes, stacks for the watchdog. The driver's side is `rollpacker.runtime.ray.remote`.
+An actor wraps a worker that implements its protocol. It adds what belongs to the process: where output goes, which GPUs
+are visible, how many threads torch takes, stacks for the watchdog. The driver's side is `remote.py`.
 
-Invariant: what leaves an actor is a `RollpackerError`, which pickles, in words for a person. Every call goes through
-`Actor.call`, which says any other exception in one line, and leaves its traceback in the actor's log.
+Invariant: every error that leaves an actor is a `RollpackerError`, which pickles. Every call goes through `Actor.call`,
+which turns any other exception into one line, and leaves its traceback in the actor's log.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,19 +25,20 @@ import ray
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import RollpackerError
-from rollpacker.core.events import EngineProgress
 from rollpacker.core.foreign_errors import failure_of
-from rollpacker.core.ids import EngineId, RequestId
-from rollpacker.protocols.engine import Engine, EngineStats
+from rollpacker.core.ids import EngineId
+from rollpacker.protocols.arrivals import Pace
+from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
-from rollpacker.protocols.rollout import GenerationRequest, Prompt, Response, RolloutGroup, Verdict
-from rollpacker.protocols.trainer import BatchShape, TensorTrainer, TrainerRank, UpdateMetrics
+from rollpacker.protocols.rollout import Prompt
+from rollpacker.protocols.trainer import TensorTrainer, TrainerRank
 from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.placing.host import MPS_SHARE, VISIBLE_GPUS, names_of_gpus
 from rollpacker.runtime.ray.node_address import free_port
 from rollpacker.transfer.offers import Delivery, SendingOptions
 
 if TYPE_CHECKING:
+    from rollpacker.rewards.judge.worker import JudgeRewardWorker
     from rollpacker.transfer.offering import PolicyOffers
 
 COLLECT_INTERVAL_S = 0.03
@@ -46,23 +46,6 @@ COLLECT_INTERVAL_S = 0.03
 where responses come in bursts, one answer then carries a burst. In the demo's tail batching, intervals of 0 and 40 ms
 took 0.65 and 0.51 s of processor time per step of 200 responses; on a cluster, where a rollout takes minutes, neither
 the calls nor the delay can be noticed."""
-
-
-class _Pace:
-    """Keeps answers apart."""
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._last_s = -interval_s
-
-    async def wait(self) -> None:
-        """Return once the interval since the last answer is over."""
-        remaining_s = self._last_s + self._interval_s - time.monotonic()
-        if remaining_s > 0:
-            await asyncio.sleep(remaining_s)
-
-    def answered(self) -> None:
-        self._last_s = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +57,9 @@ class ObjectStorePayload:
 
 class Actor:
     """What every actor's process needs."""
+
+    _worker: Any
+    """What the actor wraps, once it has started."""
 
     def __init__(self, name: str, log: Path, gpus: Sequence[int]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -87,12 +73,13 @@ class Actor:
         where = f"Process {os.getpid()} on {socket.gethostname()}"
         sys.stderr.write(f"{where}, {VISIBLE_GPUS}={os.environ[VISIBLE_GPUS]}\n")
         self._name, self._log = name, log
-        self._pace = _Pace(COLLECT_INTERVAL_S)
+        self._pace = Pace(COLLECT_INTERVAL_S)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of this actor; whatever it raises leaves the process as an error of ours."""
+        """Call a method of this actor, or else of its worker; whatever it raises leaves the process as our error."""
         try:
-            return await getattr(self, method)(*arguments)
+            answer = getattr(self, method, None) or getattr(self._worker, method)
+            return await answer(*arguments)
         except RollpackerError:
             traceback.print_exc()
             raise
@@ -102,6 +89,13 @@ class Actor:
 
     async def pid(self) -> int:
         return os.getpid()
+
+    async def collect(self) -> Sequence[Any]:
+        """Collect from the worker, at intervals."""
+        await self._pace.wait()
+        collected: Sequence[Any] = await self._worker.collect()
+        self._pace.answered()
+        return collected
 
     async def stacks(self) -> str:
         """Stacks of all threads of this process."""
@@ -121,51 +115,24 @@ class Actor:
 class EngineActor(Actor):
     """One inference engine."""
 
-    _engine: Engine
+    _worker: Engine
 
     async def start(self, engine: EngineId, config: RunConfig) -> None:
         self._take_torch_threads(config.engine.num_threads)
         from rollpacker.engines.factory import make_engine
 
-        self._engine = make_engine(engine, config)
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
-        await self._engine.generate(requests)
-
-    async def abort(self, requests: Sequence[RequestId]) -> None:
-        await self._engine.abort(requests)
-
-    async def collect(self) -> Sequence[Response]:
-        await self._pace.wait()
-        responses = await self._engine.collect()
-        self._pace.answered()
-        return responses
-
-    async def progress(self) -> EngineProgress:
-        return await self._engine.progress()
+        self._worker = make_engine(engine, config)
 
     async def load_weights(self, weights: Weights) -> str:
         if isinstance(weights.payload, ObjectStorePayload):
             weights = replace(weights, payload=await weights.payload.reference)
-        return await self._engine.load_weights(weights)
-
-    async def sleep(self) -> None:
-        await self._engine.sleep()
-
-    async def wake(self) -> None:
-        await self._engine.wake()
-
-    async def stats(self) -> EngineStats:
-        return await self._engine.stats()
-
-    async def close(self) -> None:
-        await self._engine.close()
+        return await self._worker.load_weights(weights)
 
 
 class TrainerActor(Actor):
     """The trainer, or one of its ranks."""
 
-    _trainer: TensorTrainer
+    _worker: TensorTrainer
     _offers: PolicyOffers
 
     async def meeting_place(self) -> str:
@@ -180,20 +147,11 @@ class TrainerActor(Actor):
 
         self._is_first = rank is None or rank.rank == 0
         # in a thread, so that the process answers while it waits for the other ranks
-        self._trainer = await asyncio.to_thread(make_trainer, config, rank)
-        self._offers = PolicyOffers(self._trainer, is_first=self._is_first)
-
-    async def begin_step(self, shape: BatchShape) -> None:
-        await self._trainer.begin_step(shape)
-
-    async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
-        await self._trainer.accumulate(groups, gpus)
-
-    async def finish_step(self) -> UpdateMetrics:
-        return await self._trainer.finish_step()
+        self._worker = await asyncio.to_thread(make_trainer, config, rank)
+        self._offers = PolicyOffers(self._worker, is_first=self._is_first)
 
     async def export_weights(self) -> Weights:
-        weights = await self._trainer.export_weights()
+        weights = await self._worker.export_weights()
         payload = ObjectStorePayload(reference=ray.put(weights.payload)) if self._is_first else None
         return replace(weights, payload=payload)
 
@@ -212,24 +170,9 @@ class TrainerActor(Actor):
     async def close_offer(self) -> None:
         self._offers.close()
 
-    async def sleep(self) -> None:
-        await self._trainer.sleep()
-
-    async def wake(self, gpus: Collection[int] | None = None) -> None:
-        await self._trainer.wake(gpus)
-
-    async def save(self, folder: Path) -> None:
-        await self._trainer.save(folder)
-
-    async def load(self, folder: Path) -> None:
-        await self._trainer.load(folder)
-
-    async def close(self) -> None:
-        await self._trainer.close()
-
 
 class RewardActor(Actor):
-    """A reward and the tokenizer that turns responses into the text it judges."""
+    """A reward and the tokenizer that turns responses into text."""
 
     _worker: RewardWorker
 
@@ -257,21 +200,11 @@ class RewardActor(Actor):
     def _question(self, prompt: Prompt) -> str:
         return self._tokenizer.text(prompt)
 
-    async def forget(self) -> None:
-        await self._worker.forget()
-
-    async def collect(self) -> Sequence[Verdict]:
-        await self._pace.wait()
-        verdicts = await self._worker.collect()
-        self._pace.answered()
-        return verdicts
-
-    async def close(self) -> None:
-        await self._worker.close()
-
 
 class JudgeActor(RewardActor):
     """A replica of the LLM judge, with the policy's tokenizer beside its own."""
+
+    _worker: JudgeRewardWorker
 
     async def start(self, config: RunConfig) -> None:
         judge = config.reward.judge
@@ -286,19 +219,13 @@ class JudgeActor(RewardActor):
 
         self._tokenizer = PromptTokenizer(config.model.directory, config.data)
         prompts = JudgePrompts(judge)
-        self._worker = self._judge = JudgeRewardWorker(open_judge(judge), prompts, judge)
-
-    async def sleep(self) -> None:
-        await self._judge.sleep()
-
-    async def wake(self) -> None:
-        await self._judge.wake()
+        self._worker = JudgeRewardWorker(open_judge(judge), prompts, judge)
 
     async def close(self) -> None:
         with suppress(RollpackerError):  # one that has failed has said why
-            if words := await self._judge.describe_work():
+            if words := await self._worker.describe_work():
                 sys.stderr.write(f"{words}\n")
-        await self._judge.close()
+        await self._worker.close()
 
     def _question(self, prompt: Prompt) -> str:
         from rollpacker.rewards.judge.reading import dialogue

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.data.fitting import FittingPrompts, fit_prompts
@@ -26,6 +27,9 @@ from rollpacker.runtime.ray.weight_sync import make_offer_sync
 from rollpacker.runtime.rollout.scheduling import check_supply
 from rollpacker.runtime.waiting.blocking import in_daemon_thread
 
+if TYPE_CHECKING:
+    from rollpacker.protocols.trainer import Trainer
+
 
 class RayBackend:
     """Implements `rollpacker.protocols.backend.Backend`."""
@@ -37,17 +41,17 @@ class RayBackend:
         self._allocation = allocation
 
     @asynccontextmanager
-    async def open(self, surroundings: BackendContext) -> AsyncIterator[Workers]:
+    async def open(self, context: BackendContext) -> AsyncIterator[Workers]:
         """Start Ray while the prompts are read, then the actors."""
         config, deadlines = self._config, self._config.backend.deadlines
         reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
-        async with self._cluster(surroundings):
-            surroundings.stage("reading prompts")
+        async with self._cluster(context):
+            context.stage("reading prompts")
             fitting = await reading
             for note in fitting.notes(config.data):
-                surroundings.note(note)
-            surroundings.stage("starting engines, trainer and reward")
-            actors = await start_actors(config, cluster_size(config, self._allocation), surroundings)
+                context.note(note)
+            context.stage("starting engines, trainer and reward")
+            actors = await start_actors(config, cluster_size(config, self._allocation), context)
             costs = {each.degree: each for each in costs_of(config)}
             yield Workers(
                 prompts=fitting.prompts,
@@ -59,8 +63,8 @@ class RayBackend:
                     )
                     for degree in degrees_of(config)
                 },
-                trainer=actors.trainer,
-                weight_sync=make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.ranks[0].has_gpu),
+                trainer=cast("Trainer", actors.trainer),
+                weight_sync=make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.has_trainer_gpus),
                 reward=actors.reward,
                 trainer_parts=actors.trainer_parts,
                 colocated_engines=frozenset(actors.colocated_engines),
@@ -70,23 +74,23 @@ class RayBackend:
             )
             await actors.close(deadlines.stop_s)
 
-    def _cluster(self, surroundings: BackendContext) -> RayCluster:
+    def _cluster(self, context: BackendContext) -> RayCluster:
         """Prepare Ray over the nodes of the allocation, or on this machine alone."""
         config, allocation = self._config, self._allocation
         meeting = rendezvous_of(config.run.dir, allocation) if allocation else None
-        log = meeting.log_of(allocation.node_name) if allocation and meeting else surroundings.logs / "ray.log"
+        log = meeting.log_of(allocation.node_name) if allocation and meeting else context.logs / "ray.log"
         head = node_here(config, allocation, log)
         return RayCluster(
             head,
             node_names=allocation.node_names if allocation else (head.offer.name,),
             rendezvous=meeting or Rendezvous(head.folder),
             start_deadline_s=config.backend.deadlines.start_s,
-            stage=surroundings.stage,
+            stage=context.stage,
         )
 
 
 def _tokenized_prompts(config: RunConfig) -> FittingPrompts:
-    """Read and tokenize the prompts; what is left of them still fills every batch."""
+    """Read and tokenize the prompts; those that fit still fill every batch."""
     tokenizer = PromptTokenizer(config.model.directory, config.data)
     fitting = fit_prompts(load_prompts(config.data.files), tokenizer, config.data)
     check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))

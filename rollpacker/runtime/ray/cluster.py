@@ -1,9 +1,8 @@
-"""The Ray of one run, over one node or many: started with it, ended with it, never met by another run.
+"""The Ray cluster of one run, over one node or many: it starts and ends with the run, and no other run can join it.
 
-Rank 0 starts the head on its node, says so in the rendezvous, and waits for the other ranks' nodes (see
-`node_service.py`); a machine alone is an allocation of one node whose rendezvous nobody else visits. From then on a
-node that is lost ends the run: whatever it awaits is cancelled, and a `WorldError` names the node. An actor that dies
-alone is its user's business.
+Rank 0 starts the head on its node, announces it in the rendezvous, and waits for the nodes of the other ranks (see
+`node_service.py`); outside Slurm there is one node. From then on a lost node ends the run: whatever it awaits is
+cancelled, and a `WorldError` names the node. An actor that dies on a live node is handled by its user.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from rollpacker.runtime.waiting.blocking import in_daemon_thread
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _ANSWER_S = 5.0
-"""Ray's head answers a question about its nodes in milliseconds; one that does not is asked again."""
+"""Ray's head lists its nodes in milliseconds; after this time it is asked again."""
 _BLAME_S = 10.0
-"""When an actor has died, how long we ask whether its whole node has: longer than Ray takes to notice that."""
+"""When an actor has died, how long we check whether its whole node has: longer than Ray takes to notice that."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RayCluster:
-    """`async with RayCluster(...)`: inside, `ray` is connected to all nodes; outside, nothing of it is left here."""
+    """`async with RayCluster(...)`: inside, `ray` is connected to all nodes; afterwards nothing of it is left here."""
 
     def __init__(
         self,
@@ -51,9 +50,9 @@ class RayCluster:
         Args:
             head: This node; index 0 of the names.
             node_names: Of all nodes, by rank.
-            rendezvous: Open; where the other ranks look for the head.
+            rendezvous: Open; it announces the head to the other ranks.
             start_deadline_s: From the start of the head until the last node has joined.
-            stage: Told what is waited for.
+            stage: Gets what is waited for.
         """
         self._head = head
         self._node_names = node_names
@@ -117,13 +116,13 @@ class RayCluster:
         import ray
         from ray._private import ray_constants
 
-        # Only so does Ray's client take the loopback for an address and not for this node's one in the network
+        # without this Ray replaces the loopback by this node's address in the network
         ray_constants.ENABLE_RAY_CLUSTER = not address.startswith(f"{LOOPBACK}:")
         _authenticate(self._rendezvous.token_file)
         while not ray.is_initialized():
             try:
                 ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-            except ConnectionError as error:  # its own limits are of a minute and less, which a busy machine may need
+            except ConnectionError as error:  # Ray itself waits a minute or less, which may be too short
                 if self._head.is_running and time.monotonic() < self._deadline:
                     time.sleep(_POLL_S)
                     continue
@@ -154,7 +153,7 @@ class RayCluster:
         self._body.cancel()
 
     async def _find_loss(self) -> WorldError | None:
-        """Look once whether every node is still there."""
+        """Check once that every node is still there."""
         if not self._head.is_running:
             return self._lost([0])
         if failed := self._failed_nodes():
@@ -167,7 +166,7 @@ class RayCluster:
         return self._lost(missing) if missing else None
 
     async def _missing_nodes(self) -> list[int]:
-        """Indices of the nodes that Ray does not have (any more)."""
+        """Indices of the nodes that are not part of Ray."""
         import ray
 
         nodes = await in_daemon_thread(ray.nodes)
@@ -175,7 +174,7 @@ class RayCluster:
         return [index for index in range(len(self._node_names)) if pin_of(index) not in resources]
 
     def _failed_nodes(self) -> list[int]:
-        """Indices of the nodes whose rank has said why it ended."""
+        """Indices of the nodes whose rank has reported why it ended."""
         reports = {index: self._rendezvous.report_of(index) for index in range(1, len(self._node_names))}
         return [index for index, report in reports.items() if report and report.failure]
 
@@ -196,7 +195,7 @@ class RayCluster:
         )
 
     def _with_stages(self, nodes: Sequence[int]) -> str:
-        """Names of nodes and what they said last."""
+        """Names of nodes, with the last report of each."""
         said = {index: self._rendezvous.report_of(index) for index in nodes}
         return " and ".join(
             f"{self._node_names[index]} ({report.failure or report.stage})" if report else self._node_names[index]
@@ -212,7 +211,7 @@ class RayCluster:
     async def _stop(self) -> None:
         import ray
 
-        if ray.is_initialized():  # not so while it still connects: that ends with the cluster
+        if ray.is_initialized():  # a connection in progress ends with the cluster
             await in_daemon_thread(ray.shutdown)
         _authenticate(None)
         self._rendezvous.finish()  # not before: Ray would report every node that leaves
@@ -233,10 +232,10 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 
 def _authenticate(token_file: Path | None) -> None:
-    """Have this process use a cluster's token, or none.
+    """Use a cluster's token in this process, or none.
 
-    Ray keeps what it once read of these variables, so it is told to read them again; there is no public call for it
-    (Ray 2.60: `ray._private.authentication_test_utils` does the same).
+    Ray caches these variables, and no public call reads them again (in Ray 2.60
+    `ray._private.authentication_test_utils` does the same as this).
     """
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # its stub lacks both
 

@@ -1,7 +1,7 @@
-"""Fresh engine actors in the slots of those that were lost, and of those that left for engines of another degree.
+"""Engine actors in their slots, and new ones in place of those that were lost or that left for another degree.
 
-Each one has the slot's reservation and GPUs. In the place of a lost one it has a name and a log of its own. The process
-before it has ended by then, however stuck it was, so that its memory is free and nothing of it is heard any more.
+Each one has the slot's reservation and GPUs; one that replaces a lost engine has a name and a log of its own. It starts
+after the process before it has ended, however stuck that was: its memory is free, and nothing of it arrives any more.
 """
 
 from __future__ import annotations
@@ -10,33 +10,24 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import cast
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import BackendContext
-from rollpacker.protocols.engine import Engine
 from rollpacker.runtime.placing.fleets import config_of
-from rollpacker.runtime.ray.rebuilt_engine import RebuiltEngine
-from rollpacker.runtime.ray.remote import RemoteEngine, Slot
-
-
-class SlotEngine(Engine, Protocol):
-    """An engine whose process can be ended."""
-
-    async def stacks(self) -> str: ...
-
-    async def kill(self) -> None: ...
+from rollpacker.runtime.ray.rebuilt_engine import RebuiltEngine, SlotEngine
+from rollpacker.runtime.ray.remote import EngineProcess, Slot, make_engine_process
 
 
 class EngineSlots:
-    """Knows who has each engine's slot.
+    """The engine that holds each slot.
 
     Args:
         config: Of the run.
-        slots: Every engine's, of every degree; a slot goes by the name of its first engine.
+        slots: Of all engines, of every degree; a slot has the name of its first engine.
         degrees: Of tensor parallelism, by slot.
-        surroundings: Where newcomers are made known.
+        context: Gets a source of stacks for each process.
     """
 
     def __init__(
@@ -44,21 +35,23 @@ class EngineSlots:
         config: RunConfig,
         slots: Mapping[EngineId, Slot],
         degrees: Mapping[EngineId, int],
-        surroundings: BackendContext,
+        context: BackendContext,
     ) -> None:
         self._config = config
         self._slots = slots
         self._degrees = degrees
-        self._surroundings = surroundings
+        self._context = context
         self._are_rebuilt = config.engine.switch == "restart" and len(set(degrees.values())) > 1
         self._holders: dict[EngineId, SlotEngine] = {}
+        self._rebuilt: dict[EngineId, RebuiltEngine] = {}
+        """Those of the holders whose process ends when they leave."""
 
     def holders(self) -> list[SlotEngine]:
-        """Who has the slots now, alive or not."""
+        """Engines that have the slots now, alive or not."""
         return list(self._holders.values())
 
     def engines(self, degree: int) -> dict[EngineId, SlotEngine]:
-        """Who has those of a degree."""
+        """Those of a degree."""
         return {slot: holder for slot, holder in self._holders.items() if self._degrees[slot] == degree}
 
     async def open(self) -> None:
@@ -100,37 +93,40 @@ class EngineSlots:
 
     async def end(self, slot: EngineId) -> None:
         """Implement `rollpacker.protocols.backend.Rebuild`."""
-        holder = self._holders[slot]
-        assert isinstance(holder, RebuiltEngine)
-        await holder.end()
+        await self._rebuilt[slot].end()
 
     async def rebuild(self, slot: EngineId) -> None:
         """Implement `rollpacker.protocols.backend.Rebuild`."""
-        holder = self._holders[slot]
-        assert isinstance(holder, RebuiltEngine)
-        await holder.rebuild()
+        await self._rebuilt[slot].rebuild()
 
     @property
     def rebuilding(self) -> EngineSlots | None:
-        """What changes of the degree go by; None where all engines are resident."""
+        """Ends and starts processes when the degree changes; None where all engines are resident."""
         return self if self._are_rebuilt else None
 
     async def _slot(self, slot: EngineId, name: EngineId, place: Slot, *, may_wait: bool = False) -> None:
-        """Give a slot to a new engine, and start it unless it may wait for its degree's turn."""
-        config = config_of(self._config, self._degrees[slot])
+        """Give a slot to a new engine, and start it unless it may wait until its degree is used."""
+        config = _beside_judges(config_of(self._config, self._degrees[slot]), place.memory_taken)
 
-        def begin() -> tuple[RemoteEngine, Awaitable[None]]:
-            process = RemoteEngine(name, place)
-            return process, process.start(config)
+        def begin() -> tuple[EngineProcess, Awaitable[None]]:
+            process = make_engine_process(name, place)
+            return process, process.start(name, config)
 
         if self._are_rebuilt:
             rebuilt = RebuiltEngine(name, begin, stop_s=self._config.backend.deadlines.stop_s)
-            self._holders[slot] = rebuilt
-            self._surroundings.add_stack_source(name, rebuilt.stacks)
-            if not may_wait:
-                await rebuilt.rebuild()
+            self._rebuilt[slot] = rebuilt
+            self._holders[slot] = cast("SlotEngine", rebuilt)
+            started: Awaitable[None] | None = None if may_wait else rebuilt.rebuild()
         else:
-            process, started = begin()
-            self._holders[slot] = process
-            self._surroundings.add_stack_source(name, process.stacks)
+            self._holders[slot], started = begin()
+        self._context.add_stack_source(name, self._holders[slot].stacks)
+        if started is not None:
             await started
+
+
+def _beside_judges(config: RunConfig, memory_taken: float) -> RunConfig:
+    """Leave the share of GPU memory that belongs to judges."""
+    if not memory_taken:
+        return config
+    vllm = config.engine.vllm.model_copy(update={"memory_share": config.engine.vllm.memory_share - memory_taken})
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"vllm": vllm})})

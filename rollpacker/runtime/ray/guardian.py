@@ -6,12 +6,12 @@ Run as a script, by path, with the standard library only:
 
 It starts COMMAND (a `ray start --block`) in a session of its own and waits for the end of its standard input, whose
 other end only the run holds. A pipe closes with its owner, so success, an error, Ctrl-C and kill -9 of the run all
-look the same here: every process of the session is killed, by pid, and TEMP_DIR is removed. Ray's workers put
-themselves into process groups of their own but stay in the session (measured with Ray 2.60), so nothing is ever
-killed by name and another Ray on the machine is never touched.
+look the same here: every process of the session is killed, by pid, and TEMP_DIR is removed. Ray's workers create
+process groups of their own but stay in the session (measured with Ray 2.60), so nothing is ever killed by name and
+another Ray on the machine is never touched.
 
-Slurm sends its signals to every process of a job step, and Ray would die of them while the run still wants to write
-its checkpoint. So they are blocked here, a mask that every process of the session inherits. Should the guardian itself
+Slurm sends its signals to every process of a job step, and Ray would die of them before the run has written its
+checkpoint. So they are blocked here, a mask that every process of the session inherits. Should the guardian itself
 be killed, the system kills COMMAND, and Ray's daemons end with it.
 """
 
@@ -29,11 +29,11 @@ from pathlib import Path
 from types import FrameType
 
 _SLURM_SIGNALS = (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
-"""What it sends at preemption and before a time limit."""
+"""Those that it sends at preemption and before a time limit."""
 _PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 _KILL_ROUNDS = 50
-"""A process that forks while we kill is met again in the next round."""
+"""A process that forks meanwhile is killed in the next round."""
 _KILL_PAUSE_S = 0.05
 
 
@@ -45,7 +45,7 @@ def processes_of_session(session: int) -> list[int]:
             # Fields after the parenthesised name: state, parent, process group, session, ...
             state, _, _, process_session = stat.read_text().rsplit(")", 1)[1].split()[:4]
         except OSError:
-            continue  # it ended while we looked
+            continue  # it has just ended
         if int(process_session) == session and state != "Z":
             pids.append(int(stat.parent.name))
     return pids
@@ -94,7 +94,7 @@ def _die_with_the_guardian() -> None:
 
 
 def _only_the_pipe_decides(_number: int, _frame: FrameType | None) -> None:
-    """Let a signal pass by."""
+    """Ignore a signal."""
 
 
 if __name__ == "__main__":

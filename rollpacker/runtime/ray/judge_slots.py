@@ -1,7 +1,7 @@
-"""Judge actors in their slots, and fresh ones in the slots of those that were lost.
+"""LLM judge actors in their slots, and new ones in place of those that were lost.
 
-Each one has the slot's reservation and GPUs, and a name and a log of its own. The process before it has ended by then,
-however stuck it was, so that its memory is free and nothing of it is heard any more.
+Each one has the slot's reservation and GPUs, and a name and a log of its own. It starts after the process before it has
+ended, however stuck that was: its memory is free, and nothing of it arrives any more.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from dataclasses import replace
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import BackendContext
-from rollpacker.runtime.ray.remote import RemoteJudge, Slot
+from rollpacker.runtime.ray.remote import JudgeProcess, Slot, make_judge_process
 from rollpacker.runtime.rollout.restarts import within_or_failed
 
 
 class JudgeSlots:
-    """Knows who has each judge's slot.
+    """The judge that holds each slot.
 
     Args:
         config: Of the run.
-        slots: A slot goes by the name of its first judge.
-        surroundings: Where judges are made known.
+        slots: A slot has the name of its first judge.
+        context: Gets a source of stacks for each process.
     """
 
-    def __init__(self, config: RunConfig, slots: Mapping[EngineId, Slot], surroundings: BackendContext) -> None:
+    def __init__(self, config: RunConfig, slots: Mapping[EngineId, Slot], context: BackendContext) -> None:
         self._config = config
         self._slots = slots
-        self._surroundings = surroundings
+        self._context = context
         self._holders = {slot: self._begin(slot, place) for slot, place in slots.items()}
 
     @property
-    def holders(self) -> Mapping[EngineId, RemoteJudge]:
-        """Who has each slot now, alive or not."""
+    def holders(self) -> Mapping[EngineId, JudgeProcess]:
+        """By slot, alive or not."""
         return self._holders
 
     async def open(self, slots: Iterable[EngineId]) -> None:
@@ -43,10 +43,10 @@ class JudgeSlots:
         await asyncio.gather(*(self._holders[slot].start(self._config) for slot in slots))
 
     async def sleep(self, slots: Iterable[EngineId]) -> None:
-        """Let judges leave their GPUs."""
+        """Free the GPU memory of these judges."""
         await asyncio.gather(*(self._holders[slot].sleep() for slot in slots))
 
-    async def replace(self, slot: EngineId, name: EngineId) -> RemoteJudge:
+    async def replace(self, slot: EngineId, name: EngineId) -> JudgeProcess:
         """Implement `rollpacker.runtime.ray.judges.ReplaceJudge`."""
         deadlines = self._config.backend.deadlines
         await self._holders[slot].kill()
@@ -62,7 +62,7 @@ class JudgeSlots:
             raise
         return judge
 
-    def _begin(self, name: EngineId, place: Slot) -> RemoteJudge:
-        judge = RemoteJudge(name, place)
-        self._surroundings.add_stack_source(name, judge.stacks)
+    def _begin(self, name: EngineId, place: Slot) -> JudgeProcess:
+        judge = make_judge_process(name, place)
+        self._context.add_stack_source(name, judge.stacks)
         return judge

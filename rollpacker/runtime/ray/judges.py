@@ -1,16 +1,15 @@
-"""One reward service of several actors, each with no more answers in hand than it should have.
+"""One reward service over several actors, each with a bounded number of answers.
 
     driver ── score ──> RoutedReward ──┬── reward         at most `reward.max_open` answers that rules check
                                        ├── judge-0 ─┐     at most `reward.judge.max_open` answers each; the others
                                        └── judge-1 ─┘     wait here, for the judge that has room first
 
-No actor calls another one. The queue of a judge is short, so that the next answer goes where it is read soonest, and
-little has to be read again when a judge is lost: its answers go to the other judges, or wait, in the order in which
-they came, and a fresh judge takes its place (`restarts.py`). The run ends when the reward is lost, or when no judge is
-left or to come.
+No actor calls another one. The queue of a judge is short, so that the next answer goes to the judge that is free first,
+and little has to be scored again when a judge is lost: its answers go to the other judges, or wait, in the order in
+which they came, and a new judge replaces it (`restarts.py`). The run ends when the reward is lost, or when no judge is
+left or being restarted.
 
-Judges on GPUs of a trainer that takes turns with engines sleep while it works; whose place is empty waits for the end
-of that turn.
+Judges that share GPUs with the trainer sleep while it works; a lost one is replaced when the trainer sleeps again.
 
 Invariant: every response is with one actor, or waits here; its verdict is handed out once.
 """
@@ -40,13 +39,13 @@ class JudgeService(RewardService, Protocol):
     """A judge in a process of its own."""
 
     async def sleep(self) -> None:
-        """Give back GPU memory, once what is being read has been judged; what comes meanwhile waits."""
+        """Free the GPU memory once the current batch is scored; answers that come meanwhile wait."""
 
     async def wake(self) -> None: ...
 
 
 ReplaceJudge = Callable[[EngineId, EngineId], Awaitable[JudgeService]]
-"""Given the slot and the name of who is to take it: ends who was there, and starts a judge within a deadline."""
+"""Given a slot and the name of its new judge: ends the old one, and starts the new one within a deadline."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,20 +53,20 @@ class _Scorer:
     name: EngineId
     service: RewardService
     open: dict[RequestId, ResponseToScore] = field(default_factory=dict)
-    """What it has been handed, in this order."""
+    """The answers that it was given, in this order."""
 
 
 class _Pool:
-    """Scorers that share what comes, and what waits until one of them has room."""
+    """Scorers that share a queue."""
 
     def __init__(self, scorers: Iterable[_Scorer], max_open: int) -> None:
         self.scorers = list(scorers)
-        """Those that are alive."""
+        """Live ones."""
         self.waiting: deque[ResponseToScore] = deque()
         self._max_open = max_open
 
     def hand_out(self) -> dict[_Scorer, list[ResponseToScore]]:
-        """Give what waits to those that have room, one by one to the one with the least."""
+        """Assign waiting answers one by one to the scorer with the fewest, while one has room."""
         shares: dict[_Scorer, list[ResponseToScore]] = {}
         while self.waiting and self.scorers:
             scorer = min(self.scorers, key=lambda scorer: len(scorer.open))
@@ -88,12 +87,12 @@ class RoutedReward:
     """Implements `RewardService` and `ColocatedJudges` of `rollpacker.protocols.reward`; it owns the services.
 
     Args:
-        section: Which domains a judge reads, how many answers anyone may be handed, and how often a judge is replaced.
-        rules: Checks all others; None where a judge reads everything.
+        section: Which domains a judge scores, how many answers a scorer may have, and how often a judge is replaced.
+        rules: Scores all others; None where judges score everything.
         judges: By name.
-        note: Tells whoever follows the run.
-        replace_judge: Brings one in the place of a lost one; None where that cannot be done.
-        colocated_engines: Judges on GPUs that a trainer has in its turn; asleep.
+        note: Shows a message to the person who follows the run.
+        replace_judge: Replaces a lost one; None where that cannot be done.
+        colocated: Slots of judges that share GPUs with the trainer; they sleep.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class RoutedReward:
         note: Callable[[str], None],
         *,
         replace_judge: ReplaceJudge | None = None,
-        colocated_engines: Collection[EngineId] = (),
+        colocated: Collection[EngineId] = (),
     ) -> None:
         self._section = section
         self._rules = _Pool(
@@ -114,10 +113,9 @@ class RoutedReward:
             [_Scorer(name=name, service=service) for name, service in judges.items()], section.judge.max_open
         )
         self._judging = dict(judges)
-        """By name, every judge that there was."""
-        self._colocated_engines = frozenset(colocated_engines)
-        """Seats."""
-        self._is_asleep = bool(colocated_engines)
+        """Every judge there ever was, by name."""
+        self._colocated = frozenset(colocated)
+        self._is_asleep = bool(colocated)
         self._note = note
         self._replace_judge = replace_judge
         self._restarts = Restarts(
@@ -130,7 +128,7 @@ class RoutedReward:
             on_ready=self._join,
             on_empty=self._require_judge,
             on_error=self._fail,
-            fillable=self._own_seats(judges),
+            fillable=self._available_slots(judges),
         )
         self._verdicts: Arrivals[Verdict] = Arrivals()
         self._failure: Exception | None = None
@@ -150,7 +148,7 @@ class RoutedReward:
         scorers = [*self._rules.scorers, *self._judges.scorers]
         self._rules.forget()
         self._judges.forget()
-        # one that is lost is noticed by whoever listens to it
+        # the loss of one is noticed by its pump
         await asyncio.gather(*(scorer.service.forget() for scorer in scorers), return_exceptions=True)
 
     async def collect(self) -> Sequence[Verdict]:
@@ -176,33 +174,31 @@ class RoutedReward:
         await asyncio.gather(*(service.close() for service in services), return_exceptions=True)
         self._verdicts.close()
 
-    # Turns with the trainer
+    # GPUs shared with the trainer
 
     @property
     def takers(self) -> list[EngineId]:
-        return [
-            each.name for each in self._judges.scorers if self._restarts.slot_of(each.name) in self._colocated_engines
-        ]
+        return [each.name for each in self._judges.scorers if self._restarts.slot_of(each.name) in self._colocated]
 
     async def sleep(self) -> None:
-        """Leave GPUs to the trainer."""
-        if self._colocated_engines and not self._is_asleep:
+        """Free shared GPUs for the trainer."""
+        if self._colocated and not self._is_asleep:
             self._is_asleep = True
-            await self._restarts.fill_only(self._own_seats(self._restarts.slots))
-            await self._each_turn_taker(lambda judge: judge.sleep())
+            await self._restarts.fill_only(self._available_slots(self._restarts.slots))
+            await self._each_colocated(lambda judge: judge.sleep())
 
     async def wake(self) -> None:
         """Take them again."""
         if self._is_asleep:
             self._is_asleep = False
-            await self._each_turn_taker(lambda judge: judge.wake())
+            await self._each_colocated(lambda judge: judge.wake())
             await self._restarts.fill_only(self._restarts.slots)
 
-    def _own_seats(self, slots: Iterable[EngineId]) -> list[EngineId]:
-        """Those whose GPUs are the judges' now."""
-        return [slot for slot in slots if not (self._is_asleep and slot in self._colocated_engines)]
+    def _available_slots(self, slots: Iterable[EngineId]) -> list[EngineId]:
+        """Those whose GPUs the trainer does not have now."""
+        return [slot for slot in slots if not (self._is_asleep and slot in self._colocated)]
 
-    async def _each_turn_taker(self, order: Callable[[JudgeService], Awaitable[None]]) -> None:
+    async def _each_colocated(self, order: Callable[[JudgeService], Awaitable[None]]) -> None:
         async def give(scorer: _Scorer) -> None:
             try:
                 await order(self._judging[scorer.name])
@@ -246,14 +242,14 @@ class RoutedReward:
                 self._hand_out()
         except EngineFailed as error:
             self._lose(scorer, error)
-        except Exception as error:  # noqa: BLE001 likewise
+        except Exception as error:  # noqa: BLE001 the same
             self._fail(error)
 
     def _lose(self, scorer: _Scorer, error: EngineFailed) -> None:
         if scorer in self._rules.scorers:
             self._fail(error)
         if scorer not in self._judges.scorers:
-            return  # its pump and a call to it may both notice
+            return  # its pump and a call may both notice
         self._judges.scorers.remove(scorer)
         self._judges.waiting.extendleft(reversed(scorer.open.values()))
         what_follows = self._restarts.vacate(scorer.name)
@@ -273,7 +269,7 @@ class RoutedReward:
         self._hand_out()
 
     def _require_judge(self, last: EngineId, error: RollpackerError) -> bool:
-        """End the run when nobody is there, or to come, to read answers; False then."""
+        """Check that a judge is left or being restarted; else end the run and return False."""
         if self._judges.scorers or self._restarts.are_expected(self._restarts.slots):
             return True
         self._fail(

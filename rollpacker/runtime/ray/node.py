@@ -1,8 +1,8 @@
-"""One node's share of a Ray: `ray start --block` under a guardian, with nothing that another Ray could meet.
+"""Ray on one node: `ray start --block` under a guardian, isolated from every other Ray.
 
-Free ports from the operating system, the token of this attempt, a short private folder, the resources that it is told
-and not those of the machine, no dashboard, no usage report. The guardian ends all of it when this process ends, however
-it ends (see `guardian.py`).
+It gets free ports from the operating system, the token of this attempt, a short private folder, and the resources of
+the run instead of the machine's; no dashboard, no usage report. The guardian ends all of it when this process ends,
+however it ends (see `guardian.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rollpacker.runtime.ray.private_folder import PrivateFolder, private_folder
 _MEBIBYTE = 1 << 20
 _LOG_TAIL_LINES = 15
 _LOG_NOISE = "[state-dump]"
-"""Raylets write hundreds of such lines, also when they end."""
-_SEATS_PER_NODE = 10_000
-"""How many bundles may be pinned to a node: more than it will ever have."""
+"""Raylets write hundreds of such lines."""
+_PINS_PER_NODE = 10_000
+"""Bundles that may be pinned to a node: more than it will ever have."""
 
 _RAY_START = """\
 import os, sys, time
@@ -48,12 +48,11 @@ def get_node(*arguments):
 services.get_node = get_node
 sys.exit(main())
 """
-"""The `ray` command of this interpreter, whatever PATH says, after a word that is how many seconds to wait.
+"""The `ray` command of this interpreter, whatever PATH says; its first argument is how many seconds to wait.
 
-It is to find no grpc: with that it would start a server for Ray's client, which nobody calls, and which takes a second
-of a core and a port that others may have. And it waits for its raylet as long as it is told: Ray 2.60 itself gives it
-30 s, which a busy machine needs for more than that, and has no setting for it. A part that has died is not waited for
-longer than by Ray itself.
+It hides grpc: with it Ray would start the unused server for Ray's client, which takes a second of a core and a fixed
+port. And it waits for its raylet for the given time: Ray 2.60 waits 30 s, too short on a busy machine, and has no
+setting for it. For a part that has died it waits as long as Ray itself.
 """
 
 
@@ -67,12 +66,12 @@ class NodeOffer:
     num_cpus: int
     num_gpus: int
     memory_bytes: int | None
-    """None where nobody limits it."""
+    """None where it is not limited."""
     object_store_mb: int
 
 
 def pin_of(index: int) -> str:
-    """Name the resource that only this node has: an actor that reserves one of it works there."""
+    """Name the resource that only this node has; an actor that reserves one unit of it is placed there."""
     return f"node-{index}"
 
 
@@ -85,8 +84,8 @@ class RayNode:
         Args:
             offer: This node.
             grace_s: How long Ray's own parts may take to start.
-            folder: For Ray's session; this object's own from now on, until `stop` removes it.
-            log: What Ray itself says.
+            folder: For Ray's session; `stop` removes it.
+            log: For the output of Ray itself.
         """
         self.offer = offer
         self.log = log
@@ -96,13 +95,13 @@ class RayNode:
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def start_head(self, token_file: Path) -> str:
-        """Start a Ray that asks for this token, and return where its head will listen."""
+        """Start a Ray that requires this token; returns the address at which its head will listen."""
         port = free_port(self.offer.address)
         self._start(["--head", "--no-monitor"], {"--port": port, "--include-dashboard": "false"}, token_file)
         return f"{self.offer.address}:{port}"
 
     def join(self, head_address: str, token_file: Path) -> None:
-        """Become a node of the Ray whose head listens there."""
+        """Join the Ray whose head listens at this address."""
         self._start([], {"--address": head_address}, token_file)
 
     @property
@@ -124,7 +123,7 @@ class RayNode:
             "--node-name": offer.name,
             "--num-cpus": offer.num_cpus,
             "--num-gpus": offer.num_gpus,
-            "--resources": json.dumps({pin_of(offer.index): _SEATS_PER_NODE}),
+            "--resources": json.dumps({pin_of(offer.index): _PINS_PER_NODE}),
             "--object-store-memory": offer.object_store_mb * _MEBIBYTE,
             "--temp-dir": self._folder.sessions,
             "--dashboard-agent-listen-port": 0,
@@ -161,12 +160,12 @@ class RayNode:
             "TMPDIR": str(self._folder.temporary_files),
         }
         if self.offer.address == LOOPBACK:
-            # Ray takes the loopback for an address only where it believes that a cluster cannot have several nodes
+            # Ray accepts the loopback as an address only where a cluster cannot have several nodes
             own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
             own |= {name: inherited.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
             own["VLLM_HOST_IP"] = inherited.get("VLLM_HOST_IP", LOOPBACK)
         if self.offer.memory_bytes is not None:
-            # Slurm watches over the job's memory; Ray would watch the machine's and end our actors for others' jobs
+            # Slurm limits the job's memory; Ray would watch the machine's, and end our actors because of other jobs
             own["RAY_memory_monitor_refresh_ms"] = "0"
         return inherited | own
 
@@ -190,7 +189,7 @@ def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> Ra
 
 
 def log_tail(log: Path) -> str:
-    """The end of a log, for a message; says so when there is none."""
+    """The end of a log, for a message."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:

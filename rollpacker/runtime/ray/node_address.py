@@ -1,4 +1,4 @@
-"""Where Ray's nodes talk: addresses that other nodes reach, and free ports."""
+"""The addresses of Ray's nodes, which other nodes can reach, and free ports."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _GET_INTERFACE_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux, see netdevice(7)."""
 LOOPBACK = "127.0.0.1"
 _ONLY_FROM_HERE = (LOOPBACK, "127.0.1.1")
-"""What many distributions let a machine's own name stand for."""
+"""Many distributions resolve a machine's own name to one of these."""
 
 
 def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
     """Find this node's IPv4 address: of a network interface, or else of the node's name.
 
-    A node that is alone talks to itself, over the loopback, which nobody beyond it can reach.
+    A single node uses the loopback, which no other machine can reach.
 
     Raises:
-        ConfigError: There is no such interface, or the name does not lead to an address that other nodes can reach.
+        ConfigError: There is no such interface, or the name does not resolve to an address that other nodes can reach.
     """
     if is_alone:
         return LOOPBACK
@@ -38,7 +38,7 @@ def node_address(name: str, interface: str | None, *, is_alone: bool) -> str:
 
 
 def free_port(address: str) -> int:
-    """Let the operating system choose a port that nobody listens on."""
+    """Let the operating system choose an unused port."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
@@ -46,7 +46,7 @@ def free_port(address: str) -> int:
 
 
 def is_listening(address: str) -> bool:
-    """Say whether anyone takes connections at host:port."""
+    """True when a server accepts connections at host:port."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1).close()

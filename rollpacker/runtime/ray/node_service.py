@@ -1,9 +1,9 @@
-"""What every rank but the first does: lend its node to the run, until rank 0 needs it no longer.
+"""The service of every rank but the first: its node is part of the run's Ray until rank 0 no longer needs it.
 
-    wait for the head -> start Ray here and join -> stay
+    wait for the head -> start Ray here and join -> serve
 
-It ends in good order when rank 0 says `done`, and with the reason when Ray here has ended, or when nobody answers for
-the head any more. Signals of Slurm are rank 0's to answer: here they pass by.
+It ends without an error when rank 0 reports `done`, and with the reason when Ray here has ended or the head no longer
+answers. Slurm's signals are ignored here: rank 0 handles them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollpacker.runtime.ray.rendezvous import NodeReport, Rendezvous
 
 _POLL_S = 0.2
 _HEAD_SILENCE_S = 10.0
-"""Without the head for so long, rank 0 is taken for dead. Its last word, `done`, may reach us late over the network."""
+"""Without the head for so long, rank 0 is assumed dead. Its last message, `done`, may arrive late over the network."""
 _RANK_0_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -33,7 +33,7 @@ def serve_node(config: RunConfig, allocation: Allocation, rendezvous: Rendezvous
         RollpackerError: Why this node could not join, or can serve no longer.
     """
     service = _Service(config, allocation, rendezvous)
-    with _signals_passing_by():
+    with _signals_ignored():
         try:
             service.run()
         except RollpackerError as error:
@@ -60,7 +60,7 @@ class _Service:
         try:
             self.report("starting Ray")
             node.join(head_address, self._rendezvous.token_file)
-            self._stay(node, head_address)
+            self._serve(node, head_address)
         finally:
             node.stop()
 
@@ -69,7 +69,7 @@ class _Service:
         self._rendezvous.report(self._allocation.rank, report)
 
     def _wait_for_head(self) -> str | None:
-        """Where the head listens; None when rank 0 ended before it had one."""
+        """Return the head's address; None when rank 0 ended before it had one."""
         start_s = self._config.backend.deadlines.start_s
         deadline = time.monotonic() + start_s
         while not self._rendezvous.is_finished:
@@ -84,7 +84,7 @@ class _Service:
             time.sleep(_POLL_S)
         return None
 
-    def _stay(self, node: RayNode, head_address: str) -> None:
+    def _serve(self, node: RayNode, head_address: str) -> None:
         last_answer = time.monotonic()
         while not self._rendezvous.is_finished:
             if not node.is_running:
@@ -105,7 +105,7 @@ class _Service:
 
 
 @contextmanager
-def _signals_passing_by() -> Iterator[None]:
+def _signals_ignored() -> Iterator[None]:
     handlers = {number: signal.signal(number, lambda _number, _frame: None) for number in _RANK_0_SIGNALS}
     try:
         yield

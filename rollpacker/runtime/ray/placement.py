@@ -1,12 +1,12 @@
-"""How the planned actors of a run take their places: all together or not at all.
+"""Reserves the places of a run's actors, and starts them there.
 
-All reservations are one placement group, so that a cluster too small fails at once and as a whole, instead of
-leaving the last actor waiting for resources that never come. Each one is pinned to the node that the plan gave it.
-Cores are reserved for each actor, GPUs for the run on each node: which actor sees which of them is the plan's (`Slot`),
-since Ray could not let an engine of several GPUs share some of them with the trainer.
+All reservations are one placement group: a cluster that is too small fails at once and as a whole, instead of leaving
+the last actor waiting for resources that never come. Each actor is pinned to its planned node. Cores are reserved for
+each actor, GPUs for the run on each node; the plan says which actor sees which of them (`Slot`), since Ray cannot let
+an engine of several GPUs share some of them with the trainer.
 
-Where engines and trainer share GPUs, the engines start first and fall asleep before the trainer starts. Judges that
-share GPUs start between the two, and fall asleep likewise if theirs are the trainer's.
+Where engines and trainer share GPUs, the engines start first and sleep before the trainer starts. Judges that share
+GPUs start between the two, and sleep too if they share the trainer's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rollpacker.runtime.ray.engine_slots import EngineSlots
 from rollpacker.runtime.ray.judge_slots import JudgeSlots
 from rollpacker.runtime.ray.judges import RoutedReward
 from rollpacker.runtime.ray.node import pin_of
-from rollpacker.runtime.ray.remote import RemoteReward, RemoteTrainer, Slot
+from rollpacker.runtime.ray.remote import Slot, TrainerProcess, make_reward_process, make_trainer_process
 from rollpacker.runtime.ray.trainer_group import TrainerGroup
 
 
@@ -51,21 +51,22 @@ class Actors:
 
     slots: EngineSlots
     """Of the engines, of every degree."""
-    ranks: Sequence[RemoteTrainer]
-    """Of the trainer; it is used through `trainer`."""
+    ranks: Sequence[TrainerProcess]
+    """Of the trainer; used through `trainer`."""
     trainer: TrainerGroup
     reward: RewardService
     judges: ColocatedJudges | None
-    """Those of the reward on GPUs of a trainer that takes turns; asleep."""
+    """Judges of the reward that share GPUs with the trainer; they sleep."""
+    has_trainer_gpus: bool
     gpus: Mapping[EngineId, tuple[int, ...]]
     """The run's GPUs of each engine."""
     trainer_parts: tuple[tuple[int, ...], ...]
     """The run's GPUs of each part of the trainer that can work alone; none where it shares none with engines."""
     colocated_engines: tuple[EngineId, ...]
-    """Engines that share GPUs with the trainer; asleep."""
+    """Engines that share GPUs with the trainer; they sleep."""
 
     async def close(self, deadline_s: float) -> None:
-        """Let every actor end in order; one that does not is ended with Ray's session."""
+        """Close every actor; one that does not end is ended with Ray's session."""
         engines = [engine.close() for engine in self.slots.holders()]
         closings = [*engines, *(rank.close() for rank in self.ranks), self.reward.close()]
         with suppress(TimeoutError, RollpackerError):
@@ -73,32 +74,34 @@ class Actors:
                 await asyncio.gather(*closings, return_exceptions=True)
 
 
-async def start_actors(config: RunConfig, size: ClusterSize, surroundings: BackendContext) -> Actors:
-    """Start every actor, side by side where nobody shares a GPU; when this returns, models are loaded.
+async def start_actors(config: RunConfig, size: ClusterSize, context: BackendContext) -> Actors:
+    """Start every actor, in parallel where none share a GPU; when this returns, models are loaded.
 
     Engines of other degrees than the configured one start before it, and sleep.
     """
     placed = placed_actors(config, size)
     group = placement_group([*map(_bundle, placed), *_gpu_bundles(placed)], strategy="PACK")
     deadline_s = config.backend.deadlines.start_s
-    await surroundings.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
-    slots = _slots(config, group, placed, surroundings)
+    await context.within(deadline_s, "Ray to reserve the actors' CPUs and GPUs", group.ready())
+    slots = _slots(config, group, placed, context)
     degrees = {EngineId(actor.name): actor.degree for actor in placed if actor.role == "engine"}
-    engines = EngineSlots(config, {name: slots[name] for name in degrees}, degrees, surroundings)
-    ranks = [RemoteTrainer(actor.name, slots[actor.name]) for actor in placed if actor.role == "trainer"]
-    rewards = {actor.name: RemoteReward(actor.name, slots[actor.name]) for actor in placed if actor.role == "reward"}
+    engines = EngineSlots(config, {name: slots[name] for name in degrees}, degrees, context)
+    ranks = [make_trainer_process(actor.name, slots[actor.name]) for actor in placed if actor.role == "trainer"]
+    rewards = {
+        actor.name: make_reward_process(actor.name, slots[actor.name]) for actor in placed if actor.role == "reward"
+    }
     judges = JudgeSlots(
-        config, {EngineId(actor.name): slots[actor.name] for actor in placed if actor.role == "judge"}, surroundings
+        config, {EngineId(actor.name): slots[actor.name] for actor in placed if actor.role == "judge"}, context
     )
     for actor in (*ranks, *rewards.values()):
-        surroundings.add_stack_source(actor.name, actor.stacks)
+        context.add_stack_source(actor.name, actor.stacks)
     trainer = TrainerGroup(ranks, share=ray.put)
-    takers = tuple(EngineId(name) for name in colocated_engines(config, placed))
-    judges_in_turns = tuple(EngineId(name) for name in colocated_engines(config, placed, "judge"))
+    sleeping = tuple(EngineId(name) for name in colocated_engines(config, placed))
+    colocated_judges = tuple(EngineId(name) for name in colocated_engines(config, placed, "judge"))
     gpus_of_replicas = replica_gpus(config, placed, size.num_gpus)
     waiting_judges = [*judges.holders] if shared_by_judges(placed) else []
     if waiting_judges and not has_mps_daemon(os.environ):
-        surroundings.note(
+        context.note(
             "Judges share GPUs with others, and no daemon of CUDA's Multi-Process Service answers: they take time "
             "slices in turn. `nvidia-cuda-mps-control -d` on every node lets them work side by side."
         )
@@ -108,39 +111,40 @@ async def start_actors(config: RunConfig, size: ClusterSize, surroundings: Backe
         judges.open(judge for judge in judges.holders if judge not in waiting_judges),
     )
     engines_s = deadline_s * engines.num_sets_started
-    if takers or waiting_judges:
-        await surroundings.within(engines_s, "engines and reward to start", others)
+    if sleeping or waiting_judges:
+        await context.within(engines_s, "engines and reward to start", others)
         awake = engines.engines(config.engine.tensor_parallel)
-        asleep = asyncio.gather(*(engine.sleep() for name, engine in awake.items() if name in takers))
-        await surroundings.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
+        asleep = asyncio.gather(*(engine.sleep() for name, engine in awake.items() if name in sleeping))
+        await context.within(deadline_s, "engines to leave their GPUs to the trainer", asleep)
         # one after the other: an engine measures how much memory is free while it starts
-        await surroundings.within(deadline_s, "judges to start", judges.open(waiting_judges))
-        await surroundings.within(deadline_s, "judges to leave their GPUs", judges.sleep(judges_in_turns))
-        await surroundings.within(deadline_s, "the trainer to start", _start_trainer(config, ranks, gpus_of_replicas))
+        await context.within(deadline_s, "judges to start", judges.open(waiting_judges))
+        await context.within(deadline_s, "judges to leave their GPUs", judges.sleep(colocated_judges))
+        await context.within(deadline_s, "the trainer to start", _start_trainer(config, ranks, gpus_of_replicas))
     else:
         everyone = asyncio.gather(others, _start_trainer(config, ranks, gpus_of_replicas))
-        await surroundings.within(engines_s, "engines, trainer and reward to start", everyone)
+        await context.within(engines_s, "engines, trainer and reward to start", everyone)
     reward = RoutedReward(
         config.reward,
         rewards.get("reward"),
         judges.holders,
-        surroundings.note,
+        context.note,
         replace_judge=judges.replace,
-        colocated_engines=judges_in_turns,
+        colocated=colocated_judges,
     )
     return Actors(
         slots=engines,
         ranks=ranks,
         trainer=trainer,
         reward=reward,
-        judges=reward if judges_in_turns else None,
+        judges=reward if colocated_judges else None,
+        has_trainer_gpus=any(actor.gpus for actor in placed if actor.role == "trainer"),
         gpus=engine_gpus(placed, size.num_gpus),
         trainer_parts=trainer_parts(config, placed, size.num_gpus),
-        colocated_engines=takers,
+        colocated_engines=sleeping,
     )
 
 
-async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus: tuple[tuple[int, ...], ...]) -> None:
+async def _start_trainer(config: RunConfig, ranks: Sequence[TrainerProcess], gpus: tuple[tuple[int, ...], ...]) -> None:
     """`gpus` are those of each replica."""
     if len(ranks) == 1:
         await ranks[0].start(config, None)
@@ -158,9 +162,9 @@ async def _start_trainer(config: RunConfig, ranks: Sequence[RemoteTrainer], gpus
 
 
 def _slots(
-    config: RunConfig, group: PlacementGroup, placed: Sequence[PlacedActor], surroundings: BackendContext
+    config: RunConfig, group: PlacementGroup, placed: Sequence[PlacedActor], context: BackendContext
 ) -> dict[str, Slot]:
-    logs = surroundings.logs.absolute()
+    logs = context.logs.absolute()
     beside_judges = shared_by_judges(placed)
     return {
         actor.name: Slot(

@@ -1,10 +1,10 @@
-"""A folder on the node itself that holds one Ray's session: short enough for sockets, and never left behind for long.
+"""A folder on the node itself for one Ray's session: its path is short enough for sockets, and it never stays for long.
 
-Only its user may enter it. Ray opens to everyone the folder that it is told to use (mode 0777, without the sticky bit),
-so it is told to use one below. And the folder is made only where nobody else may rename it.
+Only its user may enter it. Ray makes the folder that it uses open to everyone (mode 0777, without the sticky bit), so
+it gets a folder below. And the folder is made only where no other user may rename it.
 
-Who made it holds its lock, and whoever ends Ray removes it. Where even that was killed (Slurm kills every process of a
-job at its end), the next one who makes a folder there finds the lock free and removes it.
+Its maker holds its lock, and the guardian of Ray removes it. Where even the guardian was killed (Slurm kills every
+process of a job at its end), the next run that makes a folder there finds the lock free and removes it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class PrivateFolder:
         self._lock = (self.path / _LOCK_FILE).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.sessions = self.path / _SESSIONS
-        """What Ray makes, and opens to everyone who may enter the folder above."""
+        """Made by Ray, and open to everyone who may enter the folder above."""
         self.temporary_files = self.path / _TEMPORARY_FILES
-        """What stands for /tmp in Ray's processes: sockets of vLLM, code that torch compiles and runs."""
+        """Replaces /tmp in Ray's processes: sockets of vLLM, code that torch compiles and runs."""
         self.temporary_files.mkdir()
 
     def remove(self) -> None:
-        """Remove what is left of it."""
+        """Remove it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
@@ -58,7 +58,7 @@ def private_folder(candidates: Sequence[str], environment: Mapping[str, str]) ->
     """Make a folder in the first candidate that is writable and short enough.
 
     Args:
-        candidates: Folders, in which $NAME stands for a variable; one that names an unset variable is passed over.
+        candidates: Folders, in which $NAME stands for a variable; one that names an unset variable is skipped.
         environment: The variables.
     """
     refused = []
@@ -87,9 +87,9 @@ def private_folder(candidates: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _open_to_everyone(folder: Path) -> Path | None:
-    """Find a folder on the way where everyone may write and no sticky bit keeps them off each other's files."""
+    """Find a folder on the path in which every user may rename the files of others: writable, without a sticky bit."""
     for part in (folder, *folder.parents, *folder.resolve().parents):
-        with suppress(OSError):  # it is not there: then nothing can be made in it, which is said
+        with suppress(OSError):  # it does not exist: creating the folder will fail, with a message
             mode = part.stat().st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 return part

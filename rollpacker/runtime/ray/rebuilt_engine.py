@@ -1,7 +1,7 @@
-"""An engine whose process ends when engines of another degree take its place, and starts anew when they leave.
+"""An engine whose process ends when engines of another degree take its place, and is started again when they leave.
 
-Seen from the driver it is one engine all the time: it keeps its name and its log, and `collect` waits while no process
-is there. A process that dies by itself raises, as any engine's does.
+The driver sees one engine all the time: it keeps its name and its log, and `collect` waits while there is no process. A
+process that dies by itself raises, as any engine's does.
 
 Invariant: at most one process; between `end` and `rebuild` none.
 """
@@ -11,40 +11,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
-from rollpacker.core.events import EngineProgress
-from rollpacker.core.ids import EngineId, RequestId
-from rollpacker.protocols.engine import Engine, EngineStats
-from rollpacker.protocols.rollout import GenerationRequest, Response
-from rollpacker.protocols.weights import Weights
+from rollpacker.core.ids import EngineId
+from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.forwarding import Forwarder
+from rollpacker.protocols.rollout import Response
 
 
-class Process(Engine, Protocol):
-    """An engine in a process of its own."""
+class SlotEngine(Engine, Protocol):
+    """An engine whose process can be ended."""
 
     async def stacks(self) -> str: ...
 
     async def kill(self) -> None: ...
 
 
-class RebuiltEngine:
-    """Implements `rollpacker.protocols.engine.Engine` over one process after the other.
+class RebuiltEngine(Forwarder):
+    """Implements `SlotEngine` over one process after the other.
 
     Args:
         engine: Its name.
-        begin: Begins a process and gives it, and what to await until its engine has started.
+        begin: Starts a process; returns it, and what to await until its engine has started.
         stop_s: How long a process may take to end by itself.
     """
 
     def __init__(
-        self, engine: EngineId, begin: Callable[[], tuple[Process, Awaitable[None]]], *, stop_s: float
+        self, engine: EngineId, begin: Callable[[], tuple[SlotEngine, Awaitable[None]]], *, stop_s: float
     ) -> None:
+        super().__init__(SlotEngine)
         self.name = engine
         self._begin = begin
         self._stop_s = stop_s
-        self._process: Process | None = None
+        self._process: SlotEngine | None = None
         self._is_there = asyncio.Event()
 
     async def rebuild(self) -> None:
@@ -78,19 +78,13 @@ class RebuiltEngine:
         self._process = None
         self._is_there.clear()
 
-    def _present(self) -> Process:
+    def _present(self) -> SlotEngine:
         if self._process is None:
             raise EngineFailed(f"{self.name} has no process: another set of engines has its place.")
         return self._process
 
-    async def stacks(self) -> str:
-        return await self._present().stacks()
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> None:
-        await self._present().generate(requests)
-
-    async def abort(self, requests: Sequence[RequestId]) -> None:
-        await self._present().abort(requests)
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self._present(), method)(*arguments)
 
     async def collect(self) -> Sequence[Response]:
         while True:
@@ -106,21 +100,6 @@ class RebuiltEngine:
             else:
                 if responses or process is self._process:
                     return responses
-
-    async def progress(self) -> EngineProgress:
-        return await self._present().progress()
-
-    async def load_weights(self, weights: Weights) -> str:
-        return await self._present().load_weights(weights)
-
-    async def sleep(self) -> None:
-        await self._present().sleep()
-
-    async def wake(self) -> None:
-        await self._present().wake()
-
-    async def stats(self) -> EngineStats:
-        return await self._present().stats()
 
     async def close(self) -> None:
         if self._process is not None:

@@ -1,13 +1,13 @@
-"""Where the ranks of one job attempt meet: a folder of the run that every node sees.
+"""The rendezvous of the ranks of one job attempt: a folder of the run that every node sees.
 
-    head.json      where Ray's head listens; written once, when it does
-    token          what this attempt's Ray asks of everyone who connects; only the user may read it
+    head.json      the address of Ray's head; written once, when it listens
+    token          required by this attempt's Ray of every connection; only the user may read it
     node-K.json    how far rank K has come, or why it ended
-    NAME.log       what Ray said on that node
-    done           rank 0 needs the other ranks no longer
+    NAME.log       the output of Ray on that node
+    done           rank 0 no longer needs the other ranks
 
 Every file but the logs is written whole by one rank and read by others, so nothing is ever locked. The folder's name is
-the attempt's own: what an attempt before it left behind is never met.
+unique to the attempt: files of an earlier attempt are never read.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ _DONE_FILE = "done"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a rank says of itself."""
+    """How far a rank has come."""
 
     node: str
     stage: str
-    """What it does now."""
     failure: str = ""
-    """Why it ended; empty while it serves."""
+    """Why the rank ended; empty while it serves."""
 
 
 class Rendezvous:
-    """The folder and what may be said in it."""
+    """Reads and writes the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +57,7 @@ class Rendezvous:
         write_atomically(self.folder / _HEAD_FILE, json.dumps({"address": address}).encode())
 
     def head_address(self) -> str | None:
-        """Where the head listens; None while it does not."""
+        """The head's address; None while it does not listen."""
         found = self._read(_HEAD_FILE)
         return str(found["address"]) if found else None
 
@@ -86,10 +85,10 @@ class Rendezvous:
         return content
 
     def _names(self) -> list[str]:
-        """List the folder: a network file system may remember that a name was missing, but looks anew into a folder."""
+        """List the folder: a network file system may cache that a name was missing, but reads a folder again."""
         return [path.name for path in self.folder.iterdir()]
 
 
 def rendezvous_of(run_dir: Path, allocation: Allocation) -> Rendezvous:
-    """Where the ranks of this attempt meet."""
+    """The rendezvous of this attempt."""
     return Rendezvous(run_dir.absolute() / "jobs" / allocation.key)

@@ -1,30 +1,29 @@
 """A trainer of several ranks as one trainer: every call goes to all of them, and the answer is rank 0's.
 
-The ranks wait for one another within a call (SPMD), so one that fails leaves the others waiting for ever, or failing in
-words that blame the network.
+The ranks wait for one another within a call (SPMD), so one that fails leaves the others waiting without end, or failing
+with an error of the network.
 
-Invariants: all ranks get their calls in the same order, one at a time, or two calls in which each rank waits for the
-others would wait for ever (Ray may start an actor's calls in another order than they were made). A call ends as soon as
-one rank's has failed, with that rank's name; the others are not waited for. Where a rank has died, it is the one that
-is named, although its neighbours may have noticed it before Ray did.
+Invariants: all ranks get their calls in the same order, one at a time; otherwise two calls in which each rank waits for
+the others would deadlock (Ray may start an actor's calls in another order than they were made). A call ends as soon as
+one rank's has failed, with that rank's name; the others are not awaited. Where a rank has died, the error names it,
+although other ranks may have failed before Ray noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rollpacker.core.errors import RollpackerError
+from rollpacker.protocols.forwarding import Forwarder
 from rollpacker.protocols.rollout import RolloutGroup
-from rollpacker.protocols.trainer import BatchShape, Trainer, UpdateMetrics
-from rollpacker.protocols.weights import Weights
+from rollpacker.protocols.trainer import Trainer
 
 Answer = TypeVar("Answer")
 
 _BLAME_S = 3.0
-"""How long a rank that raised waits to hear that another one had died: on a quiet machine Ray says so within 0.1 s."""
+"""How long the error of one rank waits for the news that another one died: an idle machine's Ray takes 0.1 s."""
 
 
 class Rank(Trainer, Protocol):
@@ -32,10 +31,10 @@ class Rank(Trainer, Protocol):
 
     name: str
     has_died: bool
-    """Its process is gone, as some call has noticed."""
+    """The process is gone, as some call has noticed."""
 
 
-class TrainerGroup:
+class TrainerGroup(Forwarder):
     """Implements `rollpacker.protocols.trainer.Trainer` over its ranks, in their order."""
 
     def __init__(self, ranks: Sequence[Rank], share: Callable[[Sequence[RolloutGroup]], Any]) -> None:
@@ -45,38 +44,20 @@ class TrainerGroup:
             ranks: At least one.
             share: Puts groups where all ranks fetch them, so that they are not sent once per rank.
         """
+        super().__init__(Trainer)
         self._ranks = ranks
         self._share = share
         self._one_at_a_time = asyncio.Lock()
 
-    async def begin_step(self, shape: BatchShape) -> None:
-        await self.everywhere(lambda rank: rank.begin_step(shape))
-
     async def accumulate(self, groups: Sequence[RolloutGroup], gpus: Collection[int] | None = None) -> None:
-        shared = self._share(groups)
-        await self.everywhere(lambda rank: rank.accumulate(shared, gpus))
-
-    async def finish_step(self) -> UpdateMetrics:
-        return await self.everywhere(lambda rank: rank.finish_step())
-
-    async def export_weights(self) -> Weights:
-        return await self.everywhere(lambda rank: rank.export_weights())
-
-    async def sleep(self) -> None:
-        await self.everywhere(lambda rank: rank.sleep())
-
-    async def wake(self, gpus: Collection[int] | None = None) -> None:
-        await self.everywhere(lambda rank: rank.wake(gpus))
-
-    async def save(self, folder: Path) -> None:
-        await self.everywhere(lambda rank: rank.save(folder))
-
-    async def load(self, folder: Path) -> None:
-        await self.everywhere(lambda rank: rank.load(folder))
+        await self._call("accumulate", self._share(groups), gpus)
 
     async def close(self) -> None:
         """Close every rank, whatever became of the others."""
         await asyncio.gather(*(rank.close() for rank in self._ranks), return_exceptions=True)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await self.everywhere(lambda rank: getattr(rank, method)(*arguments))
 
     async def everywhere(self, call: Callable[[Any], Awaitable[Answer]]) -> Answer:
         """Make the same call to all ranks; gives rank 0's answer.
@@ -102,7 +83,7 @@ class TrainerGroup:
             raise self._named(error, self._ranks[guilty]) from None
         finally:
             for answer in calls:
-                _error_of(answer)  # or asyncio reports an error that nobody asked for
+                _error_of(answer)  # or asyncio reports an error that was never retrieved
                 answer.cancel()
 
     async def _until_blamed(self, waiting: set[asyncio.Future[Answer]]) -> None:

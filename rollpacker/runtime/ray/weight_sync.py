@@ -1,11 +1,12 @@
-"""Brings the trainer's policy to engines that fetch it: the trainer's ranks gather and send, engines receive.
+"""Sends the trainer's policy to engines: the trainer's ranks gather and send, engines receive.
 
     offer (first rank) ─> load (every engine) ─┐
-          └────────────> send (all ranks) ─────┴─> delivered? ─no─> send again, to those who are left
+          └────────────> send (all ranks) ─────┴─> delivered? ─no─> send again, to those that are left
                                                        └─yes─> every engine confirms by its checksum
 
-What travels goes past this process, from the trainer's first rank to the engines' workers (`rollpacker.transfer`). The
-driver only says who takes part, and tells the sender of engines that died, which it knows sooner than any timeout.
+The weights do not pass through this process: they go from the trainer's first rank to the engines' workers
+(`rollpacker.transfer`). The driver names the receivers, and reports engines that died, which it knows before any
+timeout.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from rollpacker.transfer.offers import Delivery, SendingOptions
 _MIB = 1 << 20
 
 _REASON_S = 1.0
-"""How long an engine that is lost may take to say why itself."""
+"""How long a lost engine's own error is awaited."""
 
 
 class SendingRank(Rank, Protocol):
-    """A rank of a trainer whose policy engines can fetch, as `rollpacker.transfer.offering` says."""
+    """A rank of a trainer whose policy engines can fetch; see `rollpacker.transfer.offering`."""
 
     async def prepare_weights(self) -> None: ...
 
@@ -47,9 +48,9 @@ class SendingRank(Rank, Protocol):
 def make_offer_sync(
     config: RunConfig, ranks: Sequence[SendingRank], group: TrainerGroup, *, has_gpu: bool
 ) -> OfferSync | None:
-    """Make what the configuration asks for; None where engines load a snapshot out of Ray's object store instead.
+    """Make the configured weight sync; None where engines load a snapshot from Ray's object store instead.
 
-    `group` is all ranks, through which everybody calls them; `has_gpu` says whether they have one.
+    `group` is all ranks; `has_gpu` says whether they have GPUs.
     """
     section = config.weight_sync
     transport = section.transport
@@ -67,8 +68,8 @@ def make_offer_sync(
 class OfferSync:
     """Implements `rollpacker.protocols.weights.WeightSync` over the ranks of a trainer.
 
-    An engine that comes later is served by the trainer, too: from the copy that was prepared, else by all ranks, which
-    are awake then, since only ranks that take turns with engines ever sleep.
+    An engine that joins later is served by the trainer, too: from the prepared copy, or else by all ranks, which are
+    awake then, since only ranks that share GPUs with engines ever sleep.
     """
 
     def __init__(self, first: SendingRank, group: TrainerGroup, options: SendingOptions) -> None:
@@ -104,7 +105,7 @@ class OfferSync:
         finally:
             await self._first.close_offer()
             for task in loads.values():
-                task.cancel()  # what a lost engine still does is nobody's business
+                task.cancel()  # only those of lost engines are still pending
             await asyncio.gather(*loads.values(), return_exceptions=True)
         return Published(
             policy_version=weights.policy_version,
@@ -122,7 +123,7 @@ class OfferSync:
             raise
 
     async def _send(self) -> Delivery:
-        """Send until everybody has the weights who is not lost; whoever waits for this has a deadline."""
+        """Send until every engine that is not lost has the weights; the caller has a deadline."""
         while True:
             delivery: Delivery | None = await self._all.everywhere(lambda rank: rank.send_weights())
             assert delivery is not None, "the first rank answers"
@@ -135,7 +136,7 @@ async def _answer(task: asyncio.Task[str]) -> str:
 
 
 async def _failures(loads: Mapping[EngineId, asyncio.Task[str]], delivery: Delivery) -> dict[EngineId, EngineFailed]:
-    """Say why each lost engine is lost; raises what is wrong with the weights themselves."""
+    """Say why each lost engine is lost; raises errors of the weights themselves."""
     lost = {EngineId(engine): why for engine, why in delivery.lost.items()}
     if lost:  # one that failed told the sender before its call ends
         await asyncio.wait([loads[engine] for engine in lost], timeout=_REASON_S)

@@ -1,15 +1,15 @@
 """Checkpoints: everything that a later attempt needs to go on as if nothing had happened.
 
     <run.dir>/checkpoints/step-000010/
-        meta.json                          step, run id, fingerprint, elapsed time, what the other files were
+        meta.json                          step, run id, fingerprint, elapsed time, sizes and checksums of the files
         scheduler.json  order.json         snapshots of the machines and of the prompt order
         trainer/                           model (Hugging Face files), optimizer, schedule, generators
-    <run.dir>/checkpoints/broken-step-000010/   what was no longer whole when a run was resumed
+    <run.dir>/checkpoints/broken-step-000010/   one that was no longer whole when a run was resumed
 
 A checkpoint is taken between steps, when no request is in flight, and holds the state after `step` finished steps. It
-is written under a temporary name and renamed, so a folder that is there was complete. Older ones go only after a newer
-one is on the disk. What became of it since is looked at before a run is resumed: a checkpoint that is no longer whole
-is kept under another name, and the newest whole one counts. Nothing that could be resumed is ever deleted.
+is written under a temporary name and renamed, so every folder was once complete. Older ones are removed only after a
+newer one is on the disk. Before a run is resumed its checkpoints are checked: one that is no longer whole is kept under
+another name, and the newest whole one counts. A checkpoint that could be resumed is never deleted otherwise.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CheckpointMeta:
     """Time of all attempts until here."""
     attempt: int
     files: FileRecords = field(default_factory=dict)
-    """All others of the checkpoint; none where a version wrote it that did not record them."""
+    """All others of the checkpoint; empty where an older version wrote it, which did not record them."""
 
 
 _META = TypeAdapter(CheckpointMeta)
@@ -78,17 +78,17 @@ class BrokenCheckpoint:
     folder: Path
     step: int
     problem: str
-    """What is missing or changed."""
+    """The missing or changed file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCheckpoints:
-    """What there is to resume."""
+    """The checkpoints of a run, as far as resuming needs them."""
 
     newest: Checkpoint | None
     """The newest whole one."""
     broken: tuple[BrokenCheckpoint, ...]
-    """Those that are newer, the newest first; older ones are not looked at."""
+    """Those that are newer, the newest first; older ones are not checked."""
 
 
 class CheckpointStore:
@@ -104,7 +104,7 @@ class CheckpointStore:
         return sorted(int(name[1]) for name in names if name)
 
     def find(self, *, fingerprint: str | None = None) -> FoundCheckpoints:
-        """Look from the newest checkpoint back for one that is whole.
+        """Find the newest checkpoint that is whole.
 
         Args:
             fingerprint: Of the run that they belong to; None takes those of any run.
@@ -119,7 +119,7 @@ class CheckpointStore:
         return FoundCheckpoints(newest=None, broken=tuple(broken))
 
     def set_aside(self, broken: BrokenCheckpoint) -> Path:
-        """Keep a broken checkpoint under a name that is not looked at; returns it."""
+        """Rename a broken checkpoint, so that it is not found again; returns its new folder."""
         first = self._root / f"broken-{broken.folder.name}"
         more = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
         kept = next(path for path in itertools.chain([first], more) if not path.exists())
@@ -128,7 +128,7 @@ class CheckpointStore:
         return kept
 
     def remove_unfinished(self) -> None:
-        """Delete what was not written to its end."""
+        """Delete checkpoints that were not completely written."""
         remove_temporaries(self._root)
 
     async def save(
@@ -196,10 +196,10 @@ def _read_object(file: Path) -> dict[str, Any]:
 def with_way_back(
     error: PolicyDiverged | RepeatedFailure, checkpoints: CheckpointStore, policy_version: int
 ) -> RollpackerError:
-    """Say from which checkpoint to go on when the policy is of no use.
+    """Name the checkpoint to go on from when the policy is unusable.
 
-    What the trainer refuses it has not saved. Engines that fail alike may fail of the weights that they hold, which a
-    checkpoint may hold, too. Other settings are another run, which cannot resume this one: it takes the model alone.
+    The trainer does not save weights that it refuses. Engines that fail in the same way may fail because of their
+    weights, which a checkpoint may hold, too. Other settings make another run, which takes the model alone.
     """
     steps = checkpoints.steps()
     sound = [step for step in steps if isinstance(error, PolicyDiverged) or step < policy_version]

@@ -1,7 +1,7 @@
-"""What the files of a folder were when it was complete, so that a later reader notices what is missing or changed.
+"""Records the files of a complete folder, so that a later reader notices what is missing or changed.
 
-Of each file its size, and a CRC-32 of its beginning and its end: a torn, emptied or overwritten file is found in
-milliseconds, whatever its format and however large it is. Changes in the middle of a large file are not.
+Of each file it keeps the size, and a CRC-32 of its beginning and its end: a torn, emptied or overwritten file is found
+in milliseconds, whatever its format and however large it is. Changes in the middle of a large file are not.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FileRecords = dict[str, tuple[int, int]]
 
 
 def record_files(folder: Path) -> FileRecords:
-    """Look at every file below a folder; OSErrors pass."""
+    """Record every file below a folder; an OSError is raised."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): _record(path) for path in files}
 
 
 def find_change(folder: Path, records: Mapping[str, tuple[int, int]]) -> str | None:
-    """Say what is missing or changed below a folder; None when all is as it was recorded."""
+    """Describe the first difference from the records; None without one."""
     for name, record in records.items():
         try:
             found = _record(folder / name)
@@ -46,7 +46,7 @@ def find_change(folder: Path, records: Mapping[str, tuple[int, int]]) -> str | N
 
 
 def _record(path: Path) -> tuple[int, int]:
-    with open_to_read(path) as file:  # on a network file system, opening brings the size that other nodes wrote
+    with open_to_read(path) as file:  # on a network file system, opening refreshes the size
         size = os.fstat(file.fileno()).st_size
         checksum = zlib.crc32(file.read(END_BYTES))
         file.seek(max(END_BYTES, size - END_BYTES))

@@ -1,7 +1,4 @@
-"""Whether a run may write into its `run.dir`; train, check and doctor ask here.
-
-Nothing is created.
-"""
+"""Checks that a run may write into its `run.dir`, for train, check and doctor. Nothing is created."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
 _SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
-"""Whose files are not on a disk."""
+"""Their files are not on a disk."""
 _MEMORY = "/dev/shm"  # noqa: S108  it is a file system like any other
 _FILES = (RUN_FILE, CONFIG_FILE, STATUS_FILE, "lock")
 _FOLDERS = ("checkpoints", "metrics", "events", "logs", "jobs")
-"""What a run makes in its folder."""
+"""The names that a run creates in its folder."""
 _LONGEST_NAME = 255
 """Bytes of a part of a path: NAME_MAX of Linux's file systems."""
 _LONGEST_PATH = 3500
@@ -33,14 +30,14 @@ _LONGEST_PATH = 3500
 
 
 def check_run_dir(config: RunConfig) -> None:
-    """Refuse a `run.dir` into which nobody should write, or cannot."""
+    """Refuse a `run.dir` that a run cannot or should not write into."""
     check_folder("run.dir", config.run.dir)
     _check_own_names(config.run.dir)
     _check_inputs(config, real_path(config.run.dir))
 
 
 def check_folder(key: str, folder: Path) -> None:
-    """Refuse what cannot be a folder that a command writes into."""
+    """Refuse a path that cannot be a folder that a command writes into."""
     _check_text(key, folder)
     kind = special_kind(folder) if not folder.is_dir() else ""
     if kind or folder.is_file():
@@ -61,7 +58,7 @@ def check_folder(key: str, folder: Path) -> None:
 
 
 def check_creatable(key: str, path: Path) -> None:
-    """Look at the nearest thing that exists: it must be a folder that lets this process create what is missing."""
+    """Check the nearest existing part of a path: a folder in which this process may create what is missing."""
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if existing != path and not existing.is_dir():
         raise ConfigError(
@@ -101,7 +98,7 @@ def _check_text(key: str, folder: Path) -> None:
 
 
 def _check_own_names(run_dir: Path) -> None:
-    """Refuse what stands where a run writes files and folders of its own: it would be found after the first step."""
+    """Refuse a wrong kind of file at a name that the run writes: otherwise it fails after the first step."""
     for names, is_right, wanted in ((_FILES, Path.is_file, "file"), (_FOLDERS, Path.is_dir, "folder")):
         for path in (run_dir / name for name in names):
             if not (path.exists() or path.is_symlink()) or is_right(path):

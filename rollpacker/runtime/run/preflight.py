@@ -1,4 +1,4 @@
-"""Judges a run by what is on this machine, before anything starts: model, prompts, run directory, earlier attempts.
+"""Validates a run on this machine before anything starts: model, prompts, run directory, earlier attempts.
 
 Nothing is created, and this process loads neither torch nor ray, so `rollpacker check` answers at once and a mistake
 never costs a start. All mistakes found are reported together.
@@ -30,7 +30,7 @@ from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
 from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
-from rollpacker.rewards.sandbox.installed import check_sandbox
+from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
@@ -61,11 +61,11 @@ class ResolvedRun:
     finished_steps: int
     """Of an earlier attempt that this one continues; 0 starts from the beginning."""
     notes: tuple[str, ...]
-    """What a person may have meant otherwise."""
+    """Settings that may be mistakes."""
 
 
 class RealRunFacts:
-    """What the files and the resources of this machine say of a run; implements `RunFacts`."""
+    """The facts of a run by the files and the resources of this machine; implements `RunFacts`."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -85,11 +85,11 @@ class RealRunFacts:
 
 
 RunFactsOf = Callable[[RunConfig], RunFacts[ClusterSize | ModelledCluster]]
-"""Chooses who foresees a run."""
+"""Chooses the source of a run's facts."""
 
 
 def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> ResolvedRun:
-    """Judge a run; raises a `UserError` that lists every mistake found."""
+    """Validate a run; raises a `UserError` that lists every mistake found."""
     run_facts = run_facts_of(config)
     mistakes: list[UserError] = []
 
@@ -209,13 +209,13 @@ def _max_positions(path: Path) -> int | None:
     try:
         description = read_object(path / "config.json")
     except ModelError:
-        return None  # whoever looks at the model's files says what is wrong with them
+        return None  # the check of the model's files reports it
     text_model = description.get("text_config", description)
     return next((text_model[key] for key in MAX_POSITIONS_KEYS if isinstance(text_model.get(key), int)), None)
 
 
 def _runs_in_this_environment(config: RunConfig) -> bool:
-    """Say whether actors see the libraries that this process sees; an image has its own."""
+    """True when actors use the libraries of this process; an image has its own."""
     has_image = config.cluster is not None and config.cluster.container.image is not None
     return config.backend.name == "ray" and not has_image
 

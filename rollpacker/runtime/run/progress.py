@@ -1,7 +1,7 @@
-"""What a person can follow while a run goes on: one screen in a terminal, one line per step elsewhere.
+"""The display of a run in progress: one screen in a terminal, one line per step elsewhere.
 
-Invariant: progress only shows. It takes the same rows that go into the tables `steps` and `domains`, knows nothing
-else, and a run without it makes the same files. A stage is named when it begins, so that a run that hangs says where.
+Invariant: progress only shows. It gets the rows that go into the tables `steps` and `domains` and nothing else, and a
+run without it makes the same files. A stage is shown when it begins, so that one sees where a run hangs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Group
 from rich.live import Live
@@ -47,28 +47,28 @@ HEADER_EVERY_LINES = 20
 REFRESHES_PER_SECOND = 4
 
 
-class Progress(Protocol):
-    """Shows a run. All calls return at once."""
+class Progress:
+    """Shows a run; this one shows nothing. All calls return at once."""
 
     def begin_run(self, title: str, num_steps: int) -> None: ...
 
     def stage(self, name: str, detail: str = "") -> None:
-        """A stage begins, such as `starting Ray` or `rollout`; the last one is over."""
+        """Begin a stage, such as `starting Ray` or `rollout`; the last one is over."""
 
     def rollout(self, done: int, needed: int) -> None:
-        """So many prompts of the batch are complete."""
+        """Show how many prompts of the batch are complete."""
 
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
-        """A step is over; `row` is its row of the `steps` table, `domains` are those of the `domains` table."""
+        """Show a step: its row of the `steps` table, and those of the `domains` table."""
 
     def note(self, text: str) -> None:
-        """Say something once that a person should know."""
+        """Show a message for the person who follows the run."""
 
     def end_run(self, summary: str = "") -> None:
-        """The run is complete."""
+        """Show that the run is complete."""
 
     def fail(self, error: BaseException) -> None:
-        """The run ends early; whoever caught the error explains it."""
+        """Show that the run ends early; the caller explains the error."""
 
 
 def make_progress(
@@ -79,58 +79,64 @@ def make_progress(
 ) -> Progress:
     """Choose how to show a run: `auto` is live in a terminal and plain elsewhere. `now` gives seconds."""
     if mode == "none":
-        return SilentProgress()
+        return Progress()
     console = console or Terminal(force_terminal=True if mode == "live" else None)
     is_live = mode == "live" or (mode == "auto" and console.is_terminal and not console.is_dumb_terminal)
     return LiveProgress(console, now) if is_live else PlainProgress(console, now)
 
 
-class SilentProgress:
-    """Shows nothing."""
-
-    def begin_run(self, title: str, num_steps: int) -> None: ...
-
-    def stage(self, name: str, detail: str = "") -> None: ...
-
-    def rollout(self, done: int, needed: int) -> None: ...
-
-    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def end_run(self, summary: str = "") -> None: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-
-class PlainProgress:
-    """Prints one line per step, and the stages until the first step is over."""
+class _ShownProgress(Progress):
+    """Keeps the history of the run."""
 
     def __init__(self, console: Terminal, now: Callable[[], float]) -> None:
         self._console = console
         self._now = now
         self._history = RunHistory(began_at_s=now())
-        self._stages_told: set[str] = set()
 
     def begin_run(self, title: str, num_steps: int) -> None:
         self._history = RunHistory(title=title, num_steps=num_steps, began_at_s=self._now())
-        self._stages_told = set()
-        self._print(f"{title}: {num_steps} steps")
 
     def stage(self, name: str, detail: str = "") -> None:
         self._history.enter_stage(name, detail, self._now())
-        if not self._history.rows and name not in self._stages_told:
-            self._stages_told.add(name)
-            self._print(f"  {name}{f' ({detail})' if detail else ''} ...")
 
     def rollout(self, done: int, needed: int) -> None:
         self._history.rollout = (done, needed)
 
     def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
+        self._history.finish_step(row, domains, self._now())
+
+    def end_run(self, summary: str = "") -> None:
+        self._end(summary or self._history.summary(self._now()), "bold green")
+
+    def fail(self, error: BaseException) -> None:
+        self._end(self._history.describe_failure(error, self._now()), "bold red")
+
+    def _end(self, outcome: str, style: str) -> None:
+        raise NotImplementedError
+
+
+class PlainProgress(_ShownProgress):
+    """Prints one line per step, and the stages until the first step is over."""
+
+    def __init__(self, console: Terminal, now: Callable[[], float]) -> None:
+        super().__init__(console, now)
+        self._stages_shown: set[str] = set()
+
+    def begin_run(self, title: str, num_steps: int) -> None:
+        super().begin_run(title, num_steps)
+        self._print(f"{title}: {num_steps} steps")
+
+    def stage(self, name: str, detail: str = "") -> None:
+        super().stage(name, detail)
+        if not self._history.rows and name not in self._stages_shown:
+            self._stages_shown.add(name)
+            self._print(f"  {name}{f' ({detail})' if detail else ''} ...")
+
+    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
         if len(self._history.rows) % HEADER_EVERY_LINES == 0:
             names = [f"{column.name:>{column.width}}" for column in COLUMNS]
             self._print(" ".join([*names, "    left"]))
-        self._history.finish_step(row, domains, self._now())
+        super().step_finished(row, domains)
         cells = [f"{column.text(self._history, -1):>{column.width}}" for column in COLUMNS]
         self._print(" ".join([*cells, f"{format_duration(self._history.time_left_s(self._now())):>8}"]))
         if len(domains) > 1:
@@ -139,29 +145,23 @@ class PlainProgress:
     def note(self, text: str) -> None:
         self._print(f"note: {text}")
 
-    def end_run(self, summary: str = "") -> None:
-        self._print(summary or self._history.summary(self._now()))
-
-    def fail(self, error: BaseException) -> None:
-        self._print(self._history.describe_failure(error, self._now()))
+    def _end(self, outcome: str, style: str) -> None:  # noqa: ARG002  plain lines have no style
+        self._print(outcome)
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
 
 
-class LiveProgress:
+class LiveProgress(_ShownProgress):
     """Redraws one screen."""
 
     def __init__(self, console: Terminal, now: Callable[[], float]) -> None:
-        self._console = console
-        self._now = now
-        self._history = RunHistory(began_at_s=now())
+        super().__init__(console, now)
         self._outcome: Text | None = None
         self._live: Live | None = None
 
     def begin_run(self, title: str, num_steps: int) -> None:
-        self._history = RunHistory(title=title, num_steps=num_steps, began_at_s=self._now())
-        self._outcome = None
+        super().begin_run(title, num_steps)
         self._live = Live(
             console=self._console,
             get_renderable=self.screen,
@@ -170,28 +170,13 @@ class LiveProgress:
         )
         self._live.start()
 
-    def stage(self, name: str, detail: str = "") -> None:
-        self._history.enter_stage(name, detail, self._now())
-
-    def rollout(self, done: int, needed: int) -> None:
-        self._history.rollout = (done, needed)
-
-    def step_finished(self, row: Row, domains: Sequence[Row] = ()) -> None:
-        self._history.finish_step(row, domains, self._now())
-
     def note(self, text: str) -> None:
         self._console.print(Text(f"note: {text}", style="yellow"))
 
-    def end_run(self, summary: str = "") -> None:
-        self._end(Text(summary or self._history.summary(self._now()), style="bold green"))
-
-    def fail(self, error: BaseException) -> None:
-        self._end(Text(self._history.describe_failure(error, self._now()), style="bold red"))
-
-    def _end(self, outcome: Text) -> None:
-        self._outcome = outcome
+    def _end(self, outcome: str, style: str) -> None:
+        self._outcome = Text(outcome, style=style)
         if self._live is None:
-            self._console.print(outcome)
+            self._console.print(self._outcome)
         else:
             self._live.stop()
             self._live = None
@@ -259,7 +244,7 @@ class LiveProgress:
     def _domain_lines(self) -> list[RenderableType]:
         """The domains of the last step, when there are several; long lists are cut at the panel's edge."""
         domains = self._history.domains
-        if len(domains) < 2:  # noqa: PLR2004 of one domain the line above tells everything
+        if len(domains) < 2:  # noqa: PLR2004 the line above shows a single domain
             return []
         in_brief = ", ".join(_domain_in_brief(domain) for domain in domains)
         return [Text.assemble(("domains ", "bold"), in_brief, no_wrap=True, overflow="ellipsis")]
@@ -279,14 +264,14 @@ class LiveProgress:
 
 @dataclass(slots=True, kw_only=True)
 class RunHistory:
-    """What is known of a run so far. Lists only grow, so that the drawing thread may read them at any time."""
+    """A run so far. Lists only grow, so that the drawing thread may read them at any time."""
 
     title: str = ""
     num_steps: int = 0
-    """Steps that the run will have made at its end."""
+    """Of the complete run."""
     began_at_s: float
     rows: list[Row] = field(default_factory=list)
-    """Rows of the `steps` table; a resumed run has those since it was resumed."""
+    """Rows of the `steps` table, since the run was last resumed."""
     domains: Sequence[Row] = ()
     """Rows of the `domains` table, of the last step."""
     last_finished_at_s: float = 0.0
@@ -298,7 +283,7 @@ class RunHistory:
 
     @property
     def num_finished(self) -> int:
-        """Steps of the run, those of earlier attempts too."""
+        """Steps of the run, including earlier attempts."""
         return self.rows[-1]["step"] + 1 if self.rows else 0
 
     def finish_step(self, row: Row, domains: Sequence[Row], now: float) -> None:
@@ -338,7 +323,7 @@ class RunHistory:
         )
 
     def describe_failure(self, error: BaseException, now: float) -> str:
-        """Where the run stood when it ended early, in one line."""
+        """Say in one line where the run ended early."""
         match error:
             case Preempted():
                 cause = "left"
@@ -355,7 +340,7 @@ class RunHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """What is shown of a step, in both forms."""
+    """One column of the step tables."""
 
     name: str
     width: int

@@ -1,8 +1,8 @@
-"""What `rollpacker check` says of the prompts' tokens: how many prompts are too long, or hold text nobody knows.
+"""Checks the tokens of prompts for `rollpacker check`: how many prompts are too long, or hold unknown text.
 
-A run tokenizes all of its prompts as it starts. Here so many are looked at that the answer comes within seconds, spread
-evenly over the files; where that is all of them, what would stop the run is an error here, too. A process of its own
-does it: tokenizers come with libraries that take seconds to load.
+A run tokenizes all of its prompts as it starts. The check takes a sample, spread evenly over the files, that needs a
+few seconds; where the sample is all prompts, what would stop the run is an error here, too. It runs in a process of its
+own: tokenizers need libraries that take seconds to load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
     """Tokenize the prompts of a real run, or some of them.
 
     Raises:
-        UserError: The tokenizer, the template or the prompts are of no use, or too few are left of them.
+        UserError: The tokenizer, the template or the prompts cannot be used, or too few prompts are left.
     """
     ignores_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # this process ends the other one
     with multiprocessing.get_context("spawn").Pool(1, signal.signal, ignores_ctrl_c) as pool:

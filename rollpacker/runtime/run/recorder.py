@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rollpacker.core.commands import RoundKind
@@ -18,7 +18,7 @@ from rollpacker.core.ids import Domain, EngineId, PromptId
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
-from rollpacker.runtime.rollout.driver import RoundCosts, Turnover
+from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.interval_log import Interval
 from rollpacker.runtime.rollout.round_record import RequestRecord, RoundRecord
 from rollpacker.runtime.waiting.clock import RunClock
@@ -37,6 +37,17 @@ class StageTimes:
     def duration_s(self, stage: str) -> float:
         began, ended = self.spans.get(stage, (0.0, 0.0))
         return ended - began
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step gave beside its batch."""
+
+    update: UpdateMetrics
+    costs: RoundCosts
+    published: Published
+    num_tokens_streamed: int
+    turnover: Turnover
 
 
 class StepRecorder:
@@ -59,18 +70,9 @@ class StepRecorder:
         finally:
             self._times.spans[name] = (began, self._clock.now())
 
-    def step_row(
-        self,
-        record: RoundRecord,
-        update: UpdateMetrics,
-        costs: RoundCosts,
-        published: Published,
-        num_tokens_streamed: int,
-        *,
-        interval_log: Sequence[Interval],
-        turnover: Turnover,
-    ) -> Row:
+    def step_row(self, record: RoundRecord, result: StepResult, interval_log: Sequence[Interval]) -> Row:
         """The row of the `steps` table."""
+        costs, published, turnover = result.costs, result.published, result.turnover
         requests = list(record.requests.values())
         accepted = [request for request in requests if request.is_accepted]
         lengths = [_length(request) for request in accepted]
@@ -119,7 +121,7 @@ class StepRecorder:
             "tokens_trained": trained,
             "tokens_wasted": generated - trained,
             "tokens_dropped": sum(_length(request) for request in requests if request.request.prompt in record.dropped),
-            "tokens_streamed": num_tokens_streamed,
+            "tokens_streamed": result.num_tokens_streamed,
             "tokens_per_second": generated / rollout_time if rollout_time > 0 else 0.0,
             "decode_slot_steps_busy": busy,
             "decode_slot_steps_idle": idle,
@@ -139,14 +141,7 @@ class StepRecorder:
             "num_engines_replaced": turnover.num_replaced,
             "policy_version": record.policy_version,
             "long_queue_length": record.long_queue_length,
-            "loss": update.loss,
-            "grad_norm": update.grad_norm,
-            "learning_rate": update.learning_rate,
-            "clip_fraction": update.clip_fraction,
-            "entropy": update.entropy,
-            "kl_to_reference": update.kl_to_reference,
-            "logprob_mismatch_max": update.logprob_mismatch_max,
-            "logprob_mismatch_mean": update.logprob_mismatch_mean,
+            **{name: getattr(result.update, name) for name in _UPDATE_COLUMNS},
             "modelled": self._is_modelled,
         }
 
@@ -305,6 +300,11 @@ class StepRecorder:
         return max(ended for _, ended in spans) - min(began for began, _ in spans)
 
 
+_UPDATE_COLUMNS = tuple(
+    field.name for field in fields(UpdateMetrics) if field.name not in {"policy_version", "num_tokens"}
+)
+"""Those of the `steps` table that the trainer reports."""
+
 _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("rollout", "driver", "driver"),
     ("hand_over", "driver", "driver"),
@@ -313,16 +313,16 @@ _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("weight_sync", "driver", "driver"),
     ("checkpoint", "trainer", "trainer"),
 )
-"""Stage, and whose time it is."""
+"""Stage, actor and role."""
 
 
 def _quantile(ascending: Sequence[int], percent: int) -> int:
-    """Give the smallest value that so many percent do not exceed (nearest rank)."""
+    """Return the smallest value that so many percent do not exceed (nearest rank)."""
     return ascending[-(-len(ascending) * percent // 100) - 1]
 
 
 def _rate(published: Published) -> float:
-    """Bytes per second; 0 where a transfer takes no time, which only a model says."""
+    """Bytes per second; 0 where a transfer takes no time, as in a modelled run."""
     return published.num_bytes / published.time_s if published.time_s > 0 else 0.0
 
 

@@ -2,9 +2,9 @@
 
     <run.dir>/run.json                     which run this is: id, fingerprint, schema version
 
-Invariant: a folder belongs to the run whose steps it holds. As long as it holds none (a start that failed, or that
-somebody ended), it belongs to nobody: any configuration may begin there. A `run.json` that is lost is made again from
-a checkpoint, which says the same.
+Invariant: a folder belongs to the run whose steps it holds. As long as it holds none (after a start that failed or was
+interrupted), any configuration may begin there. A `run.json` that is lost is restored from a checkpoint, which holds
+the same facts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FREE_KEYS = (
     "number of engines and workers, their degrees, threads and memory; run.resume, run.progress, "
     "run.checkpoint_every_steps, run.keep_checkpoints; run.num_steps under a constant learning rate."
 )
-"""`rollpacker.config.fingerprint.NOT_DEFINING` in words."""
+"""In words: the keys that the schema marks with NOT_IN_FINGERPRINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def _parse(file: Path) -> RunIdentity | str:
 
 
 def _read_record(run_dir: Path) -> dict[str, Any] | None:
-    """What the folder's run was configured as; None where that is not on record, or cannot be read."""
+    """The configuration of the folder's run; None where it is not recorded, or cannot be read."""
     try:
         return read_record(run_dir)
     except DataError:

@@ -1,8 +1,8 @@
-"""What passed between the start of a process and its first step, and how long each part took: `startup.json`.
+"""The phases between the start of a process and its first step, and their durations: `startup.json`.
 
-Beside the logs of each attempt. A submitted run's `job.json` says when the job was submitted; from there to the start
-of the process it was Slurm's turn. Where one process runs the points of a multirun one after the other, the first
-phase of a point holds all points before it.
+It is beside the logs of each attempt. A submitted run's `job.json` has the time of submission; until the process
+starts, the time is Slurm's. Where one process runs the points of a multirun one after the other, the first phase of a
+point includes all points before it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class StartupTimes:
         Args:
             folder: Where the file goes.
             began_at: When the process began; seconds since the epoch.
-            now: Likewise.
+            now: The time, also since the epoch.
         """
         self._file = folder / STARTUP_FILE
         self._now = now
-        self._phases: list[tuple[str, float]] = [("starting Python and judging the run", began_at)]
+        self._phases: list[tuple[str, float]] = [("starting Python and validating the run", began_at)]
 
     def begin(self, phase: str) -> None:
         """End the last phase and begin another one."""

@@ -1,7 +1,7 @@
-"""Where a run stands, for those who look at its folder: `status.json`.
+"""The status of a run in its folder: `status.json`.
 
-Written atomically when an attempt begins, after every step, and when it ends; an attempt that was killed leaves
-`running` behind, and whoever reads it asks Slurm whether that is still so.
+Written atomically when an attempt begins, after every step, and when it ends. An attempt that was killed leaves
+`running` behind; the reader checks with Slurm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,12 +25,12 @@ from rollpacker.paths import read_bytes
 STATUS_FILE = "status.json"
 
 State = Literal["running", "finished", "preempted", "failed", "interrupted"]
-"""`preempted`: it left its machines with a checkpoint, and goes on when it is started again."""
+"""`preempted`: it left its machines with a checkpoint, and resumes when it is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """What `status.json` holds."""
+    """The content of `status.json`."""
 
     state: State
     attempt: int
@@ -69,8 +69,19 @@ def read_status(run_dir: Path) -> RunStatus | None:
 def shown_status(
     run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None
 ) -> Iterator[StatusBoard]:
-    """Show that an attempt runs, and how it ended."""
-    board = StatusBoard(run_dir, attempt=attempt, finished_steps=finished_steps, num_steps=num_steps, job_id=job_id)
+    """Record that an attempt runs, and how it ended."""
+    first = RunStatus(
+        state="running",
+        attempt=attempt,
+        finished_steps=finished_steps,
+        num_steps=num_steps,
+        reason="",
+        job_id=job_id,
+        host=socket.gethostname(),
+        updated_at=time.time(),
+        processor_s=0.0,
+    )
+    board = StatusBoard(run_dir, first)
     try:
         yield board
     except BaseException as error:
@@ -82,24 +93,21 @@ def shown_status(
 class StatusBoard:
     """Keeps the status of one attempt, which is running."""
 
-    def __init__(self, run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None) -> None:
+    def __init__(self, run_dir: Path, first: RunStatus) -> None:
         self._run_dir = run_dir
-        self._attempt = attempt
-        self._finished_steps = finished_steps
-        self._num_steps = num_steps
-        self._job_id = job_id
+        self._status = first
         self._processor_zero_s = time.process_time()
-        self._write("running")
+        write_status(run_dir, first)
 
     def step_finished(self, finished_steps: int) -> None:
-        self._finished_steps = finished_steps
+        self._status = replace(self._status, finished_steps=finished_steps)
         self._write("running")
 
     def finish(self) -> None:
         self._write("finished")
 
     def fail(self, error: BaseException) -> None:
-        """Say how the attempt ended early."""
+        """Record how the attempt ended early."""
         match error:
             case Preempted():
                 self._write("preempted", error.problem)
@@ -113,17 +121,8 @@ class StatusBoard:
                 self._write("failed", f"{type(error).__name__}: {error}")
 
     def _write(self, state: State, reason: str = "") -> None:
-        write_status(
-            self._run_dir,
-            RunStatus(
-                state=state,
-                attempt=self._attempt,
-                finished_steps=self._finished_steps,
-                num_steps=self._num_steps,
-                reason=reason,
-                job_id=self._job_id,
-                host=socket.gethostname(),
-                updated_at=time.time(),
-                processor_s=time.process_time() - self._processor_zero_s,
-            ),
+        processor_s = time.process_time() - self._processor_zero_s
+        self._status = replace(
+            self._status, state=state, reason=reason, updated_at=time.time(), processor_s=processor_s
         )
+        write_status(self._run_dir, self._status)

@@ -1,7 +1,7 @@
-"""Standard output and standard error as a process needs them: open, and where it works for hours, no reason to end.
+"""Keeps standard output and standard error usable.
 
-What the caller has closed (`>&-`) is opened on /dev/null. Where the reader left, the terminal is closed, or the disk is
-full, what cannot be written is dropped, and the work goes on (`keep_writing`).
+A stream that the caller has closed (`>&-`) is opened on /dev/null. Where the reader has ended, the terminal is closed,
+or the disk is full, output is dropped and the process continues (`keep_writing`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STDERR = 2
 
 
 def open_closed_streams() -> None:
-    """Open what the caller has closed; a file that is opened later would else get its number, and what others print."""
+    """Open streams that the caller has closed; otherwise a file opened later would get their output."""
     for number in range(_STDERR + 1):
         try:
             os.fstat(number)
@@ -30,7 +30,7 @@ def open_closed_streams() -> None:
 
 
 def keep_writing(name: Literal["stdout", "stderr"]) -> None:
-    """Let this process write to its own `sys.stdout` or `sys.stderr` whatever becomes of it, but not to another's."""
+    """Drop what cannot be written to `sys.stdout` or `sys.stderr`; a stream that was replaced stays as it is."""
     stream: TextIO = getattr(sys, name)
     if stream is not getattr(sys, f"__{name}__"):
         return

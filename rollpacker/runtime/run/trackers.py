@@ -43,7 +43,7 @@ class Tracker(Protocol):
         """Take a finished step's row of the `steps` table, and those of `domains`."""
 
     def close(self) -> None:
-        """Bring everything to its place and end every process of the tracker."""
+        """Write everything and end every process of the tracker."""
 
 
 def check_trackers(section: TrackerSection) -> None:
@@ -126,7 +126,7 @@ class TensorBoardTracker:
             self._writer.flush()
 
     def _forget_from(self, step: object) -> None:
-        """Tell readers that steps of an earlier attempt from here on were made again."""
+        """Mark the steps of an earlier attempt from here on as replaced."""
         start = self._event_pb2.SessionLog(status=self._event_pb2.SessionLog.START)
         self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
 
@@ -146,7 +146,7 @@ class WandbTracker:
         settings = wandb.Settings(
             silent=True,  # the run's own progress is on the screen
             init_timeout=ONLINE_START_TIMEOUT_S,
-            console="off",  # nothing that is printed leaves the machine
+            console="off",  # do not upload what is printed
             disable_git=True,
             disable_code=True,
             x_disable_stats=True,  # it would sample the driver's machine, not those of the engines
@@ -176,11 +176,11 @@ class WandbTracker:
 
     def close(self) -> None:
         self._run.finish()
-        self._wandb.teardown()  # ends the process that wandb started, which would else live as long as this one
+        self._wandb.teardown()  # ends the process that wandb started, which would otherwise live as long as this one
 
 
 def _scalars(row: Row, domains: Sequence[Row]) -> dict[str, float]:
-    """Give the numbers of a step by the names of their curves."""
+    """Return the numbers of a step by the names of their curves."""
     scalars = _numbers("steps", row)
     for domain_row in domains:
         scalars |= _numbers(f"domains/{domain_row['domain']}", domain_row)
@@ -188,7 +188,7 @@ def _scalars(row: Row, domains: Sequence[Row]) -> dict[str, float]:
 
 
 def _numbers(prefix: str, row: Row) -> dict[str, float]:
-    """Return the numbers of a row; what is not finite draws no curve."""
+    """Return the finite numbers of a row."""
     return {
         f"{prefix}/{name}": float(value)
         for name, value in row.items()

@@ -1,4 +1,4 @@
-"""Waits: every one has a deadline, and none keeps Ctrl-C waiting.
+"""Waits: every one has a deadline, and none delays Ctrl-C.
 
-The lowest room of `runtime`: it knows nothing of runs, jobs or actors.
+The lowest part of `runtime`: it does not depend on runs, jobs or actors.
 """

@@ -32,9 +32,9 @@ async def in_daemon_thread(call: Callable[[], Result]) -> Result:
         result, error = None, None
         try:
             result = call()
-        except BaseException as raised:  # noqa: BLE001  (a thread's boundary: raised again in the caller)
+        except BaseException as raised:  # noqa: BLE001  (a thread's boundary: raised in the caller)
             error = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: there is no caller any more
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name=f"blocking: {call!r}", daemon=True).start()

@@ -1,9 +1,9 @@
 """Seconds of work since the run began, counted on over the attempts of a resumed run.
 
-Invariant: the clock stands where the last checkpoint stopped when the first step of an attempt can begin. Starting
-workers, loading a checkpoint and bringing the engines their first weights cost the run nothing, however often it is
-resumed. On a loop whose time can be set, the loop's time becomes the run's, so that sums of times round alike in every
-attempt, and a modelled run that is resumed gives the bytes of an unbroken one.
+Invariant: when the first step of an attempt begins, the clock shows the time of the checkpoint. Starting workers,
+loading a checkpoint and sending the engines their first weights take no time of the run, however often it is resumed.
+On a loop whose time can be set, the loop's time becomes the run's: sums of times round alike in every attempt, and a
+modelled run that is resumed gives the bytes of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class SettableTime(Protocol):
     """An event loop in virtual time."""
 
     def set_time(self, time_s: float) -> None:
-        """Let it be this late; no timer may be set."""
+        """Set the time; no timer may be pending."""
 
 
 class RunClock:

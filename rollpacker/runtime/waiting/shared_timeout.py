@@ -1,10 +1,9 @@
-"""Bounds waits that follow one another, as `Watchdog.within` does, by one timer for many of them.
+"""Bounds successive waits, as `Watchdog.within` does, by one timer for many of them.
 
 A driver waits some thousand times per step for what nearly always comes at once, and a timer for each costs more than
-the wait. So one timer is set for the first wait. When it rings, it looks at the wait that is under way, and is set
-again for the rest of that one's time.
+the wait. So one timer is set for the first wait. When it expires, it is set again for the rest of the current wait.
 
-Invariant: a wait is given up when it has lasted exactly the deadline, and none before.
+Invariant: a wait ends exactly at its deadline, and none before.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class SharedTimeout:
-    """Awaits one answer after the other, each for as long as the deadline says."""
+    """Awaits one answer after the other, each within the deadline."""
 
     def __init__(self, watchdog: Watchdog, deadline_s: float) -> None:
         self._watchdog = watchdog
@@ -27,7 +26,7 @@ class SharedTimeout:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
-        """Who waits now."""
+        """Of the current wait."""
         self._began_at_s = 0.0
         self._is_exhausted = False
 
@@ -49,7 +48,7 @@ class SharedTimeout:
         return await self._watchdog.give_up(self._deadline_s, what())
 
     def _look(self) -> None:
-        """Give up the wait under way if it has lasted too long."""
+        """Cancel the current wait if it has reached its deadline."""
         self._timer = None
         if self._task is None:
             return

@@ -1,9 +1,9 @@
-"""Every wait has a deadline, and an expired one says what it waited for.
+"""Every wait has a deadline, and an expired one reports what it waited for.
 
-Two things can hang. An awaited answer may never come: `within` bounds it, writes a report (what was awaited, every
-task, every thread, every actor that still answers) and raises `DeadlineExceeded`. Or the event loop itself may be
-stuck in a blocking call, and then no task can notice: a thread watches its heartbeat, writes the stacks, and ends the
-process. The guardian then ends whatever the process had started.
+Two things can hang. An awaited answer may never come: `within` bounds the wait, writes a report (what was awaited,
+every task, every thread, every actor that still answers) and raises `DeadlineExceeded`. Or the event loop itself may be
+blocked by a call, and then no task can notice: a thread watches its heartbeat, writes the stacks, and ends the process.
+The guardian then ends every process that it had started.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rollpacker.core.errors import DeadlineExceeded
 Answer = TypeVar("Answer")
 
 _HEARTBEAT_S = 1.0
-_WITNESS_DEADLINE_S = 3.0
-"""An actor that cannot show its stacks in this time is itself stuck, and the report says so."""
+_STACKS_DEADLINE_S = 3.0
+"""An actor that does not return its stacks in this time is itself stuck, and the report says so."""
 
 
 class Watchdog:
@@ -55,7 +55,7 @@ class Watchdog:
                 await self._heart
 
     def add_stack_source(self, name: str, show_stacks: Callable[[], Awaitable[str]]) -> None:
-        """Ask this actor for its stacks when a wait expires."""
+        """Include this actor's stacks in the report of an expired wait."""
         self._stack_sources[name] = show_stacks
 
     async def within(self, deadline_s: float, what: Callable[[], str] | str, answer: Awaitable[Answer]) -> Answer:
@@ -91,9 +91,9 @@ class Watchdog:
         for name, show_stacks in self._stack_sources.items():
             out.write(f"\n== {name}\n")
             try:
-                async with asyncio.timeout(_WITNESS_DEADLINE_S):
+                async with asyncio.timeout(_STACKS_DEADLINE_S):
                     out.write(await show_stacks())
-            except Exception as error:  # noqa: BLE001  (a dead stack_source is part of the report)
+            except Exception as error:  # noqa: BLE001  (a dead source is part of the report)
                 out.write(f"no answer: {error!r}\n")
         self._report.parent.mkdir(parents=True, exist_ok=True)
         self._report.write_text(out.getvalue())

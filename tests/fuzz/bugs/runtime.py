@@ -10,19 +10,22 @@ from rollpacker.core.commands import Launch
 from rollpacker.core.events import EngineLost
 from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.table_writer import MetricsWriter
-from rollpacker.runtime.rollout.driver import Driver, sample_seed
+from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.learning import Learner
+from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.replacements import Replacements
+from rollpacker.runtime.rollout.requests import sample_seed
 from rollpacker.runtime.rollout.round_record import RoundRecord
-from rollpacker.runtime.run.training_run import TrainingRun
+from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.transfer import confirmations
 from tests.fuzz.bugs.harness import Bug, Worlds, around, wherever
 
 
-def _wait_for_lost(lose, driver, *args):
-    before = dict(driver._in_flight)
-    lose(driver, *args)
-    driver._in_flight = before | driver._in_flight
+def _wait_for_lost(forget, orders, engine):
+    before = dict(orders._in_flight)
+    forget(orders, engine)
+    orders._in_flight = before | orders._in_flight
 
 
 async def _bring_under_old_name(bring, replacements, slot, _):
@@ -33,11 +36,11 @@ async def _serve_nothing(*_):
     return 0
 
 
-def _despair(require_engine, driver):
+def _despair(require_engine, engines):
     with pytest.MonkeyPatch.context() as patch:
-        if driver._scheduler.is_starved:
+        if engines._scheduler.is_starved:
             patch.setattr(Replacements, "under_way", ())
-        require_engine(driver)
+        require_engine(engines)
 
 
 async def _do_not_wait(_, driver):
@@ -51,14 +54,14 @@ async def _first_fact(_, driver):
     await driver._send()
 
 
-async def _first_abort_forgotten(send, driver, engine, commands):
+async def _first_abort_forgotten(send, orders, engine, commands):
     aborts = [command for command in commands if not isinstance(command, Launch)]
     forgotten = aborts[0] if len(aborts) > 1 else None
-    await send(driver, engine, [command for command in commands if command is not forgotten])
+    await send(orders, engine, [command for command in commands if command is not forgotten])
 
 
 def _eviction_as_abort(report, driver, *args):
-    driver._being_evicted.clear()
+    driver._orders._being_evicted.clear()
     report(driver, *args)
 
 
@@ -91,18 +94,18 @@ _RUNS = (
         ),
         0,
     ),
-    ("the driver waits for what a lost engine ran", around(Driver, "_lose", _wait_for_lost), 280),
+    ("the driver waits for what a lost engine ran", around(EngineOrders, "forget", _wait_for_lost), 280),
     ("a replacement joins with the weights that it happens to hold", around(Replacements, "_serve", _serve_nothing), 0),
     ("a replacement has the lost engine's name", around(Replacements, "_bring", _bring_under_old_name), 0),
     (
         "a run without engines does not wait for the one that is to come",
-        around(Driver, "_require_engine", _despair),
+        around(Engines, "_require_engine", _despair),
         0,
     ),
     ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 0),
     ("a damaged transfer of weights goes unnoticed", wherever(confirmations._is_right, lambda *_: True), 0),
     ("the driver drops facts that come together", around(Driver, "_digest", _first_fact), 0),
-    ("the driver forgets the first of several aborts", around(Driver, "_send_to_engine", _first_abort_forgotten), 0),
+    ("the driver forgets the first of several aborts", around(EngineOrders, "_send", _first_abort_forgotten), 0),
     ("the driver takes an eviction for an abort", around(Driver, "_report_response", _eviction_as_abort), 0),
     (
         "all samples of a prompt share a seed",
@@ -112,10 +115,10 @@ _RUNS = (
     ("a response is trained with another one's reward", around(RoundRecord, "group", _rewards_reversed), 0),
     ("a duplicated verdict is counted twice", around(RoundRecord, "scored", _count_verdict_again), 40),
     ("a group that streamed is trained again", around(Learner, "end_streaming", _forget_streamed), 0),
-    ("a resumed run starts with the first policy", around(TrainingRun, "load", _nothing), 0),
+    ("a resumed run starts with the first policy", around(RunSaver, "load_trainer", _nothing), 0),
     (
         "a checkpoint says one step less than it holds",
-        around(TrainingRun, "_save", lambda right, run, num_steps, moment: right(run, max(0, num_steps - 1), moment)),
+        around(RunSaver, "save", lambda right, saver, num_steps, moment: right(saver, max(0, num_steps - 1), moment)),
         0,
     ),
     ("a resumed run draws from the first prompt", around(PromptOrder, "restore", lambda *_: None), 0),

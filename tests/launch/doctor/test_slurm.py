@@ -76,17 +76,23 @@ def test_of_a_well_kept_cluster_there_is_nothing_to_say() -> None:
         (_site(ProctrackType="proctrack/linuxproc"), _cluster(), "processes", "warning", "proctrack/linuxproc"),
         (_site(MaxArraySize="0"), _cluster(), "arrays", "warning", "not allowed"),
         (_site(KillWait="5 sec"), _cluster(), "time limit", "warning", "5 s"),
-        (_site(), _cluster(partition="gpus"), "partition", "problem", "gpus is not one of gpu, urgent"),
+        (
+            _site(),
+            _cluster(partition="gpus"),
+            "partition",
+            "problem",
+            "cluster.partition=gpus is not a partition of this Slurm. The partitions are gpu, urgent",
+        ),
         (_site(replace(PARTITION, is_default=False)), _cluster(), "partition", "problem", "no default partition"),
-        (_site(replace(PARTITION, state="DOWN")), _cluster(), "partition", "problem", "no job begins"),
-        (_site(replace(PARTITION, state="DRAIN")), _cluster(), "partition", "problem", "takes no jobs"),
+        (_site(replace(PARTITION, state="DOWN")), _cluster(), "partition", "problem", "no job starts"),
+        (_site(replace(PARTITION, state="DRAIN")), _cluster(), "partition", "problem", "accepts no jobs"),
         (_site(state="DOWN*"), _cluster(), "partition", "problem", "0 of 2 nodes"),
-        (_site(), _cluster(gpus_per_node=9), "nodes", "problem", "0 of gpu have 96 CPUs and 9 GPUs"),
-        (_site(), _cluster(gpu_type="a100"), "nodes", "problem", "8 a100 GPUs"),
-        (_site(), _cluster(cpus_per_node=97), "nodes", "problem", "97 CPUs"),
-        (_site(), _cluster(memory_gb_per_node=1100), "nodes", "problem", "1100 GB"),
-        (_site(), _cluster(num_nodes=3), "nodes", "problem", "the job asks for 3"),
-        (_site(), _cluster(time_limit_min=1441), "job time", "problem", "gpu allows 1440"),
+        (_site(), _cluster(gpus_per_node=9), "job", "problem", "cluster.gpus_per_node=9 is more"),
+        (_site(), _cluster(gpu_type="a100"), "job", "problem", "cluster.gpu_type=a100 is on no node"),
+        (_site(), _cluster(cpus_per_node=97), "job", "problem", "cluster.cpus_per_node=97 is more"),
+        (_site(), _cluster(memory_gb_per_node=1100), "job", "problem", "1100 (1049041 MiB) is more"),
+        (_site(), _cluster(num_nodes=3), "job", "problem", "asks for 3 nodes"),
+        (_site(), _cluster(time_limit_min=1441), "job", "problem", "It allows 1440 minutes"),
         (_site(replace(PARTITION, grace_time_s=0)), _cluster(), "preemption", "warning", "too short"),
         (_site(replace(PARTITION, preempt_mode="SUSPEND")), _cluster(), "preemption", "warning", "stopped in place"),
         (
@@ -120,7 +126,7 @@ def test_jobs_of_the_highest_partition_keep_their_nodes() -> None:
     assert texts["preemption"] == "jobs of urgent keep their nodes"
 
 
-def test_without_a_cluster_only_slurm_itself_is_judged() -> None:
+def test_without_a_cluster_only_slurm_itself_is_checked() -> None:
     assert [finding.subject for finding in check_slurm(_site(), None)] == [
         "Slurm",
         "accounting",

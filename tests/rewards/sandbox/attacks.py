@@ -1,6 +1,6 @@
 """Programs that try to be right without being it, to see what is not theirs, or to harm the machine.
 
-Every test case expects a secret. It lies in a file outside the sandbox, in the environment of the sandbox's keeper, and
+Every test case expects a secret. It lies in a file outside the sandbox, in the environment of the sandbox's supervisor, and
 is told by a server of this machine. So a program that reaches any of these would be right, and none is. What a test must
 fill in stands in angle brackets.
 """

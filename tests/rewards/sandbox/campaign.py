@@ -36,7 +36,7 @@ class Campaign:
 
 
 async def run(folder, *, num_prompts, num_responses, busy_s, hanging, settings=None, seed=0, **pool):
-    """Judge responses in the order in which they finish, twice as many at a time as there are slots.
+    """Score responses in the order in which they finish, twice as many at a time as there are slots.
 
     Args:
         folder: For the prompt file.
@@ -66,11 +66,11 @@ async def run(folder, *, num_prompts, num_responses, busy_s, hanging, settings=N
     rewards = [0.0] * len(keys)
     async with Pool(**pool) as opened:
         worker = opened.worker
-        await opened.judge(request_of(-1, references["p0"], "print(0)"))  # the keepers have started
+        await opened.judge(request_of(-1, references["p0"], "print(0)"))  # the supervisors have started
         began_s = time.monotonic()
-        num_sent = num_judged = 0
-        while num_judged < len(keys):
-            while num_sent < min(len(keys), num_judged + 2 * len(worker.pids)):
+        num_sent = num_scored = 0
+        while num_scored < len(keys):
+            while num_sent < min(len(keys), num_scored + 2 * len(worker.pids)):
                 key = keys[num_sent]
                 limits[num_sent] = budget.limits(key) if budget else ()
                 await worker.score(
@@ -78,7 +78,7 @@ async def run(folder, *, num_prompts, num_responses, busy_s, hanging, settings=N
                 )
                 num_sent += 1
             for verdict in await worker.collect():
-                num_judged += 1
+                num_scored += 1
                 index = verdict.request.sample
                 rewards[index] = verdict.reward
                 (case,) = verdict.case_runs

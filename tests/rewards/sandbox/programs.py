@@ -47,7 +47,7 @@ class Pool:
     async def __aexit__(self, *_error):
         await self.worker.close()
 
-    async def judge(self, *requests):
+    async def score(self, *requests):
         """Give the verdicts in the order of the requests."""
         await self.worker.score(requests)
         verdicts = []

@@ -73,11 +73,11 @@ def shadowing():
             yield f"{name}: what it returns", text, f"{ALWAYS}def f(x): return Yes()"
 
 
-async def judge(tmp_path, cases):
+async def reasons_of(tmp_path, cases):
     """Give the reason of each of (fields, program)."""
     references = write_prompts(tmp_path, [{"id": str(index), **fields} for index, (fields, _) in enumerate(cases)])
     async with Pool(num_workers=2) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             *(request_of(index, references[str(index)], fenced(program)) for index, (_, program) in enumerate(cases))
         )
     return [verdict.reason for verdict in verdicts]
@@ -85,7 +85,7 @@ async def judge(tmp_path, cases):
 
 async def test_no_name_of_a_response_takes_the_place_of_one_that_its_tests_compare_with(tmp_path):
     cases = list(shadowing())
-    reasons = await judge(tmp_path, [({"test": test}, program) for _, test, program in cases])
+    reasons = await reasons_of(tmp_path, [({"test": test}, program) for _, test, program in cases])
     assert [key for (key, _, _), reason in zip(cases, reasons, strict=True) if reason == "correct"] == []
 
 
@@ -104,7 +104,7 @@ async def test_a_right_response_may_define_what_it_likes(tmp_path):
         ({"test": SHADOWS[name][0]}, f"def {name}(*a, **k): return 0\ndef f(x): return {values.get(name, '4')}")
         for name in names
     ]
-    reasons = await judge(tmp_path, cases)
+    reasons = await reasons_of(tmp_path, cases)
     assert [name for name, reason in zip(names, reasons, strict=True) if reason != "correct"] == []
 
 
@@ -289,7 +289,7 @@ FORMS = [
 async def test_tests_may_use_what_pytest_unittest_and_python_have(tmp_path):
     given = [({"test": test}, program, True) for test, program in FEATURES]
     given += [({"test": test}, program, False) for test, program in WRONG] + FORMS
-    reasons = await judge(tmp_path, [(fields, program) for fields, program, _ in given])
+    reasons = await reasons_of(tmp_path, [(fields, program) for fields, program, _ in given])
     assert [
         (fields, program, reason)
         for (fields, program, is_right), reason in zip(given, reasons, strict=True)

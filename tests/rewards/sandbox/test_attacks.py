@@ -82,7 +82,7 @@ async def test_no_attack_passes_escapes_or_leaves_anything(world, tmp_path):
     programs += [(key, "equal and more", attacks.ASSERTED["equal and more"]) for key in assertions[1:]]
     assert len(programs) >= 80
     async with Pool(**BOUNDS) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             *(
                 request_of(
                     index, references[style], source, limits_s=(MEMORY_S if name.startswith("memory") else LIMIT_S,)
@@ -96,8 +96,8 @@ async def test_no_attack_passes_escapes_or_leaves_anything(world, tmp_path):
         ] == []
         assert [key for key, verdict in found.items() if verdict.reason == "checker_crashed"] == []
         assert not (tmp_path / "written").exists()
-        keepers = pool.worker.pids
-        assert [list(tree_of(pid)) for pid in keepers] == [[pid] for pid in keepers], "a process is left"
+        supervisors = pool.worker.pids
+        assert [list(tree_of(pid)) for pid in supervisors] == [[pid] for pid in supervisors], "a process is left"
         reasons = {key[1]: verdict.reason for key, verdict in found.items()}
         assert {name: reasons[name] for name in ("output", "memory", "memory of a tree", "loop", "sleep", "stop")} == {
             "output": "output",
@@ -107,11 +107,11 @@ async def test_no_attack_passes_escapes_or_leaves_anything(world, tmp_path):
             "sleep": "timeout",
             "stop": "timeout",
         }
-        again = await pool.judge(
+        again = await pool.score(
             *(request_of(index, references["stdin"], f"print({secret!r})") for index in range(4)),
             request_of(4, references["function"], f"def f(x): return {secret!r} if x == 1 else 1"),
             request_of(5, references["asserted-equal"], f"def f(x): return {secret!r}"),
         )
         assert {verdict.reason for verdict in again} == {"correct"}, "the secret itself is right"
-        assert pool.worker.pids == keepers, "a keeper was lost"
-    assert [pid for pid in keepers if children_of(os.getpid()).count(pid)] == []
+        assert pool.worker.pids == supervisors, "a supervisor was lost"
+    assert [pid for pid in supervisors if children_of(os.getpid()).count(pid)] == []

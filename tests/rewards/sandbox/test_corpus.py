@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.grading import judge
+from tests.benchmarks.grading import reasons_of
 from tests.rewards.sandbox import corpus
 
 NUM_EACH = 24
@@ -13,7 +13,7 @@ NUM_EACH = 24
 
 async def test_correct_programs_pass_and_wrong_ones_fail(tmp_path):
     programs = corpus.generate(NUM_EACH, seed=7)
-    reasons = await judge(tmp_path, programs)
+    reasons = await reasons_of(tmp_path, programs)
     assert [
         (program, reason)
         for program, reason in zip(programs, reasons, strict=True)

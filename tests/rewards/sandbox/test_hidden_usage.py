@@ -91,7 +91,7 @@ while True:
 async def test_memory_that_no_process_shows_is_counted(name, tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(**BOUNDS) as pool:
-        (verdict,) = await pool.judge(request_of(0, one, HEAD + TAKES_TOO_MUCH[name], limits_s=(LONG_S,)))
+        (verdict,) = await pool.score(request_of(0, one, HEAD + TAKES_TOO_MUCH[name], limits_s=(LONG_S,)))
     assert verdict.reason == "memory"
 
 
@@ -99,7 +99,7 @@ async def test_what_nobody_could_count_is_refused(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     tried = "\ntry:\n    {}\nexcept (OSError, ValueError, AssertionError): print('ok')\nelse: print('allowed')"
     async with Pool(**BOUNDS) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             *(request_of(index, one, HEAD + tried.format(each)) for index, each in enumerate(REFUSED.values()))
         )
     found = {name: verdict.reason for name, verdict in zip(REFUSED, verdicts, strict=True)}
@@ -110,7 +110,7 @@ async def test_what_nobody_could_count_is_refused(tmp_path):
 async def test_time_of_children_that_nobody_waits_for_is_counted(way, tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(**BOUNDS) as pool:
-        (verdict,) = await pool.judge(
+        (verdict,) = await pool.score(
             request_of(0, one, f"{HEAD}{IGNORES_ITS_CHILDREN[way]}\n{FORKS}", limits_s=(0.5,))
         )
     assert verdict.reason in {"timeout", "processes"}
@@ -122,7 +122,7 @@ async def test_time_is_counted_also_in_a_run_that_was_started_with_the_end_of_ch
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         async with Pool(**BOUNDS) as pool:
-            right, looping = await pool.judge(
+            right, looping = await pool.score(
                 request_of(0, one, "print('ok')"), request_of(1, one, f"{HEAD}{FORKS}", limits_s=(0.5,))
             )
     finally:
@@ -170,7 +170,7 @@ NORMAL = {
 async def test_what_programs_do_in_good_faith_works(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=2) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             *(request_of(index, one, f"import os\n{each}\nprint('ok')") for index, each in enumerate(NORMAL.values()))
         )
     found = {name: verdict.reason for name, verdict in zip(NORMAL, verdicts, strict=True)}

@@ -1,4 +1,4 @@
-"""No answer hangs, crashes or fills the keeper, whatever a program says in a runner's place."""
+"""No answer hangs, crashes or fills the supervisor, whatever a program says in a runner's place."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.rewards.sandbox import comparing
+from rollpacker.rewards.sandbox import comparison_process
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 
 LONG_S = 60.0
@@ -43,7 +43,7 @@ BODIES = (
 )
 
 
-async def test_no_frame_of_any_letter_and_body_crashes_the_keeper_or_passes(tmp_path):
+async def test_no_frame_of_any_letter_and_body_crashes_the_supervisor_or_passes(tmp_path):
     rng = random.Random(5)
     references = write_prompts(tmp_path, [CALL, STDIN, ASSERTED])
     programs = []
@@ -54,26 +54,26 @@ async def test_no_frame_of_any_letter_and_body_crashes_the_keeper_or_passes(tmp_
             programs.append((reference, f"{SAY}{loop}def f(x): pass"))
             programs.append((reference, f"{SAY}def f(x):\n    {loop}f(1)"))
     async with Pool(num_workers=2) as pool:
-        keepers = pool.worker.pids
-        verdicts = await pool.judge(*(request_of(index, *each, limits_s=(0.5,)) for index, each in enumerate(programs)))
+        supervisors = pool.worker.pids
+        verdicts = await pool.score(*(request_of(index, *each, limits_s=(0.5,)) for index, each in enumerate(programs)))
         assert {verdict.reward for verdict in verdicts} == {0.0}
         assert "checker_crashed" not in {verdict.reason for verdict in verdicts}
-        assert pool.worker.pids == keepers, "a keeper was lost"
+        assert pool.worker.pids == supervisors, "a supervisor was lost"
 
 
 async def test_what_takes_long_to_decode_or_much_memory_to_compare_holds_up_nobody(tmp_path):
     references = write_prompts(tmp_path, [CALL, STDIN])
     async with Pool(num_workers=1) as pool:
-        (keeper,) = pool.worker.pids
-        verdicts = await pool.judge(
+        (supervisor,) = pool.worker.pids
+        verdicts = await pool.score(
             request_of(0, references["call"], FRACTION),
             request_of(1, references["call"], DECIMAL),
             request_of(2, references["stdin"], "print('ab\\n' * 5_000_000)"),
             request_of(3, references["stdin"], "print('expected')"),
         )
         assert [verdict.reason for verdict in verdicts] == ["wrong_answer"] * 3 + ["correct"]
-        assert pool.worker.pids == [keeper]
-        assert most_memory_mb(keeper) < 150
+        assert pool.worker.pids == [supervisor]
+        assert most_memory_mb(supervisor) < 150
 
 
 def most_memory_mb(pid):
@@ -90,12 +90,12 @@ def most_memory_mb(pid):
     ids=["a set whose numbers collide", "a dict whose keys collide"],
 )
 def test_a_comparison_ends_at_its_limit_of_time(given, accepted, monkeypatch):
-    monkeypatch.setattr(comparing, "_CPU_S", 1)
+    monkeypatch.setattr(comparison_process, "_CPU_S", 1)
     assert result_of({"kind": "call", "accepted": accepted}, json.dumps(given).encode()) is None
 
 
 def test_a_comparison_ends_at_its_limit_of_memory(monkeypatch):
-    monkeypatch.setattr(comparing, "_MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr(comparison_process, "_MEMORY_BYTES", 1 << 20)
     num_lines = 12_000_000  # a text above 32 MiB is never put into memory that this process has and does not use
     case = {"kind": "stdin", "output": "a\n" * num_lines}
     assert result_of(case, b"a \n" * num_lines) is None
@@ -112,20 +112,20 @@ def test_a_comparison_ends_at_its_limit_of_memory(monkeypatch):
     ],
 )
 def test_a_comparison_in_its_process_says_what_is_right(case, given, result):
-    assert comparing.result_at_once(case, given) is None
+    assert comparison_process.result_at_once(case, given) is None
     assert result_of(case, given) is result
 
 
 def test_an_answer_written_as_the_expected_one_or_far_longer_needs_no_process():
     text, value = {"kind": "stdin", "output": "1.5\n"}, {"kind": "call", "accepted": [{"a": [1, None]}]}
-    assert comparing.result_at_once(text, b"1.5 \n\n") is True
-    assert comparing.result_at_once(value, b'{"d":[["a",[1,null]]]}') is True
-    assert comparing.result_at_once(text, b"1" * 100_000) is False
-    assert comparing.result_at_once(value, b"1" * 100_000) is False
+    assert comparison_process.result_at_once(text, b"1.5 \n\n") is True
+    assert comparison_process.result_at_once(value, b'{"d":[["a",[1,null]]]}') is True
+    assert comparison_process.result_at_once(text, b"1" * 100_000) is False
+    assert comparison_process.result_at_once(value, b"1" * 100_000) is False
 
 
 def result_of(case, given):
-    comparison = comparing.Comparison(case, given)
+    comparison = comparison_process.Comparison(case, given)
     assert select.select([comparison], [], [], LONG_S)[0]
     return comparison.close()
 
@@ -134,7 +134,7 @@ async def test_a_program_that_always_says_something_is_held_to_its_limits_none_t
     references = write_prompts(tmp_path, [CALL, ASSERTED])
     chatter = f"{SAY}\nimport time\ndef f(x):\n  while True:\n    say(b'<letter>', b'')\n    time.sleep(0.005)"
     async with Pool(num_workers=2) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             request_of(0, references["call"], chatter.replace("<letter>", "V"), limits_s=(0.3,)),
             request_of(1, references["call"], chatter.replace("<letter>", "B"), limits_s=(0.3,)),
         )

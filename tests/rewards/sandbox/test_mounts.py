@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollpacker.rewards.sandbox.interpreter import find_needed
+from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 
 TOLD = "4711"
@@ -66,7 +66,7 @@ def python_of_ones_own(for_anybody, monkeypatch):
 async def test_python_under_tmp_runs_programs_and_data_beside_it_cannot_be_read(python_of_ones_own, tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=1) as pool:
-        right, where, *readers = await pool.judge(
+        right, where, *readers = await pool.score(
             request_of(0, one, f"import ssl, sqlite3, ctypes, math; print({TOLD!r})"),
             request_of(1, one, f"import sys; assert sys.prefix in {str(python_of_ones_own[0])!r}; print({TOLD!r})"),
             *(
@@ -87,7 +87,7 @@ async def test_a_folder_that_a_variable_names_is_not_in_the_sandbox(variable, ou
         variable, f"{outside_tmp}:{given}" if given and variable in {"PATH", "PYTHONPATH"} else str(outside_tmp)
     )
     async with Pool(num_workers=1) as pool:
-        right, reader = await pool.judge(
+        right, reader = await pool.score(
             request_of(0, one, f"print({TOLD!r})"),
             request_of(1, one, f"print(open('{outside_tmp}/data').read())"),
         )
@@ -99,7 +99,7 @@ async def test_a_library_path_of_everything_shows_nothing(outside_tmp, tmp_path,
     monkeypatch.setenv("LD_LIBRARY_PATH", "/:/var/tmp:.:")
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=1) as pool:
-        right, reader = await pool.judge(
+        right, reader = await pool.score(
             request_of(0, one, f"print({TOLD!r})"),
             request_of(1, one, f"print(open('{outside_tmp}/data').read())"),
         )
@@ -112,7 +112,7 @@ async def test_packages_can_be_imported_wherever_they_are_also_under_tmp(for_any
     (for_anybody / "data").write_text(TOLD)
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=1, packages=for_anybody / "packages") as pool:
-        right, reader = await pool.judge(
+        right, reader = await pool.score(
             request_of(0, one, "import own; print(own.secret)"),
             request_of(1, one, f"print(open('{for_anybody}/data').read())"),
         )
@@ -120,7 +120,7 @@ async def test_packages_can_be_imported_wherever_they_are_also_under_tmp(for_any
 
 
 def test_what_is_needed_is_files_but_for_the_standard_library_and_the_systems_libraries():
-    needed = find_needed()
+    needed = find_interpreter_files()
     folders = {path for path in needed.paths if Path(path).is_dir()}
     system = {os.path.realpath(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64")}
     library = os.path.realpath(Path(os.__file__).parent)

@@ -1,4 +1,4 @@
-"""The pool's processes: none is left, whatever happens, and a machine that cannot wall programs in says so."""
+"""The pool's processes: none is left, whatever happens, and a machine that cannot isolate programs says so."""
 
 import asyncio
 import os
@@ -12,10 +12,10 @@ import pytest
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.sandbox import SandboxSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, UserError
-from rollpacker.launch.doctor.node import check_walls
+from rollpacker.launch.doctor.node import check_code_sandbox
 from rollpacker.rewards.sandbox import worker
-from rollpacker.rewards.sandbox.installed import check_sandbox
 from rollpacker.rewards.sandbox.meter import children_of, tree_of
+from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
 from tests.rewards.sandbox.programs import Pool, request_of, write_prompts
 
 ONE = {"id": "one", "test_cases": [{"input": "", "output": "1"}]}
@@ -37,23 +37,23 @@ def programs_under(pid):
 async def test_what_is_forgotten_is_killed_and_never_comes_back(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=1) as pool:
-        (keeper,) = pool.worker.pids
+        (supervisor,) = pool.worker.pids
         await pool.worker.score([request_of(index, one, ENDLESS, limits_s=(LONG_S,)) for index in range(3)])
-        await until(lambda: len(programs_under(keeper)) == 2)
+        await until(lambda: len(programs_under(supervisor)) == 2)
         await pool.worker.forget()
-        await until(lambda: not children_of(keeper))
-        (verdict,) = await pool.judge(request_of(7, one, "print(1)"))
+        await until(lambda: not children_of(supervisor))
+        (verdict,) = await pool.score(request_of(7, one, "print(1)"))
         assert (verdict.request.sample, verdict.reason) == (7, "correct")
-        assert pool.worker.pids == [keeper]
+        assert pool.worker.pids == [supervisor]
 
 
 async def test_closing_ends_what_runs_and_wakes_who_waits(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     pool = Pool(num_workers=2)
-    keepers = pool.worker.pids
+    supervisors = pool.worker.pids
     await pool.worker.score([request_of(index, one, ENDLESS, limits_s=(LONG_S,)) for index in range(3)])
-    await until(lambda: all(len(programs_under(keeper)) == 2 for keeper in keepers))
-    inside = [pid for keeper in keepers for pid in tree_of(keeper)]
+    await until(lambda: all(len(programs_under(supervisor)) == 2 for supervisor in supervisors))
+    inside = [pid for supervisor in supervisors for pid in tree_of(supervisor)]
     waiting = asyncio.create_task(pool.worker.collect())
     await asyncio.sleep(0)
     await pool.worker.close()
@@ -71,31 +71,31 @@ def is_alive(pid):
     return True
 
 
-async def test_a_killed_keeper_takes_its_sandbox_with_it_and_is_replaced(tmp_path):
+async def test_a_killed_supervisor_takes_its_sandbox_with_it_and_is_replaced(tmp_path):
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=1) as pool:
-        (keeper,) = pool.worker.pids
+        (supervisor,) = pool.worker.pids
         await pool.worker.score([request_of(0, one, "import time; time.sleep(3600)", limits_s=(LONG_S,))])
-        await until(lambda: len(programs_under(keeper)) == 2)
-        inside = list(tree_of(keeper))[1:]
-        os.kill(keeper, signal.SIGKILL)
+        await until(lambda: len(programs_under(supervisor)) == 2)
+        inside = list(tree_of(supervisor))[1:]
+        os.kill(supervisor, signal.SIGKILL)
         await until(lambda: not any(is_alive(pid) for pid in inside))
-        await until(lambda: pool.worker.pids != [keeper] and len(programs_under(pool.worker.pids[0])) == 2)
+        await until(lambda: pool.worker.pids != [supervisor] and len(programs_under(pool.worker.pids[0])) == 2)
         os.kill(pool.worker.pids[0], signal.SIGKILL)
         assert [verdict.reason for verdict in await pool.worker.collect()] == ["checker_crashed"]
-        (verdict,) = await pool.judge(request_of(1, one, "print(1)"))
+        (verdict,) = await pool.score(request_of(1, one, "print(1)"))
         assert verdict.reason == "correct"
 
 
-async def test_a_keeper_that_says_nothing_costs_its_response_and_nothing_else(tmp_path, monkeypatch):
+async def test_a_supervisor_that_says_nothing_costs_its_response_and_nothing_else(tmp_path, monkeypatch):
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=1) as pool:
-        assert [verdict.reason for verdict in await pool.judge(request_of(0, one, "print(1)"))] == ["correct"]
+        assert [verdict.reason for verdict in await pool.score(request_of(0, one, "print(1)"))] == ["correct"]
         monkeypatch.setattr(worker, "_WALL_FACTOR", 0.0)
         monkeypatch.setattr(worker, "_WALL_GRACE_S", 0.1)
-        (silent,) = await pool.judge(request_of(1, one, ENDLESS, limits_s=(LONG_S,)))
+        (silent,) = await pool.score(request_of(1, one, ENDLESS, limits_s=(LONG_S,)))
         monkeypatch.setattr(worker, "_WALL_GRACE_S", LONG_S)
-        (after,) = await pool.judge(request_of(2, one, "print(1)"))
+        (after,) = await pool.score(request_of(2, one, "print(1)"))
     assert (silent.reason, after.reason) == ("checker_crashed", "correct")
 
 
@@ -107,8 +107,8 @@ async def test_without_walls_the_limits_hold_and_nothing_is_left(tmp_path):
         "  os._exit(0)\nprint(1)"
     )
     async with Pool(num_workers=1, isolation="rlimits", memory_mb=128) as pool:
-        (keeper,) = pool.worker.pids
-        verdicts = await pool.judge(
+        (supervisor,) = pool.worker.pids
+        verdicts = await pool.score(
             request_of(0, one, "print(1)"),
             request_of(1, one, ENDLESS, limits_s=(0.2,)),
             request_of(2, one, "v = bytearray(500 << 20); print(1)"),
@@ -117,7 +117,7 @@ async def test_without_walls_the_limits_hold_and_nothing_is_left(tmp_path):
         )
         assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "memory", "correct", "timeout"]
         assert all(verdicts[index].case_runs[0].time_s > 0.2 for index in (1, 4)), "a limit of own time"
-        assert children_of(keeper) == []
+        assert children_of(supervisor) == []
 
 
 async def test_a_prompt_file_that_was_changed_is_said(tmp_path):
@@ -125,19 +125,19 @@ async def test_a_prompt_file_that_was_changed_is_said(tmp_path):
     one.line.path.write_text("{}\n")
     async with Pool(num_workers=1) as pool:
         with pytest.raises(UserError, match="not what it was when the run began"):
-            await pool.judge(request_of(0, one, "print(1)"))
+            await pool.score(request_of(0, one, "print(1)"))
 
 
 async def test_where_bubblewrap_is_missing_nothing_starts_and_the_remedy_is_said(tmp_path, monkeypatch):
-    assert "walls programs in" in check_sandbox(SandboxSection())
-    assert check_walls(RewardSection(name="sandbox")).level == "ok"
+    assert "isolates programs" in check_sandbox(SandboxSection())
+    assert check_code_sandbox(RewardSection(name="sandbox")).level == "ok"
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError) as caught:
         check_sandbox(SandboxSection())
     for words in ("reward.sandbox.isolation=bubblewrap", "no program `bwrap`", "rlimits", "read this user's files"):
         assert words in str(caught.value)
-    assert check_walls(RewardSection(name="sandbox")).level == "problem"
-    assert check_walls(RewardSection(name="math")).level == "warning"
+    assert check_code_sandbox(RewardSection(name="sandbox")).level == "problem"
+    assert check_code_sandbox(RewardSection(name="math")).level == "warning"
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def test_where_namespaces_are_forbidden_nothing_starts_and_the_reason_is_s
     one = write_prompts(tmp_path, [ONE])["one"]
     async with Pool(num_workers=1) as pool:
         with pytest.raises(EngineFailed, match="No permissions to create"):
-            await pool.judge(request_of(0, one, "print(1)"))
+            await pool.score(request_of(0, one, "print(1)"))
 
 
 def test_the_clock_of_a_case_stands_still_while_others_have_the_core():

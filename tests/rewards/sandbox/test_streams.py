@@ -59,7 +59,7 @@ async def test_streams_can_be_opened_by_name_and_exit_ends_a_program_well(isolat
     programs |= {f"written {how}": source.format("open(0).read()") for how, source in WRITTEN.items()}
     programs |= {f"ends by {how}": GUARD + source for how, source in ENDS.items()}
     async with Pool(num_workers=2, isolation=isolation) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             *(request_of(index, references["echo"], source) for index, source in enumerate(programs.values()))
         )
     found = {name: verdict.reason for name, verdict in zip(programs, verdicts, strict=True)}
@@ -69,7 +69,7 @@ async def test_streams_can_be_opened_by_name_and_exit_ends_a_program_well(isolat
 async def test_exit_with_a_code_is_an_error_and_in_a_function_no_value(tmp_path):
     references = write_prompts(tmp_path, [ECHO, PLUS])
     async with Pool(num_workers=1) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             request_of(0, references["echo"], "print(open(0).read()); exit(1)"),
             request_of(1, references["echo"], "print(open(0).read()); quit('no')"),
             request_of(2, references["plus"], "def f(x): exit()"),
@@ -81,7 +81,7 @@ async def test_exit_with_a_code_is_an_error_and_in_a_function_no_value(tmp_path)
 async def test_what_a_program_makes_of_the_files_of_its_streams_harms_only_itself(tmp_path):
     references = write_prompts(tmp_path, [ECHO])
     async with Pool(num_workers=1) as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             request_of(0, references["echo"], "import os\nprint(open(0).read())\nos.unlink('/tmp/.stdin')"),
             request_of(
                 1,

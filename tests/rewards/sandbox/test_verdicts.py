@@ -147,7 +147,7 @@ async def test_programs_get_what_they_are_worth(tmp_path):
     lines = {line["id"]: line for line, _, _ in VERDICTS}
     references = write_prompts(tmp_path, lines.values())
     async with Pool() as pool:
-        verdicts = await pool.judge(
+        verdicts = await pool.score(
             *(
                 request_of(index, references[line["id"]], fenced(program))
                 for index, (line, program, _) in enumerate(VERDICTS)
@@ -161,7 +161,7 @@ async def test_programs_get_what_they_are_worth(tmp_path):
 async def test_runs_of_cases_come_back_up_to_the_first_that_failed(tmp_path):
     references = write_prompts(tmp_path, [SQUARE])
     async with Pool(num_workers=1) as pool:
-        right, wrong, none, cut = await pool.judge(
+        right, wrong, none, cut = await pool.score(
             request_of(0, references["square"], fenced("print(int(input()) ** 2)")),
             request_of(1, references["square"], "print(-int(input()))"),
             request_of(2, references["square"], " \n"),
@@ -183,14 +183,14 @@ async def test_each_case_has_the_limit_it_is_given_whether_it_loops_or_sleeps(sl
     references = write_prompts(tmp_path, [SQUARE])
     program = "number = int(input())\nprint(number * number, flush=True)\nif number < 0:\n    " + sleeper
     async with Pool(num_workers=1) as pool:
-        (verdict,) = await pool.judge(request_of(0, references["square"], program, limits_s=(60.0, 0.2)))
+        (verdict,) = await pool.score(request_of(0, references["square"], program, limits_s=(60.0, 0.2)))
     assert (verdict.reward, verdict.reason) == (0.0, "timeout")
     first, second = verdict.case_runs
     assert (first.is_passed, second.is_passed) == (True, False)
     assert second.time_s > 0.2
 
 
-def test_every_form_of_test_cases_is_judged_from_a_file(tmp_path):
+def test_every_form_of_test_cases_is_scored_from_a_file(tmp_path):
     """All code prompts of the readers' own example, each with a right and a wrong answer, by `rollpacker score`."""
     right = {
         "stdin-1": "print(int(input()) ** 2)",

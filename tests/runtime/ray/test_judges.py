@@ -202,7 +202,7 @@ async def test_answers_wait_for_the_one_that_takes_the_place_of_the_last_judge(j
 async def test_judges_on_the_trainers_gpus_sleep_in_its_turn_and_an_empty_place_there_waits_for_its_end(judges):
     bringer, (first, second) = Bringer(), judges.values()
     reward = RoutedReward(
-        section(), None, judges, note=lambda _: None, replace_judge=bringer, colocated_engines=["judge-0", "judge-1"]
+        section(), None, judges, note=lambda _: None, replace_judge=bringer, colocated=["judge-0", "judge-1"]
     )
     assert reward.takers == ["judge-0", "judge-1"]
     await reward.wake()

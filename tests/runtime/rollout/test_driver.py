@@ -11,7 +11,7 @@ from rollpacker.core.errors import DeadlineExceeded, EngineFailed, RollpackerErr
 from rollpacker.core.ids import PromptId
 from rollpacker.core.settings import ParallelismSettings, StreamSettings
 from rollpacker.protocols.rollout import FinishReason
-from rollpacker.runtime.rollout.driver import sample_seed
+from rollpacker.runtime.rollout.requests import sample_seed
 from tests.runtime.driving import PROMPTS, batch_of, driving, fleet_of, settings, weights
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 

@@ -18,7 +18,7 @@ def test_phases_follow_each_other_without_a_gap_and_their_shares_add_up(tmp_path
     assert (record["process_began_at"], record["first_step_at"], record["total_s"]) == (10, 20, 10)
     phases = {phase["phase"]: (phase["duration_s"], phase["share"]) for phase in record["phases"]}
     assert phases == {
-        "starting Python and judging the run": (2, 0.2),
+        "starting Python and validating the run": (2, 0.2),
         "starting Ray on node1": (3, 0.3),
         "waiting for node2": (5, 0.5),
     }

@@ -1,0 +1,141 @@
+"""Finds the runs below folders and collects the status of each.
+
+Reads only. Slurm is asked once for all jobs; where it does not answer, the runs' own files are used alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollpacker.core.errors import DataError, WorldError
+from rollpacker.launch.job_states import JobState, job_states
+from rollpacker.launch.log_reasons import reason_in_logs
+from rollpacker.launch.run_status_view import Progress, RunStatusView
+from rollpacker.launch.submissions import JOB_FILE, read_submission
+from rollpacker.paths import open_to_read
+from rollpacker.runtime.run.run_folder import RUN_FILE
+from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
+
+_MARKS = (JOB_FILE, STATUS_FILE, RUN_FILE)
+"""Each of these files marks the folder of a run."""
+
+_LOCK_FILE = "lock"
+"""Locked by the process of a run."""
+
+
+_NUM_STEPS_OF_REWARD = 10
+"""Over which the shown reward is averaged: with tail batching, so many steps contain short and long rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedStatus:
+    """The status of some runs."""
+
+    views: tuple[RunStatusView, ...]
+    complaint: str
+    """Why Slurm did not answer; empty when it did, or was not asked."""
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the run folders at or below `folder`, in the order of their names; runs do not lie in runs."""
+    if any((folder / mark).is_file() for mark in _MARKS):
+        yield folder
+        return
+    with os.scandir(folder) as entries:
+        below = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in below:
+        if not name.startswith("."):
+            try:
+                yield from find_runs(folder / name)
+            except PermissionError:
+                continue
+
+
+def collect_status(run_dirs: Sequence[Path]) -> CollectedStatus:
+    """Read the status of runs, and ask Slurm about their jobs."""
+    seen = [_without_job(run_dir) for run_dir in run_dirs]
+    jobs: Mapping[str, JobState] = {}
+    complaint = ""
+    if ids := {job_id for view in seen if (job_id := _job_id(view)) is not None}:
+        try:
+            jobs = job_states(sorted(ids))
+        except WorldError as error:
+            complaint = error.problem
+    joined = (replace(view, job=jobs.get(_job_id(view) or "")) for view in seen)
+    return CollectedStatus(views=tuple(map(_with_reason, joined)), complaint=complaint)
+
+
+def _without_job(run_dir: Path) -> RunStatusView:
+    status = read_status(run_dir)
+    is_damaged = status is None and (run_dir / STATUS_FILE).exists()
+    return RunStatusView(
+        run_dir=run_dir,
+        logged=f"{STATUS_FILE} cannot be read: it is damaged, or another version wrote it" if is_damaged else "",
+        submission=read_submission(run_dir),
+        status=status,
+        progress=_progress(run_dir),
+        is_locked=_is_locked(run_dir, status),
+    )
+
+
+def _job_id(view: RunStatusView) -> str | None:
+    """The last job: the submitted one, or the one in which the run was started by hand."""
+    if view.submission is not None:
+        return view.submission.job_id
+    return view.status.job_id if view.status is not None else None
+
+
+def _with_reason(view: RunStatusView) -> RunStatusView:
+    if view.state not in {"failed", "died"}:
+        return view
+    return replace(view, logged=reason_in_logs(tuple(_logs(view))))
+
+
+def _logs(view: RunStatusView) -> Iterable[Path]:
+    """The logs of the job, rank 0 first, then those of the last attempt's actors."""
+    if view.submission is not None:
+        for log in view.submission.logs:
+            yield from (log, log.with_suffix(".err"))
+    attempts = sorted((view.run_dir / "logs").glob("attempt-*"))
+    if attempts:
+        yield from sorted(attempts[-1].glob("*.log"))
+
+
+def _progress(run_dir: Path) -> Progress | None:
+    if not (run_dir / "metrics").is_dir():
+        return None
+    from rollpacker.metrics.tables import read_last_steps
+
+    try:
+        rows = read_last_steps(run_dir, _NUM_STEPS_OF_REWARD)
+    except (DataError, OSError):
+        return None  # being written, or of another version; the status file still counts
+    if not rows:
+        return None
+    last = rows[-1]
+    step, elapsed_s, is_modelled = last["step"], last["finished_at_s"], last["modelled"]
+    assert isinstance(step, int)
+    assert isinstance(elapsed_s, float)
+    assert isinstance(is_modelled, bool)
+    reward = statistics.fmean(row["reward_mean"] for row in rows)  # type: ignore[misc]  # a column of floats
+    return Progress(num_steps=step + 1, reward_mean=reward, elapsed_s=elapsed_s, is_modelled=is_modelled)
+
+
+def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:
+    """Test the lock of a run on this machine; the lock of another machine may not be visible here."""
+    if status is None or status.state != "running" or status.host != socket.gethostname():
+        return None
+    try:
+        with open_to_read(run_dir / _LOCK_FILE) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False

@@ -1,0 +1,211 @@
+"""What a job would start with: Python and its libraries, the shell's variables, and the image.
+
+On a login node, a runtime may be missing that `cluster.setup` loads on the nodes; run the doctor in a job then.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import rollpacker
+from rollpacker.config.sections.cluster import ClusterSection, ContainerSection
+from rollpacker.launch.container import check_container, container_notes
+from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
+from rollpacker.launch.file_systems import FileSystem, file_system_of
+from rollpacker.launch.programs import run_program
+
+RAY_TOKEN = Path(".ray", "auth_token")
+"""Below the home directory: it turns Ray's authentication on by default."""
+
+RAY_SETS = ("RAY_CLIENT_MODE", "0")
+"""In every process that imports it, this one too."""
+
+_LIBRARIES = ("ray", "submitit", "hydra-core", "torch")
+
+_DEADLINE_S = 120.0
+"""The first run of an image on a node may have to read it from a cold file system."""
+
+_ASK_VERSION = "import rollpacker; print(rollpacker.__version__)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """The interpreter and libraries that a run uses."""
+
+    python_version: str
+    versions: Mapping[str, str | None]
+    """Of libraries; None: not installed."""
+    places: Mapping[str, tuple[Path, FileSystem]]
+    """Where the interpreter and the package lie."""
+
+
+def gather_software() -> Software:
+    """Read the versions and paths of this interpreter."""
+    paths = {"python": Path(sys.prefix), "rollpacker": Path(rollpacker.__file__).parent}
+    return Software(
+        python_version=platform.python_version(),
+        versions={name: _version(name) for name in _LIBRARIES},
+        places={name: (path, file_system_of(path)) for name, path in paths.items()},
+    )
+
+
+def check_software(software: Software, *, must_be_shared: bool) -> Iterator[Finding]:
+    """Check the libraries, and their file systems where other nodes have to find them there."""
+    missing = [name for name, version in software.versions.items() if version is None]
+    versions = ", ".join(f"{name} {version}" for name, version in software.versions.items() if version)
+    text = f"{software.python_version}, {versions}"
+    install = "Install RollPacker again: pip install rollpacker"
+    yield probe("python", text, (bool(missing), "problem", f"{text}; without {', '.join(missing)}", install))
+    for name, (path, file_system) in software.places.items() if must_be_shared else ():
+        sees = "the nodes may not see" if file_system.is_shared is None else "only this machine sees"
+        yield probe(
+            f"{name} path",
+            f"{path} on {file_system}",
+            (
+                not file_system.is_shared,
+                "warning",
+                f"{path} on {file_system}, which {sees}",
+                (
+                    "Jobs run this very path on their nodes. Unless each has a copy there, install into a shared "
+                    "folder, or run in an image (hydra.launcher.container=IMAGE). `rollpacker doctor` in a job shows "
+                    "it."
+                ),
+            ),
+        )
+
+
+def check_inheritance(environment: Mapping[str, str], *, has_ray_token: bool) -> Iterator[Finding]:
+    """Check what this shell passes on: variables of another Ray, proxies, and what sbatch and srun leave out.
+
+    A run sets its own address and token for Ray, and Ray's daemons get none of the rest; its connections take proxies.
+    """
+    names = sorted(name for name, value in environment.items() if name.startswith("RAY_") and (name, value) != RAY_SETS)
+    yield probe(
+        "other Rays",
+        "left ~/.ray/auth_token, which is not used" if has_ray_token else "left no settings",
+        (
+            bool(names),
+            "warning",
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set",
+            f"Ray's daemons do not get them, the driver does: unset {' '.join(names)}",
+        ),
+    )
+    values = {name.lower(): value for name, value in environment.items()}
+    has_proxy = any(values.get(name) for name in ("http_proxy", "https_proxy", "grpc_proxy"))
+    yield probe(
+        "proxies",
+        f"set, but not for {values.get('no_proxy')}" if has_proxy else "none",
+        (
+            has_proxy and not values.get("no_proxy"),
+            "warning",
+            "set, also for connections between the nodes",
+            "Ray's connections may go through the proxy and fail: export no_proxy with the nodes' names and addresses.",
+        ),
+    )
+    exports = [
+        f"{name}={environment[name]}"
+        for name in ("SBATCH_EXPORT", "SLURM_EXPORT_ENV")
+        if environment.get(name, "ALL") != "ALL"
+    ]
+    yield probe(
+        "environment",
+        "Slurm passes it on to jobs",
+        (
+            bool(exports),
+            "warning",
+            f"{' and '.join(exports)}: jobs do not get this shell's variables",
+            "Unset it, or name what a run needs in cluster.environment.",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTrial:
+    """The result of running Python in the image."""
+
+    version: str
+    """Of RollPacker in it; empty when it failed."""
+    complaint: str
+    has_user_namespaces: bool
+    """Whether this kernel allows ordinary users to make them, which a runtime without setuid needs."""
+    can_mount: bool
+    """Whether /dev/fuse can be opened, with which such a runtime mounts an image that is one file."""
+
+
+def check_image(cluster: ClusterSection) -> Iterator[Finding]:
+    """Check the image, and run it where its runtime is installed."""
+    section = cluster.container
+    if section.image is None:
+        return
+    mistakes = check_container(section, cluster.setup)
+    yield from (problem_of("image", mistake) for mistake in mistakes)
+    for note in container_notes(section, cluster.signal):
+        text, _, remedy = note.rpartition(". ")
+        yield warning("image", text, remedy)
+    if mistakes:
+        return
+    if shutil.which(section.runtime) is None:
+        yield warning(
+            "runtime",
+            f"{section.runtime} is not here",
+            "cluster.setup may load it on the nodes: run `rollpacker doctor` in a job after these lines.",
+        )
+    else:
+        yield check_trial(section, try_image(section))
+
+
+def check_trial(section: ContainerSection, trial: ImageTrial) -> Finding:
+    """Turn the result of running Python in the image into a finding."""
+    if trial.version:
+        return fine("runtime", f"{section.runtime} runs {section.image} with RollPacker {trial.version}")
+    if "rollpacker" in trial.complaint and "ModuleNotFound" in trial.complaint:
+        remedy = "Build the image again (slurm/build_image.sh), or set cluster.container.python to its interpreter."
+    elif not trial.has_user_namespaces:
+        remedy = "This kernel refuses user namespaces (user.max_user_namespaces): ask for a setuid installation."
+    elif not trial.can_mount and section.image is not None and section.image.is_file():
+        remedy = f"Without /dev/fuse, unpack the image: {section.runtime} build --sandbox FOLDER {section.image}"
+    else:
+        remedy = f"Try it by hand: {' '.join(_words(section))}"
+    return problem("runtime", f"{section.runtime} does not run {section.image}: {trial.complaint}", remedy)
+
+
+def try_image(section: ContainerSection) -> ImageTrial:
+    """Run Python in the image, once."""
+    outcome = run_program([*_words(section), "-c", _ASK_VERSION], deadline_s=_DEADLINE_S)
+    return ImageTrial(
+        version=outcome.output.strip() if outcome.is_success else "",
+        complaint="" if outcome.is_success else outcome.reason,
+        has_user_namespaces=_allows_user_namespaces(Path("/proc/sys")),
+        can_mount=os.access("/dev/fuse", os.R_OK | os.W_OK),
+    )
+
+
+def _words(section: ContainerSection) -> list[str]:
+    return [section.runtime, "exec", *section.options, str(section.image), section.python]
+
+
+def _allows_user_namespaces(settings: Path) -> bool:
+    """Ask the kernel; Debian and Ubuntu have switches of their own."""
+    switches = ("user/max_user_namespaces", "kernel/unprivileged_userns_clone")
+    return all(_value(settings / name) != "0" for name in switches)
+
+
+def _value(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

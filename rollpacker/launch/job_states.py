@@ -1,0 +1,211 @@
+"""What Slurm knows about jobs: from squeue while it keeps them, then from sacct where accounting is on.
+
+A requeued job keeps its number and has a row of accounting per attempt: the last row counts, the others are its
+restarts. Without accounting, Slurm forgets a job some minutes after its end (MinJobAge): its state is UNKNOWN then, and
+only the run's own status tells how it ended. One call of squeue and at most one of sacct, however many jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from rollpacker.launch.slurm_commands import failure_of, run_slurm
+
+UNKNOWN = "UNKNOWN"
+
+_NOT_OVER = frozenset(
+    [
+        *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"),
+        *("RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "UPDATE_DB"),
+        "POWER_UP_NODE",
+    ]
+)
+"""Slurm's states, and flags that it prints in their place, of a job that may still run. Every other state is over."""
+
+_BEGINS_AGAIN = frozenset({"REQUEUED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
+"""How an attempt ends in accounting when the same job has a further one."""
+
+_SQUEUE_COLUMNS = (
+    "JobArrayID:64|,JobID:24|,State:24|,Reason:128|,exit_code:16|,NumNodes:12|,NodeList:2048|,StartTime:24|,"
+    "RestartCnt:12|,Partition:64|"
+)
+_SACCT_COLUMNS = "JobID,JobIDRaw,State,Reason,ExitCode,NNodes,NodeList,Start,End,Partition,Submit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """One job, as Slurm sees it now."""
+
+    job_id: str
+    """As it was asked for."""
+    state: str
+    """Without Slurm's additions: RUNNING, PENDING, OUT_OF_MEMORY, ...; UNKNOWN when Slurm knows nothing of it."""
+    exit_code: int | None = None
+    """Of the batch script; None while the job is not over, or when unknown."""
+    exit_signal: int | None = None
+    """That killed the batch script; None when none did."""
+    reason: str = ""
+    """Slurm's reason why it waits or has ended; empty when Slurm gives none."""
+    num_nodes: int = 0
+    node_list: str = ""
+    """Compressed as Slurm writes it: node[1-4]; empty before it runs."""
+    start_time: float | None = None
+    """Seconds since the epoch; of a waiting job when Slurm expects to start it; None when it does not say."""
+    end_time: float | None = None
+    """Seconds since the epoch; None while it is not over, or when unknown."""
+    num_restarts: int = 0
+    """How often it was requeued."""
+    partition: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in _NOT_OVER
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether Slurm says that it ended badly; False for an UNKNOWN job."""
+        return self.is_over and self.state not in {"COMPLETED", UNKNOWN}
+
+
+def job_states(job_ids: Collection[str]) -> Mapping[str, JobState]:
+    """Ask Slurm about jobs; array elements as 12_3. Every one of `job_ids` is in the result.
+
+    Raises:
+        WorldError: Slurm is not here, or does not answer.
+    """
+    if not job_ids:
+        return {}
+    found = parse_squeue(_ask_squeue(job_ids))
+    if any(job_id not in found or found[job_id].is_over for job_id in job_ids):
+        remembered = parse_sacct(_ask_sacct(job_ids))
+        found = {**remembered, **{job_id: _joined(job, remembered.get(job_id)) for job_id, job in found.items()}}
+    return {job_id: found.get(job_id, JobState(job_id=job_id, state=UNKNOWN)) for job_id in job_ids}
+
+
+def parse_squeue(text: str) -> Mapping[str, JobState]:
+    """Parse squeue's rows of our columns; every job is listed under each of its numbers."""
+    jobs: dict[str, JobState] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        name, number, state, reason, status, num_nodes, nodes, start, restarts, partition = cells[:10]
+        is_over = state not in _NOT_OVER
+        code, killer = _wait_status(status) if is_over else (None, None)
+        # The waiting elements of an array share the array's number.
+        names = {name} if state == "PENDING" and "_" in name else {name, number}
+        for job_id in names:
+            jobs[job_id] = JobState(
+                job_id=job_id,
+                state=state,
+                exit_code=code,
+                exit_signal=killer,
+                reason=_reason(reason, state),
+                num_nodes=_number(num_nodes),
+                node_list=nodes,
+                start_time=_time(start),
+                num_restarts=_number(restarts),
+                partition=partition,
+            )
+    return jobs
+
+
+def parse_sacct(text: str) -> Mapping[str, JobState]:
+    """Parse sacct's rows of our columns (-D -X -P -n); of a requeued job's rows the last one counts."""
+    attempts: dict[str, list[list[str]]] = {}
+    for line in text.splitlines():
+        attempts.setdefault(line.partition("|")[0], []).append(line.split("|"))
+    jobs: dict[str, JobState] = {}
+    for name, rows in attempts.items():
+        rows.sort(key=lambda row: _time(row[10]) or 0.0)
+        for job_id in {name, rows[-1][1]}:
+            jobs[job_id] = _remembered(job_id, rows)
+    return jobs
+
+
+def _remembered(job_id: str, rows: list[list[str]]) -> JobState:
+    _, _, state, reason, exit_code, num_nodes, nodes, start, end, partition = rows[-1][:10]
+    word = _word(state)
+    is_over = word not in _NOT_OVER
+    code, _, killer = exit_code.partition(":")
+    return JobState(
+        job_id=job_id,
+        state=word,
+        exit_code=_number(code) if is_over else None,
+        exit_signal=(_number(killer) or None) if is_over else None,
+        reason=_reason(reason, word),
+        num_nodes=_number(num_nodes),
+        node_list="" if nodes == "None assigned" else nodes,
+        start_time=_time(start),
+        end_time=_time(end) if is_over else None,
+        num_restarts=_num_restarts([_word(row[2]) for row in rows]),
+        partition=partition,
+    )
+
+
+def _num_restarts(states: list[str]) -> int:
+    """Count the attempts before the last; rows of an older job that had the same number end the count."""
+    count = 0
+    for state in reversed(states[:-1]):
+        if state not in _BEGINS_AGAIN:
+            break
+        count += 1
+    return count
+
+
+def _joined(now: JobState, remembered: JobState | None) -> JobState:
+    """What squeue says, with the end's time and reason from accounting."""
+    if remembered is None or not (now.is_over and remembered.is_over):
+        return now
+    return replace(
+        now,
+        exit_code=remembered.exit_code,
+        exit_signal=remembered.exit_signal,
+        reason=now.reason or remembered.reason,
+        node_list=now.node_list or remembered.node_list,
+        end_time=remembered.end_time,
+    )
+
+
+def _ask_squeue(job_ids: Iterable[str]) -> str:
+    words = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", f"-O{_SQUEUE_COLUMNS}")
+    outcome = run_slurm(*words)
+    if not outcome.is_success and "Invalid job id specified" not in outcome.complaint:  # all of them are forgotten
+        raise failure_of(words[:1], outcome)
+    return outcome.output
+
+
+def _ask_sacct(job_ids: Iterable[str]) -> str:
+    jobs = f"--jobs={','.join(job_ids)}"
+    words = ("sacct", "--noheader", "--duplicates", "--allocations", "--parsable2", jobs, f"--format={_SACCT_COLUMNS}")
+    outcome = run_slurm(*words)
+    if not outcome.is_success and "accounting storage is disabled" not in outcome.complaint:
+        raise failure_of(words[:1], outcome)
+    return outcome.output
+
+
+def _word(state: str) -> str:
+    """Strip additions: CANCELLED by 1000, CANCELLED+, OUT_OF_ME+ (a cut that --parsable2 does not make)."""
+    return state.partition(" ")[0].rstrip("+")
+
+
+def _wait_status(text: str) -> tuple[int | None, int | None]:
+    """Split an exit status as wait(2) has it; some versions of squeue print CODE:SIGNAL."""
+    if ":" in text:
+        code, _, killer = text.partition(":")
+        return _number(code), _number(killer) or None
+    status = _number(text)
+    return status >> 8, (status & 0x7F) or None
+
+
+def _reason(text: str, state: str) -> str:
+    """Drop empty reasons, and those of a job that no longer waits, which Slurm keeps."""
+    has_none = state in {"RUNNING", "COMPLETED"} or text in {"None", "(null)", "N/A"}
+    return "" if has_none else text
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None

@@ -1,0 +1,165 @@
+"""What a cluster cannot give to a job, by its partitions and nodes. Pure: `read_site` asks Slurm.
+
+Limits of accounts and QOS, reservations and free nodes are left to Slurm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from rollpacker.config.keys import nearest
+from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.core.errors import ConfigError
+from rollpacker.launch.script import memory_mb
+from rollpacker.launch.shape import JobShape
+from rollpacker.launch.site import Node, Partition, Site
+
+_MOST_LISTED = 20
+"""Names in one message."""
+
+
+def site_mistakes(shape: JobShape, site: Site) -> Iterator[ConfigError]:
+    """What the cluster cannot give to a job of this shape."""
+    try:
+        partition = partition_of(shape.cluster, site)
+    except ConfigError as mistake:
+        yield mistake
+        return
+    if partition.state in {"DRAIN", "INACTIVE"}:
+        yield ConfigError(
+            f"Partition `{partition.name}` is {partition.state}.",
+            "It accepts no new jobs.",
+            "Choose another cluster.partition.",
+        )
+    yield from job_mistakes(shape, partition, site)
+
+
+def partition_of(cluster: ClusterSection, site: Site) -> Partition:
+    """The partition of a job.
+
+    Raises:
+        ConfigError: Slurm does not have it.
+    """
+    partition = site.default_partition if cluster.partition is None else site.partition(cluster.partition)
+    if partition is not None:
+        return partition
+    names = [partition.name for partition in site.partitions]
+    listed = f"The partitions are {_listed(names)}."
+    if cluster.partition is None:
+        raise ConfigError(
+            "cluster.partition=null, and this Slurm has no default partition.", listed, "Write cluster.partition=..."
+        )
+    close = nearest(cluster.partition, names)
+    raise ConfigError(
+        f"cluster.partition={cluster.partition} is not a partition of this Slurm.",
+        listed,
+        f"Write cluster.partition={close[0]}" if close else "Choose one of them.",
+    )
+
+
+def job_mistakes(shape: JobShape, partition: Partition, site: Site) -> Iterator[ConfigError]:
+    """What a partition does not allow, or its nodes do not have."""
+    yield from _partition_mistakes(shape, partition)
+    yield from _node_mistakes(shape, partition, site.nodes_of(partition))
+    yield from _feature_mistakes(shape.cluster, site)
+
+
+def _partition_mistakes(shape: JobShape, partition: Partition) -> Iterator[ConfigError]:
+    cluster, name = shape.cluster, partition.name
+    longest = partition.max_time_min
+    if longest is not None and cluster.time_limit_min is not None and cluster.time_limit_min > longest:
+        yield ConfigError(
+            f"cluster.time_limit_min={cluster.time_limit_min} is more than partition `{name}` allows.",
+            f"It allows {longest} minutes.",
+            f"Set cluster.time_limit_min={longest} or lower (a run that needs longer is requeued and goes on), or "
+            "choose another cluster.partition.",
+        )
+    if partition.max_nodes is not None and shape.num_nodes > partition.max_nodes:
+        yield ConfigError(
+            f"The job asks for {shape.num_nodes} nodes, more than partition `{name}` allows.",
+            f"It allows {partition.max_nodes} per job.",
+            "Choose another cluster.partition, or a run that needs fewer GPUs.",
+        )
+    for key, value, allowed in (
+        ("account", cluster.account, partition.allowed_accounts),
+        ("qos", cluster.qos, partition.allowed_qos),
+    ):
+        if value is not None and allowed is not None and value not in allowed:
+            close = nearest(value, allowed)
+            yield ConfigError(
+                f"cluster.{key}={value} may not use partition `{name}`.",
+                f"It is for {_listed(allowed)}.",
+                f"Write cluster.{key}={close[0]}" if close else f"Choose another cluster.{key} or cluster.partition.",
+            )
+
+
+def _node_mistakes(shape: JobShape, partition: Partition, nodes: Sequence[Node]) -> Iterator[ConfigError]:
+    """Compare each resource with the largest node; then enough nodes must have all of them together."""
+    cluster, is_possible = shape.cluster, True
+    memory = memory_mb(cluster) or 0
+    gpu_types = sorted({kind for node in nodes for kind in node.gpus_by_type if kind})
+    num_gpus = _num_gpus(cluster.gpu_type)
+    if cluster.gpu_type is not None and cluster.gpu_type not in gpu_types:
+        num_gpus = _num_gpus(None)
+        close = nearest(cluster.gpu_type, gpu_types)
+        is_possible = False
+        yield ConfigError(
+            f"cluster.gpu_type={cluster.gpu_type} is on no node of partition `{partition.name}`.",
+            f"Slurm knows {_listed(gpu_types)} there." if gpu_types else "Slurm knows no types of GPUs there.",
+            f"Write cluster.gpu_type={close[0]}" if close else "Leave it out: null takes any GPU.",
+        )
+    for key, value, asked, unit, most in (
+        ("gpus_per_node", cluster.gpus_per_node, cluster.gpus_per_node, "GPUs", _most(nodes, num_gpus)),
+        ("cpus_per_node", cluster.cpus_per_node, cluster.cpus_per_node, "CPUs", _most(nodes, lambda n: n.num_cpus)),
+        ("memory_gb_per_node", cluster.memory_gb_per_node, memory, "MiB", _most(nodes, lambda n: n.memory_mb)),
+    ):
+        if asked > most:
+            shown = f"{value:g}" if unit != "MiB" else f"{value:g} ({asked} MiB)"
+            is_possible = False
+            yield ConfigError(
+                f"cluster.{key}={shown} is more than a node of partition `{partition.name}` has.",
+                f"Its largest node has {most} {unit}.",
+                f"Lower cluster.{key}, or choose another cluster.partition."
+                if most or unit != "GPUs"
+                else "Choose a cluster.partition whose nodes have GPUs.",
+            )
+    fitting = [
+        node
+        for node in nodes
+        if num_gpus(node) >= cluster.gpus_per_node
+        and node.num_cpus >= cluster.cpus_per_node
+        and node.memory_mb >= memory
+    ]
+    if is_possible and len(fitting) < shape.num_nodes:
+        asked_for = f"{cluster.cpus_per_node} CPUs and {cluster.gpus_per_node} GPUs"
+        yield ConfigError(
+            f"The job asks for {shape.num_nodes} nodes of at least {asked_for}.",
+            f"Partition `{partition.name}` has {len(fitting)} of them.",
+            "Lower cluster.num_nodes where it is set, or choose another cluster.partition or a smaller run.",
+        )
+
+
+def _feature_mistakes(cluster: ClusterSection, site: Site) -> Iterator[ConfigError]:
+    known = sorted({feature for node in site.nodes for feature in node.features})
+    for name in re.findall(r"[A-Za-z_][\w.:=-]*", cluster.constraint or ""):
+        if name not in known:
+            close = nearest(name, known)
+            yield ConfigError(
+                f"cluster.constraint={cluster.constraint} names `{name}`, a feature that no node has.",
+                f"The features are {_listed(known)}." if known else "No node of this Slurm has features.",
+                f"Write {close[0]} instead." if close else "Leave it out.",
+            )
+
+
+def _num_gpus(kind: str | None) -> Callable[[Node], int]:
+    return lambda node: node.num_gpus if kind is None else node.gpus_by_type.get(kind, 0)
+
+
+def _most(nodes: Sequence[Node], count: Callable[[Node], int]) -> int:
+    return max((count(node) for node in nodes), default=0)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

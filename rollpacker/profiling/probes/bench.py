@@ -1,0 +1,91 @@
+"""What every probe needs: the workers, the requests to send, where to note the result; and a timed burst."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollpacker.profiling.subject import now_s
+from rollpacker.protocols.reward import ResponseToScore
+from rollpacker.protocols.rollout import FinishReason, TokenizedPrompt
+
+if TYPE_CHECKING:
+    from rollpacker.core.ids import RequestId
+    from rollpacker.profiling.points import Points
+    from rollpacker.profiling.subject import Subject
+    from rollpacker.profiling.workload import Workload
+    from rollpacker.protocols.engine import Engine
+    from rollpacker.protocols.rollout import GenerationRequest, Response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """Requests that an engine got at once, and their results."""
+
+    responses: Sequence[Response]
+    asked_s: float
+    """Until the engine had confirmed the requests."""
+    elapsed_s: float
+    """Until the last response had arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every probe needs."""
+
+    subject: Subject
+    workload: Workload
+    points: Points
+    collect_interval_s: float
+    """How long an actor waits before it answers a `collect` without news."""
+
+    async def burst(
+        self,
+        engine: Engine,
+        requests: Sequence[GenerationRequest],
+        scored_with: Mapping[str, TokenizedPrompt] | None = None,
+    ) -> Burst:
+        """Send requests and await their responses, which are scored on arrival if their prompts are given."""
+        began = now_s()
+        collecting = asyncio.create_task(self._collect(engine, len(requests), scored_with))
+        try:
+            await self.subject.within(engine.generate(requests))
+            asked_s = now_s() - began
+            responses = await self.subject.within(collecting)
+        finally:
+            collecting.cancel()
+        return Burst(responses=responses, asked_s=asked_s, elapsed_s=now_s() - began)
+
+    async def burst_on_all(self, context: int, limits: Sequence[int]) -> list[Burst]:
+        """Send every engine requests of its own, at the highest temperature."""
+        hot = self.workload.hot
+        return await asyncio.gather(
+            *(
+                self.burst(engine, self.workload.requests(context, limits, hot))
+                for engine in self.subject.engines.values()
+            )
+        )
+
+    async def _collect(
+        self, engine: Engine, num_responses: int, scored_with: Mapping[str, TokenizedPrompt] | None
+    ) -> list[Response]:
+        responses: list[Response] = []
+        while len(responses) < num_responses:
+            news = await engine.collect()
+            responses += news
+            if scored_with:
+                asked = [to_score(response, response.request, scored_with) for response in news]
+                await self.subject.workers.reward.score(asked)
+        return responses
+
+
+def to_score(response: Response, request: RequestId, prompts: Mapping[str, TokenizedPrompt]) -> ResponseToScore:
+    """Return what the reward gets of a response, under the given number."""
+    return ResponseToScore(
+        request=request,
+        prompt=prompts[request.prompt.key].prompt,
+        token_ids=response.token_ids,
+        is_truncated=response.finish_reason is FinishReason.LENGTH,
+    )

@@ -1,0 +1,81 @@
+"""Probes of the trainer: a step with and without gradients, its update, and the way of its weights to the engines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rollpacker.profiling.subject import now_s
+from rollpacker.protocols.rollout import RolloutGroup, VersionSpan
+from rollpacker.protocols.trainer import BatchShape
+
+if TYPE_CHECKING:
+    from rollpacker.profiling.probes.bench import Bench
+
+
+def selections(batch: Sequence[RolloutGroup]) -> Iterator[list[RolloutGroup]]:
+    """Yield parts of a batch that differ in size and in length, and the whole."""
+    by_length = sorted(batch, key=lambda group: sum(response.num_tokens for response in group.responses))
+    shuffled = random.Random(0).sample(by_length, len(by_length))
+    for share in (4, 2):
+        num_groups = max(1, len(batch) // share)
+        yield by_length[:num_groups]
+        yield by_length[-num_groups:]
+        yield shuffled[:num_groups]
+    yield by_length
+
+
+async def probe_training(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: bool) -> None:
+    """Time a step on some groups, with gradients or with forward passes only."""
+    num_responses, num_tokens, accumulate_s, update_s = await train(bench, groups, is_trained=is_trained)
+    kind = "train" if is_trained else "train_forward"
+    bench.points.note((kind, num_responses, num_tokens), num_responses, num_tokens, accumulate_s)
+    bench.points.note(("update",), 0, 0, update_s)
+
+
+async def train(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: bool) -> tuple[int, int, float, float]:
+    """Take a step on some groups, whose rewards give every response an advantage, or none.
+
+    Returns its responses and tokens, the time of its passes, and the remaining time.
+    """
+    subject, trainer = bench.subject, bench.subject.workers.trainer
+    given = [_rewarded(group, subject.policy_version, is_trained=is_trained) for group in groups]
+    num_responses = sum(len(group.responses) for group in given)
+    num_tokens = sum(
+        len(group.prompt_token_ids) + response.num_tokens for group in given for response in group.responses
+    )
+    shape = BatchShape(
+        step=0,
+        policy_version=subject.policy_version,
+        num_groups=len(given),
+        num_responses=num_responses,
+        max_response_tokens=subject.config.rollout.max_response_tokens,
+    )
+    began = now_s()
+    await subject.within(trainer.begin_step(shape))
+    begun = now_s()
+    await subject.within(trainer.accumulate(given))
+    accumulated = now_s()
+    update = await subject.within(trainer.finish_step())
+    finished = now_s()
+    subject.policy_version = update.policy_version
+    return num_responses, num_tokens, accumulated - begun, begun - began + finished - accumulated
+
+
+async def probe_weight_sync(bench: Bench) -> None:
+    """Time the trainer's weights on their way to all engines in use."""
+    began = now_s()
+    num_bytes = await bench.subject.publish()
+    bench.points.note(("weight_sync",), len(bench.subject.engines), 0, now_s() - began, num_bytes=num_bytes)
+
+
+def _rewarded(group: RolloutGroup, policy_version: int, *, is_trained: bool) -> RolloutGroup:
+    """Return the group with rewards, and with tokens of the policy that the trainer holds by now."""
+    responses = tuple(
+        replace(response, spans=(VersionSpan(policy_version=policy_version, num_tokens=response.num_tokens),))
+        for response in group.responses
+    )
+    rewards = tuple(float(is_trained and index % 2) for index in range(len(responses)))
+    return replace(group, responses=responses, rewards=rewards)

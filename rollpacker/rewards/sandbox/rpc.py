@@ -1,0 +1,157 @@
+"""Remote calls between two sandboxes: tests run in the tester, and call the program in the other.
+
+A name that the tests import from `solution` is requested from the program: it is plain data, an error class of the same
+name and bases, or a `Remote`, a proxy of an object there. A call sends its arguments as plain data and returns plain
+data, or a `Remote` of any other object; changes of the arguments are applied in the tester too. Functions that the
+tests pass can be called back, and public attributes of objects that they pass can be read.
+
+Invariant: no code of the program runs in the tester, and no name of the program is there but those that the tests
+import. No value of the program decides a comparison with plain data, unless the tests use it as what plain data is not:
+a `Remote` equals nothing but another `Remote` that its own program says it equals, until the tests read an attribute of
+it that no plain data has. So an object whose `__eq__`, `__lt__`, `__sub__` or `__contains__` always succeeds passes for
+no number, text or container. What a test compares only with objects of the program itself, the program decides, as it
+would under pytest.
+
+Messages are JSON: a request is `[verb, ...]`, a response `["value", value, arguments]` or `["raise", names, arguments,
+text, attributes]`. Each side handles requests while it waits for a response. The tester handles only calls of functions
+that it passed, and public attributes of objects that it passed.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+from rollpacker.rewards.sandbox.values import decode, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+END = b'["end"]'
+"""Sent by the supervisor when the tests are over."""
+
+SOLUTION, TESTS = "solution", "test_solution"
+"""The modules of the program and of its tests, as the tests see them."""
+
+UNARY = (
+    *("__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__"),
+    *("__str__", "__repr__", "__int__", "__float__", "__index__", "__abs__", "__neg__", "__round__", "__call__"),
+    *("__hash__", "__enter__", "__exit__", "__copy__"),
+)
+"""Handled by the program for its objects, which does not see what the test compares the result with."""
+
+COMPARING = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__")
+"""Handled by it only where both are its own objects, or the tests use the first as no plain data."""
+
+COMPUTING = (
+    *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__and__", "__or__"),
+    *("__xor__", "__matmul__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__"),
+)
+"""The same; with plain data the result may be an object, which never becomes plain data by itself."""
+
+_EXITS = ("SystemExit", "KeyboardInterrupt")
+"""Errors that tests may expect though they are no `Exception`."""
+
+
+class Peer:
+    """One end of the connection."""
+
+    def __init__(self, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
+        import json
+
+        self._loads = json.loads
+        self._read = read
+        self._write = write
+        self._exported: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        """Of what is exported, by `id`; kept as long as the connection."""
+        self._records: dict[tuple[str, ...], Callable[..., object]] = {}
+        """Classes of named tuples, by name and fields: they cross as data, and are of the same class on either side."""
+
+    def _number_of(self, value: object) -> int:
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._exported)
+            self._exported.append(value)
+        return self._numbers[id(value)]
+
+    def _encode(self, value: object) -> str:
+        return encode(value, self._export)
+
+    def _export(self, value: object) -> str:
+        """Write what is no plain data."""
+        if isinstance(value, tuple):
+            record, fields = type(value), list(value._fields)  # type: ignore[attr-defined]
+            self._records[record.__name__, *fields] = record
+            return f'{{"u":{self._encode([record.__name__, fields, list(value)])}}}'
+        if isinstance(value, type) and vars(builtins).get(name := value.__name__) is value:
+            return f'{{"g":"{name}"}}'
+        return self._export_object(value)
+
+    def _export_object(self, value: object) -> str:
+        raise NotImplementedError
+
+    def _restore(self, tree: dict[str, Any]) -> object:
+        """Make what the other side exported."""
+        match tree:
+            case {"g": str(kind_name)} if isinstance(kind := getattr(builtins, kind_name, None), type):
+                return kind
+            case {"u": _}:
+                pass
+            case _:
+                return self._restore_object(tree)
+        from collections import namedtuple
+
+        body: Any = decode(tree["u"], self._restore)
+        name, fields, values = body
+        record = self._records.get((name, *fields)) or namedtuple(name, fields)  # noqa: PYI024 fields of the other side
+        self._records[name, *fields] = record
+        return record(*values)
+
+    def _restore_object(self, tree: dict[str, Any]) -> object:
+        raise NotImplementedError
+
+    def _receive(self) -> list[Any]:
+        """Wait for a response, and handle requests meanwhile."""
+        while True:
+            verb, *parts = self._loads(self._read())
+            if verb in {"value", "raise"}:
+                return [verb, *parts]
+            self._handle(verb, parts)
+
+    def _handle(self, verb: str, parts: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _respond(self, work: Callable[[], tuple[object, object]]) -> None:
+        try:
+            value, arguments = work()
+            answer = f'["value",{self._encode(value)},{self._encode(arguments)}]'
+        except BaseException as error:  # noqa: BLE001 the other side raises it
+            try:
+                answer = self._raised(error)
+            except BaseException as second:  # noqa: BLE001 of an error that cannot be encoded; this one can
+                answer = self._raised(RuntimeError(type(second).__name__))
+        self._write(answer.encode())
+
+    def _raised(self, error: BaseException) -> str:
+        names = [kind.__name__ for kind in type(error).__mro__]
+        attributes = {name: each for name, each in vars(error).items() if not name.startswith("_")}
+        parts = (names, list(error.args), str(error), attributes)
+        return f'["raise",{",".join(map(self._encode, parts))}]'
+
+
+def builtin_error(names: list[str]) -> type[BaseException]:
+    """Give the first of some classes, nearest first, that is an error of Python's own."""
+    for name in names:
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and (issubclass(kind, Exception) or name in _EXITS):
+            return kind
+    return RuntimeError
+
+
+def error_of(kind: type[BaseException], arguments: list[Any]) -> BaseException:
+    """Create an error; a RuntimeError where the class takes other arguments."""
+    try:
+        return kind(*arguments)
+    except TypeError:  # such as UnicodeDecodeError
+        return RuntimeError(*arguments)

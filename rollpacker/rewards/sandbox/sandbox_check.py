@@ -1,0 +1,64 @@
+"""Checks that sandboxes can start on this machine, by starting one as a run does, with an empty program."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import UserError
+from rollpacker.rewards.sandbox.system_calls import MACHINES
+from rollpacker.rewards.sandbox.worker import SUPERVISOR
+from rollpacker.rewards.supervisor_process import SupervisorProcess
+
+if TYPE_CHECKING:
+    from rollpacker.config.sections.sandbox import SandboxSection
+
+_FALLBACK = (
+    "reward.sandbox.isolation=rlimits does not isolate programs: they can read this user's files, use the network and "
+    "kill the run's processes"
+)
+
+
+def check_sandbox(section: SandboxSection) -> str:
+    """Start a sandbox, and describe it in a few words.
+
+    Raises:
+        UserError: No sandbox starts here.
+    """
+    is_isolated = section.isolation == "bubblewrap"
+    if is_isolated and shutil.which("bwrap") is None:
+        raise UserError(
+            "reward.sandbox.isolation=bubblewrap, and there is no program `bwrap` in the PATH.",
+            f"bubblewrap isolates programs of responses. {_FALLBACK}.",
+            "Install the system's package `bubblewrap`, also in the image that runs",
+        )
+    if is_isolated and platform.machine() not in MACHINES:
+        raise UserError(
+            f"reward.sandbox.isolation=bubblewrap on a machine of kind {platform.machine()}.",
+            f"The filter of system calls supports {' and '.join(MACHINES)}. {_FALLBACK}.",
+            "Run elsewhere, or set reward.sandbox.isolation=rlimits where the programs are trusted",
+        )
+    process = SupervisorProcess(SUPERVISOR, [section.bounds_json()])
+    try:
+        failure = process.start_failure()
+    finally:
+        process.close()
+    if failure is not None:
+        raise UserError(
+            f"reward.sandbox.isolation={section.isolation}, and no sandbox starts here: {failure}.",
+            "It takes bubblewrap 0.7 or later, and user namespaces, which some systems and containers forbid. "
+            f"{_FALLBACK}.",
+            "Ask for user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
+            "kernel.apparmor_restrict_unprivileged_userns), or set reward.sandbox.isolation=rlimits where the programs "
+            "are trusted",
+        )
+    if is_isolated:
+        return f"bubblewrap {_version()} isolates programs"
+    return "programs have resource limits and are not isolated: they can read this user's files and use the network"
+
+
+def _version() -> str:
+    shown = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False)  # noqa: S607 by its name
+    return shown.stdout.strip().rpartition(" ")[2] or "of unknown version"

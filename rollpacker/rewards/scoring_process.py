@@ -1,0 +1,170 @@
+"""The process that runs checks that may hang: a supervisor that never hangs, and a scorer that it can kill.
+
+    reward worker ──socket──> supervisor ──socket──> scorer
+                              (imports once,     (forked from the supervisor,
+                               keeps time)        with all imports done)
+
+The supervisor imports the reward module, forks a scorer and passes requests on, one at a time. When the scorer gives no
+response within the limit, or dies, the supervisor kills it by its id (its own child, not yet waited for, so the id is
+not reused), responds with `timeout` or `checker_crashed`, and forks another. A fork takes milliseconds where a new
+interpreter with sympy takes seconds, so a check that hangs does not delay the next ones.
+
+Invariant: no process outlives the reward worker's, however that dies, and whatever a check does. The supervisor exits
+when its socket closes, and the kernel signals it when its parent dies. The scorer may be in C code, where Python
+handles no signals, so the kernel kills it when the supervisor dies (PR_SET_PDEATHSIG).
+
+Both sides speak JSON lines: requests are `{prompt_text, response_text, is_truncated, ground_truth}`, responses
+`{reward, reason, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+
+Run as `python -m rollpacker.rewards.scoring_process MODULE TIMEOUT_S PARENT_PID`, with the socket as standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, cast
+
+from rollpacker.rewards.processes import exit_when_parent_dies, limit_resource, set_parent_death_signal
+from rollpacker.rewards.reward_module import CHECKER_CRASHED, TIMEOUT, Score
+
+if TYPE_CHECKING:
+    from rollpacker.rewards.reward_module import RewardModule
+
+_SCORER_MEMORY_BYTES = 4 << 30
+"""Address space of a scorer. A check with sympy needs 0.2 GB; one that wants 4 GB should fail alone, not take the
+node's memory."""
+
+_MAX_CHECKS_PER_SCORER = 1000
+"""Then a fresh one is forked, so that caches and leaks of the checked libraries stay small. Costs milliseconds."""
+
+_RECEIVE_BYTES = 1 << 16
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one reward worker until it closes the socket."""
+    module_name, timeout_s, parent_pid = arguments
+    requests = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    exit_when_parent_dies(int(parent_pid))
+    try:
+        module = cast("RewardModule", importlib.import_module(module_name))
+        module.prepare()
+    except Exception as error:  # noqa: BLE001 the process boundary: the parent raises it
+        _send(requests, {"failure": f"{type(error).__name__}: {error}"})
+        return 1
+    gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
+    _send(requests, {"is_ready": True})
+    _Supervisor(requests, module, float(timeout_s)).serve()
+    return 0
+
+
+class _Supervisor:
+    """Owns at most one scorer."""
+
+    def __init__(self, requests: socket.socket, module: RewardModule, timeout_s: float) -> None:
+        self._requests = requests
+        self._module = module
+        self._timeout_s = timeout_s
+        self._scorer_pid = 0
+        self._scorer: socket.socket
+        self._num_checks = 0
+
+    def serve(self) -> None:
+        self._fork_scorer()
+        with contextlib.suppress(ConnectionError, EOFError), self._requests.makefile("rb") as lines:
+            for line in lines:
+                self._serve_one(line)
+        self._kill_scorer()
+
+    def _serve_one(self, line: bytes) -> None:
+        started_s = time.monotonic()
+        score = self._score_within_limit(line)
+        time_s = time.monotonic() - started_s
+        must_replace = score in {TIMEOUT, CHECKER_CRASHED}
+        if must_replace:
+            self._kill_scorer()
+        _send(self._requests, {"reward": score.reward, "reason": score.reason, "time_s": time_s})
+        self._num_checks += 1
+        if must_replace or self._num_checks >= _MAX_CHECKS_PER_SCORER:
+            self._kill_scorer()
+            self._fork_scorer()
+
+    def _score_within_limit(self, line: bytes) -> Score:
+        """Raises EOFError when the parent closed the socket meanwhile."""
+        deadline_s = time.monotonic() + self._timeout_s
+        with contextlib.suppress(ConnectionError):
+            self._scorer.sendall(line)
+            answer = b""
+            while not answer.endswith(b"\n"):
+                if not self._wait_for_scorer(deadline_s):
+                    return TIMEOUT
+                received = self._scorer.recv(_RECEIVE_BYTES)
+                if not received:
+                    return CHECKER_CRASHED
+                answer += received
+            return Score(*json.loads(answer))
+        return CHECKER_CRASHED
+
+    def _wait_for_scorer(self, deadline_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._scorer, select.POLLIN)
+        poll.register(self._requests, select.POLLRDHUP)
+        ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+        if any(file == self._requests.fileno() for file, _ in ready):
+            raise EOFError
+        return bool(ready)
+
+    def _fork_scorer(self) -> None:
+        supervisor_pid = os.getpid()
+        ours, theirs = socket.socketpair()
+        self._num_checks = 0
+        self._scorer_pid = os.fork()
+        if self._scorer_pid == 0:
+            try:
+                ours.close()
+                os.close(self._requests.fileno())  # close() would wait for the file made from it
+                _score_until_killed(theirs, self._module, supervisor_pid)
+            finally:
+                # Whatever a check raises, SystemExit too: the supervisor's code must not go on in here.
+                os._exit(1)
+        theirs.close()
+        self._scorer = ours
+
+    def _kill_scorer(self) -> None:
+        if self._scorer_pid:
+            os.kill(self._scorer_pid, signal.SIGKILL)
+            os.waitpid(self._scorer_pid, 0)
+            self._scorer_pid = 0
+            self._scorer.close()
+
+
+def _score_until_killed(requests: socket.socket, module: RewardModule, supervisor_pid: int) -> None:
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != supervisor_pid:
+        return  # it died before the kernel knew what to do then
+    limit_resource(resource.RLIMIT_AS, _SCORER_MEMORY_BYTES)
+    limit_resource(resource.RLIMIT_CORE, 0)
+    os.dup2(0, 2)  # a crash is a verdict; its traceback is not logged
+    with requests.makefile("rb") as lines:
+        for line in lines:
+            score = module.score(**json.loads(line))
+            _send(requests, score)
+
+
+def _send(receiver: socket.socket, message: object) -> None:
+    receiver.sendall(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

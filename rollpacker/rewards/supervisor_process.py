@@ -1,0 +1,176 @@
+"""A supervisor process: started, sent requests, restarted when it dies, and ended.
+
+Invariant: it has at most one request at a time. It applies the time limit of a check itself (see `scoring_process`),
+from the start of the check; the limit here only covers a supervisor that died or was stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.errors import EngineFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+START_LIMIT_S = 120.0
+"""To import sympy from a slow network file system, on a node where many start at once."""
+
+_LINE_BYTES = 1 << 24
+"""The longest response: of a sandbox with a hundred thousand test cases."""
+
+STOP_LIMIT_S = 2.0
+"""For a supervisor to exit when its socket is closed, before it is killed."""
+
+
+class ProcessDied(Exception):
+    """It ended before it responded, and was restarted."""
+
+
+class SupervisorProcess:
+    """A process that responds to JSON lines, started at once and restarted when it dies. Owned by one task.
+
+    Args:
+        module_name: Run with the arguments and this process's id; its socket is its standard input.
+        arguments: Of its command line.
+    """
+
+    def __init__(self, module_name: str, arguments: Sequence[str]) -> None:
+        self._module_name = module_name
+        self._arguments = arguments
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, request: str, limit_s: float) -> dict[str, Any]:
+        """Give the response to a request, both as JSON.
+
+        Raises:
+            EngineFailed: The process cannot start; no request can ever be served.
+            ProcessDied: It ended.
+            TimeoutError: It did not respond within `limit_s`. It is restarted, as for the next two.
+            LimitOverrunError: Its response is too long.
+            ValueError: Its response is no JSON, or the request is no text.
+        """
+        if self._process.poll() is not None and self._reader is not None:
+            self._restart()  # it died while idle, which is no fault of this request
+        reader, writer = await self._connect()
+        try:
+            writer.write(request.encode() + b"\n")
+            async with asyncio.timeout(limit_s):
+                await writer.drain()
+                response: dict[str, Any] = json.loads(await reader.readuntil())
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self._restart()
+            raise ProcessDied from None
+        except (TimeoutError, asyncio.LimitOverrunError, ValueError):
+            self._restart()  # or the rest of this response would be taken for the next one's
+            raise
+        return response
+
+    def start_failure(self) -> str | None:
+        """Wait until the process is ready, without an event loop; give the reason why it is not, or None."""
+        self._socket.settimeout(START_LIMIT_S)
+        with self._socket.makefile("rb") as lines:
+            try:
+                line = lines.readline()
+            except TimeoutError:
+                return f"not ready after {START_LIMIT_S:.0f} s"
+        failure = json.loads(line).get("failure") if line else "the process ended"
+        return None if failure is None else str(failure)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send a message that has no response, if the process is connected."""
+        if self._writer is not None:
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def disconnect(self) -> None:
+        """Tell the process to end. Harmless when called again."""
+        is_ready = self._writer is not None
+        self._disconnect()
+        if not is_ready:
+            self._process.kill()  # it has no children yet that would outlive it, and may be in an import
+
+    def close(self) -> None:
+        """End it and what it started; returns when all are gone. Harmless when called again."""
+        self.disconnect()
+        try:
+            self._process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the kernel kills what it started with it
+            self._process.wait()
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 our own interpreter and module
+                    [sys.executable, "-P", "-m", self._module_name, *self._arguments, str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=environment_of_children(),
+                )
+            except OSError as error:
+                raise self._failure(f"cannot start: {error}") from error
+
+    def _restart(self) -> None:
+        self._disconnect()
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def _disconnect(self) -> None:
+        if self._writer is None:
+            self._socket.close()
+        else:
+            self._writer.transport.abort()
+            # abort() closes in the loop's next turn, but waiting for the process needs it now
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader = self._writer = None
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Wait until the process is ready."""
+        if self._reader is not None and self._writer is not None:
+            return self._reader, self._writer
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=_LINE_BYTES)
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                greeting = json.loads(await self._reader.readuntil())
+        except TimeoutError:
+            raise self._failure(f"was not ready after {START_LIMIT_S:.0f} s") from None
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise self._failure(f"ended with code {await asyncio.to_thread(self._process.wait)}") from None
+        if "failure" in greeting:
+            raise self._failure(f"cannot start: {greeting['failure']}")
+        return self._reader, self._writer
+
+    def _failure(self, what: str) -> EngineFailed:
+        return EngineFailed(
+            f"The reward process {what}",
+            "Allowed: a reward that can run on every node",
+            "Look at the output of the reward worker; the environment may lack a package",
+        )
+
+
+def environment_of_children() -> dict[str, str]:
+    """Give an environment with this package's path, and one thread for numeric libraries."""
+    package = importlib.util.find_spec("rollpacker")
+    locations = package.submodule_search_locations if package else None
+    roots = [str(Path(location).resolve().parent) for location in locations or ()]
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*roots, inherited] if inherited else roots)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

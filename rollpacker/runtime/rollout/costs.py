@@ -1,0 +1,49 @@
+"""What a round cost, and which engines went and came: what the recorder is told of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollpacker.core.ids import EngineId
+from rollpacker.protocols.engine import EngineStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turnover:
+    """Engines that were lost and replaced since the last count."""
+
+    num_lost: int
+    num_replaced: int
+    """Joined in the place of lost ones."""
+    switch_time_s: float
+    """In which engines of another degree took the place of those before, without the transfer of weights to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCosts:
+    """What the engines did in a round."""
+
+    tensor_parallel: int
+    parallelism_gain: float | None
+    """Tokens per second over those of its kind's rounds on the degree of before, if any is remembered."""
+    num_engines_lent: int
+    """To the trainer, before the round was over."""
+    before: Mapping[EngineId, EngineStats]
+    after: Mapping[EngineId, EngineStats]
+
+    def growth(self, counter: str) -> int:
+        """How much a counter grew, over the engines that are still alive."""
+        before = {engine: getattr(stats, counter) for engine, stats in self.before.items()}
+        return sum(getattr(stats, counter) - before.get(engine, 0) for engine, stats in self.after.items())
+
+    def mean_per_pass(self, counter: str) -> float:
+        """How much a counter grew in a forward pass of an engine, on average; 0 without any pass."""
+        num_passes = self.growth("num_decode_steps")
+        return self.growth(counter) / num_passes if num_passes else 0.0
+
+    @property
+    def kv_cache_share(self) -> float:
+        """Mean share of an engine's KV cache that was in use during forward passes."""
+        capacity = sum(stats.kv_tokens_capacity for stats in self.after.values()) / max(1, len(self.after))
+        return self.mean_per_pass("kv_token_steps") / capacity if capacity else 0.0

@@ -1,0 +1,421 @@
+"""The engines in use: which are present, asleep or lost, their tensor-parallel degree, and their replacements.
+
+    present ──lend, leave_gpus──> asleep ──publish──> present
+       └──lose──> lost ──a replacement (replacements.py)──> ready ──join──> present
+
+An engine that fails is lost, and one that is to take its place starts in the background. It joins once it holds the
+policy of the round, so every engine that the scheduler knows holds it. As long as one is to come, a round without
+engines waits for it; reward and trainer are not replaced, and their failure ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.backend import DeadlineSection
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.events import EngineJoined, EngineLost, EngineProgress, EngineRetired, Event
+from rollpacker.core.ids import EngineId
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.protocols.backend import Fleet, Rebuild, ReplaceEngine, Workers
+from rollpacker.protocols.engine import Engine, EngineStats
+from rollpacker.protocols.weights import Published, WeightSync
+from rollpacker.runtime.rollout.costs import Turnover
+from rollpacker.runtime.rollout.failures import Failures
+from rollpacker.runtime.rollout.inbox import EngineReady, Inbox, SlotEmpty
+from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.replacements import Replacements, RestartLimits
+from rollpacker.runtime.rollout.restarts import within_or_failed
+from rollpacker.runtime.waiting.clock import RunClock
+from rollpacker.runtime.waiting.watchdog import Watchdog
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetParts:
+    """The engines of a run, and how they are replaced."""
+
+    fleets: Mapping[int, Fleet]
+    """By tensor-parallel degree; the first one is in use, unless a checkpoint says otherwise."""
+    replace_engine: ReplaceEngine | None
+    rebuild: Rebuild | None = None
+    asleep: Collection[EngineId] = ()
+    """Engines whose GPUs are the trainer's at first."""
+    engine: EngineSection
+    deadlines: DeadlineSection
+    straggler_s: float
+    """How long new weights wait for an engine that is being served the ones before."""
+
+    @classmethod
+    def of(cls, workers: Workers, config: RunConfig) -> Self:
+        """Take them from what a backend provides."""
+        return cls(
+            fleets=workers.fleets,
+            replace_engine=workers.replace_engine,
+            rebuild=workers.rebuild,
+            asleep=workers.colocated_engines,
+            engine=config.engine,
+            deadlines=config.backend.deadlines,
+            straggler_s=config.weight_sync.timeout_s,
+        )
+
+
+class Engines:
+    """Keeps the engines of a run at work.
+
+    Args:
+        parts: The engines.
+        scheduler: Asked which engines it knows and whether requests wait for one.
+        report: Tells the scheduler of an engine.
+        inbox: Gets what engines and replacements have to say.
+        clock: The run's.
+        watchdog: Bounds the waits.
+        interval_log: Takes down when engines slept and loaded weights.
+        note: Tells a person what happens.
+    """
+
+    def __init__(
+        self,
+        parts: FleetParts,
+        *,
+        scheduler: Scheduler,
+        report: Callable[[Event], None],
+        inbox: Inbox,
+        clock: RunClock,
+        watchdog: Watchdog,
+        interval_log: IntervalLog,
+        note: Callable[[str], None],
+    ) -> None:
+        self._fleets = parts.fleets
+        self._rebuild = parts.rebuild
+        self._deadlines = deadlines = parts.deadlines
+        self._scheduler = scheduler
+        self._report = report
+        self._inbox = inbox
+        self._clock = clock
+        self._watchdog = watchdog
+        self._interval_log = interval_log
+        self._note = note
+        self._replacements = Replacements(
+            slots=[engine_id for fleet in parts.fleets.values() for engine_id in fleet.engines],
+            replace=parts.replace_engine,
+            limits=RestartLimits(
+                max_restarts=parts.engine.max_restarts,
+                first_pause_s=parts.engine.restart_pause_s,
+                start_s=deadlines.start_s,
+                serve_s=deadlines.train_s + deadlines.weight_sync_s,
+                straggler_s=parts.straggler_s,
+            ),
+            note=note,
+            on_ready=lambda engine_id: inbox.put(EngineReady(engine_id)),
+            on_empty=lambda engine_id, error: inbox.put(SlotEmpty(engine_id, error)),
+            on_error=inbox.put,
+        )
+        self.tensor_parallel = next(iter(parts.fleets))
+        """The degree in use."""
+        self.next_tensor_parallel = scheduler.tensor_parallel or self.tensor_parallel
+        """The degree after the next `publish`."""
+        self.policy_version = 0
+        """Of the round."""
+        self._present = {degree: dict(fleet.engines) for degree, fleet in parts.fleets.items()}
+        """Of every fleet, the engines that are alive."""
+        self._asleep = list(parts.asleep)
+        """Engines whose GPUs are the trainer's, which sleep until new weights come."""
+        self._asleep_since: dict[EngineId, float] = {}
+        self._switch_time_s = 0.0
+        """Of the change before the round that comes, or that is to be measured; 0 without one."""
+        self._lost: dict[EngineId, RollpackerError] = {}
+        """In the order in which they were lost."""
+        self._failures = Failures()
+        self._noticed: set[EngineId] = set()
+        """Those that were seen to fail, lost or about to be."""
+        self._num_lost = self._num_replaced = 0
+        """Since the last count."""
+        self._has_started = False
+
+    @property
+    def present(self) -> Mapping[EngineId, Engine]:
+        """Of the fleet in use, those that are alive."""
+        return self._present[self.tensor_parallel]
+
+    @property
+    def num_lent(self) -> int:
+        """How many sleep now."""
+        return len(self._asleep)
+
+    async def start(self) -> None:
+        """Report the engines to the scheduler, and listen to them. They hold the first policy."""
+        self._has_started = True
+        for engines in self._present.values():
+            for engine_id, engine in engines.items():
+                self._inbox.listen(engine_id, engine, self._notice)
+        for engine_id in self.present:
+            self._report_joined(engine_id)
+        for engine_id in self._scheduler.engines:  # a restored scheduler may know engines of an earlier attempt
+            if engine_id not in self.present:
+                self._report(EngineLost(engine=engine_id))
+        await self._replacements.fill_only(self._slots())
+
+    async def stop(self) -> None:
+        """Bring no further engine."""
+        await self._replacements.stop()
+
+    async def end(self, slots: Collection[EngineId]) -> None:
+        """End engines whatever they do."""
+        ending = [engine.close() for engine_id, engine in self.present.items() if self._slot_of(engine_id) in slots]
+        await self._watchdog.within(
+            self._deadlines.stop_s, "engines to end", asyncio.gather(*ending, return_exceptions=True)
+        )
+
+    def _slots(self) -> Collection[EngineId]:
+        """Of the fleet in use."""
+        return self._fleets[self.tensor_parallel].engines.keys()
+
+    def _slot_of(self, engine_id: EngineId) -> EngineId:
+        return self._replacements.slot_of(engine_id)
+
+    def _gpus_of(self, engine_id: EngineId) -> tuple[int, ...]:
+        return self._fleets[self.tensor_parallel].gpus.get(self._slot_of(engine_id), ())
+
+    def _report_joined(self, engine_id: EngineId) -> None:
+        self._report(EngineJoined(engine=engine_id, gpus=self._gpus_of(engine_id)))
+
+    # Engines that are lost, and those that take their places
+
+    def _notice(self, engine_id: EngineId, error: EngineFailed) -> None:
+        """Have an engine replaced at once; the fact that it is lost keeps its place in the inbox."""
+        if engine_id not in self._noticed:
+            self._noticed.add(engine_id)
+            self._num_lost += 1
+            self._failures.add(engine_id, error, self.policy_version)
+            if self._failures.repeated is not None:
+                return
+            self._note(f"{error.problem} Its requests go to the other engines. {self._replacements.vacate(engine_id)}")
+
+    def lose(self, engine_id: EngineId, error: EngineFailed) -> None:
+        """Take an engine out of use."""
+        if engine_id in self._lost:
+            return  # its pump and a call to it may both notice
+        self._lost[engine_id] = error
+        self._notice(engine_id, error)
+        if self._failures.repeated is not None:
+            raise self._failures.repeated
+        is_in_use = engine_id in self.present
+        for engines in self._present.values():
+            engines.pop(engine_id, None)
+        if not is_in_use:
+            return  # it belongs to a fleet that sleeps, of which the scheduler does not know
+        if engine_id in self._scheduler.engines:  # else it died before it had joined
+            self._report(EngineLost(engine=engine_id))
+        self._require_engine()
+
+    def leave_empty(self, engine_id: EngineId, error: RollpackerError) -> None:
+        """Note that no further engine is tried in the slot of this one."""
+        self._lost[engine_id] = error
+        self._require_engine()
+
+    def join(self, engine_id: EngineId) -> None:
+        """Report an engine that takes a lost one's place; unless it has joined with new weights, or will."""
+        engine = self._replacements.take(engine_id, self.policy_version)
+        if engine is not None:
+            self._admit(engine_id, engine)
+            self._report_joined(engine_id)
+
+    def _admit(self, engine_id: EngineId, engine: Engine) -> None:
+        self._num_replaced += 1
+        self._note(f"{engine_id} has taken the place of {self._slot_of(engine_id)}.")
+        self._present[self.tensor_parallel][engine_id] = engine
+        self._inbox.listen(engine_id, engine, self._notice)
+
+    def _require_engine(self) -> None:
+        """Raise the last engine's error when none is there, or to come, for the round or for the run."""
+        if self._scheduler.is_starved:
+            is_hope_left = bool(self._replacements.under_way)
+        else:
+            is_replaceable = self._has_started and self._replacements.are_expected(self._slots())
+            is_hope_left = bool(self.present) or is_replaceable
+        if is_hope_left:
+            return
+        engine_id, error = next(reversed(self._lost.items()))
+        raise EngineFailed(
+            f"{error.problem} No engine is left that could go on.",
+            error.allowed,
+            f"Read why in {engine_id}.log under run.dir; run.resume=auto continues from the checkpoint.",
+        )
+
+    def turnover(self) -> Turnover:
+        """Count the engines that were lost and replaced since the last call."""
+        turnover = Turnover(num_lost=self._num_lost, num_replaced=self._num_replaced, switch_time_s=self._switch_time_s)
+        self._num_lost = self._num_replaced = 0
+        return turnover
+
+    # GPUs that are the trainer's
+
+    async def lend(self, engine_ids: Iterable[EngineId]) -> frozenset[int]:
+        """Put engines to sleep until `publish`, on which nothing is in flight; gives the GPUs that this frees."""
+        to_lend = list(engine_ids)
+        await self._each(to_lend, lambda engine: engine.sleep())
+        self._asleep = [engine_id for engine_id in to_lend if engine_id in self.present]
+        self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
+        await self._fill_none_of([self._slot_of(engine_id) for engine_id in self._asleep])
+        return frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id))
+
+    async def leave_gpus(self, slots: Collection[EngineId]) -> None:
+        """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
+        for engine_id in self._replacements.ready:
+            self.join(engine_id)
+        await self._fill_none_of(slots)
+        to_sleep = [
+            engine_id
+            for engine_id in self.present
+            if self._slot_of(engine_id) in slots and engine_id not in self._asleep
+        ]
+        await self._each(to_sleep, lambda engine: engine.sleep())
+        self._asleep += to_sleep
+        self._asleep_since |= dict.fromkeys(to_sleep, self._clock.now())
+
+    async def _fill_none_of(self, slots: Collection[EngineId]) -> None:
+        """Start no engine in these slots until `publish`: their GPUs are the trainer's."""
+        await self._replacements.fill_only(slot for slot in self._slots() if slot not in slots)
+
+    # New weights, and engines of another degree
+
+    async def publish(self, sync: WeightSync) -> Published:
+        """Wake the engines of the next round and give each the new policy; those that do not get it are lost.
+
+        Raises:
+            WeightSyncFailed: None of them holds exactly the trainer's weights.
+        """
+        async with self._replacements.publishing(sync) as newcomers:
+            for engine_id, engine in newcomers.items():
+                self._admit(engine_id, engine)
+            asleep, self._asleep = self._asleep, []
+            for engine_id, since in self._asleep_since.items():
+                self._interval_log.add(engine_id, "engine", "asleep", since)
+            self._asleep_since.clear()
+            if self.next_tensor_parallel != self.tensor_parallel:
+                return await self._change_fleet(sync, asleep)
+            if self._has_started:
+                await self._replacements.fill_only(self._slots())
+            await self._each(asleep, lambda engine: engine.wake())
+            published = await self._load(sync)
+            for engine_id in newcomers:
+                if engine_id in self.present:
+                    self._report_joined(engine_id)
+            return published
+
+    async def _change_fleet(self, sync: WeightSync, asleep: Sequence[EngineId]) -> Published:
+        """Put the engines in use to sleep, or end them, and let those of the next degree take their place."""
+        began_at_s = self._clock.now()
+        if self._rebuild:
+            await self._move(self._rebuild.end, 2 * self._deadlines.stop_s)
+        else:
+            awake = [engine_id for engine_id in self.present if engine_id not in asleep]
+            await self._each(awake, lambda engine: engine.sleep())
+        retired = [engine_id for engine_id in self.present if engine_id in self._scheduler.engines]
+        self.tensor_parallel = self.next_tensor_parallel
+        if self._has_started:
+            await self._replacements.fill_only(self._slots())
+        self._require_engine()
+        if self._rebuild:
+            await self._move(self._rebuild.rebuild, self._deadlines.start_s)
+        else:
+            await self._each(list(self.present), lambda engine: engine.wake())
+        if self._has_started:
+            self._switch_time_s = self._clock.now() - began_at_s
+            self._interval_log.add("driver", "driver", "switch", began_at_s)
+        published = await self._load(sync)
+        if self._has_started:  # else `start` reports them
+            for engine_id in self.present:
+                self._report_joined(engine_id)
+            for engine_id in retired:
+                self._report(EngineRetired(engine=engine_id))
+        return published
+
+    async def _move(self, move: Callable[[EngineId], Awaitable[None]], deadline_s: float) -> None:
+        """End or start every engine of the degree in use; one for which that fails is lost."""
+
+        def moving(engine_id: EngineId) -> Callable[[], Awaitable[None]]:
+            slot = self._slot_of(engine_id)
+            return lambda: within_or_failed(deadline_s, f"{engine_id} to make place, or to take it", move(slot))
+
+        await asyncio.gather(*(self.guarded(engine_id, moving(engine_id)) for engine_id in list(self.present)))
+
+    @property
+    def longest_switch_s(self) -> float:
+        """How long the change of the degree may take that `publish` makes; 0 without one, or if no process starts."""
+        is_rebuilding = self._rebuild is not None and self.next_tensor_parallel != self.tensor_parallel
+        return 2 * self._deadlines.stop_s + self._deadlines.start_s if is_rebuilding else 0.0
+
+    def take_switch_time_s(self) -> float:
+        """Give the time of the change before the last round, once."""
+        switch_time_s, self._switch_time_s = self._switch_time_s, 0.0
+        return switch_time_s
+
+    async def _load(self, sync: WeightSync) -> Published:
+        began = self._clock.now()
+        published = await sync.publish(dict(self.present))
+        for engine_id, error in published.lost.items():
+            self.lose(engine_id, error)
+        for engine_id in self.present:
+            self._interval_log.add(engine_id, "engine", "load_weights", began)
+        return published
+
+    # Calls
+
+    async def _each(self, engine_ids: Iterable[EngineId], order: Callable[[Engine], Awaitable[None]]) -> None:
+        """Give the same order to several engines at once."""
+        present = [(engine_id, self.present[engine_id]) for engine_id in engine_ids if engine_id in self.present]
+        await self._watchdog.within(
+            self._deadlines.rollout_stall_s,
+            "engines to sleep or to wake",
+            asyncio.gather(*(self.guarded(engine_id, partial(order, engine)) for engine_id, engine in present)),
+        )
+
+    async def guarded(self, engine_id: EngineId, order: Callable[[], Awaitable[None]]) -> bool:
+        """Give an order to an engine; False when it turns out to be lost."""
+        try:
+            await order()
+        except EngineFailed as error:
+            self.lose(engine_id, error)
+            return False
+        return True
+
+    async def progress(self) -> tuple[EngineProgress, ...]:
+        """How far everything in flight is, on every engine that answers."""
+        engines = dict(self.present)
+        answers = await asyncio.gather(*(engine.progress() for engine in engines.values()), return_exceptions=True)
+        return tuple(self._answered(dict(zip(engines, answers, strict=True))).values())
+
+    async def stats(self) -> Mapping[EngineId, EngineStats]:
+        """The statistics of every engine that answers."""
+        asked = {engine_id: engine.stats() for engine_id, engine in self.present.items()}
+        answers = await self._watchdog.within(
+            self._deadlines.rollout_stall_s,
+            "the engines' statistics",
+            asyncio.gather(*asked.values(), return_exceptions=True),
+        )
+        return self._answered(dict(zip(asked, answers, strict=True)))
+
+    def _answered(self, answers: Mapping[EngineId, Answer | BaseException]) -> dict[EngineId, Answer]:
+        """Sort out the engines that turned out to be lost; raises whatever else went wrong."""
+        given: dict[EngineId, Answer] = {}
+        for engine_id, answer in answers.items():
+            if isinstance(answer, EngineFailed):
+                self.lose(engine_id, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                given[engine_id] = answer
+        return given
+
+    def describe_wait(self) -> list[str]:
+        """Say which engines are to come."""
+        return [f"{engine_id} to start and to load the weights" for engine_id in self._replacements.under_way]

@@ -1,0 +1,99 @@
+"""Facts on their way to the driver, which takes them out in order of arrival.
+
+    engines ── collect ──┐
+    reward ──────────────┼─> inbox ── collect ──> Driver
+    replacements ────────┘
+
+One pump per engine collects what it has finished. An exception in the inbox ends the run: the driver raises it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.ids import EngineId
+from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.rollout import Response, Verdict
+
+
+class ResponsesArrived(NamedTuple):
+    """An engine has finished or aborted responses."""
+
+    engine: EngineId
+    responses: Sequence[Response]
+
+
+class VerdictsArrived(NamedTuple):
+    """The reward has scored responses."""
+
+    verdicts: Sequence[Verdict]
+
+
+class EngineDied(NamedTuple):
+    """An engine does not answer any more."""
+
+    engine: EngineId
+    error: EngineFailed
+
+
+class EngineReady(NamedTuple):
+    """An engine that takes a lost one's place has started and holds its weights."""
+
+    engine: EngineId
+
+
+class SlotEmpty(NamedTuple):
+    """A slot will stay empty."""
+
+    engine: EngineId
+    """That was tried last."""
+    error: RollpackerError
+
+
+Fact = ResponsesArrived | VerdictsArrived | EngineDied | EngineReady | SlotEmpty | Exception
+
+
+class Inbox:
+    """Collects facts of engines, reward and replacements."""
+
+    def __init__(self) -> None:
+        self._facts: Arrivals[Fact] = Arrivals()
+        self._pumps: list[asyncio.Task[None]] = []
+
+    def put(self, fact: Fact) -> None:
+        """Add one fact."""
+        self._facts.put([fact])
+
+    async def collect(self) -> Sequence[Fact]:
+        """Wait until a fact is there, and take all that are."""
+        return await self._facts.collect()
+
+    def listen(self, engine_id: EngineId, engine: Engine, on_failure: Callable[[EngineId, EngineFailed], None]) -> None:
+        """Collect an engine's responses from now on; its failure is told at once, ahead of the facts that wait."""
+        pump = self._pump(engine_id, engine, on_failure)
+        self._pumps.append(asyncio.create_task(pump, name=f"pump: responses of {engine_id}"))
+
+    async def stop(self) -> None:
+        """Listen to no engine any more."""
+        for pump in self._pumps:
+            pump.cancel()
+        for pump in self._pumps:
+            with suppress(asyncio.CancelledError):
+                await pump
+
+    async def _pump(
+        self, engine_id: EngineId, engine: Engine, on_failure: Callable[[EngineId, EngineFailed], None]
+    ) -> None:
+        try:
+            while True:
+                self.put(ResponsesArrived(engine_id, await engine.collect()))
+        except EngineFailed as error:
+            on_failure(engine_id, error)
+            self.put(EngineDied(engine_id, error))
+        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
+            self.put(error)

@@ -1,0 +1,106 @@
+"""Orders to engines, gathered per engine, and what is in flight there.
+
+Commands that one batch of facts led to are sent together, one call per engine, in the order in which they were given.
+
+Invariant: a request is in flight from the call that launches it until its engine has given it back or is lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from rollpacker.core.commands import Abort, Evict, Launch
+from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.protocols.rollout import GenerationRequest
+from rollpacker.runtime.rollout.engines import Engines
+
+EngineCommand = Launch | Abort | Evict
+
+
+class EngineOrders:
+    """Carries out `Launch`, `Abort` and `Evict`.
+
+    Args:
+        engines: The engines in use.
+        write: Writes the request of a launch, as it is sent.
+    """
+
+    def __init__(self, engines: Engines, write: Callable[[Launch], GenerationRequest]) -> None:
+        self._engines = engines
+        self._write = write
+        self._to_send: dict[EngineId, list[EngineCommand]] = {}
+        self._in_flight: dict[RequestId, EngineId] = {}
+        self._being_evicted: set[RequestId] = set()
+
+    def add(self, command: EngineCommand) -> None:
+        """Have a command sent with the next ones."""
+        self._to_send.setdefault(command.engine, []).append(command)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while commands are to be sent."""
+        return bool(self._to_send)
+
+    def take(self) -> list[Coroutine[Any, Any, None]]:
+        """Give the calls that send what has gathered, one per engine."""
+        to_send, self._to_send = self._to_send, {}
+        return [self._send(engine_id, commands) for engine_id, commands in to_send.items()]
+
+    async def _send(self, engine_id: EngineId, commands: Sequence[EngineCommand]) -> None:
+        engine = self._engines.present[engine_id]
+        for kind, run in itertools.groupby(commands, key=type):
+            if kind is Launch:
+                to_generate = [self._launch(command) for command in run if isinstance(command, Launch)]
+                order = partial(engine.generate, to_generate)
+            else:
+                requests = [command.request for command in run]
+                order = partial(engine.abort, requests)
+                if kind is Evict:
+                    self._being_evicted.update(requests)
+            if not await self._engines.guarded(engine_id, order):
+                return
+
+    def _launch(self, command: Launch) -> GenerationRequest:
+        self._in_flight[command.request] = command.engine
+        return self._write(command)
+
+    # What is in flight
+
+    @property
+    def is_any_in_flight(self) -> bool:
+        return bool(self._in_flight)
+
+    def have_left(self, engines: Collection[EngineId]) -> bool:
+        """Tell whether nothing is in flight on some engines any more, and every evicted request has come back."""
+        return not self._being_evicted and not set(engines) & set(self._in_flight.values())
+
+    def came_back(self, request: RequestId, engine: EngineId) -> tuple[bool, bool]:
+        """Note that an engine gave a request back.
+
+        Returns:
+            Whether the engine held it, else it was lost with its engine and runs elsewhere; and whether the engine had
+            been told to evict it.
+        """
+        if self._in_flight.get(request) != engine:
+            return False, False
+        del self._in_flight[request]
+        is_evicted = request in self._being_evicted
+        self._being_evicted.discard(request)
+        return True, is_evicted
+
+    def forget(self, engine: EngineId) -> None:
+        """Drop what a lost engine was to be sent, and what was in flight on it."""
+        self._to_send.pop(engine, None)
+        lost = {request for request, holder in self._in_flight.items() if holder == engine}
+        self._in_flight = {request: holder for request, holder in self._in_flight.items() if request not in lost}
+        self._being_evicted -= lost
+
+    def describe_wait(self) -> list[str]:
+        """Say which engines owe responses."""
+        per_engine: dict[EngineId, int] = {}
+        for engine_id in self._in_flight.values():
+            per_engine[engine_id] = per_engine.get(engine_id, 0) + 1
+        return [f"{count} responses of {engine_id}" for engine_id, count in sorted(per_engine.items())]

@@ -1,0 +1,98 @@
+"""One attempt at a run: the locked folder, its number, and the checkpoint that it resumes."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.config.record import CONFIG_FILE, to_yaml
+from rollpacker.core.errors import ConfigError
+from rollpacker.metrics.event_log import attempt_paths
+from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
+from rollpacker.runtime.job.preemption import steps_in_words
+from rollpacker.runtime.run.checkpoints import Checkpoint, CheckpointStore
+from rollpacker.runtime.run.run_folder import RunIdentity, find_resumable, identify_run
+
+if TYPE_CHECKING:
+    from rollpacker.config.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAttempt:
+    """What an attempt finds in the run's folder."""
+
+    number: int
+    """Of the run's attempts; it names the attempt's files."""
+    identity: RunIdentity
+    checkpoints: CheckpointStore
+    checkpoint: Checkpoint | None
+    """The one that it resumes."""
+    logs: Path
+    """A folder of its own; it need not exist yet."""
+
+    @property
+    def first_step(self) -> int:
+        return self.checkpoint.meta.step if self.checkpoint else 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time of the attempts before it, up to the checkpoint."""
+        return self.checkpoint.meta.elapsed_s if self.checkpoint else 0.0
+
+
+@contextmanager
+def locked_folder(run_dir: Path) -> Iterator[None]:
+    """Make the run's folder and hold its lock: two processes in one folder would overwrite each other's files.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+    make_private_folder(run_dir)
+    with storage_errors(run_dir):
+        lock = (run_dir / "lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"Another process is running in run.dir={run_dir}.",
+                "A run's folder belongs to one process at a time.",
+                "Wait for it, or choose another run.dir.",
+            ) from None
+        yield
+
+
+def begin_attempt(config: RunConfig, note: Callable[[str], None]) -> RunAttempt:
+    """Find what to resume in a locked folder, and record the configuration there; `note` reports broken checkpoints."""
+    run_dir = config.run.dir
+    found = find_resumable(config)
+    identity = identify_run(config)
+    write_atomically(run_dir / CONFIG_FILE, to_yaml(config).encode())
+    checkpoints = CheckpointStore(run_dir, keep=config.run.keep_checkpoints)
+    for broken in found.broken:
+        kept = checkpoints.set_aside(broken)
+        note(f"The checkpoint of step {broken.step} is broken: {broken.problem}. It is kept as {kept}.")
+    number = _next_attempt(run_dir)
+    attempt = RunAttempt(
+        number=number,
+        identity=identity,
+        checkpoints=checkpoints,
+        checkpoint=found.newest,
+        logs=run_dir / "logs" / f"attempt-{number:03d}",
+    )
+    if found.broken:
+        again = steps_in_words(found.broken[0].step - attempt.first_step)
+        note(f"The run goes on from the checkpoint of step {attempt.first_step}. Done again: {again}.")
+    return attempt
+
+
+def _next_attempt(run_dir: Path) -> int:
+    """Number the attempt; one that ended before its event log began has logs only."""
+    names = [path.stem for path in attempt_paths(run_dir)]
+    names += [folder.name for folder in (run_dir / "logs").glob("attempt-*")]
+    numbers = [name.removeprefix("attempt-") for name in names]
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1

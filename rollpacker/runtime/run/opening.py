@@ -1,0 +1,312 @@
+"""Opens one attempt at a run, and closes it whatever happens.
+
+Order: the run's folder (most mistakes show there, and it costs nothing), the backend's workers, the newest checkpoint,
+the first weights. Closing undoes it backwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.commands import Command
+from rollpacker.core.errors import PolicyDiverged, RepeatedFailure
+from rollpacker.core.events import Event
+from rollpacker.core.ids import Domain
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.data.order import PromptOrder
+from rollpacker.metrics.event_log import EventLogWriter, attempt_path
+from rollpacker.metrics.mending import mend_tables
+from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.protocols.backend import Backend, BackendContext, Workers
+from rollpacker.protocols.rollout import TokenizedPrompt
+from rollpacker.runtime.job.deadline import StepInterrupted
+from rollpacker.runtime.job.preemption import Preemption
+from rollpacker.runtime.rollout.driver import Driver, Listeners, OnEvent
+from rollpacker.runtime.rollout.engines import FleetParts
+from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.learning import Learner
+from rollpacker.runtime.rollout.requests import SamplingRules
+from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
+from rollpacker.runtime.run.attempt import RunAttempt, begin_attempt, locked_folder
+from rollpacker.runtime.run.checkpoints import with_way_back
+from rollpacker.runtime.run.handover import Handover, SharedGpuHandover
+from rollpacker.runtime.run.outputs import RunOutputs
+from rollpacker.runtime.run.progress import Progress, make_progress
+from rollpacker.runtime.run.saving import RunSaver
+from rollpacker.runtime.run.startup import StartupTimes, process_began_at
+from rollpacker.runtime.run.status import StatusBoard, shown_status
+from rollpacker.runtime.run.trackers import Tracker, make_trackers
+from rollpacker.runtime.run.training_run import TrainingRun
+from rollpacker.runtime.waiting.clock import RunClock
+from rollpacker.runtime.waiting.watchdog import Watchdog
+from rollpacker.transfer.snapshots import SnapshotSync
+
+Watch = Callable[[Scheduler, SchedulerSettings, int], OnEvent]
+"""Given the scheduler of an attempt, its settings and the attempt's first step: gets every decision."""
+
+
+@asynccontextmanager
+async def open_run(
+    config: RunConfig, backend: Backend, watch: Watch | None, preemption: Preemption
+) -> AsyncIterator[TrainingRun]:
+    """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
+    progress = make_progress(config.run.progress, now=asyncio.get_running_loop().time)
+    preemption.listen(progress.note)
+    progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
+    try:
+        with locked_folder(config.run.dir):
+            async with _opened(config, backend, progress, watch, preemption) as run:
+                yield run
+    except BaseException as error:
+        progress.fail(error)
+        cut_short = preemption.cut_short(config.run.num_steps)
+        if isinstance(error, asyncio.CancelledError) and cut_short is not None:
+            raise cut_short from None
+        raise
+    finally:
+        preemption.stop_listening()
+    progress.end_run()
+
+
+@asynccontextmanager
+async def _opened(
+    config: RunConfig, backend: Backend, progress: Progress, watch: Watch | None, preemption: Preemption
+) -> AsyncIterator[TrainingRun]:
+    attempt = begin_attempt(config, progress.note)
+    first_step, num_steps = attempt.first_step, config.run.num_steps
+    async with AsyncExitStack() as stack:
+        status = stack.enter_context(
+            shown_status(
+                config.run.dir,
+                attempt=attempt.number,
+                finished_steps=first_step,
+                num_steps=num_steps,
+                job_id=preemption.job_id,
+            )
+        )
+        preemption.begin(attempt.number, first_step)
+        opening = _Opening(
+            stack,
+            config,
+            attempt,
+            progress=progress,
+            status=status,
+            preemption=preemption,
+            is_modelled=backend.is_modelled,
+        )
+        try:
+            async with preemption.deadline.while_starting():
+                run = await opening.start(backend, watch)
+        except StepInterrupted:
+            raise preemption.leave(first_step, num_steps) from None
+        await run.begin()
+        try:
+            yield run
+        except (PolicyDiverged, RepeatedFailure) as error:
+            raise with_way_back(error, attempt.checkpoints, run.policy_version) from error
+
+
+class _Opening:
+    """Starts the workers, and restores trainer and engines to where the run stands; `stack` ends it all."""
+
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        config: RunConfig,
+        attempt: RunAttempt,
+        *,
+        progress: Progress,
+        status: StatusBoard,
+        preemption: Preemption,
+        is_modelled: bool,
+    ) -> None:
+        self._stack = stack
+        self._config = config
+        self._attempt = attempt
+        self._progress = progress
+        self._status = status
+        self._preemption = preemption
+        self._is_modelled = is_modelled
+        self._clock = RunClock(attempt.elapsed_s)
+        self._interval_log = IntervalLog(self._clock)
+        self._watchdog = Watchdog(attempt.logs / "stall.txt", config.backend.deadlines.driver_stall_s)
+        self._startup = StartupTimes(attempt.logs, began_at=process_began_at(), now=time.time)
+
+    async def start(self, backend: Backend, watch: Watch | None) -> TrainingRun:
+        """Open files, workers, scheduler and driver, and publish the first weights."""
+        attempt, checkpoint = self._attempt, self._attempt.checkpoint
+        metrics, trackers = self._open_tables()
+        workers = await self._open_workers(backend)
+        order = _prompt_order(self._config, workers.prompts)
+        settings = _settings(self._config, workers, self._progress)
+        scheduler = Scheduler(settings)
+        if checkpoint:
+            order.restore(checkpoint.order)
+            scheduler = Scheduler.restore(settings, checkpoint.scheduler)
+        event_log = EventLogWriter(
+            attempt_path(self._config.run.dir, attempt.number), settings, checkpoint.scheduler if checkpoint else None
+        )
+        self._stack.callback(event_log.close)
+        watched = watch(scheduler, settings, attempt.first_step) if watch else None
+        driver, learner = self._make_driver(workers, scheduler, order, _told_to(event_log, watched))
+        outputs = RunOutputs(
+            metrics=metrics,
+            event_log=event_log,
+            trackers=trackers,
+            progress=self._progress,
+            status=self._status,
+            interval_log=self._interval_log,
+        )
+        saver = RunSaver(
+            self._config,
+            attempt,
+            scheduler=scheduler,
+            order=order,
+            trainer=workers.trainer,
+            clock=self._clock,
+            outputs=outputs,
+            watchdog=self._watchdog,
+            preemption=self._preemption,
+        )
+        run = TrainingRun(
+            self._config,
+            attempt.first_step,
+            clock=self._clock,
+            driver=driver,
+            learner=learner,
+            handover=self._handover(workers, driver, learner),
+            saver=saver,
+            outputs=outputs,
+            preemption=self._preemption,
+            is_modelled=self._is_modelled,
+        )
+        if checkpoint:
+            self._progress.note(f"Resuming after step {attempt.first_step} of {checkpoint.folder}")
+            self._stage("loading the checkpoint")
+            await saver.load_trainer()
+        self._startup.begin("weight sync")
+        await run.publish_weights()
+        if not self._is_modelled:
+            self._startup.finish()
+        return run
+
+    def _stage(self, name: str) -> None:
+        self._startup.begin(name)
+        self._progress.stage(name)
+
+    def _open_tables(self) -> tuple[MetricsWriter, Tracker]:
+        config, run_dir = self._config, self._config.run.dir
+        self._stack.callback(self._attempt.checkpoints.remove_unfinished)  # when no actor writes any more
+        for note in mend_tables(run_dir / "metrics"):
+            self._progress.note(note)
+        metrics = MetricsWriter(run_dir / "metrics")
+        self._stack.callback(metrics.close)
+        metrics.truncate_after(self._attempt.first_step - 1)
+        run_id = self._attempt.identity.run_id
+        trackers = make_trackers(config.tracker, run_dir, run_id, config.model_dump(mode="json"))
+        self._stack.callback(trackers.close)
+        return metrics, trackers
+
+    async def _open_workers(self, backend: Backend) -> Workers:
+        if not self._is_modelled:  # in virtual time nothing blocks for long, and the heart would beat a million times
+            self._watchdog.start()
+            self._stack.push_async_callback(self._watchdog.stop)
+        context = BackendContext(
+            logs=self._attempt.logs,
+            stage=self._stage,
+            note=self._progress.note,
+            within=self._watchdog.within,
+            add_stack_source=self._watchdog.add_stack_source,
+        )
+        workers = await self._stack.enter_async_context(backend.open(context))
+        self._preemption.listen(self._progress.note)  # again: Ray replaced SIGTERM's handler while it connected
+        return workers
+
+    def _make_driver(
+        self, workers: Workers, scheduler: Scheduler, order: PromptOrder, on_event: OnEvent
+    ) -> tuple[Driver, Learner]:
+        config = self._config
+        learner = Learner(
+            workers.trainer,
+            config.rollout.max_response_tokens,
+            self._watchdog.within,
+            config.backend.deadlines.train_s,
+            interval_log=self._interval_log,
+            on_failure=lambda error: driver.interrupt(error),  # noqa: PLW0108  the driver comes later
+        )
+        self._stack.push_async_callback(learner.close)
+
+        def on_progress(num_accepted: int, num_needed: int) -> None:
+            learner.group_accepted()
+            self._progress.rollout(num_accepted, num_needed)
+
+        driver = Driver(
+            scheduler=scheduler,
+            order=order,
+            fleet=FleetParts.of(workers, config),
+            reward=workers.reward,
+            sampling=SamplingRules.of(config, workers.prompts),
+            clock=self._clock,
+            watchdog=self._watchdog,
+            interval_log=self._interval_log,
+            listeners=Listeners(
+                on_event=on_event,
+                on_progress=on_progress,
+                on_stream=learner.stream,
+                note=self._progress.note,
+            ),
+        )
+        self._stack.push_async_callback(driver.stop)
+        return driver, learner
+
+    def _handover(self, workers: Workers, driver: Driver, learner: Learner) -> Handover:
+        config = self._config
+        weight_sync = workers.weight_sync or SnapshotSync(workers.trainer, config.weight_sync.timeout_s)
+        if not workers.colocated_engines:
+            return Handover(driver, weight_sync, self._watchdog, config.backend.deadlines)
+        return SharedGpuHandover(
+            driver,
+            weight_sync,
+            self._watchdog,
+            config.backend.deadlines,
+            workers=workers,
+            learner=learner,
+            clock=self._clock,
+            interval_log=self._interval_log,
+        )
+
+
+def _told_to(event_log: EventLogWriter, watched: OnEvent | None) -> OnEvent:
+    def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
+        event_log.append(event, now, commands)
+        if watched:
+            watched(event, now, commands)
+
+    return on_event
+
+
+def _settings(config: RunConfig, workers: Workers, progress: Progress) -> SchedulerSettings:
+    fleets, parts = workers.fleets, workers.trainer_parts
+    if config.system.stream and not any(can_stream(config, parts, fleet.gpus) for fleet in fleets.values()):
+        progress.note(f"Nothing streams to the trainer: {NOTHING_TO_LEND}.")
+    return scheduler_settings(
+        config,
+        Counter(prompt.prompt.domain for prompt in workers.prompts.values()),
+        list(fleets),
+        trainer_parts=parts,
+        costs=[fleet.costs for fleet in fleets.values() if fleet.costs],
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in workers.prompts.values()) // len(workers.prompts),
+    )
+
+
+def _prompt_order(config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> PromptOrder:
+    keys: dict[Domain, list[str]] = {}
+    for key, tokenized in prompts.items():
+        keys.setdefault(tokenized.prompt.domain, []).append(key)
+    return PromptOrder(keys, config.run.seed, config.data.shuffle, config.run.num_epochs)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import fcntl
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollpacker.launch.collect_status import collect_status, find_runs
+from rollpacker.launch.submissions import write_submission
+from rollpacker.metrics.schemas import STEPS
+from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.runtime.run.status import write_status
+from tests.launch.commands import install_command
+from tests.launch.runs import a_status, a_submission
+
+
+def _write_metrics(run_dir: Path, rewards: list[float]) -> None:
+    values = {"int": 1, "float": 1.0, "bool": False, "text": "x"}
+    row = {column.name: values[column.type] for column in STEPS.columns}
+    writer = MetricsWriter(run_dir / "metrics")
+    for step, reward in enumerate(rewards):
+        changed = {"step": step, "reward_mean": reward, "finished_at_s": 30.0 * (step + 1)}
+        writer.write_step(step, {"steps": [row | changed], "domains": [], "responses": [], "intervals": []})
+    writer.close()
+
+
+def _squeue_says(tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_command(tmp_path, "squeue", f"echo '19|19|{state}|None|256|2|gpu[01-02]|1795266000|0|main|'", monkeypatch)
+    install_command(tmp_path, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1", monkeypatch)
+
+
+def test_runs_are_found_by_what_they_leave_and_not_below_each_other(tmp_path: Path) -> None:
+    for name, mark in (("b/0-verl", "job.json"), ("b/1-verl", "status.json"), ("a", "run.json")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / mark).write_text("{}")
+    (tmp_path / "a/checkpoints/step-000001").mkdir(parents=True)
+    (tmp_path / "a/checkpoints/step-000001/run.json").write_text("{}")
+    (tmp_path / "b/.submitit").mkdir()
+    (tmp_path / "b/.submitit/job.json").write_text("{}")
+
+    assert list(find_runs(tmp_path)) == [tmp_path / "a", tmp_path / "b/0-verl", tmp_path / "b/1-verl"]
+    assert list(find_runs(tmp_path / "a")) == [tmp_path / "a"]
+
+
+def test_a_run_tells_its_job_its_status_and_its_last_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    write_submission(run_dir, a_submission())
+    write_status(run_dir, a_status())
+    _write_metrics(run_dir, [9.0, *[0.25, 0.5] * 5])  # the reward is the mean of the last ten
+    _squeue_says(tmp_path, "RUNNING", monkeypatch)
+
+    collected = collect_status([run_dir])
+
+    (run,) = collected.views
+    assert (run.state, collected.complaint) == ("running", "")
+    assert run.progress is not None
+    assert (run.progress.num_steps, run.progress.reward_mean, run.progress.elapsed_s) == (11, 0.375, 330.0)
+    assert run.num_finished_steps == 11
+
+
+def test_a_run_whose_job_failed_without_a_word_is_explained_by_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    write_submission(run_dir, a_submission(folder=tmp_path))
+    (tmp_path / "19_0_log.out").write_text("srun: error: gpu01: task 0: Exited with exit code 1\n")
+    (tmp_path / "19_1_log.err").write_text("ModuleNotFoundError: No module named 'rollpacker'\n")
+    _squeue_says(tmp_path, "FAILED", monkeypatch)
+
+    (run,) = collect_status([run_dir]).views
+
+    assert (run.state, run.reason) == ("failed", "ModuleNotFoundError: No module named 'rollpacker'")
+
+
+def test_a_run_that_was_killed_is_explained_by_the_log_of_its_last_attempts_actor(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    write_status(run_dir, replace(a_status(), job_id=None, host=socket.gethostname()))
+    (run_dir / "lock").touch()
+    for attempt, text in (("attempt-000", "ValueError: old\n"), ("attempt-001", "ValueError: new\n")):
+        (run_dir / "logs" / attempt).mkdir(parents=True)
+        (run_dir / "logs" / attempt / "engine-0.log").write_text(text)
+
+    (run,) = collect_status([run_dir]).views
+
+    assert (run.state, run.reason) == ("died", "ValueError: new")
+
+
+def test_a_run_on_this_machine_lives_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    write_status(run_dir, replace(a_status(), job_id=None, host=socket.gethostname()))
+    with (run_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert collect_status([run_dir]).views[0].state == "running"
+    assert collect_status([run_dir]).views[0].state == "died"
+
+
+def test_where_slurm_does_not_answer_the_runs_tell_what_they_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    write_submission(run_dir, a_submission())
+    write_status(run_dir, a_status("finished"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    collected = collect_status([run_dir])
+
+    assert collected.views[0].state == "finished"
+    assert collected.complaint == "There is no command `squeue` here."
+
+
+def test_half_written_and_foreign_files_are_no_reason_to_fail(tmp_path: Path) -> None:
+    for name, text in (("job.json", "{"), ("status.json", '{"state": "new"}'), ("metrics/manifest.json", "no")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert collect_status([tmp_path]).views[0].state == "unknown"

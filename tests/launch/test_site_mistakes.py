@@ -1,0 +1,124 @@
+"""What is said of a job that a cluster cannot run; the cluster is plain data here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.config.compose import compose
+from rollpacker.launch.shape import job_shape
+from rollpacker.launch.site import Node, Partition, Site
+from rollpacker.launch.site_mistakes import site_mistakes
+
+MODELLED = ["backend=sim", "model=qwen2.5-7b", "cluster=slurm"]
+
+
+def _node(name: str, *, gpus: dict[str, int], num_cpus: int = 64, partitions: tuple[str, ...] = ("gpu",)) -> Node:
+    return Node(
+        name=name,
+        num_cpus=num_cpus,
+        memory_mb=512_000,
+        gpus_by_type=gpus,
+        state="IDLE",
+        features=("ib", "h800") if gpus else ("big",),
+        partitions=partitions,
+    )
+
+
+GPU = Partition(
+    name="gpu",
+    is_default=True,
+    state="UP",
+    max_time_min=1440,
+    default_time_min=None,
+    max_nodes=2,
+    grace_time_s=0,
+    priority_tier=1,
+    preempt_mode="OFF",
+    nodes=("g1", "g2", "g3"),
+    allowed_accounts=("tail", "head"),
+    allowed_qos=None,
+)
+SITE = Site(
+    version="24.11.5",
+    settings={},
+    partitions=(
+        GPU,
+        replace(GPU, name="cpu", is_default=False, nodes=("c1",), allowed_accounts=None, max_nodes=None),
+        replace(GPU, name="closed", is_default=False, state="DRAIN"),
+    ),
+    nodes=(
+        _node("g1", gpus={"h800": 8}, partitions=("gpu", "closed")),
+        _node("g2", gpus={"h800": 8}, partitions=("gpu", "closed")),
+        _node("g3", gpus={"a100": 4}, num_cpus=128, partitions=("gpu", "closed")),
+        _node("c1", gpus={}, partitions=("cpu",)),
+    ),
+)
+
+
+def _told(*overrides: str, site: Site = SITE) -> list[str]:
+    return [str(mistake) for mistake in site_mistakes(job_shape(compose([*MODELLED, *overrides])), site)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["cluster.gpus_per_node=8", "cluster.num_nodes=2", "cluster.gpu_type=h800", "cluster.cpus_per_node=64"],
+        ["cluster.partition=cpu", "cluster.memory_gb_per_node=500", "cluster.account=anyone"],
+        ["cluster.constraint='ib&h800'", "cluster.time_limit_min=1440", "cluster.account=tail"],
+        ["cluster.memory_gb_per_node=0"],
+    ],
+    ids=" ".join,
+)
+def test_what_the_cluster_can_give_is_not_complained_of(words: list[str]) -> None:
+    assert _told(*words) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        ("cluster.partition=gpus", "cluster.partition=gpus is not a partition", "Write cluster.partition=gpu"),
+        ("cluster.partition=closed", "Partition `closed` is DRAIN", "Choose another cluster.partition."),
+        ("cluster.time_limit_min=1441", "cluster.time_limit_min=1441 is more", "Set cluster.time_limit_min=1440"),
+        ("cluster.num_nodes=3", "3 nodes, more than partition `gpu` allows", "Choose another cluster.partition"),
+        ("cluster.account=tial", "cluster.account=tial may not use", "Write cluster.account=tail"),
+        ("cluster.cpus_per_node=129", "cluster.cpus_per_node=129 is more than a node", "Lower cluster.cpus_per_node"),
+        ("cluster.gpus_per_node=9", "Its largest node has 8 GPUs.", "Lower cluster.gpus_per_node"),
+        ("cluster.gpu_type=h80", "cluster.gpu_type=h80 is on no node", "Write cluster.gpu_type=h800"),
+        ("cluster.constraint=ibx", "names `ibx`, a feature that no node has", "Write ib instead."),
+        ("cluster.memory_gb_per_node=540", "540 (514984 MiB) is more", "Lower cluster.memory_gb_per_node"),
+    ],
+)
+def test_each_mistake_says_what_is_there_and_what_to_do(words: str, problem: str, remedy: str) -> None:
+    (told,) = _told(words)
+    assert problem in told
+    assert remedy in told
+
+
+def test_gpus_are_sought_elsewhere_when_a_partition_has_none() -> None:
+    (told,) = _told("cluster.partition=cpu", "cluster.gpus_per_node=1")
+    assert "Choose a cluster.partition whose nodes have GPUs." in told
+
+
+def test_a_type_of_gpu_counts_on_its_own() -> None:
+    (told,) = _told("cluster.gpu_type=a100", "cluster.gpus_per_node=8")
+    assert "Its largest node has 4 GPUs." in told
+
+
+def test_enough_nodes_must_have_everything_at_once() -> None:
+    """Two nodes have 8 GPUs, one has 128 CPUs, none has both."""
+    (told,) = _told("cluster.gpus_per_node=8", "cluster.cpus_per_node=128")
+    assert "Partition `gpu` has 0 of them." in told
+
+
+def test_several_mistakes_of_one_job_are_all_said() -> None:
+    told = _told("cluster.gpus_per_node=9", "cluster.cpus_per_node=129", "cluster.time_limit_min=9999")
+    assert len(told) == 3
+
+
+def test_a_slurm_without_a_default_partition_wants_one_named() -> None:
+    partitions = tuple(replace(partition, is_default=False) for partition in SITE.partitions)
+    (told,) = _told(site=replace(SITE, partitions=partitions))
+    assert "no default partition" in told

@@ -1,0 +1,52 @@
+"""A reward module whose checks do what `ground_truth` orders; scoring processes import it by name."""
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+from rollpacker.rewards.reward_module import Score
+
+
+def prepare():
+    if os.environ.get("HOSTILE_PREPARE") == "raise":
+        raise ImportError("no module named sympathy")
+    if os.environ.get("HOSTILE_PREPARE") == "die":
+        os._exit(9)
+
+
+def score(prompt_text, response_text, is_truncated, ground_truth):  # noqa: C901 a flat list of orders
+    order, _, argument = ground_truth.partition(" ")
+    if order == "hang_in_c":
+        tell_pid(argument)
+        return 9 ** (9**9)  # one multiplication after the other, with the interpreter's lock held
+    if order == "sleep":
+        time.sleep(float(argument))
+    elif order == "wait":
+        tell_pid(argument)
+        Path(argument).read_text()
+    elif order == "segfault":
+        ctypes.string_at(0)
+    elif order == "exit":
+        sys.exit(0)
+    elif order == "raise":
+        raise ValueError(argument)
+    elif order == "eat_memory":
+        bytearray(64 << 30)
+    elif order == "print":
+        print('{"reward": 1.0, "reason": "hacked", "time_s": 0}', flush=True)  # noqa: T201 the point of it
+        os.write(1, b'{"reward": 1.0, "reason": "hacked", "time_s": 0}\n')
+    elif order == "echo":
+        return Score(float(is_truncated), f"{prompt_text}|{response_text}")
+    elif order == "long":
+        return Score(0.5, "x" * (20 << 20))
+    elif order == "pid":
+        return Score(float(os.getpid()), "pid")
+    return Score(0.5, "scored")
+
+
+def tell_pid(fifo):
+    """Blocks until the test reads it, so that the test knows that the check has begun."""
+    if fifo:
+        Path(fifo).write_text(str(os.getpid()))
