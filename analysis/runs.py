@@ -44,7 +44,7 @@ class Run:
 
     @property
     def model(self) -> str:
-        """What the model is called; empty where nobody knows."""
+        """What the model is called; empty where it is not known."""
         section = self.config.get("model", {})
         return str(section.get("name") or Path(section.get("path") or "").name)
 
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def setup(self) -> str:
-        """The size of run that it is, as conf/setup names it; one that says none counts as the paper's."""
+        """The size of run that it is, as conf/setup names it; one without a name counts as the paper's."""
         return str(self.config.get("run", {}).get("setup") or PAPER_SETUP)
 
     @property

@@ -1,4 +1,4 @@
-"""Ours: how long engines stand idle and how many tokens are generated for nothing, per system and model."""
+"""Ours: the bubble ratio and the wasted tokens of each system and model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draw(numbers: Numbers) -> Figure:
 
 EXHIBIT = Exhibit(
     name="bubbles",
-    title="Idle decode slots and wasted tokens of each system (ours)",
+    title="Bubble ratio and wasted tokens of each system (ours)",
     experiments=("e2e_performance",),
     gather=gather,
     draw=draw,

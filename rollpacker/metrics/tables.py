@@ -8,11 +8,11 @@ Invariant: the manifest names complete parts only, each step in exactly one of t
 rename. So a step appears in all tables at once, and a kill at any point leaves the tables as they were after
 some step. A part that the manifest does not name does not count; the next `table_writer` deletes it.
 
-A reader holds no lock. A part that it was told of may be gone before it is opened, because 64 parts became one or a
+A reader holds no lock. A part that the manifest named may be gone before it is opened, because 64 parts became one or a
 resumed run took steps back. Then the manifest has changed too, and the reader starts again from there.
 
 Files of old steps are merged because cluster file systems count files: 10,000 steps make 4 x 220 files, not 40,000.
-(Whoever reads a folder without the manifest sees each step once as well, but for the milliseconds in which a merged
+(A reader of the folder without the manifest sees each step once as well, but for the milliseconds in which a merged
 file stands beside its 64 sources, or after a kill right then.)
 """
 

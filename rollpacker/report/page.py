@@ -75,7 +75,7 @@ class ShownRun(NamedTuple):
 
 
 def render(stories: Sequence[RunStory]) -> str:
-    """Write the page of one run, or of two: the second is what the first is held against."""
+    """Write the page of one run, or of two: the second is the one to compare with."""
     runs = _shown(stories)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rollpacker.report", ""),
@@ -206,7 +206,7 @@ def _facts(story: RunStory) -> dict[str, str]:
 
 
 def _settings(story: RunStory, degrees: str) -> dict[str, str]:
-    """What the run was told."""
+    """The run's settings."""
     config = story.config
     model, rollout, engine, trainer, reward = (
         config.get(key) or {} for key in ("model", "rollout", "engine", "trainer", "reward")

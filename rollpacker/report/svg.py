@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WIDTHS: Final = {"wide": 1120, "narrow": 560, "panel": 550}
 """Pixels of a picture, by the CSS class that says where the page displays it."""
 
-_TOP_PX, _BOTTOM_PX, _RIGHT_PX, _LABEL_PX = 8, 24, 14, 16
+_TOP_PX, _BOTTOM_PX, _RIGHT_PX, _LABEL_PX = 8, 24, 20, 16
 
 _NEXT_TIP: Final = "\x1f"
 """Separates the tooltips of a collection's marks."""
