@@ -1,6 +1,6 @@
 """Draws one pair of axes as SVG that stands in the page.
 
-Each color is written as the page's CSS variable of that name, so that a picture follows the page from light to dark.
+Each colour is written as the page's CSS variable of that name, so that a picture follows the page from light to dark.
 Plots that stand side by side are drawn once, with the title in HTML, and the page places as many beside each other as
 fit. A plot that has the whole width is drawn for a wide page and for a narrow one, and the page displays the one that
 fits: no text shrinks with the window.
