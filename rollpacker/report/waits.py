@@ -206,7 +206,8 @@ def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> flo
 def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
     if not accepted["scored_at_s"].notna().any():
         return
-    row: Any = accepted.loc[accepted["scored_at_s"].idxmax()]
+    longest: Any = accepted["scored_at_s"].idxmax()
+    row: Any = accepted.loc[longest]
     yield Wait(
         kind="reward",
         step=int(step["step"]),
