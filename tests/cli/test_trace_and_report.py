@@ -170,8 +170,8 @@ def test_a_whole_run_has_nothing_to_note(run_dir, capsys):
     ("file", "content", "note"),
     [
         ("config.yaml", b"run: [", "config.yaml is broken: "),
-        ("config.yaml", b"[]", "config.yaml is broken: it is no mapping"),
-        ("config.yaml", b"run: 5", "config.yaml is broken: run is no section"),
+        ("config.yaml", b"[]", "config.yaml is broken: it is not a mapping"),
+        ("config.yaml", b"run: 5", "config.yaml is broken: run is not a section"),
         ("config.yaml", b"\0", "config.yaml is broken: "),
         ("config.yaml", b"\xff\xfe\xff", "config.yaml is broken: "),
         ("config.yaml", b"[" * 10_000, "config.yaml is broken: "),
