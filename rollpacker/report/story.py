@@ -259,8 +259,8 @@ NO_SPANS: Final[npt.NDArray[np.float64]] = np.empty((0, 2))
 def _spans(rows: pd.DataFrame, engine: str, began: str, ended: str) -> dict[tuple[int, str], npt.NDArray[np.float64]]:
     """Beginnings and ends by step and engine."""
     spans = rows[[began, ended]].to_numpy(dtype=float)
-    indices: dict[Any, Any] = rows.groupby(["step", engine]).indices
-    return {key: spans[mine] for key, mine in indices.items()}
+    places: Any = rows.groupby(["step", engine]).indices
+    return {key: spans[mine] for key, mine in places.items()}
 
 
 def covered(spans: npt.NDArray[np.float64], first_s: float, last_s: float) -> float:

@@ -206,8 +206,7 @@ def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> flo
 def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
     if not accepted["scored_at_s"].notna().any():
         return
-    longest: Any = accepted["scored_at_s"].idxmax()
-    row: Any = accepted.loc[longest]
+    row: Any = accepted.iloc[int(accepted["scored_at_s"].argmax())]
     yield Wait(
         kind="reward",
         step=int(step["step"]),

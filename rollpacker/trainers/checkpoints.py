@@ -86,7 +86,7 @@ def require_same_reference(folder: Path, found: str | None, own: str | None, mod
 
 
 def unreadable(
-    what: object, error: Exception, allowed: str = "A checkpoint that this trainer wrote"
+    what: object, error: BaseException, allowed: str = "A checkpoint that this trainer wrote"
 ) -> CheckpointError:
     """Return the error of a checkpoint, or a part of it, that cannot be read."""
     reason = error.problem if isinstance(error, RollpackerError) else f"{type(error).__name__}: {error}"

@@ -83,7 +83,7 @@ class GivenUp:
 
 
 Note = BucketNote | EndNote | GivenUp
-_NOTES = {kind.__name__: kind for kind in (BucketNote, EndNote, GivenUp)}
+_NOTES: dict[str, type[Note]] = {kind.__name__: kind for kind in (BucketNote, EndNote, GivenUp)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
