@@ -8,11 +8,11 @@ Invariant: the manifest names complete parts only, each step in exactly one of t
 rename. So a step appears in all tables at once, and a kill at any point leaves the tables as they were after
 some step. A part that the manifest does not name does not count; the next `table_writer` deletes it.
 
-A reader holds no lock. A part that it was told of may be gone before it is opened, because 64 parts became one or a
+A reader holds no lock. A part that the manifest named may be gone before it is opened, because 64 parts became one or a
 resumed run took steps back. Then the manifest has changed too, and the reader starts again from there.
 
 Files of old steps are merged because cluster file systems count files: 10,000 steps make 4 x 220 files, not 40,000.
-(Whoever reads a folder without the manifest sees each step once as well, but for the milliseconds in which a merged
+(A reader of the folder without the manifest sees each step once as well, but for the milliseconds in which a merged
 file stands beside its 64 sources, or after a kill right then.)
 """
 
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.schemas import SCHEMA_VERSION, TABLES, VERSION_KEY
+from rollpacker.metrics.schemas import SCHEMA_VERSION, TABLES, VERSION_KEY, TableSchema
 from rollpacker.paths import open_to_read, read_bytes
 
 if TYPE_CHECKING:
@@ -208,15 +208,17 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
                 "Parts are written by the run and never by hand",
                 "Restore the file from a copy, or resume the run: run.resume=auto sets such parts aside",
             ) from error
-        tables.append(_in_current_schema(path, schema, table))
+        tables.append(_in_current_schema(path, TABLES[table_name], schema, table))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _in_current_schema(path: Path, schema: pa.Schema, table: pa.Table) -> pa.Table:
+def _in_current_schema(path: Path, description: TableSchema, schema: pa.Schema, table: pa.Table) -> pa.Table:
     if table.schema.equals(schema, check_metadata=True):
         return table
     version = int((table.schema.metadata or {}).get(VERSION_KEY, b"0"))
     _refuse_newer(path, version)
+    renamed = {column.former_name: column.name for column in description.columns}
+    table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
     absent = [name for name in schema.names if name not in table.column_names]
     if absent:
         warnings.warn(

@@ -59,7 +59,7 @@ class Panel(NamedTuple):
 
 
 def color(name: str) -> str:
-    """The light color of a CSS variable, by which a figure is drawn."""
+    """The light colour of a CSS variable, by which a figure is drawn."""
     return PAGE_COLORS[name][0]
 
 
@@ -180,7 +180,7 @@ def _one_step_of(name: str, picture: RoundPicture, longest_s: float, most: int) 
 
 
 def stage_of(activity: str) -> str:
-    """The stage by whose color an activity is drawn."""
+    """The stage by whose colour an activity is drawn."""
     stage = {"judge": "score", "load_weights": "weight_sync"}.get(activity, activity)
     return stage if stage in STAGES else "other"
 

@@ -1,4 +1,4 @@
-"""What a page says of a run, as numbers: read once, some steps at a time, without a word about how it looks.
+"""The numbers of a run's page, read from its tables some steps at a time.
 
 Seconds of a step belong to one stage each, so that they add up to the step; what is left over is the driver's. Tokens
 of a round are trained, or wasted by an abort, or wasted although they were finished.
@@ -145,7 +145,7 @@ class RunStory:
         return float(self.steps["tokens_wasted"].sum() / generated) if generated else 0.0
 
 
-def tell(run_dir: Path, step: int | None = None) -> RunStory:
+def read_story(run_dir: Path, step: int | None = None) -> RunStory:
     """Read a run.
 
     Args:
@@ -158,13 +158,13 @@ def tell(run_dir: Path, step: int | None = None) -> RunStory:
     tables = open_run(run_dir)
     chosen = _typical_step(tables.steps) if step is None else step
     if step is not None and step not in set(tables.steps["step"]):
-        tables = open_run(run_dir, (step, step))  # raises, and says which steps there are
+        tables = open_run(run_dir, (step, step))  # raises with the steps that there are
     waits, gathered = Waits(), _Gathered()
     for part in tables.parts():
         stretches = stretches_of(part)
         gathered.take(part, stretches, chosen)
-        waits.look_at(part, stretches)
-    waits.look_at_moments(tables)
+        waits.add(part, stretches)
+    waits.add_lost_engines(tables)
     assert gathered.picture is not None
     config, config_problem = _record_of(run_dir)
     return RunStory(
@@ -237,7 +237,7 @@ class _Gathered:
         steps = part.steps.set_index("step")
         ended = steps["finished_at_s"]
         began = ended - steps["step_time_s"]
-        complete = began + steps["rollout_time_s"] + steps["reward_time_s"]
+        complete = began + steps["rollout_time_s"] + steps["exposed_reward_time_s"]
         for step, engine in sorted({*requests, *there}):
             if step not in ended.index:
                 continue
@@ -287,7 +287,7 @@ def stage_seconds(part: StepTables) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "rollout": steps["rollout_time_s"],
-            "reward": steps["reward_time_s"],
+            "reward": steps["exposed_reward_time_s"],
             "hand_over": of("hand_over"),
             "train": steps["train_time_s"],
             "switch": switch_s,

@@ -1,6 +1,6 @@
 """Draws one pair of axes as SVG that stands in the page.
 
-Each color is written as the page's CSS variable of that name, so that a picture follows the page from light to dark.
+Each colour is written as the page's CSS variable of that name, so that a picture follows the page from light to dark.
 Plots that stand side by side are drawn once, with the title in HTML, and the page places as many beside each other as
 fit. A plot that has the whole width is drawn for a wide page and for a narrow one, and the page displays the one that
 fits: no text shrinks with the window.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WIDTHS: Final = {"wide": 1120, "narrow": 560, "panel": 550}
 """Pixels of a picture, by the CSS class that says where the page displays it."""
 
-_TOP_PX, _BOTTOM_PX, _RIGHT_PX, _LABEL_PX = 8, 24, 14, 16
+_TOP_PX, _BOTTOM_PX, _RIGHT_PX, _LABEL_PX = 8, 24, 20, 16
 
 _NEXT_TIP: Final = "\x1f"
 """Separates the tooltips of a collection's marks."""

@@ -1,12 +1,12 @@
-"""The worst waits of a run: who waited for whom, how long, and why, in words.
+"""The worst waits of a run: what waited for what, how long, and why, in a sentence each.
 
 A wait is time in which engines or the trainer had nothing to do because something else was not there yet: the last
 responses of a batch, a verdict, weights, a checkpoint, the first forward pass of a request, a lost engine's successor.
-Training is no wait, although engines stand still meanwhile: it is what a synchronous step is for.
+Training does not count, although engines are idle meanwhile: a synchronous step consists of it.
 
 Each step gives at most one wait per kind, the longest. Waits for weights, checkpoints and the like are nearly the same
 in every step, and one row stands for all of them; the other kinds share the rest, at most four rows each as long as
-there are others, so that ten stragglers do not hide everything else. Each row says how much its kind was in sum.
+there are others, so that ten stragglers do not hide everything else. Each row has the sum of its kind.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOST_OF_THE_BATCH = 0.95
 SAME_EVERY_STEP: frozenset[Kind] = frozenset({"start", "weight_sync", "hand_over", "checkpoint"})
 
 SHORTEST_SHARE = 1e-3
-"""Of the mean step; shorter ones are nobody's trouble."""
+"""Of the mean step; shorter ones are left out."""
 
 
 _COLUMNS = ["step", "engine", "prompt", "sample", "domain", "length_tokens", "queue_time_s", "finished_at_s"]
@@ -86,8 +86,8 @@ class Waits:
     def __init__(self) -> None:
         self._found: dict[Kind, list[Wait]] = defaultdict(list)
 
-    def look_at(self, part: StepTables, stretches: pd.DataFrame) -> None:
-        """Take down the waits of some steps."""
+    def add(self, part: StepTables, stretches: pd.DataFrame) -> None:
+        """Add the waits of some steps."""
         final = stretches[~stretches["end"].isin(MOVES)]
         trained = part.responses.loc[part.responses["accepted"], _COLUMNS]
         trained["ended_s"] = pd.Series(final["ended_s"].to_numpy(), index=final["response"]).reindex(trained.index)
@@ -117,8 +117,8 @@ class Waits:
                 if wait.duration_s > 0:
                     self._found[wait.kind].append(wait)
 
-    def look_at_moments(self, tables: RunTables) -> None:
-        """Take down how long lost engines' places stood empty."""
+    def add_lost_engines(self, tables: RunTables) -> None:
+        """Add the time until each lost engine was replaced."""
         steps = tables.steps
         ends, numbers = steps["finished_at_s"].to_numpy(), steps["step"].to_numpy()
         for moment in tables.logged.moments:
@@ -180,9 +180,7 @@ def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals:
     num_lent = asleep["actor"].nunique()
     num_engines = stretches["engine"].nunique() - num_lent
     idle = num_engines - _busy_engines(stretches[~stretches["engine"].isin(asleep["actor"])], most_s, last_s)
-    standing = (
-        f" {idle:.0f} of {plural(num_engines, 'engine')} had nothing to do then (mean)." if num_engines > 1 else ""
-    )
+    standing = f" {idle:.0f} of {plural(num_engines, 'engine')} were idle then (mean)." if num_engines > 1 else ""
     if num_lent:
         standing += f" {num_lent} more had been lent to the trainer."
     yield Wait(
@@ -190,7 +188,7 @@ def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals:
         step=int(step["step"]),
         duration_s=last_s - most_s,
         who="trainer and idle engines" if num_engines > 1 else "trainer",
-        why=f"95 % of the batch was there {seconds(most_s - began_s)} into the step. The last was {row['prompt']} "
+        why=f"95 % of the batch was complete {seconds(most_s - began_s)} into the step. The last was {row['prompt']} "
         f"#{row['sample']} on {row['engine']}: {tokens(int(row['length_tokens']))}{ratio}{cut}.{standing}",
     )
 
@@ -212,9 +210,9 @@ def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
     yield Wait(
         kind="reward",
         step=int(step["step"]),
-        duration_s=float(step["reward_time_s"]),
+        duration_s=float(step["exposed_reward_time_s"]),
         who="trainer and all engines",
-        why=f"Everything was generated, and rewards were not there. The last verdict was {row['prompt']} "
+        why=f"All responses were generated, and rewards were missing. The last verdict was {row['prompt']} "
         f"#{row['sample']} ({row['domain']}, {row['reward_reason']}): {seconds(row['reward_time_s'])} of scoring, "
         f"known {seconds(max(0.0, row['scored_at_s'] - row['finished_at_s']))} after its last token.",
     )
@@ -272,7 +270,7 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
         step=number,
         duration_s=float(step["weight_sync_time_s"]),
         who="all engines",
-        why=f"New weights came, {per_engine} for each engine{speed}; the transfer took {seconds(transfer_s)}.",
+        why=f"New weights were sent, {per_engine} to each engine{speed}; the transfer took {seconds(transfer_s)}.",
     )
     yield Wait(
         kind="checkpoint",
@@ -288,5 +286,5 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
             step=number,
             duration_s=float((handed["ended_at_s"] - handed["started_at_s"]).sum()),
             who="trainer",
-            why="Engines fell asleep and the trainer took the GPUs that they share.",
+            why="Engines went to sleep, and the trainer took over the GPUs that they share.",
         )

@@ -126,12 +126,12 @@ def _refuse_other_folders(run_dir: Path) -> None:
     if parts := sorted(run_dir.glob("metrics/steps/*.parquet")):
         raise DataError(
             f"{run_dir}/metrics/manifest.json is missing, and {len(parts)} files of steps lie beside it",
-            "The manifest says which of them count; the run writes it, and nothing else knows",
+            "The manifest says which of them count; only the run writes it",
             "Copy it again from where the run wrote it. Do not resume the run without it: its steps would be removed",
         )
     if (run_dir / "run.json").exists():
         raise DataError(
-            f"{run_dir} is a run of which no step is finished yet",
+            f"{run_dir} is a run without a finished step yet",
             "There is something to show once the first step is over",
             "Wait for it, or read why it does not come in its logs/ and in status.json",
         )

@@ -44,7 +44,7 @@ def test_a_trace_lies_in_the_run_unless_told_otherwise(run_dir, tmp_path, capsys
         (["missing", "stesp=1"], "Write steps=..."),
         (["missing", "steps=3:2"], "steps=3:2. It is one step, counted from 1, or FIRST:LAST"),
         (["EMPTY"], "is not a run: it has no metrics/manifest.json"),
-        (["UNFINISHED"], "is a run of which no step is finished yet"),
+        (["UNFINISHED"], "is a run without a finished step yet"),
         (["PARENT"], "Give one of the runs in it, such as"),
         (["RUN", "steps=7:9"], "has none of the steps 7 to 9 It has the steps 1 to 2"),
         (["FILE"], "is a file"),

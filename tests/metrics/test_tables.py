@@ -88,7 +88,7 @@ def test_each_step_is_one_file_per_table(run_dir: Path, writer: MetricsWriter) -
 
 
 def test_the_schemas_have_the_columns_of_the_specification_and_describe_every_one() -> None:
-    promised = """step round_kind step_time_s rollout_time_s reward_time_s train_time_s weight_sync_time_s
+    promised = """step round_kind step_time_s rollout_time_s exposed_reward_time_s train_time_s weight_sync_time_s
     reward_mean num_prompts num_responses response_length_mean_tokens response_length_max_tokens tokens_generated
     tokens_trained tokens_wasted bubble_ratio policy_version long_queue_length modelled"""
     assert set(promised.split()) <= {column.name for column in STEPS.columns}
@@ -337,6 +337,16 @@ def test_a_missing_or_broken_part_is_named(run_dir: Path, writer: MetricsWriter)
     (run_dir / "metrics" / "manifest.json").write_text("")
     with pytest.raises(DataError, match=r"manifest\.json is not readable"):
         read_table(run_dir, "steps")
+
+
+def test_a_column_that_had_another_name_in_an_older_version_is_read_by_it(run_dir: Path, writer: MetricsWriter) -> None:
+    writer.write_step(0, make_rows(0))
+    part = run_dir / "metrics" / "steps" / "step-000000.parquet"
+    now = pq.read_table(part)
+    names = ["reward_time_s" if name == "exposed_reward_time_s" else name for name in now.column_names]
+    old = now.rename_columns(names).replace_schema_metadata({b"rollpacker.schema_version": b"5"})
+    pq.write_table(old, part)
+    assert read_table(run_dir, "steps")["exposed_reward_time_s"] == now["exposed_reward_time_s"]
 
 
 def test_a_column_that_an_older_version_lacks_is_null_with_a_warning(run_dir: Path, writer: MetricsWriter) -> None:

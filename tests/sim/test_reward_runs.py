@@ -35,7 +35,7 @@ def train(run_dir: Path, *words: str) -> Path:
 
 
 def reward_time(run_dir: Path) -> float:
-    return read_frame(run_dir, "steps")["reward_time_s"].mean()
+    return read_frame(run_dir, "steps")["exposed_reward_time_s"].mean()
 
 
 def test_programs_that_share_few_cores_take_longer(tmp_path):
