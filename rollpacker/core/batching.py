@@ -80,7 +80,7 @@ class BatchingMachine(Protocol):
     def next_kind(self) -> RoundKind:
         """Tell, between two rounds, what the next one will be.
 
-        A draw that meets the end of the data turns a short round into a long one; nobody can know before.
+        A draw that meets the end of the data turns a short round into a long one; that is not known before.
         """
 
     def running_requests(self) -> list[RequestId]:

@@ -110,6 +110,8 @@ class EndRound:
     """The batch is complete."""
 
     round: int
+    step: int
+    """That the batch is for."""
     prompts: tuple[PromptId, ...]
     """The accepted prompts in launch order: the canonical order of the batch, whatever order they finished in."""
     long_queue_length: int
@@ -125,9 +127,9 @@ class MeasureProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendEngines:
-    """Let the trainer have these engines' GPUs until the step's weights are published: accepted groups stream to it.
+    """Choose these engines to be lent to the trainer until the step's weights are published (paper, section 4.4).
 
-    Their requests are evicted first; an engine sleeps when its last one has left (paper, section 4.4).
+    Their requests are evicted; `StreamGroups` follows when the last one has left.
     """
 
     round: int
@@ -136,9 +138,13 @@ class LendEngines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamGroups:
-    """Let accepted groups stream to the trainer from now on, on GPUs of its own, which are idle meanwhile."""
+    """Let accepted groups stream to the trainer from now on."""
 
     round: int
+    engines: tuple[EngineId, ...] = ()
+    """Lent engines, which are empty, sleep, and leave their GPUs to it. Empty: it has GPUs of its own, idle so far."""
+    groups_per_call: int | None = None
+    """The trainer gets so many at a time at most; None: all that are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +158,36 @@ class UseParallelism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Report `TimerFired` at a time, once; a timer of this name that has not fired yet is moved."""
+
+    timer: str
+    at_s: float
+    """Seconds since the run began; one that has passed is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEngine:
+    """Start a fresh engine in a slot; answered by `EngineStarted` or `EngineStartFailed`."""
+
+    slot: EngineId
+    engine: EngineId
+    """Its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOffStart:
+    """Give up the start of an engine: its GPUs are wanted. An answer that is on its way is late."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailWithoutEngines:
+    """The run fails: no engine is left that could go on, and none is to come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailRun:
     """The run fails: a round has launched as many prompts as it may, and too few have rewards that differ."""
 
@@ -159,7 +195,7 @@ class FailRun:
     num_prompts_launched: int
     num_prompts_dropped: int
     num_prompts_needed: int
-    """Places of the batch that nobody has taken."""
+    """Places of the batch that are open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +217,10 @@ Command = (
     | LendEngines
     | StreamGroups
     | UseParallelism
+    | SetTimer
+    | StartEngine
+    | CallOffStart
+    | FailWithoutEngines
     | FailRun
     | EndRun
 )

@@ -5,7 +5,7 @@ Theory of operation
 
 GRPO learns nothing of a prompt whose group has one and the same reward R0 times: all solved, or none. Such a prompt is
 **dropped** as soon as the last of its R0 rewards is known. It is neither trained nor queued, its place in the batch is
-open again, and another prompt is launched at once. What counts is the reward as it was judged, before over-long
+open again, and another prompt is launched at once. What counts is the reward as it was scored, before over-long
 shaping, as in DAPO's reference code (`filter_groups.metric=acc`).
 
 It comes with either batching, and what they do without drops holds on: with `plain`, P0 prompts race for P0 places;
@@ -21,10 +21,10 @@ last place was taken are deferred to the long queue, and a long round runs the f
 * A short or plain round fills vacancies with new prompts of the same domain. Once the domain has ended, the place goes
   to another domain, and once all have ended to the queue's first prompt that has not run in this round.
 * A long round fills vacancies from the queue first, and with new prompts when the queue is empty: they are shorter
-  than what was deferred, on average, so that nobody waits for them; the alternative is a smaller batch. Nothing is
+  than what was deferred, on average, so that nothing waits for them; the alternative is a smaller batch. Nothing is
   speculated.
-* When nobody is left to fill a place, it is **closed**: the last batch of finite data may be smaller. When all places
-  of a round were closed there is nothing to train, and nothing left: the run ends in that round.
+* When no prompt is left to fill a place, it is **closed**: the last batch of finite data may be smaller. When all
+  places of a round were closed there is nothing to train, and nothing left: the run ends in that round.
 * A round launches at most `max_launch_factor * P0` prompts, dropped ones too. If that does not fill its places, the run
   gives up: the data has too few prompts of the right difficulty, and would be used up for nothing.
 
@@ -141,7 +141,7 @@ class DynamicSampling(Race):
         return [dropping, StopRequests(requests=tuple(stopped))] if stopped else [dropping]
 
     def _fill(self) -> list[Decision]:
-        """Launch prompts where places are vacant and there is room, ask for what lacks, and close what nobody fills."""
+        """Launch prompts where places are vacant and there is room, ask for what lacks, close what cannot be filled."""
         if not self._vacancies():
             return []
         self._move_places()
@@ -163,7 +163,7 @@ class DynamicSampling(Race):
         return {domain: count for domain, count in wanted.items() if count > 0}
 
     def _vacant_places(self) -> dict[Domain, int]:
-        """How many places nobody races for, per domain that has any."""
+        """How many places no prompt races for, per domain that has any."""
         places, racing = self._ledger.places, self._num_racing()
         vacant = {domain: places.get(domain, 0) - racing[domain] for domain in self._domains}
         return {domain: count for domain, count in vacant.items() if count > 0}

@@ -9,16 +9,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineJoined:
-    """An engine is up and holds the current policy."""
+    """An engine is up and holds a policy."""
 
     engine: EngineId
+    policy_version: int
+    """That it holds, by checksum."""
     gpus: tuple[int, ...] = ()
     """The run's GPUs that it works on, counted over all nodes, ascending; empty if it shares none with the trainer."""
+    kv_tokens: int = 0
+    """Capacity of its KV cache; 0 where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUpdated:
+    """An engine holds another policy version, by checksum; nothing is in flight on it."""
+
+    engine: EngineId
+    policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +45,54 @@ class EngineRetired:
     """An engine sleeps, as ordered by `UseParallelism`; nothing was in flight on it."""
 
     engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsOpened:
+    """An attempt of the run has started, with an engine in each of its slots; slots of an earlier one are no more."""
+
+    slots: tuple[EngineId, ...]
+    """Places for engines of all degrees, by the names of their first engines."""
+    are_replaceable: bool = True
+    """False: a lost engine leaves its slot empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsChanged:
+    """Other slots than before are in use, or have GPUs that are the trainer's."""
+
+    in_use: tuple[EngineId, ...]
+    """Of the degree in use."""
+    withheld: tuple[EngineId, ...] = ()
+    """Of these, the ones whose GPUs are the trainer's for now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotVacated:
+    """An engine was seen to fail. If it had joined, `EngineLost` follows, after the facts that it reported before."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStarted:
+    """An engine that `StartEngine` ordered is up and holds its weights; `EngineJoined` follows when it can be used."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStartFailed:
+    """An engine that `StartEngine` ordered did not come up."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """The time of a `SetTimer` has come."""
+
+    timer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +123,8 @@ class ResponseFinished:
     request: RequestId
     engine: EngineId
     num_tokens: int
-    policy_version: int
-    """The version that produced its tokens."""
+    spans: tuple[VersionSpan, ...]
+    """Which versions produced its tokens, in order; together they are the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +215,15 @@ class RoundMeasured:
 
 Event = (
     EngineJoined
+    | EngineUpdated
     | EngineLost
     | EngineRetired
+    | SlotsOpened
+    | SlotsChanged
+    | SlotVacated
+    | EngineStarted
+    | EngineStartFailed
+    | TimerFired
     | StepStarted
     | PromptsDrawn
     | ResponseFinished

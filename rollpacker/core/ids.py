@@ -44,6 +44,13 @@ class RequestId(NamedTuple):
         return f"r{self.round}:{self.prompt}#{self.sample}"
 
 
+class VersionSpan(NamedTuple):
+    """Consecutive tokens of a response that one policy version produced."""
+
+    policy_version: int
+    num_tokens: int
+
+
 def successor_of(engine: EngineId, number: int) -> EngineId:
     """Name the engine that takes a lost one's place; `number` counts the restarts of the run's attempt, from 1."""
     return EngineId(f"{engine}-r{number}")

@@ -196,7 +196,7 @@ class ParallelismPlanner:
         return here is not None and there is not None and here < there
 
     def _pays(self, controller: _Controller, here: int, there: int) -> bool:
-        """Tell whether a change would bring in its time; what nobody knows is tried."""
+        """Tell whether a change would gain its time back; what is not known is tried."""
         rate_here, rate_there = controller.rate_on(here), controller.rate_on(there)
         if rate_here is None or rate_there is None:
             return True

@@ -152,7 +152,7 @@ class Race(ABC):
         return [self._ledger.accept(group), *stopping]
 
     def _give_place(self, group: Group) -> list[Decision]:
-        """Give a group its place, defer whom it shuts out, and stop what still runs of both."""
+        """Give a group its place, defer the losers, and stop what still runs of both."""
         ledger = self._ledger
         stopped = ledger.place(group)
         if not ledger.places[group.domain]:
@@ -184,7 +184,12 @@ class Race(ABC):
         if not any(group.outcome is Outcome.ACCEPTED for group in ledger.groups.values()):
             ledger.cancel()
             return EndRun()
-        return EndRound(round=ledger.round, prompts=ledger.close(), long_queue_length=len(self._long_queue))
+        return EndRound(
+            round=ledger.round,
+            step=ledger.step,
+            prompts=ledger.close(),
+            long_queue_length=len(self._long_queue),
+        )
 
     # Views, self-check and snapshot
 

@@ -1,6 +1,6 @@
 """How long each test case of a sandboxed program may run: in proportion to the slowest program that passed it.
 
-    limit(case) = min(max(T_min, lambda * T_anchor), T_max)        T_max where nobody has passed the case yet
+    limit(case) = min(max(T_min, lambda * T_anchor), T_max)        T_max where no program has passed the case yet
 
 T_anchor is the longest run of the prompt's case that passed so far, in any round and epoch. So a wrong program that
 loops costs little more than the slowest correct one, and not the sandbox's whole limit.
@@ -45,7 +45,7 @@ class RewardBudget:
                 )
 
     def learn(self, event: RewardComputed) -> None:
-        """Take in the runs of one response; the event has passed `judge`."""
+        """Take in the runs of one response; the event has passed `validate`."""
         for run in event.case_runs:
             if run.is_passed:
                 anchors = self._anchors.setdefault(event.request.prompt.key, [])
@@ -67,7 +67,7 @@ class RewardBudget:
         """Re-derive the machine's invariants.
 
         Raises:
-            InvariantViolated: A limit would stop a run that has passed, or a prompt is known of which nobody passed
+            InvariantViolated: A limit would stop a run that has passed, or a prompt is known that no program passed
                 anything.
         """
         for key, anchors in self._anchors.items():
@@ -75,7 +75,7 @@ class RewardBudget:
                 if limit < min(anchor or 0.0, self._settings.max_limit_s):
                     raise InvariantViolated(f"A case of {key!r} took {anchor} s to pass, and may take {limit} s.")
             if not anchors or anchors[-1] is None:
-                raise InvariantViolated(f"The anchors of {key!r} end with a case that nobody passed: {anchors}")
+                raise InvariantViolated(f"The anchors of {key!r} end with a case that no program passed: {anchors}")
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the machine."""

@@ -1,27 +1,31 @@
 """Which engine runs a request: the one with the fewest requests in flight; the one that joined first among equals.
 
-    engine:  absent ──join──> open ──lend──> lent ──take_back──> open
-             open or lent ──lose──> absent         what was in flight on it is launched on open engines
-             open or lent ──order_retirement, retire──> absent       nothing was in flight on it
+    engine:  absent ──join──> open ──close(lent)──> closed ──reopen(lent)──> open
+                              open ──close(retiring)──> closed ──retire──> absent      nothing was in flight on it
+             open or closed ──lose──> absent       what was in flight on it is launched on open engines
 
     request: waiting ──an engine is open──> on an engine ──its engine is lost, or it is evicted──> waiting
 
 A request is in flight until it finishes or is told to stop, and is launched as soon as an engine is open: nearly always
-at once. While none is, because all were lost or the others are lent, it waits, and the engine that joins next gets what
-waits, in order. Whether one will come is the driver's business.
+at once. While none is, because all were lost or the others are closed, it waits, and the engine that joins next gets
+what waits, in order. Whether one will come is the business of `core.restarts`.
 
 When an engine is lost, what was in flight on it is launched again on the others under the same id: the tokens of both
 attempts come from the same policy version, so whichever finish is believed, the batch is right; the router believes the
-engine that holds the request now, and nobody while it waits.
+engine that holds the request now, and none while it waits.
 
-A lent engine gets no launch until it is taken back, also when it restarts or is lost and comes back: its GPUs are the
-trainer's. What is in flight on it is told to leave. From there on one fact of three is the first to come:
+A closed engine gets no launch, and what is in flight on it is told to leave. One that is lent stays closed until all
+are taken back, also when it restarts or is lost and comes back: its GPUs are the trainer's. From the order to leave on,
+one fact of three is the first to come:
 
-* its eviction: it is launched on an open engine, or waits for one, and a second eviction, or a finish from the lent
+* its eviction: it is launched on an open engine, or waits for one, and a second eviction, or a finish from the closed
   engine, is late;
 * its finish, which counts as any other; an eviction after it is late;
 * the decision of its group: it is told to stop as well and is forgotten, so its eviction, its finish and its abort are
   all late.
+
+A request that was told to stop or to leave is **leaving** its engine until that one answers. An engine on which nothing
+is in flight or leaving is empty.
 
 Invariant: every request in flight is on exactly one engine of the fleet, or it waits, and then no engine is open.
 """
@@ -29,12 +33,31 @@ Invariant: every request in flight is on exactly one engine of the fleet, or it 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Self
 
 from rollpacker.core.commands import Abort, Evict, Launch
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.ids import EngineId, PromptId, RequestId
+
+
+class Closing(StrEnum):
+    """Why an engine gets no launch."""
+
+    LENT = "lent"
+    """Its GPUs are the trainer's until the next step."""
+    RETIRING = "retiring"
+    """Engines of another degree take its place."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What an engine of the fleet has."""
+
+    policy_version: int
+    kv_tokens: int
 
 
 class Router:
@@ -45,21 +68,28 @@ class Router:
         """The fleet in joining order, and what is in flight on each engine, in launch order."""
         self._in_flight: dict[RequestId, EngineId | None] = {}
         """The same by request; None waits for an engine."""
-        self._lent: set[EngineId] = set()
-        """Present or absent: an engine that comes back while its GPUs are lent is lent, too."""
-        self._retiring: set[EngineId] = set()
-        """Engines of the fleet that are to be retired."""
+        self._facts: dict[EngineId, _Held] = {}
+        """Of each engine of the fleet."""
+        self._closed: dict[EngineId, Closing] = {}
+        """Lent ones present or absent: an engine that comes back while its GPUs are lent is lent, too."""
+        self._leaving: dict[EngineId, dict[RequestId, None]] = {}
+        """What each engine of the fleet was told to stop or to evict, and has not answered."""
         self._left: set[EngineId] = set()
         """Engines that left the fleet, or that requests were taken from: late facts of theirs may still come."""
         self._by_load: list[tuple[int, int, EngineId]] = []
-        """While engines are lent, a heap of (load, place in the fleet, engine): every open engine has a true entry."""
+        """While engines are closed, a heap of (load, place in the fleet, engine): each open one has a true entry."""
         self._places: dict[EngineId, int] = {}
-        """While engines are lent, the places in the fleet."""
+        """While engines are closed, the places in the fleet."""
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
-        """The fleet in joining order, lent engines too."""
+        """The fleet in joining order, closed engines too."""
         return tuple(self._held)
+
+    @property
+    def known(self) -> Collection[EngineId]:
+        """All engines that ever joined and may still be heard of."""
+        return self._held.keys() | self._left
 
     @property
     def holders(self) -> Mapping[RequestId, EngineId | None]:
@@ -73,11 +103,37 @@ class Router:
 
     # The fleet
 
-    def join(self, engine: EngineId) -> list[Launch]:
+    def join(self, engine: EngineId, policy_version: int, kv_tokens: int) -> list[Launch]:
         """Add an engine and launch what waits; one that is already there has restarted, and lost what was on it."""
         self._remove(engine)
         self._held[engine] = {}
+        self._facts[engine] = _Held(policy_version, kv_tokens)
         return self.launch([request for request, holder in self._in_flight.items() if holder is None])
+
+    def update(self, engine: EngineId, policy_version: int) -> None:
+        """Note that an engine holds another policy version; one that left changes nothing.
+
+        Raises:
+            ImpossibleEvent: Something is in flight on it; nothing was changed.
+        """
+        if not self.is_in_fleet(engine):
+            return
+        if self._held[engine]:
+            raise ImpossibleEvent(f"{engine} was updated with {len(self._held[engine])} requests in flight.")
+        self._facts[engine].policy_version = policy_version
+
+    def require_version(self, policy_version: int) -> None:
+        """Check that every engine holds a policy version.
+
+        Raises:
+            ImpossibleEvent: One does not.
+        """
+        for engine, facts in self._facts.items():
+            if facts.policy_version != policy_version:
+                raise ImpossibleEvent(
+                    f"{engine} holds policy version {facts.policy_version}.",
+                    f"In a step that begins with version {policy_version} every engine holds that.",
+                )
 
     def lose(self, engine: EngineId) -> list[Launch]:
         """Remove an engine and launch elsewhere what was in flight on it."""
@@ -99,61 +155,77 @@ class Router:
         """Take an engine out; gives what was in flight on it, in launch order, which waits from now on."""
         if engine not in self._held:
             return []
+        self._leaving.pop(engine, None)
+        del self._facts[engine]
         orphans = list(self._held.pop(engine))
         for request in orphans:
             del self._in_flight[request]
         self._in_flight.update(dict.fromkeys(orphans))
         self._left.add(engine)
-        self._retiring.discard(engine)
+        if self._closed.get(engine) is Closing.RETIRING:
+            del self._closed[engine]
         return orphans
 
-    # Change of engines
+    # Engines that get no launch
+
+    def close(self, engines: Iterable[EngineId], reason: Closing) -> list[Evict]:
+        """Launch nothing more on some engines, and order away what is in flight on them."""
+        orders: list[Evict] = []
+        for engine in engines:
+            self._closed[engine] = reason
+            held = self._held[engine]
+            if held:
+                self._left.add(engine)
+                self._leaving.setdefault(engine, {}).update(held)
+                orders += [Evict(request=request, engine=engine) for request in held]
+        self._sort_by_load()
+        return orders
+
+    def reopen(self, reason: Closing) -> None:
+        """Launch again on the engines that were closed for a reason."""
+        self._closed = {engine: each for engine, each in self._closed.items() if each is not reason}
+        if not self._closed:
+            self._by_load.clear()
 
     @property
     def is_changing(self) -> bool:
         """True from the order to change engines until the last old one has retired."""
-        return bool(self._retiring)
-
-    def order_retirement(self) -> None:
-        """Expect every present engine to retire; those that join from now on take their place."""
-        self._retiring = set(self._held)
+        return Closing.RETIRING in self._closed.values()
 
     def retire(self, engine: EngineId) -> None:
         """Remove an engine that sleeps; one that left before changes nothing.
 
         Raises:
-            ImpossibleEvent: Nobody ordered it; nothing was changed.
+            ImpossibleEvent: It was not ordered; nothing was changed.
         """
         if not self.is_in_fleet(engine):
             return
-        if engine not in self._retiring:
-            raise ImpossibleEvent(f"Engine {engine!r} retired, which nobody ordered.", "It follows UseParallelism.")
+        if self._closed.get(engine) is not Closing.RETIRING:
+            raise ImpossibleEvent(f"Engine {engine!r} retired, which was not ordered.", "It follows UseParallelism.")
         self._remove(engine)
 
-    # Lending
+    def are_empty(self, engines: Collection[EngineId]) -> bool:
+        """Tell whether nothing is in flight on some engines of the fleet, or on its way from them."""
+        return not any(self._held[engine] or self._leaving.get(engine) for engine in engines)
 
-    def lend(self, engines: Sequence[EngineId]) -> list[Evict]:
-        """Launch nothing more on some engines, and order away what is in flight on them."""
-        self._lent.update(engines)
-        self._left.update(engines)
-        self._sort_by_load()
-        return [Evict(request=request, engine=engine) for engine in engines for request in self._held[engine]]
-
-    def take_back(self) -> None:
-        """Launch on the lent engines again."""
-        self._lent.clear()
-        self._by_load.clear()
+    def note_answer(self, request: RequestId, engine: EngineId) -> None:
+        """Note that an engine has given a request back, in whatever way."""
+        leaving = self._leaving.get(engine)
+        if leaving and request in leaving:
+            del leaving[request]
+            if not leaving:
+                del self._leaving[engine]
 
     def move(self, request: RequestId, engine: EngineId) -> list[Launch]:
         """Launch an evicted request elsewhere; one that was told to stop, or has moved before, stays away.
 
         Raises:
-            ImpossibleEvent: Nobody ordered its eviction; nothing was changed.
+            ImpossibleEvent: Its eviction was not ordered; nothing was changed.
         """
         if self.has_moved(request, engine) or request not in self._in_flight:
             return []
-        if engine not in self._lent:
-            raise ImpossibleEvent(f"{request} was evicted, which nobody ordered.", "An eviction follows its order.")
+        if engine not in self._closed:
+            raise ImpossibleEvent(f"{request} was evicted, which was not ordered.", "An eviction follows its order.")
         self._forget(request)
         return self._launch_each([request])
 
@@ -161,18 +233,20 @@ class Router:
 
     def launch(self, requests: Sequence[RequestId]) -> list[Launch]:
         """Give each request to the open engine with the fewest in flight; without one, let them wait."""
-        if not requests and not self._lent:
+        if not requests and not self._closed:
             return []
         self._sort_by_load()
         launches = self._launch_each(requests)
-        if not self._lent:
+        if not self._closed:
             self._by_load.clear()
         return launches
 
     def _sort_by_load(self) -> None:
         self._places = {engine: place for place, engine in enumerate(self._held)}
         self._by_load = [
-            (len(held), self._places[engine], engine) for engine, held in self._held.items() if engine not in self._lent
+            (len(held), self._places[engine], engine)
+            for engine, held in self._held.items()
+            if engine not in self._closed
         ]
         heapq.heapify(self._by_load)
 
@@ -196,9 +270,14 @@ class Router:
         return Launch(request=request, engine=engine)
 
     def abort(self, requests: Iterable[RequestId]) -> list[Abort]:
-        """Order requests in flight to stop, and forget them; nobody has to be told of those that wait."""
-        holders = [(request, self._forget(request)) for request in requests]
-        return [Abort(request=request, engine=engine) for request, engine in holders if engine is not None]
+        """Order requests in flight to stop, and forget them; for those that wait there is no order."""
+        orders: list[Abort] = []
+        for request in requests:
+            engine = self._forget(request)
+            if engine is not None:
+                self._leaving.setdefault(engine, {})[request] = None
+                orders.append(Abort(request=request, engine=engine))
+        return orders
 
     def finish(self, request: RequestId) -> bool:
         """Forget a finished request; False if it is not in flight: it was stopped before and finished all the same."""
@@ -213,7 +292,7 @@ class Router:
             return None
         held = self._held[engine]
         del held[request]
-        if self._lent and engine not in self._lent:
+        if self._closed and engine not in self._closed:
             heapq.heappush(self._by_load, (len(held), self._places[engine], engine))
         return engine
 
@@ -249,21 +328,30 @@ class Router:
         on_engines = {request: engine for request, engine in self._in_flight.items() if engine is not None}
         if by_engine != on_engines or sum(map(len, self._held.values())) != len(on_engines):
             raise InvariantViolated(f"The engines hold {self._held}; in flight is {self._in_flight}")
-        is_open = [engine for engine in self._held if engine not in self._lent]
+        is_open = [engine for engine in self._held if engine not in self._closed]
         if self.is_starved and is_open:
             raise InvariantViolated(f"Requests wait, and these engines are open: {is_open}")
         true_entries = {(len(self._held[engine]), self._places.get(engine), engine) for engine in is_open}
-        if self._lent and not true_entries <= set(self._by_load):
+        if self._closed and not true_entries <= set(self._by_load):
             raise InvariantViolated(f"The engines by load are {true_entries}, not {self._by_load}")
-        if not self._retiring <= self._held.keys():
-            raise InvariantViolated(f"Engines that left are to retire: {sorted(self._retiring)}")
+        if (
+            list(self._facts) != list(self._held)
+            or min((each.kv_tokens for each in self._facts.values()), default=0) < 0
+        ):
+            raise InvariantViolated(f"The fleet is {list(self._held)}; known is {self._facts}")
+        retiring = {engine for engine, reason in self._closed.items() if reason is Closing.RETIRING}
+        if not retiring <= self._held.keys() or not self._leaving.keys() <= self._held.keys():
+            raise InvariantViolated(f"Engines that left are to retire, or to answer: {retiring}, {self._leaving}")
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the router."""
         return {
-            "engines": list(self._held),
-            "lent": sorted(self._lent),
-            "retiring": sorted(self._retiring),
+            "engines": [[engine, facts.policy_version, facts.kv_tokens] for engine, facts in self._facts.items()],
+            "closed": [[engine, reason.value] for engine, reason in self._closed.items()],
+            "leaving": [
+                [engine, [[number, list(prompt), sample] for number, prompt, sample in requests]]
+                for engine, requests in self._leaving.items()
+            ],
             "left": sorted(self._left),
             "in_flight": [
                 [round_number, list(prompt), sample, engine]
@@ -275,15 +363,22 @@ class Router:
     def restore(cls, snapshot: dict[str, Any]) -> Self:
         """Rebuild the router that gave the snapshot."""
         router = cls()
-        router._held = {EngineId(engine): {} for engine in snapshot["engines"]}
-        router._lent = {EngineId(engine) for engine in snapshot["lent"]}
-        router._retiring = {EngineId(engine) for engine in snapshot["retiring"]}
+        for engine, policy_version, kv_tokens in snapshot["engines"]:
+            router._held[EngineId(engine)] = {}
+            router._facts[EngineId(engine)] = _Held(policy_version, kv_tokens)
+        router._closed = {EngineId(engine): Closing(reason) for engine, reason in snapshot["closed"]}
+        router._leaving = {
+            EngineId(engine): {
+                RequestId(number, PromptId(*prompt), sample): None for number, prompt, sample in requests
+            }
+            for engine, requests in snapshot["leaving"]
+        }
         router._left = {EngineId(engine) for engine in snapshot["left"]}
         for round_number, prompt, sample, engine in snapshot["in_flight"]:
             request = RequestId(round_number, PromptId(*prompt), sample)
             router._in_flight[request] = engine
             if engine is not None:
                 router._held[engine][request] = None
-        if router._lent:
+        if router._closed:
             router._sort_by_load()
         return router

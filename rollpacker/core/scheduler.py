@@ -6,9 +6,11 @@
     RewardComputed ──> reward budget ──> the limits in ScoreResponse
     RoundMeasured ──> parallelism planner ──> UseParallelism
     BeginRound ──> stream scaling ──> StreamGroups
-    ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router
+    ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
+                                           StreamGroups, when what was lent is empty
+    SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
 
-Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part judges before any part
+Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
 changes. A fact that comes late changes nothing and gives no command; only the reward budget learns from a late reward.
 The requests that the router holds in flight are those that the batching machine waits for, whether an engine runs them
 or none is there.
@@ -27,7 +29,7 @@ Machines never call each other: the scheduler passes facts and decisions along, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, assert_never
 
 from rollpacker.core.batching import BatchingMachine, Decision, StartRequests, StopRequests
@@ -40,6 +42,7 @@ from rollpacker.core.commands import (
     EndRound,
     EndRun,
     FailRun,
+    FailWithoutEngines,
     Launch,
     LendEngines,
     ScoreResponse,
@@ -51,6 +54,9 @@ from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
     EngineRetired,
+    EngineStarted,
+    EngineStartFailed,
+    EngineUpdated,
     Event,
     ProgressMeasured,
     PromptsDrawn,
@@ -59,18 +65,24 @@ from rollpacker.core.events import (
     ResponseFinished,
     RewardComputed,
     RoundMeasured,
+    SlotsChanged,
+    SlotsOpened,
+    SlotVacated,
     StepStarted,
+    TimerFired,
 )
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.plain_batching import PlainBatching
+from rollpacker.core.restarts import RestartEvent, Restarts
 from rollpacker.core.reward_budget import RewardBudget
-from rollpacker.core.routing import Router
+from rollpacker.core.routing import Closing, Router
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.stream_scaling import StreamScaling
 from rollpacker.core.tail_batching import TailBatching
+from rollpacker.core.timers import PendingTimers
 
-SNAPSHOT_FORMAT: Final = 4
+SNAPSHOT_FORMAT: Final = 5
 """Raised by one whenever a machine's snapshot changes its meaning."""
 
 _BATCHING: Final[dict[str, type[BatchingMachine]]] = {
@@ -96,8 +108,10 @@ class Scheduler:
         self._budget = RewardBudget(settings.reward_budget) if settings.reward_budget else None
         self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
         self._stream = StreamScaling(settings.stream) if settings.stream else None
+        self._restarts = Restarts(settings.restarts)
+        self._timers = PendingTimers()
 
-    def handle(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: ARG002 - no machine has a deadline
+    def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take in one fact and give the orders that follow from it.
 
         Args:
@@ -107,15 +121,26 @@ class Scheduler:
         Raises:
             ImpossibleEvent: It cannot have happened; nothing was changed.
         """
+        commands = self._decide(event, now)
+        if self._stream and self._stream.lending and self._router.are_empty(self._stream.lending):
+            commands += (self._stream.stream(),)
+        return commands
+
+    def _decide(self, event: Event, now: float) -> tuple[Command, ...]:
         match event:
             case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
                 return self._follow_request(event)
             case StepStarted() | PromptsDrawn() | RoundMeasured():
                 return self._prepare_round(event)
+            case EngineUpdated():
+                self._router.update(event.engine, event.policy_version)
+                return ()
             case EngineJoined() | EngineLost() | EngineRetired():
                 return self._change_fleet(event)
             case ProgressMeasured():
                 return self._lend(event)
+            case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
+                return self._restart(event, now)
             case _:
                 assert_never(event)
 
@@ -131,18 +156,24 @@ class Scheduler:
                 return self._reward(event)
             case ResponseEvicted():
                 self._batching.handle(event)  # for the batching it runs on
-                return tuple(self._router.move(event.request, event.engine))
+                launches = self._router.move(event.request, event.engine)
+                self._router.note_answer(event.request, event.engine)
+                return tuple(launches)
             case ResponseAborted():
                 self._check_abort(event)
-                return self._carry_out(self._batching.handle(event))
+                decisions = self._batching.handle(event)
+                self._router.note_answer(event.request, event.engine)
+                return self._carry_out(decisions)
             case _:
                 assert_never(event)
 
     def _finish(self, event: ResponseFinished) -> tuple[Command, ...]:
         """Count a finish; it may be one that makes a measurement due."""
         if self._router.has_moved(event.request, event.engine):
+            self._router.note_answer(event.request, event.engine)
             return ()
         decisions = self._batching.handle(event)
+        self._router.note_answer(event.request, event.engine)
         is_news = self._router.finish(event.request)
         commands = self._carry_out(decisions)
         if is_news and self._stream:
@@ -158,10 +189,10 @@ class Scheduler:
         return self._carry_out(decisions)
 
     def _check_abort(self, event: ResponseAborted) -> None:
-        """Refuse the abort of a request that nobody told to stop."""
+        """Refuse the abort of a request that was not told to stop."""
         is_held = not self._router.has_moved(event.request, event.engine) and self._router.is_in_flight(event.request)
         if is_held:
-            raise ImpossibleEvent(f"{event.request} was aborted, which nobody ordered.", "An abort follows its order.")
+            raise ImpossibleEvent(f"{event.request} was aborted, which was not ordered.", "An abort follows its order.")
 
     # Steps and engines
 
@@ -183,8 +214,9 @@ class Scheduler:
                 f"Step {event.step} started before the engines had changed.",
                 "Every engine that was there at UseParallelism retires first.",
             )
+        self._router.require_version(event.policy_version)
         decisions = self._batching.handle(event)
-        self._router.take_back()
+        self._router.reopen(Closing.LENT)
         if self._planner:
             self._planner.start_step()
         return self._carry_out(decisions)
@@ -195,14 +227,17 @@ class Scheduler:
             return ()
         orders = self._planner.measure(event, self._batching.next_kind())
         if orders:
-            self._router.order_retirement()
+            self._router.close(self._router.engines, Closing.RETIRING)
         return orders
 
     def _change_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
         launches: list[Launch] = []
+        is_loss = isinstance(event, EngineLost) and event.engine in self._router.engines
         match event:
             case EngineJoined():
-                launches = self._router.join(event.engine)
+                launches = self._router.join(event.engine, event.policy_version, event.kv_tokens)
+            case EngineLost() if self._restarts.knows(event.engine) and event.engine not in self._router.known:
+                return self._require_engine()  # it died before it had joined
             case EngineLost():
                 launches = self._router.lose(event.engine)
             case EngineRetired():
@@ -213,19 +248,40 @@ class Scheduler:
             self._stream.join(event.engine, event.gpus)
         elif self._stream:
             self._stream.leave(event.engine)
-        return tuple(launches)
+        if isinstance(event, EngineJoined):
+            self._restarts.join(event.engine)
+        return *launches, *(self._require_engine() if is_loss else ())
+
+    # Slots of engines
+
+    def _restart(self, event: RestartEvent, now: float) -> tuple[Command, ...]:
+        """Keep the slots of engines filled."""
+        if isinstance(event, SlotsOpened):
+            self._timers.forget(self._restarts.timers)
+        if isinstance(event, TimerFired):
+            self._timers.fire(event)
+        orders = self._restarts.handle(event, now)
+        self._timers.note(orders)
+        may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
+        return *orders, *(self._require_engine() if may_be_last else ())
+
+    def _require_engine(self) -> tuple[FailWithoutEngines, ...]:
+        """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
+        restarts = self._restarts
+        is_starved = bool(restarts.slots) and self._router.is_starved and not restarts.under_way
+        return (FailWithoutEngines(),) if is_starved or restarts.is_hopeless else ()
 
     def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
         """Lend engines, if the measurement says that it pays."""
         if not self._stream:
-            raise ImpossibleEvent(f"The progress of round {event.round} was measured, which nobody ordered.")
+            raise ImpossibleEvent(f"The progress of round {event.round} was measured, which was not ordered.")
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
         self._stream.validate(event)
         engines = self._stream.choose(event, self._router.engines, self._router.holders)
         if not engines:
             return ()
-        return LendEngines(round=event.round, engines=engines), *self._router.lend(engines)
+        return LendEngines(round=event.round, engines=engines), *self._router.close(engines, Closing.LENT)
 
     # Decisions
 
@@ -245,11 +301,8 @@ class Scheduler:
                 case EndRound():
                     self._end_round()
                     commands.append(decision)
-                case DropPrompt():
-                    if self._stream:
-                        self._stream.count_drop()
-                    commands.append(decision)
-                case AcceptGroup() | DrawPrompts() | FailRun() | EndRun():
+                case DropPrompt() | AcceptGroup() | DrawPrompts() | FailRun() | EndRun():
+                    self._tell_stream(decision)
                     commands.append(decision)
                 case _:
                     assert_never(decision)
@@ -260,6 +313,13 @@ class Scheduler:
         if self._planner:
             self._planner.begin_round(decision)
         return self._stream.begin_round(decision) if self._stream else ()
+
+    def _tell_stream(self, decision: DropPrompt | AcceptGroup | DrawPrompts | FailRun | EndRun) -> None:
+        """Let stream scaling count, and rest when the run ends in a round."""
+        if self._stream and isinstance(decision, DropPrompt):
+            self._stream.count_drop()
+        elif self._stream and isinstance(decision, EndRun):
+            self._stream.end_round()
 
     def _end_round(self) -> None:
         for machine in (self._planner, self._stream):
@@ -296,6 +356,16 @@ class Scheduler:
         """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
         return self._planner.gain if self._planner else None
 
+    @property
+    def timers(self) -> Mapping[str, float]:
+        """When each timer is due that has not fired: a driver sets them again after a restore."""
+        return self._timers.at_s
+
+    @property
+    def restarts(self) -> Restarts:
+        """Where the slots of engines stand; to be read only."""
+        return self._restarts
+
     def check(self) -> None:
         """Re-derive all invariants from scratch; costs as much as the state is large.
 
@@ -310,6 +380,7 @@ class Scheduler:
             self._planner.check()
         if self._stream:
             self._stream.check(self._router.engines)
+        self._restarts.check()
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the scheduler; legal between any two events."""
@@ -321,13 +392,15 @@ class Scheduler:
             "reward_budget": self._budget and self._budget.snapshot(),
             "parallelism": self._planner and self._planner.snapshot(),
             "stream": self._stream and self._stream.snapshot(),
+            "restarts": self._restarts.snapshot(),
+            "timers": self._timers.snapshot(),
         }
 
     @classmethod
     def restore(cls, settings: SchedulerSettings, snapshot: dict[str, Any]) -> Self:
         """Rebuild a scheduler that gives the same commands as the one that gave the snapshot.
 
-        A new attempt of a run reports its engines anew: `EngineJoined` under a known name is a restart, and engines
+        A new attempt of a run reports its engines again: `EngineJoined` under a known name is a restart, and engines
         that did not come back are reported by `EngineLost`.
 
         Raises:
@@ -362,4 +435,6 @@ class Scheduler:
             scheduler._planner = ParallelismPlanner.restore(settings.parallelism, snapshot["parallelism"])
         if settings.stream:
             scheduler._stream = StreamScaling.restore(settings.stream, snapshot["stream"])
+        scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
+        scheduler._timers = PendingTimers.restore(snapshot["timers"])
         return scheduler

@@ -34,7 +34,7 @@ class RewardBudgetSettings:
     min_limit_s: float = 2.0
     """T_min: no limit is below it."""
     max_limit_s: float = 30.0
-    """T_max: no limit is above it, and it is the limit of a case that nobody has passed."""
+    """T_max: no limit is above it, and it is the limit of a case that no program has passed."""
 
     def __post_init__(self) -> None:
         _require(self.factor >= 1, f"factor={self.factor} is below 1: the slowest correct program would be stopped")
@@ -55,7 +55,7 @@ class ParallelismSettings:
     patience: int = 4
     """So many rounds of a kind in a row without a preemption halve its degree."""
     num_rounds_remembered: int = 16
-    """So many rounds of a kind are remembered, and over so many at most the gain of a change has to bring in its time.
+    """So many rounds of a kind are remembered, and over so many at most a change has to gain its time back.
     Not in the paper; 16 long rounds are 80 steps of 4 + 1, in which lengths drift."""
     costs: tuple[DegreeCosts, ...] = ()
     """Of each degree, where a profile or a model has them: for the guess after a kind's first round."""
@@ -81,7 +81,7 @@ class StreamSettings:
 
     replicas: tuple[tuple[int, ...], ...]
     """The GPUs of each training replica, counted over all nodes; a GPU is in at most one replica. Empty: the trainer
-    shares none with engines, so nobody needs to be lent, and nothing below matters."""
+    shares none with engines, so no engine needs to be lent, and nothing below matters."""
     max_response_tokens: int
     """Where every response is cut off: what is expected of one that is longer than all seen lately."""
     first_share: Fraction = Fraction(1, 5)
@@ -124,6 +124,23 @@ class DynamicSamplingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestartSettings:
+    """How often a lost engine, or judge, is replaced."""
+
+    max_restarts: int
+    """Of one slot; 0 where none can be replaced."""
+    first_pause_s: float
+    """Before the first restart; it doubles with each one."""
+
+    def __post_init__(self) -> None:
+        are_possible = self.max_restarts >= 0 and 0 <= self.first_pause_s < math.inf
+        _require(are_possible, f"max_restarts={self.max_restarts}, first_pause_s={self.first_pause_s:g}")
+
+
+NO_RESTARTS = RestartSettings(max_restarts=0, first_pause_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """The scheduling policy of a run."""
 
@@ -149,6 +166,7 @@ class SchedulerSettings:
     """None: every round runs on the engines that are there."""
     stream: StreamSettings | None = None
     """None: the trainer gets a batch when its round is over."""
+    restarts: RestartSettings = NO_RESTARTS
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "num_responses", "eta_prompts", "eta_responses"):

@@ -15,11 +15,15 @@ on the lent GPUs.
     watching   a finish, with a share of the launches finished that is    measuring, with MeasureProgress
                due: `first_share`, and from there each `every_share`,
                but never above `last_share`
-    measuring  ProgressMeasured, and both tests pass                      lent, with LendEngines
+    measuring  ProgressMeasured, and both tests pass                      lending, with LendEngines
                ProgressMeasured, and one of them fails                    watching, for the next share
+    lending    the last answer of the lent engines: they are empty        streaming, with StreamGroups
+    lending    the last of them is lost                                   lent
     any        EndRound                                                   resting
 
-In streaming and lent nothing more is decided.
+In streaming and lent nothing more is decided. On lent GPUs groups go to the trainer as many at a time as it has GPUs:
+each replica has some, and the call is short, so that all GPUs soon share the rest. On GPUs of its own, where no others
+are to come, all groups that are there go at once, which pack best.
 
 The tests:
 
@@ -65,7 +69,7 @@ from rollpacker.core.settings import StreamSettings
 
 
 def can_lend(settings: StreamSettings, engines: Mapping[EngineId, tuple[int, ...]]) -> bool:
-    """Tell whether some of these engines, by their GPUs, could ever be lent; False also where nobody needs to be."""
+    """Tell whether some of these engines, by their GPUs, could ever be lent; False also where none needs to be."""
     machine = StreamScaling(settings)
     for engine, gpus in engines.items():
         machine.join(engine, gpus)
@@ -98,16 +102,20 @@ class StreamScaling:
         """`last_share` in finishes."""
         self._is_measuring = False
         self._has_lent = False
+        self._lending: tuple[EngineId, ...] = ()
+        """Lent engines that are not known to be empty yet, in joining order."""
 
     # The fleet
 
     def join(self, engine: EngineId, gpus: tuple[int, ...]) -> None:
-        """Note an engine's GPUs."""
+        """Note an engine's GPUs; one that has restarted is not lent."""
+        self.leave(engine)
         self._gpus[engine] = gpus
 
     def leave(self, engine: EngineId) -> None:
         """Forget an engine."""
         self._gpus.pop(engine, None)
+        self._lending = tuple(each for each in self._lending if each != engine)
 
     # The round
 
@@ -118,6 +126,7 @@ class StreamScaling:
         self._num_launched = command.num_prompts_launched * self._num_samples
         self._num_finished = self._num_tests = self._next_point = 0
         self._is_measuring = self._has_lent = False
+        self._lending = ()
         self._count_out()
         return () if self._settings.replicas else (StreamGroups(round=self._round),)
 
@@ -130,6 +139,7 @@ class StreamScaling:
         """Rest until the next round."""
         self._num_launched = self._num_finished = 0
         self._is_measuring = False
+        self._lending = ()
         self._count_out()
 
     def count_finish(self, num_tokens: int) -> tuple[MeasureProgress, ...]:
@@ -158,14 +168,14 @@ class StreamScaling:
     # The test
 
     def validate(self, event: ProgressMeasured) -> None:
-        """Refuse a measurement that nobody can have made.
+        """Refuse a measurement that cannot have been made.
 
         Raises:
             ImpossibleEvent: It was never ordered, an engine is in it twice, or a count is below 0.
         """
         if event.round > self._round or (event.round == self._round and not self._num_tests):
             raise ImpossibleEvent(
-                f"The progress of round {event.round} was measured, which nobody ordered.",
+                f"The progress of round {event.round} was measured, which was not ordered.",
                 f"The last round is {self._round}, with {self._num_tests} measurements ordered.",
             )
         if len({progress.engine for progress in event.engines}) < len(event.engines):
@@ -181,7 +191,7 @@ class StreamScaling:
         """Name the engines to lend now, in joining order; none if a test fails or the measurement is late.
 
         Args:
-            event: A measurement that has passed `judge`.
+            event: A measurement that has passed `validate`.
             fleet: All engines, in joining order.
             holders: Which engine holds each request in flight. What has finished or moved since the measurement, by
                 what was told so far, does not count.
@@ -201,7 +211,19 @@ class StreamScaling:
         if not lent or not self._do_fit([request for each in running.values() for request in each], kept):
             return ()
         self._has_lent = True
-        return tuple(engine for engine in fleet if engine in lent)
+        self._lending = tuple(engine for engine in fleet if engine in lent)
+        return self._lending
+
+    @property
+    def lending(self) -> tuple[EngineId, ...]:
+        """The lent engines whose last request has yet to leave."""
+        return self._lending
+
+    def stream(self) -> StreamGroups:
+        """Let groups stream on the lent engines' GPUs: they are empty."""
+        engines, self._lending = self._lending, ()
+        num_gpus = sum(len(self._gpus[engine]) for engine in engines)
+        return StreamGroups(round=self._round, engines=engines, groups_per_call=num_gpus)
 
     def _choose_blocks(
         self, fleet: Sequence[EngineId], running: Mapping[EngineId, Sequence[RunningRequest]]
@@ -304,6 +326,7 @@ class StreamScaling:
             "next_point": self._next_point,
             "is_measuring": self._is_measuring,
             "has_lent": self._has_lent,
+            "lending": list(self._lending),
         }
 
     @classmethod
@@ -320,5 +343,6 @@ class StreamScaling:
         machine._next_point = snapshot["next_point"]
         machine._is_measuring = snapshot["is_measuring"]
         machine._has_lent = snapshot["has_lent"]
+        machine._lending = tuple(map(EngineId, snapshot["lending"]))
         machine._count_out()
         return machine

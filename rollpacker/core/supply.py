@@ -40,7 +40,7 @@ class PromptSupply:
     def __init__(self, domain_weights: Mapping[Domain, Fraction]) -> None:
         self._domain_weights = domain_weights
         self._asked: dict[Domain, int] = {}
-        """Draws that nobody has answered yet."""
+        """Draws that have not been answered yet."""
         self._drawn: dict[Domain, list[PromptId]] = {}
         """What came since the last `take`."""
         self._ended: set[Domain] = set()
@@ -81,12 +81,12 @@ class PromptSupply:
             known: Prompts drawn earlier that have not been trained; none of them may come again.
 
         Raises:
-            ImpossibleEvent: Nobody asked, too many or too few came, or a prompt came twice.
+            ImpossibleEvent: It was not asked for, too many or too few came, or a prompt came twice.
         """
         num_asked = self._asked.get(event.domain)
         if num_asked is None:
             raise ImpossibleEvent(
-                f"Prompts of domain {event.domain!r} came, which nobody asked for.",
+                f"Prompts of domain {event.domain!r} came, which were not asked for.",
                 f"Awaited are draws of {list(self._asked)}.",
             )
         num_came = len(event.prompts)

@@ -13,7 +13,7 @@ decode slots idle. Tail batching makes most batches not contain one.
 * Without `overlap_rewards` the race counts *responses*: a prompt takes its place with its first `R0` of them. When all
   places are taken, exactly the samples that took them are scored, and the round ends with the last of their rewards.
 * A **long round** runs the first `P0` prompts of the queue with exactly `R0` responses, each to its end. It comes as
-  soon as the queue is that long. Nobody races in it, so no prompt waits forever, whatever its domain.
+  soon as the queue is that long. No prompt races in it, so no prompt waits forever, whatever its domain.
 
     state    event               next state
     resting  StepStarted         racing, a long round, if the queue holds P0 prompts; otherwise drawing

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-EVENT_LOG_VERSION = 3
+EVENT_LOG_VERSION = 4
 """Grows when a line's form changes, or an event or command so that old lines cannot be read."""
 
 EVENTS_FOLDER = "events"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rollpacker.core.events import CaseRun
-    from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+    from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
     from rollpacker.protocols.references import FileLine, Reference
 
     TokenIds = npt.NDArray[np.int32]
@@ -68,14 +68,6 @@ class GenerationRequest:
     begun: Response | None = None
     """What another engine generated of it before it was evicted there, by the same policy version. The response
     continues it and contains it; its limit counts from the first token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionSpan:
-    """Consecutive tokens that one policy version produced."""
-
-    policy_version: int
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ in any order, and the buckets in which they travel cannot change it.
 A word is 8 bytes, the last one filled up with zeros. Every factor but the words is odd, so that a change of one word
 always shows; the weights differ, so that words in other places show.
 
-Whoever has a tensor has torch: it is imported where it is used, and importing this module stays cheap.
+Code that has a tensor has torch: it is imported where it is used, and importing this module stays cheap.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class RunningChecksum:
 
         Args:
             name: Of the tensor.
-            dtype: Likewise, by name.
-            shape: Likewise.
+            dtype: Of the tensor, by name.
+            shape: Of the tensor.
             begin: Where the piece begins within it, bytes; a multiple of `PIECE_BYTES`.
             piece: A multiple of `PIECE_BYTES` long unless it is the tensor's last one.
         """

@@ -16,9 +16,10 @@ import numpy as np
 
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
+from rollpacker.core.ids import VersionSpan
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import FinishReason, Response, VersionSpan
+from rollpacker.protocols.rollout import FinishReason, Response
 from rollpacker.sim.decoder import Decoder, Ended, Generation
 
 if TYPE_CHECKING:

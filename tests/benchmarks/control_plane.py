@@ -29,6 +29,7 @@ from rollpacker.core.events import (
     CaseRun,
     EngineJoined,
     EngineProgress,
+    EngineUpdated,
     Event,
     ProgressMeasured,
     PromptsDrawn,
@@ -40,7 +41,7 @@ from rollpacker.core.events import (
     RunningRequest,
     StepStarted,
 )
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
 
@@ -86,11 +87,14 @@ class Rollouts:
         self.num_events = 0
         self.elapsed_s = 0.0
         for number in range(NUM_ENGINES):
-            self.scheduler.handle(EngineJoined(engine=EngineId(f"engine-{number}"), gpus=(number,)), 0.0)
+            self.scheduler.handle(
+                EngineJoined(engine=EngineId(f"engine-{number}"), policy_version=0, gpus=(number,)), 0.0
+            )
 
     def run_step(self, step: int) -> None:
         waiting: list[Event] = []
-        pending: list[Event] = [StepStarted(step=step, policy_version=step)]
+        pending: list[Event] = [EngineUpdated(engine=engine, policy_version=step) for engine in self.scheduler.engines]
+        pending.append(StepStarted(step=step, policy_version=step))
         if step:
             pending.insert(0, RoundMeasured(round=step - 1, num_preemptions=1, rollout_time_s=1.0, num_tokens=1))
         commands: list[Command] = []
@@ -121,7 +125,7 @@ class Rollouts:
                 return PromptsDrawn(domain=domain, prompts=prompts, is_exhausted=False)
             case Launch(request=request, engine=engine):
                 self.running.setdefault(engine, {})[request] = None
-                return ResponseFinished(request=request, engine=engine, num_tokens=1, policy_version=step)
+                return ResponseFinished(request=request, engine=engine, num_tokens=1, spans=(VersionSpan(step, 1),))
             case Abort(request=request, engine=engine):
                 return ResponseAborted(request=request, engine=engine, num_tokens=1)
             case ScoreResponse(request=request):

@@ -26,9 +26,10 @@ from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.rewards.overlong import NO_PUNISHMENT
-from rollpacker.runtime.rollout.driver import Driver, Listeners
-from rollpacker.runtime.rollout.engines import FleetParts
+from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.listeners import Listeners
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rollpacker.core.commands import ScoreResponse
 from rollpacker.core.events import Event, ResponseFinished, RewardComputed
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.metrics.event_log import EventLogWriter, read_event_log
 from rollpacker.metrics.schemas import TABLES, Column
@@ -100,7 +100,9 @@ def measure_event_log() -> None:
             event: Event = (
                 RewardComputed(request=request, reward=1.0)
                 if number % 2
-                else ResponseFinished(request=request, engine=engine, num_tokens=number % 900, policy_version=3)
+                else ResponseFinished(
+                    request=request, engine=engine, num_tokens=number % 900, spans=(VersionSpan(3, number % 900),)
+                )
             )
             writer.append(event, number * 0.001, (ScoreResponse(request=request),))
         writer.close()

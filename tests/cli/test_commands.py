@@ -213,7 +213,7 @@ def _write_log(run_dir: Path, *, is_honest: bool) -> None:
     )
     scheduler = Scheduler(settings)
     writer = EventLogWriter(run_dir / "events" / "attempt-000.jsonl", settings, None)
-    for event in (EngineJoined(engine=EngineId("engine-0")), StepStarted(step=0, policy_version=0)):
+    for event in (EngineJoined(engine=EngineId("engine-0"), policy_version=0), StepStarted(step=0, policy_version=0)):
         commands = scheduler.handle(event, 0.0)
         writer.append(event, 0.0, commands if is_honest else ())
     writer.close()

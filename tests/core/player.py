@@ -6,8 +6,16 @@ from fractions import Fraction
 from typing import Any
 
 from rollpacker.core.commands import Abort, AcceptGroup, BeginRound, Command, DrawPrompts, Launch, ScoreResponse
-from rollpacker.core.events import EngineJoined, Event, PromptsDrawn, ResponseFinished, RewardComputed, StepStarted
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.events import (
+    EngineJoined,
+    EngineUpdated,
+    Event,
+    PromptsDrawn,
+    ResponseFinished,
+    RewardComputed,
+    StepStarted,
+)
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 
@@ -37,11 +45,16 @@ class Player:
         self.num_drawn = dict.fromkeys(self.num_left, 0)
         self.engine_of: dict[RequestId, EngineId] = {}
         self.version = 0
+        self.now = 0.0
         for number in range(num_engines):
-            self.tell(EngineJoined(engine=EngineId(f"engine-{number}")))
+            self.tell(EngineJoined(engine=EngineId(f"engine-{number}"), policy_version=self.version))
 
     def tell(self, event: Event) -> tuple[Command, ...]:
-        commands = self.scheduler.handle(event, 0.0)
+        """Tell one fact; before a step starts, every engine has its policy."""
+        if isinstance(event, StepStarted):
+            for engine in self.scheduler.engines:
+                self.scheduler.handle(EngineUpdated(engine=engine, policy_version=event.policy_version), self.now)
+        commands = self.scheduler.handle(event, self.now)
         self.scheduler.check()
         self.engine_of |= {command.request: command.engine for command in commands if isinstance(command, Launch)}
         return commands
@@ -76,7 +89,9 @@ class Player:
 
     def finish(self, request: RequestId) -> tuple[Command, ...]:
         return self.tell(
-            ResponseFinished(request=request, engine=self.engine_of[request], num_tokens=5, policy_version=self.version)
+            ResponseFinished(
+                request=request, engine=self.engine_of[request], num_tokens=5, spans=(VersionSpan(self.version, 5),)
+            )
         )
 
     def reward(self, request: RequestId) -> tuple[Command, ...]:

@@ -46,7 +46,7 @@ def test_a_prompt_whose_rewards_are_all_equal_is_dropped_and_another_one_runs_in
         complete(player, 0, key, 1, 0)
     end = complete(player, 0, "math-0", 0, 1)[-1]
     batch = ("math-0", "math-1", "math-3", "math-5")
-    assert end == EndRound(round=0, prompts=tuple(map(prompt, batch)), long_queue_length=0)
+    assert end == EndRound(round=0, step=0, prompts=tuple(map(prompt, batch)), long_queue_length=0)
 
 
 def test_a_short_round_defers_who_was_too_slow_but_never_who_was_dropped() -> None:
@@ -111,7 +111,7 @@ def test_when_the_data_ends_the_last_batch_is_smaller_and_without_any_prompt_the
         complete(player, 0, key, 1, 1)
     complete(player, 0, "math-3", 1, 0)
     end = complete(player, 0, "math-4", 1, 0)[-1]
-    assert end == EndRound(round=0, prompts=(prompt("math-3"), prompt("math-4")), long_queue_length=0)
+    assert end == EndRound(round=0, step=0, prompts=(prompt("math-3"), prompt("math-4")), long_queue_length=0)
     assert player.start(1) == (EndRun(),)
 
     player = player_of(num_prompts=1)

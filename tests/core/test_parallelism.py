@@ -204,7 +204,7 @@ def test_the_engines_change_before_the_next_step_starts() -> None:
     with pytest.raises(ImpossibleEvent, match="before the engines had changed"):
         player.tell(StepStarted(step=2, policy_version=3))
     for engine in (one, two):
-        player.tell(EngineJoined(engine=engine))
+        player.tell(EngineJoined(engine=engine, policy_version=player.version))
     player.tell(EngineRetired(engine=old))
     player.start(2)
     assert player.scheduler.engines == (one, two)

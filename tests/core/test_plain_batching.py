@@ -20,7 +20,7 @@ def test_a_plain_round_launches_what_it_needs_and_waits_for_all_of_it() -> None:
     for key in ("math-3", "math-1", "math-0"):
         assert accepted(player.complete(0, key, 1, 0)) == [key]
     end = player.complete(0, "math-2", 0, 1)[-1]
-    assert end == EndRound(round=0, prompts=tuple(prompt(f"math-{n}") for n in range(4)), long_queue_length=0)
+    assert end == EndRound(round=0, step=0, prompts=tuple(prompt(f"math-{n}") for n in range(4)), long_queue_length=0)
 
 
 def test_without_overlap_all_responses_are_scored_after_the_last_one() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rollpacker.core.commands import EndRound, Launch, ScoreResponse
 from rollpacker.core.errors import CheckpointError, ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import EngineJoined, EngineLost, ResponseAborted, ResponseFinished
-from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.ids import EngineId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
 from tests.core.player import Player, aborted, accepted, launched, make_settings, prompt
 
@@ -29,7 +29,7 @@ def test_requests_go_to_the_least_loaded_engine() -> None:
 def test_an_engine_that_joins_in_the_middle_gets_later_launches() -> None:
     player = Player(make_settings(), num_engines=1)
     player.start(0)
-    assert player.tell(EngineJoined(engine=ENGINE_1)) == ()
+    assert player.tell(EngineJoined(engine=ENGINE_1, policy_version=player.version)) == ()
     for key in ("math-0", "math-1", "math-2", "math-3"):
         player.complete(0, key, 0, 1)
     player.start(1)
@@ -47,7 +47,7 @@ def test_what_a_lost_engine_ran_is_launched_again_under_the_same_id_and_its_late
     commands = player.tell(EngineLost(engine=ENGINE_1))
     assert commands == tuple(Launch(request=request, engine=ENGINE_0) for request in orphans[1:])
     before = player.scheduler.snapshot()
-    late = ResponseFinished(request=orphans[1], engine=ENGINE_1, num_tokens=5, policy_version=1)
+    late = ResponseFinished(request=orphans[1], engine=ENGINE_1, num_tokens=5, spans=(VersionSpan(1, 5),))
     assert player.tell(late) == ()
     assert player.tell(EngineLost(engine=ENGINE_1)) == ()
     assert player.scheduler.snapshot() == before
@@ -72,10 +72,10 @@ def test_what_the_last_engine_ran_waits_for_the_next_one_in_order() -> None:
     waiting = [request for request in player.engine_of if request != RequestId(0, prompt("math-0"), 0)]
     assert player.tell(EngineLost(engine=ENGINE_0)) == ()
     assert player.scheduler.is_starved
-    late = ResponseFinished(request=waiting[0], engine=ENGINE_0, num_tokens=5, policy_version=1)
+    late = ResponseFinished(request=waiting[0], engine=ENGINE_0, num_tokens=5, spans=(VersionSpan(1, 5),))
     assert player.tell(late) == (), "who waits is held by nobody"
     player.scheduler = Scheduler.restore(player.settings, json.loads(json.dumps(player.scheduler.snapshot())))
-    launches = player.tell(EngineJoined(engine=ENGINE_1))
+    launches = player.tell(EngineJoined(engine=ENGINE_1, policy_version=player.version))
     assert launches == tuple(Launch(request=request, engine=ENGINE_1) for request in waiting)
     assert not player.scheduler.is_starved
 
@@ -90,20 +90,22 @@ def test_a_request_that_waits_is_forgotten_once_its_group_is_complete() -> None:
         commands = player.reward(RequestId(0, prompt("math-0"), sample))
     assert accepted(commands) == ["math-0"]
     assert aborted(commands) == [], "there is nobody to tell"
-    assert "math-0" not in launched(player.tell(EngineJoined(engine=ENGINE_1)))
+    assert "math-0" not in launched(player.tell(EngineJoined(engine=ENGINE_1, policy_version=player.version)))
 
 
 def test_a_step_without_an_engine_waits_for_one() -> None:
     player = Player(make_settings(), num_engines=0)
     assert launched(player.start(0)) == []
-    assert launched(player.tell(EngineJoined(engine=ENGINE_0))) == [f"math-{number}" for number in range(6)]
+    assert launched(player.tell(EngineJoined(engine=ENGINE_0, policy_version=player.version))) == [
+        f"math-{number}" for number in range(6)
+    ]
 
 
 def test_an_abort_that_nobody_ordered_is_impossible() -> None:
     player = Player(make_settings())
     player.start(0)
     request = RequestId(0, prompt("math-0"), 0)
-    with pytest.raises(ImpossibleEvent, match="which nobody ordered") as error:
+    with pytest.raises(ImpossibleEvent, match="which was not ordered") as error:
         player.tell(ResponseAborted(request=request, engine=ENGINE_0, num_tokens=3))
     assert "report it" in str(error.value)
 
@@ -117,8 +119,8 @@ def test_a_new_attempt_resumes_from_a_snapshot_with_other_engines() -> None:
     text = json.dumps(player.scheduler.snapshot())
 
     player.scheduler = Scheduler.restore(player.settings, json.loads(text))
-    assert player.tell(EngineJoined(engine=ENGINE_0)) == ()
-    assert player.tell(EngineJoined(engine=ENGINE_2)) == ()
+    assert player.tell(EngineJoined(engine=ENGINE_0, policy_version=player.version)) == ()
+    assert player.tell(EngineJoined(engine=ENGINE_2, policy_version=player.version)) == ()
     assert player.tell(EngineLost(engine=ENGINE_1)) == ()
     launches = [command for command in player.start(1) if isinstance(command, Launch)]
     assert {command.engine for command in launches} == {ENGINE_0, ENGINE_2}

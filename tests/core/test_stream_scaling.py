@@ -43,7 +43,7 @@ class StreamPlayer(Player):
         shape = {"num_prompts": 5, "eta_prompts": Fraction(2), "eta_responses": Fraction(1)}
         super().__init__(make_settings(**{"stream": stream, **shape, **changes}), num_engines=0)
         for number, engine in enumerate(ENGINES):
-            self.tell(EngineJoined(engine=engine, gpus=(number,)))
+            self.tell(EngineJoined(engine=engine, policy_version=self.version, gpus=(number,)))
         self.beginning = self.start(0)
 
     def running(self, engine: EngineId) -> list[RequestId]:
@@ -178,8 +178,8 @@ def test_what_is_aborted_while_it_leaves_is_not_launched_again() -> None:
     commands = player.reward(others[1])
     assert isinstance(commands[0], AcceptGroup)
     assert Abort(request=leaving, engine=player.engine_of[leaving]) in commands
-    before = player.scheduler.snapshot()
     assert player.evicted(leaving, player.engine_of[leaving]) == ()
+    before = player.scheduler.snapshot()
     late_abort = ResponseAborted(request=leaving, engine=player.engine_of[leaving], num_tokens=4)
     assert player.tell(late_abort) == ()
     assert player.scheduler.snapshot() == before
@@ -192,9 +192,11 @@ def test_a_lent_engine_that_is_lost_leaves_its_requests_to_the_others_and_stays_
     launches = player.tell(EngineLost(engine=E0))
     assert [command.request for command in launches if isinstance(command, Launch)] == orphans
     assert player.evicted(orphans[0], E0) == (), "it has moved already"
-    assert player.tell(EngineJoined(engine=E0, gpus=(0,))) == ()
-    for request in player.running(E1):
-        (launch,) = player.evicted(request, E1)
+    assert player.tell(EngineJoined(engine=E0, policy_version=player.version, gpus=(0,))) == ()
+    leaving = player.running(E1)
+    for request in leaving:
+        launch, *streaming = player.evicted(request, E1)
+        assert streaming == [StreamGroups(round=0, engines=(E1,), groups_per_call=1)][: request == leaving[-1]]
         assert isinstance(launch, Launch)
         assert launch.engine in {E2, E3}
 
@@ -209,7 +211,7 @@ def test_what_no_engine_runs_but_the_lent_ones_waits_for_one_that_joins() -> Non
     assert player.tell(EngineLost(engine=E3)) == ()
     also_waiting = player.running(E0)[0]
     assert player.evicted(also_waiting, E0) == (), "the lent engines take nothing"
-    launches = player.tell(EngineJoined(engine=EngineId("engine-2-r1"), gpus=(2,)))
+    launches = player.tell(EngineJoined(engine=EngineId("engine-2-r1"), policy_version=player.version, gpus=(2,)))
     assert [command.request for command in launches if isinstance(command, Launch)] == [*waiting, also_waiting]
 
 

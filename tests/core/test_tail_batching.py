@@ -9,7 +9,7 @@ import pytest
 from rollpacker.core.commands import AcceptGroup, BeginRound, DrawPrompts, EndRound, EndRun, RoundKind, ScoreResponse
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import ResponseFinished, StepStarted
-from rollpacker.core.ids import Domain, EngineId, RequestId
+from rollpacker.core.ids import Domain, EngineId, RequestId, VersionSpan
 from tests.core.player import Player, aborted, accepted, begun, launched, make_settings, prompt
 
 
@@ -59,6 +59,7 @@ def test_the_last_place_ends_the_round_and_defers_the_rest_in_launch_order() -> 
     commands = player.complete(0, "math-3", 1, 2)
     assert aborted(commands) == ["math-3#0", "math-0#0", "math-0#1", "math-0#2", "math-1#1", "math-1#2"]
     assert commands[-1] == EndRound(
+        step=0,
         round=0,
         prompts=(prompt("math-2"), prompt("math-3"), prompt("math-4"), prompt("math-5")),
         long_queue_length=2,
@@ -98,11 +99,17 @@ def test_a_late_finish_of_an_earlier_round_does_not_count_for_the_rerun() -> Non
     play_short_round(player, 0, ["math-2", "math-3", "math-4", "math-5"])
     play_short_round(player, 1, ["math-6", "math-8", "math-9", "math-11"])
     player.start(2)
-    before = player.scheduler.snapshot()
+    batching = player.scheduler.snapshot()["batching"]
     stale = ResponseFinished(
-        request=RequestId(0, prompt("math-0"), 0), engine=EngineId("engine-0"), num_tokens=99, policy_version=1
+        request=RequestId(0, prompt("math-0"), 0),
+        engine=EngineId("engine-0"),
+        num_tokens=99,
+        spans=(VersionSpan(1, 99),),
     )
     assert player.tell(stale) == ()
+    before = player.scheduler.snapshot()
+    assert before["batching"] == batching
+    assert player.tell(stale) == (), "told twice"
     assert player.reward(stale.request) == ()
     assert player.scheduler.snapshot() == before
 
@@ -176,5 +183,5 @@ def test_without_overlap_the_race_counts_responses_and_only_the_winners_are_scor
     commands = player.reward(winners[-1])
     assert commands == (
         AcceptGroup(round=0, prompt=prompt("math-1"), samples=(1, 2)),
-        EndRound(round=0, prompts=(prompt("math-0"), prompt("math-1")), long_queue_length=1),
+        EndRound(round=0, step=0, prompts=(prompt("math-0"), prompt("math-1")), long_queue_length=1),
     )

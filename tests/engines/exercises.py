@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rollpacker.protocols.rollout import VersionSpan
+from rollpacker.core.ids import VersionSpan
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors, num_bytes_of_tensors
 from rollpacker.protocols.weights import Weights
 from tests.engines.tiny import mixed_requests, reference_logprobs

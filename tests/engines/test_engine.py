@@ -16,12 +16,12 @@ import transformers
 
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, ModelError, WeightSyncFailed
-from rollpacker.core.ids import EngineId
+from rollpacker.core.ids import EngineId, VersionSpan
 from rollpacker.engines.checks import NO_VERSION
 from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.engines.torch.model_files import load_model
-from rollpacker.protocols.rollout import FinishReason, VersionSpan
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.protocols.weights import Weights
 from tests.engines.exercises import check_parity_over_updates, collect, weights_of

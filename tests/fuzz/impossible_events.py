@@ -20,7 +20,7 @@ from rollpacker.core.events import (
     RoundMeasured,
     StepStarted,
 )
-from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 
 if TYPE_CHECKING:
     from tests.fuzz.scheduler_world import SchedulerWorld
@@ -105,4 +105,4 @@ def _measurements(world: SchedulerWorld, some_engine: EngineId, nobody: EngineId
 
 
 def _finished(request: RequestId, engine: EngineId, version: int) -> ResponseFinished:
-    return ResponseFinished(request=request, engine=engine, num_tokens=1, policy_version=version)
+    return ResponseFinished(request=request, engine=engine, num_tokens=1, spans=(VersionSpan(version, 1),))

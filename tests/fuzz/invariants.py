@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rollpacker.core.settings import SchedulerSettings
     from rollpacker.protocols.rollout import GenerationRequest, Response, RolloutGroup, Verdict
     from rollpacker.protocols.trainer import BatchShape
-    from rollpacker.runtime.rollout.driver import OnEvent
+    from rollpacker.runtime.rollout.listeners import OnEvent
 
 EVENTS_PER_RESTORE = 37
 """So often the second scheduler is replaced by what the first one's snapshot gives: many times in every world."""

@@ -38,6 +38,7 @@ from rollpacker.core.events import (
     EngineLost,
     EngineProgress,
     EngineRetired,
+    EngineUpdated,
     Event,
     ProgressMeasured,
     PromptsDrawn,
@@ -49,7 +50,7 @@ from rollpacker.core.events import (
     RunningRequest,
     StepStarted,
 )
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import (
     DynamicSamplingSettings,
@@ -208,6 +209,7 @@ class SchedulerWorld:
         if self.step and self.rng.random() < 0.9:
             self.tell(self.measured_round())
         self.version += self.rng.randint(1, 2)
+        self.update_engines()
         self.is_resting = False
         self.tell(StepStarted(step=self.step, policy_version=self.version))
         while not self.is_resting:
@@ -237,7 +239,7 @@ class SchedulerWorld:
             raise AssertionError("nothing is on its way, and the step has not ended")
 
     def tell(self, event: Event) -> None:
-        is_late = self.reference.is_late(event)
+        is_late = self.reference.is_late(event) and not self.reference.is_answer(event)
         before = what_late_facts_leave_alone(self.scheduler, event) if is_late else None
         commands = self.scheduler.handle(event, 0.0)
         assert commands == self.untouched.handle(event, 0.0), "a restored scheduler decided otherwise"
@@ -248,7 +250,9 @@ class SchedulerWorld:
             )
         self.digest.update(f"{event}{commands}".encode())
         self.reference.note(event, commands, self.scheduler.waiting)
-        if not isinstance(event, StepStarted | PromptsDrawn | EngineJoined | EngineLost | EngineRetired):
+        if not isinstance(
+            event, StepStarted | PromptsDrawn | EngineJoined | EngineUpdated | EngineLost | EngineRetired
+        ):
             self.told.append(event)
         for command in commands:
             self.carry_out(command)
@@ -301,9 +305,9 @@ class SchedulerWorld:
 
     def finish(self, engine: EngineId, request: RequestId) -> None:
         version = self.running.pop((engine, request))
-        self.inbox.append(
-            ResponseFinished(request=request, engine=engine, num_tokens=self.rng.randint(1, 99), policy_version=version)
-        )
+        num_tokens = self.rng.randint(1, 99)
+        spans = (VersionSpan(version, num_tokens),)
+        self.inbox.append(ResponseFinished(request=request, engine=engine, num_tokens=num_tokens, spans=spans))
 
     def abort(self, engine: EngineId, request: RequestId) -> None:
         if self.rng.random() < 0.3:
@@ -359,7 +363,7 @@ class SchedulerWorld:
     def start_engine(self, engine: EngineId, gpus: tuple[int, ...]) -> None:
         self.engines.append(engine)
         self.gpus[engine] = gpus
-        self.tell(EngineJoined(engine=engine, gpus=gpus))
+        self.tell(EngineJoined(engine=engine, policy_version=self.version, gpus=gpus))
 
     def change_engines(self, degree: int) -> None:
         """Wake or start the engines of a degree, then put the others to sleep; things can go wrong on the way."""
@@ -379,6 +383,13 @@ class SchedulerWorld:
                 self.sleeping.setdefault(len(self.gpus[engine]), []).append(engine)
                 self.tell(EngineRetired(engine=engine))
                 self.tell(EngineRetired(engine=engine))
+
+    def update_engines(self) -> None:
+        """Give the engines the step's policy; before the last of them has it no step can start."""
+        for engine in list(self.engines):
+            if self.rng.random() < self.scenario.trouble:
+                self.expect_impossible(StepStarted(step=self.step, policy_version=self.version))
+            self.tell(EngineUpdated(engine=engine, policy_version=self.version))
 
     # Trouble
 
@@ -403,7 +414,7 @@ class SchedulerWorld:
                 if self.rng.random() < 0.7:
                     self.inbox.pop()
         if can_restart and self.rng.random() < 0.3:
-            self.tell(EngineJoined(engine=engine, gpus=self.gpus[engine]))
+            self.tell(EngineJoined(engine=engine, policy_version=self.version, gpus=self.gpus[engine]))
         else:
             self.engines.remove(engine)
             self.was_lost.append(engine)

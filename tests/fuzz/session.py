@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rollpacker.core.events import Event
     from rollpacker.core.scheduler import Scheduler
     from rollpacker.core.settings import SchedulerSettings
-    from rollpacker.runtime.rollout.driver import OnEvent
+    from rollpacker.runtime.rollout.listeners import OnEvent
 
 MOST_EVENTS = 20_000
 """Far more than a world needs; a run that gets there would never end."""

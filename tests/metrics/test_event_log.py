@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rollpacker.core.commands import Abort, BeginRound, Command, EndRun, Launch, RoundKind
 from rollpacker.core.errors import DataError, StorageFailed
 from rollpacker.core.events import EngineJoined, Event, ResponseFinished
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.metrics.codec import UnionCodec
 from rollpacker.metrics.event_log import EventLogWriter, LogRecord, attempt_path, attempt_paths, read_event_log
@@ -37,7 +37,7 @@ def request(sample: int) -> RequestId:
     return RequestId(round=3, prompt=PromptId(epoch=0, key='q"ué\n'), sample=sample)
 
 
-FINISHED = ResponseFinished(request=request(0), engine=ENGINE, num_tokens=12, policy_version=3)
+FINISHED = ResponseFinished(request=request(0), engine=ENGINE, num_tokens=12, spans=(VersionSpan(3, 12),))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_what_is_logged_is_read_back(path: Path) -> None:
         num_responses_needed=2,
     )
     commands = (begin, *(Launch(request=request(sample), engine=ENGINE) for sample in range(3)))
-    writer.append(EngineJoined(engine=ENGINE), 0.25, ())
+    writer.append(EngineJoined(engine=ENGINE, policy_version=0), 0.25, ())
     writer.append(FINISHED, 1 / 3, commands)
     writer.close()
     log = read_event_log(path)
@@ -115,7 +115,7 @@ def test_what_is_logged_is_read_back(path: Path) -> None:
     assert log.snapshot == snapshot
     assert not log.is_torn
     assert log.records == (
-        LogRecord(seq=0, now=0.25, event=EngineJoined(engine=ENGINE), commands=()),
+        LogRecord(seq=0, now=0.25, event=EngineJoined(engine=ENGINE, policy_version=0), commands=()),
         LogRecord(seq=1, now=1 / 3, event=FINISHED, commands=commands),
     )
 
@@ -185,7 +185,7 @@ def test_a_broken_line_in_the_middle_is_refused_with_its_number(
         ("", "line 1 is broken"),
         ("{}", "line 1 is broken"),
         ('{"schema_version": 99}', "is an event log of version 99"),
-        ('{"schema_version": 3, "settings": {}, "snapshot": null}', "line 1 is broken"),
+        ('{"schema_version": 4, "settings": {}, "snapshot": null}', "line 1 is broken"),
     ],
 )
 def test_a_file_that_is_no_event_log_is_refused(path: Path, writer: EventLogWriter, header: str, message: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from contextlib import asynccontextmanager
+from dataclasses import replace as replace_settings
 from fractions import Fraction
 
 import numpy as np
@@ -13,16 +14,17 @@ from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.ids import Domain
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.settings import RestartSettings, SchedulerSettings
 from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.backend import Fleet
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.protocols.weights import Weights
 from rollpacker.rewards.overlong import NO_PUNISHMENT
-from rollpacker.runtime.rollout.driver import Driver, Listeners
-from rollpacker.runtime.rollout.engines import FleetParts
+from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.listeners import Listeners
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
@@ -79,13 +81,14 @@ async def driving(
 ):
     """A driver whose engines hold policy 0 and whose replacements are what `replace` brings."""
     notes, lent, clock = [], [], RunClock()
+    restarts = RestartSettings(max_restarts=max_restarts, first_pause_s=0)
     driver = Driver(
-        scheduler=Scheduler(policy or settings()),
+        scheduler=Scheduler(replace_settings(policy or settings(), restarts=restarts)),
         order=PromptOrder({MATH: list(PROMPTS)}, seed=0, shuffle=False, num_epochs=1),
         fleet=FleetParts(
             fleets=fleets or {1: fleet_of(engines)},
             replace_engine=replace,
-            engine=EngineSection(max_restarts=max_restarts, restart_pause_s=0),
+            engine=EngineSection(max_restarts=max_restarts),
             deadlines=DeadlineSection(rollout_stall_s=stall_s, start_s=start_s),
             straggler_s=straggler_s,
         ),
@@ -103,7 +106,7 @@ async def driving(
         listeners=Listeners(
             on_event=lambda *_: None,
             on_progress=lambda *_: None,
-            on_stream=lambda record, gpus: lent.append((record.begin.round, gpus)),
+            on_stream=lambda record, gpus, _: lent.append((record.begin.round, gpus)),
             note=notes.append,
         ),
     )

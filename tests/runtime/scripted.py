@@ -7,10 +7,10 @@ import numpy as np
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.events import EngineProgress, RunningRequest
-from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.ids import EngineId, RequestId, VersionSpan
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.reward import ResponseToScore
-from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict, VersionSpan
+from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Weights
 
 DAMAGED = "00000bad"

@@ -30,7 +30,7 @@ def length(source: Workload, key: str, sample: int, *, step: int = 0, limit: int
         GenerationRequest(
             request=name,
             prompt_token_ids=blank_tokens(5),
-            seed=sample_seed(0, step, name.prompt, sample),
+            seed=sample_seed(0, name),
             max_response_tokens=limit,
             temperature=1.0,
         )

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rollpacker.config.sections.trainer import TrainerSection
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
-from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup, VersionSpan
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.grpo import GrpoTrainer
 from rollpacker.trainers.torch_policy import TorchPolicy

@@ -13,7 +13,7 @@ import torch
 
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.errors import RollpackerError
-from rollpacker.protocols.rollout import VersionSpan
+from rollpacker.core.ids import VersionSpan
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.fsdp.moments import write_moments
 from rollpacker.trainers.fsdp.policy import FsdpPolicy

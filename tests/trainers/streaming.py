@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollpacker.core.ids import EngineId
-from rollpacker.protocols.rollout import VersionSpan
+from rollpacker.core.ids import EngineId, VersionSpan
 from rollpacker.protocols.trainer import BatchShape
 
 if TYPE_CHECKING:

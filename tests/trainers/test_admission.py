@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rollpacker.core.errors import ForeignVersion, ImpossibleEvent
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
-from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup, VersionSpan
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.admission import Admission
 

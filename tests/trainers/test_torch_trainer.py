@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollpacker.core.errors import ForeignVersion, ImpossibleEvent, PolicyDiverged
-from rollpacker.protocols.rollout import FinishReason, VersionSpan
+from rollpacker.core.ids import VersionSpan
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.advantages import group_advantages
 from rollpacker.trainers.checkpoints import read_state

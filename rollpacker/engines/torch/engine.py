@@ -21,6 +21,7 @@ import torch
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress
 from rollpacker.core.foreign_errors import failure_of
+from rollpacker.core.ids import VersionSpan
 from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.checks import (
     NO_VERSION,
@@ -34,7 +35,7 @@ from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.torch.decoder import Decoder, Generation
 from rollpacker.engines.torch.model_files import load_model
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import Response, VersionSpan
+from rollpacker.protocols.rollout import Response
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.transfer.offers import ReceiverName, WeightOffer
 from rollpacker.transfer.receiver import receive_weights

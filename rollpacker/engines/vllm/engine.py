@@ -21,6 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
 from rollpacker.core.foreign_errors import failure_of
+from rollpacker.core.ids import VersionSpan
 from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.checks import (
     NO_VERSION,
@@ -38,7 +39,7 @@ from rollpacker.engines.vllm.sending import send_tensors
 from rollpacker.engines.vllm.serving import expected_tensors, make_llm
 from rollpacker.engines.vllm.stats import StepTotals
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import FinishReason, Response, VersionSpan
+from rollpacker.protocols.rollout import FinishReason, Response
 from rollpacker.transfer.offers import WeightOffer
 
 if TYPE_CHECKING:

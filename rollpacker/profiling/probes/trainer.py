@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rollpacker.core.ids import VersionSpan
 from rollpacker.profiling.subject import now_s
-from rollpacker.protocols.rollout import RolloutGroup, VersionSpan
+from rollpacker.protocols.rollout import RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
 
 if TYPE_CHECKING:

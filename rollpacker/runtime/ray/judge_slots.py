@@ -15,7 +15,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import BackendContext
 from rollpacker.runtime.ray.remote import JudgeProcess, Slot, make_judge_process
-from rollpacker.runtime.rollout.restarts import within_or_failed
+from rollpacker.runtime.rollout.starts import within_or_failed
 
 
 class JudgeSlots:

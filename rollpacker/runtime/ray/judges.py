@@ -6,8 +6,8 @@
 
 No actor calls another one. The queue of a judge is short, so that the next answer goes to the judge that is free first,
 and little has to be scored again when a judge is lost: its answers go to the other judges, or wait, in the order in
-which they came, and a new judge replaces it (`restarts.py`). The run ends when the reward is lost, or when no judge is
-left or being restarted.
+which they came, and a new judge replaces it (`judge_restarts.py`). The run ends when the reward is lost, or when no
+judge is left or being restarted.
 
 Judges that share GPUs with the trainer sleep while it works; a lost one is replaced when the trainer sleeps again.
 
@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.ids import EngineId
+from rollpacker.core.settings import RestartSettings
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.reward import RewardService
-from rollpacker.runtime.rollout.restarts import Restarts
+from rollpacker.runtime.ray.judge_restarts import JudgeRestarts
 
 if TYPE_CHECKING:
     from rollpacker.config.sections.reward import RewardSection
@@ -118,17 +119,17 @@ class RoutedReward:
         self._is_asleep = bool(colocated)
         self._note = note
         self._replace_judge = replace_judge
-        self._restarts = Restarts(
-            slots=judges,
-            bring=None if replace_judge is None else self._bring,
-            max_restarts=section.judge.max_restarts,
-            first_pause_s=section.judge.restart_pause_s,
-            setting="reward.judge.max_restarts",
+        self._restarts = JudgeRestarts(
+            judges,
+            start=None if replace_judge is None else self._start_judge,
+            settings=RestartSettings(
+                max_restarts=section.judge.max_restarts, first_pause_s=section.judge.restart_pause_s
+            ),
+            withheld=self._colocated,
             note=note,
             on_ready=self._join,
-            on_empty=self._require_judge,
+            on_failed=self._require_judge,
             on_error=self._fail,
-            fillable=self._available_slots(judges),
         )
         self._verdicts: Arrivals[Verdict] = Arrivals()
         self._failure: Exception | None = None
@@ -184,7 +185,7 @@ class RoutedReward:
         """Free shared GPUs for the trainer."""
         if self._colocated and not self._is_asleep:
             self._is_asleep = True
-            await self._restarts.fill_only(self._available_slots(self._restarts.slots))
+            await self._restarts.withhold(self._colocated)
             await self._each_colocated(lambda judge: judge.sleep())
 
     async def wake(self) -> None:
@@ -192,11 +193,7 @@ class RoutedReward:
         if self._is_asleep:
             self._is_asleep = False
             await self._each_colocated(lambda judge: judge.wake())
-            await self._restarts.fill_only(self._restarts.slots)
-
-    def _available_slots(self, slots: Iterable[EngineId]) -> list[EngineId]:
-        """Those whose GPUs the trainer does not have now."""
-        return [slot for slot in slots if not (self._is_asleep and slot in self._colocated)]
+            await self._restarts.withhold(())
 
     async def _each_colocated(self, order: Callable[[JudgeService], Awaitable[None]]) -> None:
         async def give(scorer: _Scorer) -> None:
@@ -257,7 +254,7 @@ class RoutedReward:
             self._note(f"{error.problem} The answers that it had go to other judges, or wait. {what_follows}")
             self._hand_out()
 
-    async def _bring(self, slot: EngineId, name: EngineId) -> None:
+    async def _start_judge(self, slot: EngineId, name: EngineId) -> None:
         assert self._replace_judge is not None
         self._judging[name] = await self._replace_judge(slot, name)
 
@@ -270,7 +267,7 @@ class RoutedReward:
 
     def _require_judge(self, last: EngineId, error: RollpackerError) -> bool:
         """Check that a judge is left or being restarted; else end the run and return False."""
-        if self._judges.scorers or self._restarts.are_expected(self._restarts.slots):
+        if self._judges.scorers or self._restarts.are_expected:
             return True
         self._fail(
             EngineFailed(

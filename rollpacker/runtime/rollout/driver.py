@@ -3,7 +3,7 @@
     engines ── collect ──┐                                   ┌── generate, abort ──> engines
     rewards ── collect ──┴─> inbox ─> Scheduler.handle ─> orders ── score ─────────> rewards
     order   <─ DrawPrompts ──────────────┘        ├─> AcceptGroup, EndRound: the batch
-    trainer <─ StreamGroups, LendEngines ─────────┘
+    trainer <─ StreamGroups ──────────────────────┘
 
 One loop takes facts out of the inbox (`inbox.py`), in order of arrival. Commands that one batch of facts led to are
 sent together (`orders.py`) to the engines in use (`engines.py`). The reward has a client of its own
@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Collection, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, assert_never
 
 from rollpacker.core.commands import (
     Abort,
     AcceptGroup,
     BeginRound,
+    CallOffStart,
     Command,
     DrawPrompts,
     DropPrompt,
@@ -30,10 +31,13 @@ from rollpacker.core.commands import (
     EndRun,
     Evict,
     FailRun,
+    FailWithoutEngines,
     Launch,
     LendEngines,
     MeasureProgress,
     ScoreResponse,
+    SetTimer,
+    StartEngine,
     StreamGroups,
     UseParallelism,
 )
@@ -48,6 +52,7 @@ from rollpacker.core.events import (
     RewardComputed,
     RoundMeasured,
     StepStarted,
+    TimerFired,
 )
 from rollpacker.core.ids import EngineId
 from rollpacker.core.scheduler import Scheduler
@@ -57,45 +62,26 @@ from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
-from rollpacker.runtime.rollout.engines import Engines, FleetParts
+from rollpacker.runtime.rollout.engines import Engines
+from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.inbox import (
     EngineDied,
     EngineReady,
     Fact,
     Inbox,
     ResponsesArrived,
-    SlotEmpty,
     VerdictsArrived,
 )
 from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.listeners import Listeners
 from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.rollout.round_record import RoundRecord
+from rollpacker.runtime.rollout.timers import Timers
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.shared_timeout import SharedTimeout
 from rollpacker.runtime.waiting.watchdog import Watchdog
-
-OnEvent = Callable[[Event, float, tuple[Command, ...]], None]
-"""Told of every event with its time and the commands that followed: the event log."""
-
-OnProgress = Callable[[int, int], None]
-"""Told of groups accepted and groups needed."""
-
-OnStream = Callable[[RoundRecord, frozenset[int] | None], None]
-"""Told of the round whose accepted groups the trainer may train from now on, and on which of the GPUs that it shares
-with engines; None where it shares none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listeners:
-    """Who is told of what the driver does."""
-
-    on_event: OnEvent
-    on_progress: OnProgress
-    on_stream: OnStream
-    note: Callable[[str], None]
-    """Tells a person something."""
 
 
 def _too_few_differ(command: FailRun) -> DataError:
@@ -145,6 +131,7 @@ class Driver:
             fleet,
             scheduler=scheduler,
             report=self._take_of_engine,
+            report_aside=self._take_aside,
             inbox=inbox,
             clock=clock,
             watchdog=watchdog,
@@ -154,12 +141,11 @@ class Driver:
         self._orders = EngineOrders(self._engines, self._to_generate)
         self._to_score: list[ScoreResponse] = []
         self._to_measure: MeasureProgress | None = None
-        self._to_lend: tuple[EngineId, ...] = ()
-        """Lent engines that do not sleep yet."""
+        self._to_stream: StreamGroups | None = None
+        self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._stats: Mapping[EngineId, EngineStats] = {}
         """As the last round left them."""
         self._round: RoundRecord | None = None
-        self._step = 0
         self._is_run_over = False
 
     @property
@@ -170,10 +156,12 @@ class Driver:
     async def start(self) -> None:
         """Report the engines to the scheduler, and listen to them. They hold the first policy."""
         self._reward.start()
-        await self._engines.start()
-        self._stats = await self._engines.stats()
+        self._stats = await self._engines.start()
+        for timer, at_s in self._scheduler.timers.items():
+            self._timers.set(timer, at_s)
 
     async def stop(self) -> None:
+        self._timers.stop()
         await self._engines.stop()
         await self._reward.stop()
         self._timeout.close()
@@ -194,7 +182,6 @@ class Driver:
         Raises:
             DataError: Too few prompts have rewards that differ.
         """
-        self._step = step
         self._engines.policy_version = policy_version
         self._round = None
         self._take(StepStarted(step=step, policy_version=policy_version))
@@ -208,7 +195,6 @@ class Driver:
 
         Nor does the reward go on with responses that the batch was complete without.
         """
-        self._to_lend = ()  # what does not sleep by now need not any more
         self._reward.forget()
         while self._orders.is_any_in_flight:
             await self._digest()
@@ -290,8 +276,6 @@ class Driver:
                 self._engines.lose(engine_id, failure)
             case EngineReady(engine_id):
                 self._engines.join(engine_id)
-            case SlotEmpty(engine_id, error):
-                self._engines.leave_empty(engine_id, error)
             case _:
                 raise fact
 
@@ -307,9 +291,8 @@ class Driver:
         if response.finish_reason is FinishReason.ABORTED:
             self._take(ResponseAborted(request=request, engine=engine_id, num_tokens=response.num_tokens))
             return
-        version = min(span.policy_version for span in response.spans)
         self._take(
-            ResponseFinished(request=request, engine=engine_id, num_tokens=response.num_tokens, policy_version=version)
+            ResponseFinished(request=request, engine=engine_id, num_tokens=response.num_tokens, spans=response.spans)
         )
 
     def _report_verdict(self, verdict: Verdict, now: float) -> None:
@@ -324,6 +307,13 @@ class Driver:
         if isinstance(event, EngineLost):
             self._orders.forget(event.engine)
         self._take(event)
+
+    def _take_aside(self, event: Event) -> None:
+        """Report what happened beside the facts of the inbox, at any time."""
+        try:
+            self._take(event)
+        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_digest`)
+            self._inbox.put(error)
 
     def _take(self, event: Event) -> None:
         """Report one event, and carry out what it leads to; drawing prompts leads to further events."""
@@ -360,13 +350,19 @@ class Driver:
                 self._end(command, now)
             case LendEngines():
                 assert self._round is not None
-                self._to_lend = command.engines
                 self._round.lend()
             case StreamGroups():
-                assert self._round is not None
-                self._listeners.on_stream(self._round, None)
+                self._to_stream = command
             case UseParallelism():
                 self._engines.next_tensor_parallel = command.tensor_parallel
+            case SetTimer():
+                self._timers.set(command.timer, command.at_s)
+            case StartEngine():
+                self._engines.start_engine(command.slot, command.engine)
+            case CallOffStart():
+                self._engines.call_off_start(command.engine)
+            case FailWithoutEngines():
+                raise self._engines.none_left()
             case FailRun():
                 raise _too_few_differ(command)
             case EndRun():
@@ -408,23 +404,25 @@ class Driver:
             if calls:
                 answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
                 await self._timeout.within(lambda: "engines to take orders", answer)
-        if self._to_lend and self._orders.have_left(self._to_lend):
-            await self._lend()
+        if self._to_stream:
+            await self._stream()
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
         self._take(ProgressMeasured(round=command.round, engines=await self._engines.progress()))
 
-    async def _lend(self) -> None:
-        """Put the engines that are to be lent to sleep; all of them are empty."""
-        to_lend, self._to_lend = self._to_lend, ()
+    async def _stream(self) -> None:
+        """Put the engines that are lent to sleep; all of them are empty. Then groups stream on their GPUs."""
+        command, self._to_stream = self._to_stream, None
         record = self._round
+        assert command is not None
         assert record is not None
-        self._listeners.on_stream(record, await self._engines.lend(to_lend))
+        gpus = await self._engines.lend(command.engines) if command.engines else None
+        self._listeners.on_stream(record, gpus, command.groups_per_call)
 
     def _to_generate(self, launch: Launch) -> GenerationRequest:
         assert self._round is not None
         begun = self._round.launched(launch.request, launch.engine, self._clock.now())
-        return self._sampling.generation(launch.request, self._step, begun)
+        return self._sampling.generation(launch.request, begun)
 
     def _scoring(self, command: ScoreResponse) -> ResponseToScore:
         assert self._round is not None

@@ -3,68 +3,47 @@
     present ──lend, leave_gpus──> asleep ──publish──> present
        └──lose──> lost ──a replacement (replacements.py)──> ready ──join──> present
 
-An engine that fails is lost, and one that is to take its place starts in the background. It joins once it holds the
-policy of the round, so every engine that the scheduler knows holds it. As long as one is to come, a round without
-engines waits for it; reward and trainer are not replaced, and their failure ends the run.
+An engine that fails is lost, and one that is to take its place starts in the background when the scheduler says so. It
+joins once it holds the policy of the round, so every engine that the scheduler knows holds it. Reward and trainer are
+not replaced, and their failure ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from rollpacker.config.schema import RunConfig
-from rollpacker.config.sections.backend import DeadlineSection
-from rollpacker.config.sections.engine import EngineSection
 from rollpacker.core.errors import EngineFailed, RollpackerError
-from rollpacker.core.events import EngineJoined, EngineLost, EngineProgress, EngineRetired, Event
+from rollpacker.core.events import (
+    EngineJoined,
+    EngineLost,
+    EngineProgress,
+    EngineRetired,
+    EngineStarted,
+    EngineStartFailed,
+    EngineUpdated,
+    Event,
+    SlotsChanged,
+    SlotsOpened,
+    SlotVacated,
+)
 from rollpacker.core.ids import EngineId
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.protocols.backend import Fleet, Rebuild, ReplaceEngine, Workers
 from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.costs import Turnover
 from rollpacker.runtime.rollout.failures import Failures
-from rollpacker.runtime.rollout.inbox import EngineReady, Inbox, SlotEmpty
+from rollpacker.runtime.rollout.fleet_parts import FleetParts
+from rollpacker.runtime.rollout.inbox import EngineReady, Inbox
 from rollpacker.runtime.rollout.interval_log import IntervalLog
-from rollpacker.runtime.rollout.replacements import Replacements, RestartLimits
-from rollpacker.runtime.rollout.restarts import within_or_failed
+from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
+from rollpacker.runtime.rollout.starts import what_follows, within_or_failed
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetParts:
-    """The engines of a run, and how they are replaced."""
-
-    fleets: Mapping[int, Fleet]
-    """By tensor-parallel degree; the first one is in use, unless a checkpoint says otherwise."""
-    replace_engine: ReplaceEngine | None
-    rebuild: Rebuild | None = None
-    asleep: Collection[EngineId] = ()
-    """Engines whose GPUs are the trainer's at first."""
-    engine: EngineSection
-    deadlines: DeadlineSection
-    straggler_s: float
-    """How long new weights wait for an engine that is being served the ones before."""
-
-    @classmethod
-    def of(cls, workers: Workers, config: RunConfig) -> Self:
-        """Take them from what a backend provides."""
-        return cls(
-            fleets=workers.fleets,
-            replace_engine=workers.replace_engine,
-            rebuild=workers.rebuild,
-            asleep=workers.colocated_engines,
-            engine=config.engine,
-            deadlines=config.backend.deadlines,
-            straggler_s=config.weight_sync.timeout_s,
-        )
 
 
 class Engines:
@@ -73,7 +52,8 @@ class Engines:
     Args:
         parts: The engines.
         scheduler: Asked which engines it knows and whether requests wait for one.
-        report: Tells the scheduler of an engine.
+        report: Tells the scheduler of an engine, and carries out what follows.
+        report_aside: Does so at any time; an error ends the run as soon as the driver looks into the inbox.
         inbox: Gets what engines and replacements have to say.
         clock: The run's.
         watchdog: Bounds the waits.
@@ -87,6 +67,7 @@ class Engines:
         *,
         scheduler: Scheduler,
         report: Callable[[Event], None],
+        report_aside: Callable[[Event], None],
         inbox: Inbox,
         clock: RunClock,
         watchdog: Watchdog,
@@ -98,24 +79,22 @@ class Engines:
         self._deadlines = deadlines = parts.deadlines
         self._scheduler = scheduler
         self._report = report
+        self._report_aside = report_aside
         self._inbox = inbox
         self._clock = clock
         self._watchdog = watchdog
         self._interval_log = interval_log
         self._note = note
+        self._max_restarts = parts.engine.max_restarts
         self._replacements = Replacements(
-            slots=[engine_id for fleet in parts.fleets.values() for engine_id in fleet.engines],
-            replace=parts.replace_engine,
-            limits=RestartLimits(
-                max_restarts=parts.engine.max_restarts,
-                first_pause_s=parts.engine.restart_pause_s,
+            parts.replace_engine,
+            StartLimits(
                 start_s=deadlines.start_s,
                 serve_s=deadlines.train_s + deadlines.weight_sync_s,
                 straggler_s=parts.straggler_s,
             ),
-            note=note,
-            on_ready=lambda engine_id: inbox.put(EngineReady(engine_id)),
-            on_empty=lambda engine_id, error: inbox.put(SlotEmpty(engine_id, error)),
+            on_ready=self._note_ready,
+            on_failed=self._note_failed_start,
             on_error=inbox.put,
         )
         self.tensor_parallel = next(iter(parts.fleets))
@@ -126,6 +105,10 @@ class Engines:
         """Of the round."""
         self._present = {degree: dict(fleet.engines) for degree, fleet in parts.fleets.items()}
         """Of every fleet, the engines that are alive."""
+        self._held_version = 0
+        """What the engines in use hold since the last `publish`."""
+        self._kv_tokens: dict[EngineId, int] = {}
+        """The KV capacity of every engine whose statistics were asked for."""
         self._asleep = list(parts.asleep)
         """Engines whose GPUs are the trainer's, which sleep until new weights come."""
         self._asleep_since: dict[EngineId, float] = {}
@@ -134,8 +117,9 @@ class Engines:
         self._lost: dict[EngineId, RollpackerError] = {}
         """In the order in which they were lost."""
         self._failures = Failures()
-        self._noticed: set[EngineId] = set()
+        self._noticed: dict[EngineId, EngineFailed] = {}
         """Those that were seen to fail, lost or about to be."""
+        self._reported_slots: SlotsChanged | None = None
         self._num_lost = self._num_replaced = 0
         """Since the last count."""
         self._has_started = False
@@ -150,22 +134,28 @@ class Engines:
         """How many sleep now."""
         return len(self._asleep)
 
-    async def start(self) -> None:
-        """Report the engines to the scheduler, and listen to them. They hold the first policy."""
+    async def start(self) -> Mapping[EngineId, EngineStats]:
+        """Report the engines, which hold the first policy, and listen to them; gives their statistics."""
         self._has_started = True
         for engines in self._present.values():
             for engine_id, engine in engines.items():
                 self._inbox.listen(engine_id, engine, self._notice)
+        slots = tuple(engine_id for fleet in self._fleets.values() for engine_id in fleet.engines)
+        self._report(SlotsOpened(slots=slots, are_replaceable=self._replacements.can_replace))
+        for engine_id, error in self._noticed.items():
+            self._vacate(engine_id, error)
+        stats = await self.stats()
         for engine_id in self.present:
             self._report_joined(engine_id)
         for engine_id in self._scheduler.engines:  # a restored scheduler may know engines of an earlier attempt
             if engine_id not in self.present:
                 self._report(EngineLost(engine=engine_id))
-        await self._replacements.fill_only(self._slots())
+        await self._use_slots()
+        return stats
 
     async def stop(self) -> None:
-        """Bring no further engine."""
-        await self._replacements.stop()
+        """Start no further engine."""
+        await self._replacements.starts.stop()
 
     async def end(self, slots: Collection[EngineId]) -> None:
         """End engines whatever they do."""
@@ -179,25 +169,66 @@ class Engines:
         return self._fleets[self.tensor_parallel].engines.keys()
 
     def _slot_of(self, engine_id: EngineId) -> EngineId:
-        return self._replacements.slot_of(engine_id)
+        restarts = self._scheduler.restarts
+        return restarts.slot_of(engine_id) if restarts.knows(engine_id) else engine_id
+
+    async def _use_slots(self, withheld: Collection[EngineId] = ()) -> None:
+        """Let engines start in the slots in use, without those whose GPUs are the trainer's: what starts there ends."""
+        in_use = tuple(self._slots())
+        event = SlotsChanged(in_use=in_use, withheld=tuple(slot for slot in in_use if slot in withheld))
+        if self._has_started and event != self._reported_slots:
+            self._reported_slots = event
+            self._report(event)
+            await self._replacements.starts.settle()
 
     def _gpus_of(self, engine_id: EngineId) -> tuple[int, ...]:
         return self._fleets[self.tensor_parallel].gpus.get(self._slot_of(engine_id), ())
 
     def _report_joined(self, engine_id: EngineId) -> None:
-        self._report(EngineJoined(engine=engine_id, gpus=self._gpus_of(engine_id)))
+        self._report(
+            EngineJoined(
+                engine=engine_id,
+                policy_version=self._held_version,
+                gpus=self._gpus_of(engine_id),
+                kv_tokens=self._kv_tokens.get(engine_id, 0),
+            )
+        )
 
     # Engines that are lost, and those that take their places
 
     def _notice(self, engine_id: EngineId, error: EngineFailed) -> None:
         """Have an engine replaced at once; the fact that it is lost keeps its place in the inbox."""
         if engine_id not in self._noticed:
-            self._noticed.add(engine_id)
+            self._noticed[engine_id] = error
             self._num_lost += 1
             self._failures.add(engine_id, error, self.policy_version)
-            if self._failures.repeated is not None:
-                return
-            self._note(f"{error.problem} Its requests go to the other engines. {self._replacements.vacate(engine_id)}")
+            if self._has_started and self._failures.repeated is None:
+                self._vacate(engine_id, error)
+
+    def _vacate(self, engine_id: EngineId, error: EngineFailed) -> None:
+        self._report_aside(SlotVacated(engine=engine_id))
+        self._note(f"{error.problem} Its requests go to the other engines. {self._what_follows(engine_id)}")
+
+    def _what_follows(self, engine_id: EngineId) -> str:
+        most = self._max_restarts if self._replacements.can_replace else None
+        return what_follows(self._scheduler.restarts, engine_id, setting="engine.max_restarts", max_restarts=most)
+
+    def start_engine(self, slot: EngineId, engine_id: EngineId) -> None:
+        """Start a fresh engine in a slot, beside all else."""
+        self._replacements.starts.begin(slot, engine_id)
+
+    def call_off_start(self, engine_id: EngineId) -> None:
+        """Give up the start of an engine."""
+        self._replacements.starts.call_off(engine_id)
+
+    def _note_ready(self, engine_id: EngineId) -> None:
+        self._report_aside(EngineStarted(engine=engine_id))
+        self._inbox.put(EngineReady(engine_id))
+
+    def _note_failed_start(self, engine_id: EngineId, error: RollpackerError) -> None:
+        self._lost[engine_id] = error
+        self._report_aside(EngineStartFailed(engine=engine_id))
+        self._note(f"{error.problem} {self._what_follows(engine_id)}")
 
     def lose(self, engine_id: EngineId, error: EngineFailed) -> None:
         """Take an engine out of use."""
@@ -211,40 +242,30 @@ class Engines:
         for engines in self._present.values():
             engines.pop(engine_id, None)
         if not is_in_use:
-            return  # it belongs to a fleet that sleeps, of which the scheduler does not know
-        if engine_id in self._scheduler.engines:  # else it died before it had joined
+            return  # it belongs to a fleet that sleeps, which the scheduler does not know
+        if self._has_started:
             self._report(EngineLost(engine=engine_id))
-        self._require_engine()
-
-    def leave_empty(self, engine_id: EngineId, error: RollpackerError) -> None:
-        """Note that no further engine is tried in the slot of this one."""
-        self._lost[engine_id] = error
-        self._require_engine()
+        elif not self.present:
+            raise self.none_left()
 
     def join(self, engine_id: EngineId) -> None:
         """Report an engine that takes a lost one's place; unless it has joined with new weights, or will."""
-        engine = self._replacements.take(engine_id, self.policy_version)
-        if engine is not None:
-            self._admit(engine_id, engine)
+        ready = self._replacements.take(engine_id, self.policy_version)
+        if ready is not None:
+            self._admit(engine_id, ready)
             self._report_joined(engine_id)
 
-    def _admit(self, engine_id: EngineId, engine: Engine) -> None:
+    def _admit(self, engine_id: EngineId, ready: Ready) -> None:
         self._num_replaced += 1
         self._note(f"{engine_id} has taken the place of {self._slot_of(engine_id)}.")
-        self._present[self.tensor_parallel][engine_id] = engine
-        self._inbox.listen(engine_id, engine, self._notice)
+        self._present[self.tensor_parallel][engine_id] = ready.engine
+        self._kv_tokens[engine_id] = ready.kv_tokens
+        self._inbox.listen(engine_id, ready.engine, self._notice)
 
-    def _require_engine(self) -> None:
-        """Raise the last engine's error when none is there, or to come, for the round or for the run."""
-        if self._scheduler.is_starved:
-            is_hope_left = bool(self._replacements.under_way)
-        else:
-            is_replaceable = self._has_started and self._replacements.are_expected(self._slots())
-            is_hope_left = bool(self.present) or is_replaceable
-        if is_hope_left:
-            return
+    def none_left(self) -> EngineFailed:
+        """Say that no engine is left, and how the last one failed."""
         engine_id, error = next(reversed(self._lost.items()))
-        raise EngineFailed(
+        return EngineFailed(
             f"{error.problem} No engine is left that could go on.",
             error.allowed,
             f"Read why in {engine_id}.log under run.dir; run.resume=auto continues from the checkpoint.",
@@ -264,14 +285,14 @@ class Engines:
         await self._each(to_lend, lambda engine: engine.sleep())
         self._asleep = [engine_id for engine_id in to_lend if engine_id in self.present]
         self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
-        await self._fill_none_of([self._slot_of(engine_id) for engine_id in self._asleep])
+        await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
         return frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id))
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
         """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
         for engine_id in self._replacements.ready:
             self.join(engine_id)
-        await self._fill_none_of(slots)
+        await self._use_slots(withheld=slots)
         to_sleep = [
             engine_id
             for engine_id in self.present
@@ -280,10 +301,6 @@ class Engines:
         await self._each(to_sleep, lambda engine: engine.sleep())
         self._asleep += to_sleep
         self._asleep_since |= dict.fromkeys(to_sleep, self._clock.now())
-
-    async def _fill_none_of(self, slots: Collection[EngineId]) -> None:
-        """Start no engine in these slots until `publish`: their GPUs are the trainer's."""
-        await self._replacements.fill_only(slot for slot in self._slots() if slot not in slots)
 
     # New weights, and engines of another degree
 
@@ -294,21 +311,22 @@ class Engines:
             WeightSyncFailed: None of them holds exactly the trainer's weights.
         """
         async with self._replacements.publishing(sync) as newcomers:
-            for engine_id, engine in newcomers.items():
-                self._admit(engine_id, engine)
+            for engine_id, ready in newcomers.items():
+                self._admit(engine_id, ready)
             asleep, self._asleep = self._asleep, []
             for engine_id, since in self._asleep_since.items():
                 self._interval_log.add(engine_id, "engine", "asleep", since)
             self._asleep_since.clear()
             if self.next_tensor_parallel != self.tensor_parallel:
                 return await self._change_fleet(sync, asleep)
-            if self._has_started:
-                await self._replacements.fill_only(self._slots())
+            await self._use_slots()
             await self._each(asleep, lambda engine: engine.wake())
             published = await self._load(sync)
-            for engine_id in newcomers:
-                if engine_id in self.present:
+            for engine_id in self.present:
+                if engine_id in newcomers:
                     self._report_joined(engine_id)
+                elif self._has_started:  # else `start` reports them
+                    self._report(EngineUpdated(engine=engine_id, policy_version=published.policy_version))
             return published
 
     async def _change_fleet(self, sync: WeightSync, asleep: Sequence[EngineId]) -> Published:
@@ -321,9 +339,9 @@ class Engines:
             await self._each(awake, lambda engine: engine.sleep())
         retired = [engine_id for engine_id in self.present if engine_id in self._scheduler.engines]
         self.tensor_parallel = self.next_tensor_parallel
-        if self._has_started:
-            await self._replacements.fill_only(self._slots())
-        self._require_engine()
+        await self._use_slots()
+        if not self._has_started and not self.present:
+            raise self.none_left()
         if self._rebuild:
             await self._move(self._rebuild.rebuild, self._deadlines.start_s)
         else:
@@ -333,6 +351,7 @@ class Engines:
             self._interval_log.add("driver", "driver", "switch", began_at_s)
         published = await self._load(sync)
         if self._has_started:  # else `start` reports them
+            await self.stats()
             for engine_id in self.present:
                 self._report_joined(engine_id)
             for engine_id in retired:
@@ -362,6 +381,7 @@ class Engines:
     async def _load(self, sync: WeightSync) -> Published:
         began = self._clock.now()
         published = await sync.publish(dict(self.present))
+        self._held_version = published.policy_version
         for engine_id, error in published.lost.items():
             self.lose(engine_id, error)
         for engine_id in self.present:
@@ -402,7 +422,9 @@ class Engines:
             "the engines' statistics",
             asyncio.gather(*asked.values(), return_exceptions=True),
         )
-        return self._answered(dict(zip(asked, answers, strict=True)))
+        stats = self._answered(dict(zip(asked, answers, strict=True)))
+        self._kv_tokens |= {engine_id: each.kv_tokens_capacity for engine_id, each in stats.items()}
+        return stats
 
     def _answered(self, answers: Mapping[EngineId, Answer | BaseException]) -> dict[EngineId, Answer]:
         """Sort out the engines that turned out to be lost; raises whatever else went wrong."""
@@ -418,4 +440,4 @@ class Engines:
 
     def describe_wait(self) -> list[str]:
         """Say which engines are to come."""
-        return [f"{engine_id} to start and to load the weights" for engine_id in self._replacements.under_way]
+        return [f"{engine_id} to start and to load the weights" for engine_id in self._scheduler.restarts.under_way]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.engine import Engine
@@ -47,15 +47,7 @@ class EngineReady(NamedTuple):
     engine: EngineId
 
 
-class SlotEmpty(NamedTuple):
-    """A slot will stay empty."""
-
-    engine: EngineId
-    """That was tried last."""
-    error: RollpackerError
-
-
-Fact = ResponsesArrived | VerdictsArrived | EngineDied | EngineReady | SlotEmpty | Exception
+Fact = ResponsesArrived | VerdictsArrived | EngineDied | EngineReady | Exception
 
 
 class Inbox:

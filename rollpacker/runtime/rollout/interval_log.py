@@ -1,7 +1,7 @@
 """What actors did, and when, until the rows of the step are written: the source of the `intervals` table.
 
-Whoever sees something begin and end writes it down here, at no more than a few hundred entries per step; stages of the
-step and what engines generated are known elsewhere (`recorder.py`).
+There are no more than a few hundred entries per step; stages of the step and what engines generated are known elsewhere
+(`recorder.py`).
 """
 
 from __future__ import annotations

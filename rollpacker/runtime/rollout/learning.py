@@ -37,7 +37,7 @@ class Learner:
     """Trains one batch after the other.
 
     Args:
-        trainer: Who learns.
+        trainer: Gets the batches.
         max_response_tokens: The bound that enters the loss's constant.
         within: Awaits an answer for so long, or ends the run with what was awaited.
         deadline_s: Of one call of the trainer.
@@ -68,14 +68,19 @@ class Learner:
         self.num_tokens_streamed = 0
         """Response tokens of the last step that were accumulated, or begun to be, while its rollout ran."""
 
-    def stream(self, batch: RoundRecord, gpus: Collection[int] | None) -> None:
+    def stream(self, batch: RoundRecord, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
         """Begin the step now, with the groups that are accepted and those that will be.
 
-        Either on lent GPUs, where the trainer sleeps so far, or (None) on GPUs of its own, where it is awake.
+        Args:
+            batch: Of the round that runs.
+            gpus: Lent ones, where the trainer sleeps so far; None: GPUs of its own, where it is awake.
+            groups_per_call: It gets so many at a time at most; None: all that are there.
         """
         can_stream = gpus is None or len(gpus) > 0
         if can_stream and batch.order is None and self._streaming is None:
-            self._streaming = asyncio.create_task(self._stream_or_tell(batch, gpus), name="stream training")
+            self._streaming = asyncio.create_task(
+                self._stream_or_tell(batch, gpus, groups_per_call), name="stream training"
+            )
 
     def group_accepted(self) -> None:
         """Another group may be trained."""
@@ -123,22 +128,22 @@ class Learner:
         )
         await self._within(self._deadline_s, "the trainer to begin the step", self._trainer.begin_step(shape))
 
-    async def _stream_or_tell(self, batch: RoundRecord, gpus: Collection[int] | None) -> None:
+    async def _stream_or_tell(
+        self, batch: RoundRecord, gpus: Collection[int] | None, groups_per_call: int | None
+    ) -> None:
         try:
-            await self._stream(batch, gpus)
+            await self._stream(batch, gpus, groups_per_call)
         except Exception as error:
             self._on_failure(error)
             raise
 
-    async def _stream(self, batch: RoundRecord, gpus: Collection[int] | None) -> None:
+    async def _stream(self, batch: RoundRecord, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
         if gpus is not None:
             await self._within(self._deadline_s, "the trainer to take the lent GPUs", self._trainer.wake(gpus))
         await self._begin(batch)
         while not self._is_rollout_over:
-            # as many groups as lent GPUs: each replica has some, and the call is short, so that all GPUs soon share the
-            # rest; where no others are to come, all groups that are there, which pack best
             num_begun = len(self._accumulated)  # in the order in which they were accepted
-            end = None if gpus is None else num_begun + len(gpus)
+            end = None if groups_per_call is None else num_begun + groups_per_call
             prompts = list(itertools.islice(batch.accepted, num_begun, end))
             if not prompts:
                 self._has_news.clear()

@@ -8,7 +8,7 @@ Invariant: a request is in flight from the call that launches it until its engin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -72,10 +72,6 @@ class EngineOrders:
     @property
     def is_any_in_flight(self) -> bool:
         return bool(self._in_flight)
-
-    def have_left(self, engines: Collection[EngineId]) -> bool:
-        """Tell whether nothing is in flight on some engines any more, and every evicted request has come back."""
-        return not self._being_evicted and not set(engines) & set(self._in_flight.values())
 
     def came_back(self, request: RequestId, engine: EngineId) -> tuple[bool, bool]:
         """Note that an engine gave a request back.

@@ -11,7 +11,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.commands import ScoreResponse
-from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.core.ids import RequestId
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt
 from rollpacker.rewards.overlong import OverlongPunishment
@@ -40,12 +40,12 @@ class SamplingRules:
             seed=config.run.seed,
         )
 
-    def generation(self, request: RequestId, step: int, begun: Response | None) -> GenerationRequest:
+    def generation(self, request: RequestId, begun: Response | None) -> GenerationRequest:
         """Ask an engine for a response, or for the rest of one that was begun elsewhere."""
         return GenerationRequest(
             request=request,
             prompt_token_ids=self.prompts[request.prompt.key].token_ids,
-            seed=sample_seed(self.seed, step, request.prompt, request.sample),
+            seed=sample_seed(self.seed, request),
             max_response_tokens=self.rollout.max_response_tokens,
             temperature=self.rollout.temperature,
             begun=begun,
@@ -62,7 +62,8 @@ class SamplingRules:
         )
 
 
-def sample_seed(run_seed: int, step: int, prompt: PromptId, sample: int) -> int:
+def sample_seed(run_seed: int, request: RequestId) -> int:
     """The seed of one sample: a function of its names, so that no other sample can change it. 63 bits."""
-    name = f"{run_seed}/{step}/{prompt.epoch}/{prompt.key}/{sample}".encode()
+    prompt = request.prompt
+    name = f"{run_seed}/{request.round}/{prompt.epoch}/{prompt.key}/{request.sample}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

@@ -1,4 +1,4 @@
-"""The driver's line to the reward, on which a reward that stands still keeps nobody else waiting.
+"""The driver's client of the reward: a reward that makes no progress holds nothing else up.
 
     driver ── add, forget ──> this line ── score, forget: one call at a time ──> reward
     driver <── on_verdicts ── this line <──────────── collect ────────────────── reward
@@ -8,7 +8,7 @@ round, which its record holds anyhow. How many a process of the reward has in ha
 (`reward.max_open`, `reward.judge.max_open`).
 
 Invariant: responses are handed over in order and once; none is after it was forgotten. A reward that has some in hand
-and brings no verdict until its deadline fails the run by the name of the one that it has had longest.
+and gives no verdict until its deadline fails the run, which names the one that it has had longest.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class RewardClient:
-    """Hands responses to the reward, and brings its verdicts.
+    """Hands responses to the reward, and passes its verdicts on.
 
     Args:
-        reward: Who judges.
+        reward: Scores responses.
         check_of: The name of a domain's reward, for a person.
         watchdog: Reports a deadline that is over.
         stall_s: How long the reward may be without a verdict while it has responses in hand.
-        on_verdicts: Told of what was judged.
+        on_verdicts: Told of verdicts.
         on_error: Told of what ends the run.
     """
 
@@ -81,7 +81,7 @@ class RewardClient:
                 await task
 
     def add(self, responses: Sequence[ResponseToScore]) -> None:
-        """Have responses judged."""
+        """Have responses scored."""
         now = self._loop.time()
         for response in responses:
             self._open[response.request] = response.prompt.domain, now
@@ -91,7 +91,7 @@ class RewardClient:
             self._timer = self._loop.call_later(self._stall_s, self._look)
 
     def forget(self) -> None:
-        """Drop what has no verdict: nobody needs it any more."""
+        """Drop what has no verdict: it is not needed any more."""
         if self._open:
             self._open.clear()
             self._to_score.clear()
@@ -134,7 +134,7 @@ class RewardClient:
                 for verdict in verdicts:
                     self._open.pop(verdict.request, None)
                 self._on_verdicts(verdicts)
-        except Exception as error:  # noqa: BLE001  (likewise)
+        except Exception as error:  # noqa: BLE001  (as above)
             self._on_error(error)
 
     def _look(self) -> None:
@@ -152,5 +152,5 @@ class RewardClient:
     async def _give_up(self) -> None:
         try:
             await self._watchdog.give_up(self._stall_s, " and ".join(self.describe_wait()))
-        except Exception as error:  # noqa: BLE001  (likewise)
+        except Exception as error:  # noqa: BLE001  (as above)
             self._on_error(error)

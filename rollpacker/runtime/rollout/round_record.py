@@ -165,7 +165,7 @@ class RoundRecord:
         )
 
     def trained_reward(self, record: RequestRecord) -> float | None:
-        """The reward as it is trained: as judged, less what over-long shaping takes off; None while there is none."""
+        """The reward as it is trained: as scored, less what over-long shaping takes off; None while there is none."""
         if record.verdict is None or record.response is None:
             return None
         return self.overlong.shape(record.verdict.reward, record.response.num_tokens)

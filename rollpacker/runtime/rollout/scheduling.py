@@ -16,6 +16,7 @@ from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.settings import (
     DynamicSamplingSettings,
     ParallelismSettings,
+    RestartSettings,
     RewardBudgetSettings,
     SchedulerSettings,
     StreamSettings,
@@ -43,7 +44,7 @@ def scheduler_settings(
     Args:
         config: Which machines take part.
         num_prompts_by_domain: In the order of the data.
-        degrees: Tensor-parallel degrees of which the backend has engines, the first one awake. The planner has nothing
+        degrees: Tensor-parallel degrees that the backend has engines of, the first one awake. The planner has nothing
             to choose among fewer than two.
         trainer_parts: The GPUs of each part of the trainer that can work alone; empty if it shares none with engines.
         costs: What engines of each degree take for their work, where that is known: the planner's first guess.
@@ -84,11 +85,12 @@ def scheduler_settings(
             else None
         ),
         stream=_stream_settings(config, trainer_parts) if config.system.stream else None,
+        restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
     )
 
 
 def check_supply(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
-    """Judge whether the prompts fill every batch, in all and of each domain; gives what the scheduler will be told.
+    """Check whether the prompts fill every batch, in all and of each domain; gives what the scheduler will be told.
 
     Raises:
         DataError: There are too few.

@@ -27,10 +27,11 @@ from rollpacker.protocols.backend import Backend, BackendContext, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.job.deadline import StepInterrupted
 from rollpacker.runtime.job.preemption import Preemption
-from rollpacker.runtime.rollout.driver import Driver, Listeners, OnEvent
-from rollpacker.runtime.rollout.engines import FleetParts
+from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.learning import Learner
+from rollpacker.runtime.rollout.listeners import Listeners, OnEvent
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
 from rollpacker.runtime.run.attempt import RunAttempt, begin_attempt, locked_folder

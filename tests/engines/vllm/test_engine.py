@@ -16,8 +16,8 @@ import torch
 
 from rollpacker.config.sections.engine import EngineSection, VllmSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, ModelError, WeightSyncFailed
-from rollpacker.core.ids import EngineId
-from rollpacker.protocols.rollout import FinishReason, VersionSpan
+from rollpacker.core.ids import EngineId, VersionSpan
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import named_tensors
 from tests.engines.exercises import PATIENCE_S, as_weights, change, check_parity_over_updates, collect, weights_of
 from tests.engines.tiny import make_request, mixed_requests, reference_logprobs

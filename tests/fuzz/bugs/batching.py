@@ -10,6 +10,7 @@ import pytest
 from rollpacker.core import quotas
 from rollpacker.core.commands import Abort, EndRun, RoundKind
 from rollpacker.core.dynamic_sampling import DynamicSampling
+from rollpacker.core.ids import VersionSpan
 from rollpacker.core.race import Race
 from rollpacker.core.round import FINISHED, RUNNING, Group, Outcome, RoundLedger
 from rollpacker.core.scheduler import Scheduler
@@ -172,7 +173,9 @@ _TAIL = (
         around(
             RoundLedger,
             "finish",
-            lambda right, ledger, event: right(ledger, replace(event, policy_version=ledger.policy_version)),
+            lambda right, ledger, event: right(
+                ledger, replace(event, spans=(VersionSpan(ledger.policy_version, event.num_tokens),))
+            ),
         ),
     ),
     (

@@ -11,7 +11,7 @@ from rollpacker.core import round_time_model
 from rollpacker.core.commands import Launch, RoundKind, StreamGroups
 from rollpacker.core.parallelism import ParallelismPlanner, _Controller
 from rollpacker.core.reward_budget import RewardBudget
-from rollpacker.core.routing import Router
+from rollpacker.core.routing import Closing, Router
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.stream_scaling import StreamScaling
 from tests.fuzz.bugs.harness import Bug, Worlds, around, both, instead, wherever
@@ -38,9 +38,10 @@ def _forget_waiting(_, router, engine):
     return []
 
 
-def _lend_and_launch(lend, router, engines):
-    orders = lend(router, engines)
-    router._lent.clear()
+def _close_and_launch(close, router, engines, reason):
+    orders = close(router, engines, reason)
+    if reason is Closing.LENT:
+        router._closed.clear()
     return orders
 
 
@@ -61,10 +62,10 @@ _ROUTING = (
         around(Router, "_launch_each", lambda right, router, *args: right(router, *args) if router._by_load else []),
     ),
     ("believe an engine that lost the request", around(Scheduler, "_finish", _believing)),
-    ("launch on lent engines", around(Router, "lend", _lend_and_launch)),
-    ("keep lent engines for ever", around(Router, "take_back", lambda *_: None)),
+    ("launch on lent engines", around(Router, "close", _close_and_launch)),
+    ("keep lent engines without end", around(Router, "reopen", lambda *_: None)),
     ("a stale load", around(Router, "_launch_one", _stale_load)),
-    ("forget to evict", around(Router, "lend", lambda right, *args: right(*args)[1:])),
+    ("forget to evict", around(Router, "close", lambda right, *args: right(*args)[1:])),
 )
 
 # Reward budget

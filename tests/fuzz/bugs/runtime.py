@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from rollpacker.core.commands import Launch
 from rollpacker.core.events import EngineLost
+from rollpacker.core.restarts import Restarts
 from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.rollout.driver import Driver
-from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.learning import Learner
 from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.replacements import Replacements
@@ -19,7 +17,7 @@ from rollpacker.runtime.rollout.requests import sample_seed
 from rollpacker.runtime.rollout.round_record import RoundRecord
 from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.transfer import confirmations
-from tests.fuzz.bugs.harness import Bug, Worlds, around, wherever
+from tests.fuzz.bugs.harness import Bug, Worlds, around, instead, wherever
 
 
 def _wait_for_lost(forget, orders, engine):
@@ -28,23 +26,15 @@ def _wait_for_lost(forget, orders, engine):
     orders._in_flight = before | orders._in_flight
 
 
-async def _bring_under_old_name(bring, replacements, slot, _):
-    await bring(replacements, slot, slot)
+async def _start_under_old_name(start, replacements, slot, _):
+    await start(replacements, slot, slot)
 
 
 async def _serve_nothing(*_):
     return 0
 
 
-def _despair(require_engine, engines):
-    with pytest.MonkeyPatch.context() as patch:
-        if engines._scheduler.is_starved:
-            patch.setattr(Replacements, "under_way", ())
-        require_engine(engines)
-
-
 async def _do_not_wait(_, driver):
-    driver._to_lend = ()
     driver._reward.forget()
 
 
@@ -96,10 +86,10 @@ _RUNS = (
     ),
     ("the driver waits for what a lost engine ran", around(EngineOrders, "forget", _wait_for_lost), 280),
     ("a replacement joins with the weights that it happens to hold", around(Replacements, "_serve", _serve_nothing), 0),
-    ("a replacement has the lost engine's name", around(Replacements, "_bring", _bring_under_old_name), 0),
+    ("a replacement has the lost engine's name", around(Replacements, "_start", _start_under_old_name), 0),
     (
         "a run without engines does not wait for the one that is to come",
-        around(Engines, "_require_engine", _despair),
+        instead(Restarts, "under_way", lambda _: []),
         0,
     ),
     ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 0),
@@ -109,7 +99,7 @@ _RUNS = (
     ("the driver takes an eviction for an abort", around(Driver, "_report_response", _eviction_as_abort), 0),
     (
         "all samples of a prompt share a seed",
-        wherever(sample_seed, lambda right, run_seed, step, prompt, _: right(run_seed, step, prompt, 0)),
+        wherever(sample_seed, lambda right, run_seed, request: right(run_seed, request._replace(sample=0))),
         0,
     ),
     ("a response is trained with another one's reward", around(RoundRecord, "group", _rewards_reversed), 0),

@@ -20,7 +20,11 @@ class EngineModel:
         self.fallen: set[EngineId] = set()
         """Engines that requests were taken from: late facts of theirs may come."""
         self.gpus: dict[EngineId, tuple[int, ...]] = {}
+        self.versions: dict[EngineId, int] = {}
+        """What the engines of the fleet hold."""
         self.lent: set[EngineId] = set()
+        self.leaving: set[tuple[EngineId, RequestId]] = set()
+        """What an engine of the fleet was told to stop or evict, and has not given back."""
         self.retiring: set[EngineId] = set()
 
     def note(self, event: EngineJoined | EngineLost | EngineRetired | ResponseEvicted) -> list[RequestId]:
@@ -34,12 +38,14 @@ class EngineModel:
         if isinstance(event, EngineJoined):
             self.loads[event.engine] = 0
             self.gpus[event.engine] = event.gpus
+            self.versions[event.engine] = event.policy_version
         return orphans
 
     def remove(self, engine: EngineId) -> list[RequestId]:
         if engine not in self.loads:
             return []
-        del self.loads[engine]
+        del self.loads[engine], self.versions[engine]
+        self.leaving = {(holder, request) for holder, request in self.leaving if holder != engine}
         self.fallen.add(engine)
         self.retiring.discard(engine)
         orphans = [request for request, holder in self.holders.items() if holder == engine]
@@ -63,6 +69,10 @@ class EngineModel:
 
     def forget_waiting(self, prompts: Collection[PromptId]) -> None:
         self.waiting = [request for request in self.waiting if request.prompt not in prompts]
+
+    def is_empty(self, engine: EngineId) -> bool:
+        """Whether nothing runs on an engine or is on its way from there."""
+        return not self.loads[engine] and engine not in {holder for holder, _ in self.leaving}
 
     def held_by(self, engine: EngineId) -> list[RequestId]:
         return [request for request, holder in self.holders.items() if holder == engine]

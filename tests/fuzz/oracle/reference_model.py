@@ -27,12 +27,14 @@ from rollpacker.core.commands import (
     MeasureProgress,
     RoundKind,
     ScoreResponse,
+    StreamGroups,
     UseParallelism,
 )
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
     EngineRetired,
+    EngineUpdated,
     Event,
     ProgressMeasured,
     PromptsDrawn,
@@ -100,7 +102,7 @@ class ReferenceModel:
         match event:
             case ResponseFinished() | RewardComputed() | ResponseEvicted() | ResponseAborted():
                 return self._is_late_about_request(event)
-            case EngineLost(engine=engine) | EngineRetired(engine=engine):
+            case EngineLost(engine=engine) | EngineRetired(engine=engine) | EngineUpdated(engine=engine):
                 return engine not in self.engines.loads
             case ProgressMeasured(round=number):
                 return not self.stream.is_measuring or self.round is None or number < self.round.round
@@ -124,6 +126,11 @@ class ReferenceModel:
             case ResponseAborted():
                 return True
 
+    def is_answer(self, event: Event) -> bool:
+        """Whether an engine gives back what it was told to stop or to evict: late perhaps, but it was waited for."""
+        is_of_engine = isinstance(event, ResponseFinished | ResponseAborted | ResponseEvicted)
+        return is_of_engine and (event.engine, event.request) in self.engines.leaving
+
     def _is_over(self, request: RequestId) -> bool:
         return self.round is None or request.round < self.round.round or request.prompt in self.decided
 
@@ -142,7 +149,9 @@ class ReferenceModel:
         if isinstance(event, RewardComputed):
             self.budget.note(event)
         if self.is_late(event):
-            assert commands == (), f"a late fact had consequences: {event} -> {commands}"
+            is_answer = self.is_answer(event)
+            beside = tuple(command for command in commands if not (is_answer and isinstance(command, StreamGroups)))
+            assert beside == (), f"a late fact had consequences: {event} -> {commands}"
         elif isinstance(event, EngineJoined | EngineLost | EngineRetired | ResponseEvicted):
             self.engines.waiting += self.engines.note(event)
             if self.engines.free():
@@ -151,6 +160,7 @@ class ReferenceModel:
             assert relaunched == due, "not exactly what was in flight was launched again"
         else:
             self._note_news(event, commands)
+        self._note_engine(event)
         for command in commands:
             if self.sampling and isinstance(command, FailRun):  # it counts what nobody could be told to launch
                 self.sampling.note_waiting(waiting)
@@ -160,13 +170,24 @@ class ReferenceModel:
             self.sampling.check(event)
         elif any(isinstance(command, BeginRound) for command in commands):
             self._check_begun()
-        self.stream.check_groups(commands)
+        self.stream.check_groups(self.round.round if self.round else None, commands)
         self._check_score_orders(event)
         self.stream.check_evictions(commands)
 
+    def _note_engine(self, event: Event) -> None:
+        """Note what an engine gave back, late or not, and which engines are not waited for any more."""
+        if isinstance(event, ResponseFinished | ResponseAborted | ResponseEvicted):
+            self.engines.leaving.discard((event.engine, event.request))
+        if isinstance(event, EngineJoined | EngineLost | EngineRetired):
+            self.stream.restart(event.engine)
+
     def _note_news(self, event: Event, commands: tuple[Command, ...]) -> None:
         match event:
+            case EngineUpdated(engine=engine, policy_version=version):
+                assert not self.engines.loads[engine], "an engine got new weights while it generated"
+                self.engines.versions[engine] = version
             case StepStarted(step=step, policy_version=version):
+                assert set(self.engines.versions.values()) <= {version}, "a step started with another policy version"
                 assert not self.engines.retiring, "a step started on engines of two degrees"
                 self.step, self.version = step, version
                 self.engines.lent.clear()
@@ -186,7 +207,9 @@ class ReferenceModel:
                 pass
 
     def _note_finish(self, event: ResponseFinished, commands: tuple[Command, ...]) -> None:
-        assert event.policy_version == self.version, "a finish of another policy version was taken"
+        assert {span.policy_version for span in event.spans} == {self.version}, (
+            "a finish of another policy version was taken"
+        )
         self.finished.add(event.request)
         self.stream.lengths.append(event.num_tokens)
         self.engines.release(event.request)
@@ -270,9 +293,11 @@ class ReferenceModel:
                 assert self.engines.holders.get(request) == engine
                 assert request.prompt in self.decided | self.placed, "a response that was still needed was aborted"
                 self.engines.release(request)
+                self.engines.leaving.add((engine, request))
             case Evict(engine=engine):
                 assert self.engines.holders.get(request) == engine
                 assert engine in self.engines.lent, "a request has to leave an engine that stays"
+                self.engines.leaving.add((engine, request))
             case ScoreResponse(case_limits_s=limits):
                 assert request in self.finished
                 assert request not in self.to_score

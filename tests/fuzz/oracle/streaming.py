@@ -28,6 +28,8 @@ class StreamModel:
         self.is_measuring = False
         self.last_tested = Fraction(0)
         self._has_lent = False
+        self._to_empty: list[EngineId] = []
+        """Lent engines from which requests have yet to come back."""
 
     def check_measurement(self, num_finished: int, num_launched: int, commands: tuple[Command, ...]) -> None:
         """A measurement is ordered at each point of the grid that the share of finishes reaches."""
@@ -109,14 +111,37 @@ class StreamModel:
         assert 0 < len(command.engines) <= len(self.engines.loads) // 2
         assert not self._has_lent, "a round lent engines twice"
         self._has_lent = True
+        self._to_empty = list(command.engines)
         self.engines.lent.update(command.engines)
         self.engines.fallen.update(command.engines)
 
-    def check_groups(self, commands: tuple[Command, ...]) -> None:
-        """Groups stream from the beginning of every round to a trainer that shares no GPU, and to no other."""
+    def check_groups(self, round_number: int | None, commands: tuple[Command, ...]) -> None:
+        """Groups stream from a round's beginning to a trainer that shares no GPU, else once what is lent is empty.
+
+        Args:
+            round_number: Of the open round; None between rounds.
+            commands: Of the last event.
+        """
         is_free = self._settings is not None and not self._settings.replicas
-        begun = [command.round for command in commands if isinstance(command, BeginRound) and is_free]
-        assert [command.round for command in commands if isinstance(command, StreamGroups)] == begun
+        expected = [StreamGroups(round=command.round) for command in commands if isinstance(command, BeginRound)]
+        if not is_free:
+            expected = []
+        if round_number is None:
+            self._to_empty = []
+        self._to_empty = [engine for engine in self._to_empty if engine in self.engines.loads]
+        if self._to_empty and all(map(self.engines.is_empty, self._to_empty)):
+            num_gpus = len([gpu for engine in self._to_empty for gpu in self.engines.gpus[engine]])
+            expected.append(
+                StreamGroups(round=round_number or 0, engines=tuple(self._to_empty), groups_per_call=num_gpus)
+            )
+            self._to_empty = []
+        assert [command for command in commands if isinstance(command, StreamGroups)] == expected, (
+            "groups stream too early, too late, or elsewhere"
+        )
+
+    def restart(self, engine: EngineId) -> None:
+        """Wait no more for a lent engine that is lost, or has started again."""
+        self._to_empty = [each for each in self._to_empty if each != engine]
 
     def check_evictions(self, commands: tuple[Command, ...]) -> None:
         """What runs on an engine is told to leave as it is lent."""

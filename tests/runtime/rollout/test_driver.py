@@ -8,7 +8,7 @@ import pytest
 
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.errors import DeadlineExceeded, EngineFailed, RollpackerError
-from rollpacker.core.ids import PromptId
+from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.core.settings import ParallelismSettings, StreamSettings
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.runtime.rollout.requests import sample_seed
@@ -131,8 +131,8 @@ async def test_every_sample_has_a_seed_of_its_own_that_depends_on_its_names_only
     seeds = {request: sent.seed for engine in engines for request, sent in engine.requests.items()}
     assert len(set(seeds.values())) == 8
     for request, seed in seeds.items():
-        assert seed == sample_seed(7, 0, request.prompt, request.sample)
-    assert sample_seed(7, 0, PromptId(0, "a"), 0) == 4633935478271565051
+        assert seed == sample_seed(7, request)
+    assert sample_seed(7, RequestId(0, PromptId(0, "a"), 0)) == 4633935478271565051
 
 
 async def test_lent_engines_sleep_once_their_requests_went_on_elsewhere_and_wake_with_the_next_weights(tmp_path):

@@ -92,7 +92,7 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
     trainer, learner = learning
     batch = Batch()
     batch.accepted[PROMPTS[4]] = (0, 1)
-    learner.stream(batch, frozenset({0, 1}))
+    learner.stream(batch, frozenset({0, 1}), 2)
     await turns()
     batch.accepted |= dict.fromkeys(PROMPTS[:3], (0, 1))
     learner.group_accepted()
@@ -114,7 +114,7 @@ async def test_accepted_groups_stream_to_the_lent_gpus_and_the_rest_goes_to_all(
 async def test_a_trainer_with_gpus_of_its_own_takes_all_that_is_there_at_once_and_is_not_woken(learning):
     trainer, learner = learning
     batch = Batch()
-    learner.stream(batch, None)
+    learner.stream(batch, None, None)
     await turns()
     batch.accepted |= dict.fromkeys(PROMPTS[1:5], (0, 1))
     learner.group_accepted()
@@ -130,7 +130,7 @@ async def test_a_stream_that_is_to_end_finishes_its_call_and_begins_no_other(lea
     trainer, learner = learning
     batch = Batch()
     batch.accepted |= dict.fromkeys(PROMPTS[:4], (0, 1))
-    learner.stream(batch, frozenset({0}))
+    learner.stream(batch, frozenset({0}), 1)
     await trainer.is_accumulating.wait()
     await learner.end_streaming()
     await turns()
@@ -145,7 +145,7 @@ async def test_what_the_trainer_refuses_while_it_streams_ends_the_step(learning)
     trainer.error = ForeignVersion("tokens of another version")
     batch = Batch()
     batch.accepted[PROMPTS[0]] = (0, 1)
-    learner.stream(batch, frozenset({0}))
+    learner.stream(batch, frozenset({0}), 1)
     await turns()
     assert trainer.told == [trainer.error]  # at once, while the rollout still runs
     batch.order = tuple(PROMPTS)
@@ -156,16 +156,16 @@ async def test_what_the_trainer_refuses_while_it_streams_ends_the_step(learning)
 async def test_gpus_that_come_when_the_round_is_over_or_none_at_all_start_no_stream(learning):
     trainer, learner = learning
     batch = Batch()
-    learner.stream(batch, frozenset())
+    learner.stream(batch, frozenset(), 1)
     batch.order = tuple(PROMPTS)
-    learner.stream(batch, frozenset({0}))
+    learner.stream(batch, frozenset({0}), 1)
     await turns()
     assert trainer.calls == []
 
 
 async def test_a_stream_that_nobody_finishes_ends_with_the_run(learning):
     _, learner = learning
-    learner.stream(Batch(), frozenset({0}))
+    learner.stream(Batch(), frozenset({0}), 1)
     await turns()
     await learner.close()
     assert len(asyncio.all_tasks()) == 1

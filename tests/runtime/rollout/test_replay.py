@@ -14,6 +14,7 @@ from rollpacker.core.commands import Abort, BeginRound, DrawPrompts, EndRound, L
 from rollpacker.core.errors import DataError, ReplayDiverged
 from rollpacker.core.events import (
     EngineJoined,
+    EngineUpdated,
     Event,
     PromptsDrawn,
     ResponseAborted,
@@ -21,7 +22,7 @@ from rollpacker.core.events import (
     RewardComputed,
     StepStarted,
 )
-from rollpacker.core.ids import Domain, EngineId, PromptId
+from rollpacker.core.ids import Domain, EngineId, PromptId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path, read_event_log
@@ -59,10 +60,14 @@ class LoggedRun:
         self.log = EventLogWriter(attempt_path(self.run_dir, self.num_attempts), SETTINGS, snapshot)
         self.num_attempts += 1
         self.now = 0.0
-        self.facts: list[Event] = [EngineJoined(engine=EngineId(f"engine-{n}")) for n in range(2)]
+        self.facts: list[Event] = [
+            EngineJoined(engine=EngineId(f"engine-{n}"), policy_version=self.next_step) for n in range(2)
+        ]
         while self.facts:
             self.tell(self.facts.pop(0))
         for _ in range(num_steps):
+            for engine in self.scheduler.engines:
+                self.tell(EngineUpdated(engine=engine, policy_version=self.next_step))
             self.facts = [StepStarted(step=self.next_step, policy_version=self.next_step)]
             while self.facts:
                 self.tell(self.facts.pop(self.random.randrange(len(self.facts))))
@@ -87,8 +92,8 @@ class LoggedRun:
                         ResponseFinished(
                             request=command.request,
                             engine=command.engine,
-                            num_tokens=self.random.randrange(1, 99),
-                            policy_version=self.next_step,
+                            num_tokens=9,
+                            spans=(VersionSpan(self.next_step, 9),),
                         )
                     )
                 case Abort():
@@ -164,7 +169,8 @@ def test_a_missing_command_is_found(run_dir: Path) -> None:
 
 def test_a_changed_event_is_found(run_dir: Path) -> None:
     path = attempt_path(run_dir, 0)
-    rewrite(path, 0, {"event": {"type": "EngineJoined", "engine": "engine-9", "gpus": []}})
+    joined = {"type": "EngineJoined", "engine": "engine-9", "policy_version": 0, "gpus": [], "kv_tokens": 0}
+    rewrite(path, 0, {"event": joined})
     with pytest.raises(ReplayDiverged, match="attempt-000"):
         replay(run_dir)
 

@@ -17,7 +17,7 @@ import torch
 
 from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.core.errors import RollpackerError
-from rollpacker.protocols.rollout import VersionSpan
+from rollpacker.core.ids import VersionSpan
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.grpo import GrpoTrainer
 from rollpacker.trainers.microbatches import Sample, pack

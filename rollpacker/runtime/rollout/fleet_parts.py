@@ -1,0 +1,42 @@
+"""What the driver is given of engines: those of every degree, and how others are started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.backend import DeadlineSection
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.core.ids import EngineId
+from rollpacker.protocols.backend import Fleet, Rebuild, ReplaceEngine, Workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetParts:
+    """The engines of a run, and how they are replaced."""
+
+    fleets: Mapping[int, Fleet]
+    """By tensor-parallel degree; the first one is in use, unless a checkpoint says otherwise."""
+    replace_engine: ReplaceEngine | None
+    rebuild: Rebuild | None = None
+    asleep: Collection[EngineId] = ()
+    """Engines whose GPUs are the trainer's at first."""
+    engine: EngineSection
+    deadlines: DeadlineSection
+    straggler_s: float
+    """How long new weights wait for an engine that is being served the ones before."""
+
+    @classmethod
+    def of(cls, workers: Workers, config: RunConfig) -> Self:
+        """Take them from what a backend provides."""
+        return cls(
+            fleets=workers.fleets,
+            replace_engine=workers.replace_engine,
+            rebuild=workers.rebuild,
+            asleep=workers.colocated_engines,
+            engine=config.engine,
+            deadlines=config.backend.deadlines,
+            straggler_s=config.weight_sync.timeout_s,
+        )

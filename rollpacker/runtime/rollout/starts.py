@@ -1,0 +1,110 @@
+"""Starts of actors in the slots of those that were lost, beside the run's other work: engines and judges.
+
+Whether, when and under which name an actor starts is decided in `rollpacker.core.restarts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from rollpacker.core.errors import EngineFailed, InternalError, RollpackerError
+from rollpacker.core.ids import EngineId
+from rollpacker.core.restarts import Restarts
+
+Answer = TypeVar("Answer")
+
+StartActor = Callable[[EngineId, EngineId], Awaitable[None]]
+"""Given the slot and the name of the actor that is to take it: starts it, within a deadline of its own."""
+
+
+class Starts:
+    """The starts that are under way.
+
+    Args:
+        start: Starts an actor; None where none can be started, and none ever is.
+        on_started: Told of an actor that has started.
+        on_failed: Told of an actor that has not, and why.
+        on_error: Told of an error that is no actor's failure.
+    """
+
+    def __init__(
+        self,
+        start: StartActor | None,
+        *,
+        on_started: Callable[[EngineId], None],
+        on_failed: Callable[[EngineId, RollpackerError], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._start = start
+        self._on_started = on_started
+        self._on_failed = on_failed
+        self._on_error = on_error
+        self._under_way: dict[EngineId, asyncio.Task[None]] = {}
+        self._called_off: list[asyncio.Task[None]] = []
+
+    def begin(self, slot: EngineId, name: EngineId) -> None:
+        """Start an actor in a slot."""
+        self._under_way[name] = asyncio.create_task(self._run(slot, name), name=f"replacement of {slot}")
+
+    def call_off(self, name: EngineId) -> None:
+        """Give up a start; `settle` waits for its end."""
+        task = self._under_way.pop(name, None)
+        if task is not None:
+            task.cancel()
+            self._called_off.append(task)
+
+    async def settle(self) -> None:
+        """Wait until the starts that were called off have ended."""
+        called_off, self._called_off = self._called_off, []
+        await asyncio.gather(*called_off, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        for name in list(self._under_way):
+            self.call_off(name)
+        await self.settle()
+
+    async def _run(self, slot: EngineId, name: EngineId) -> None:
+        assert self._start is not None
+        try:
+            await self._start(slot, name)
+        except InternalError as error:
+            self._on_error(error)
+        except RollpackerError as error:
+            self._under_way.pop(name, None)
+            self._on_failed(name, error)
+        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
+            self._on_error(error)
+        else:
+            self._under_way.pop(name, None)
+            self._on_started(name)
+
+
+def what_follows(restarts: Restarts, actor: EngineId, *, setting: str, max_restarts: int | None) -> str:
+    """Say what follows the loss of an actor.
+
+    Args:
+        restarts: As they stand after the loss.
+        actor: That was lost, or did not start.
+        setting: The key of `max_restarts`.
+        max_restarts: None where actors cannot be replaced.
+    """
+    if max_restarts is None:
+        return "It cannot be replaced."
+    following = restarts.next_restart(actor)
+    if following is None:
+        return f"It is not replaced: {setting}={max_restarts}."
+    return f"{following.successor} is to take its place: restart {following.number} of {max_restarts}."
+
+
+async def within_or_failed(deadline_s: float, what: str, answer: Awaitable[Answer]) -> Answer:
+    """Await an answer for at most so long; raises `EngineFailed`, because one slow actor is no reason to end a run."""
+    try:
+        async with asyncio.timeout(deadline_s) as scope:
+            return await answer
+    except TimeoutError:
+        if not scope.expired():
+            raise
+    raise EngineFailed(f"Waited {deadline_s:g} s for {what}, in vain.", "Deadlines are set under backend.deadlines.")
