@@ -1,7 +1,7 @@
 """What an LLM judge asks of a model: how likely certain tokens come next.
 
 A verdict is one token (facts/rollpacker.md, section 3), so nothing is generated: one forward pass over each prompt, and
-of its last position the few numbers that somebody asked for.
+of its last position the few numbers that were asked for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JudgeModel(Protocol):
         """Take it again; the weights are the same as before."""
 
     async def describe_work(self) -> str:
-        """Say what it has done so far, for its log; empty if nobody counted."""
+        """Say what it has done so far, for its log; empty where it is not counted."""
 
     async def close(self) -> None:
         """End everything; a call under way may fail."""

@@ -9,7 +9,7 @@ import pytest
 from rollpacker.core.commands import Launch
 from rollpacker.core.events import EngineLost
 from rollpacker.data.order import PromptOrder
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.rollout.driver import Driver
 from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.learning import Learner

@@ -1,4 +1,4 @@
-"""A trainer of several ranks brings its policy to real engines; those that fail are lost and not waited for."""
+"""A trainer of several ranks sends its policy to real engines; those that fail are lost and not awaited."""
 
 from __future__ import annotations
 
