@@ -1,4 +1,4 @@
-# What a newcomer types. Everything lands in this folder: .venv/ (the environment) and runs/demo/ (what the demo makes).
+# The targets of a checkout. Everything is written to this folder: .venv/ (the environment) and runs/demo/ (what the demo makes).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,11 +9,11 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := rollpacker analysis slurm tests
-# Beside each other, of whatever size the machine is: one mostly waits for Slurm, the other one computes.
+# On machines of every size: one process mostly waits for Slurm, the other one computes.
 TEST_PROCESSES ?= 2
 
-# Python writes down what it has compiled, also where that is switched off: every process of a run starts anew, and reads
-# torch in 2 s instead of 5, vLLM in 6 s instead of 18.
+# Python writes compiled files even where the environment disables that: each process of a run imports torch in 2 s
+# instead of 5, vLLM in 6 s instead of 18.
 export PYTHONDONTWRITEBYTECODE :=
 
 # More torch threads than cores make every test slower, and the tests start processes of their own.
@@ -48,7 +48,7 @@ lint: .venv/.test ## check style and formatting
 types: .venv/.test ## check types
 	$(BIN)/mypy
 
-imports: .venv/.test ## check who imports whom
+imports: .venv/.test ## check the import contracts
 	$(BIN)/lint-imports
 
 unit: .venv/.test slurm-for-tests ## run the tests
@@ -57,7 +57,7 @@ unit: .venv/.test slurm-for-tests ## run the tests
 slurm-for-tests:
 	@bash slurm/install_packages.sh || echo "The tests against a real Slurm say why they cannot run."
 
-format: .venv/.test ## rewrite the code in the house's format, and fix what can be fixed
+format: .venv/.test ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -68,7 +68,7 @@ clean: ## remove the environment, the demo's runs and all caches; other runs sta
 	rm -rf .venv runs/demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp is newer than everything that decides what is installed, so a second run installs nothing.
+# A stamp newer than all inputs of the installation: a second run installs nothing.
 .venv/.demo .venv/.test: .venv/.%: pyproject.toml .ci/constraints.txt .ci/install.sh
 	@PYTHON="$(PYTHON)" bash .ci/install.sh $*
 	@touch $@

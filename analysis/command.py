@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rollpacker.analysis import demo
-from rollpacker.analysis.bringing import bring
 from rollpacker.analysis.exhibit import ALL_SETUPS, TINY_SETUPS
 from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS
+from rollpacker.analysis.missing_runs import make_missing_runs
 from rollpacker.analysis.numbers import Standing
 from rollpacker.analysis.processes import end_like_ctrl_c
 from rollpacker.analysis.runs import PAPER_SETUP, Runs, find_runs, read_runs
@@ -82,7 +82,7 @@ class _Question:
 
     what: str
     backend: str | None
-    """None brings no missing run."""
+    """None makes no missing run."""
     scale: str | None
     """None takes each exhibit's own."""
     runs: Path
@@ -136,12 +136,12 @@ def _console() -> Terminal:
 
 
 def _answer(question: _Question) -> None:
-    """Bring what is missing, draw what there is, and end with an error when a run failed or a claim is lost."""
+    """Make what is missing, draw what there is, and end with an error when a run failed or a claim is lost."""
     console = _console()
     exhibits = _of_scale(_exhibits_named(question.what), question.scale, question.what)
     failures: dict[str, list[str]] = {}
     if question.backend:
-        failures = bring(
+        failures = make_missing_runs(
             exhibits,
             question.runs,
             backend=question.backend,

@@ -49,7 +49,7 @@ class Exhibit:
     title: str
     """A sentence without a full stop."""
     experiments: tuple[str, ...]
-    """Files of conf/experiment whose multiruns bring what it draws."""
+    """Files of conf/experiment whose multiruns it draws."""
     gather: Callable[[Runs], Numbers]
     """Compute the numbers; what is missing is said in them, and the rest is computed."""
     draw: Callable[[Numbers], Figure]

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def model(self) -> str:
-        """What the model is called; empty where nobody knows."""
+        """What the model is called; empty where it is not known."""
         section = self.config.get("model", {})
         return str(section.get("name") or Path(section.get("path") or "").name)
 
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def setup(self) -> str:
-        """The size of run that it is, as conf/setup names it; one that says none counts as the paper's."""
+        """The size of run that it is, as conf/setup names it; one without a name counts as the paper's."""
         return str(self.config.get("run", {}).get("setup") or PAPER_SETUP)
 
     @property
@@ -82,7 +82,7 @@ class Run:
         return int(self.config.get("rollout", {}).get("max_response_tokens", 0))
 
     @property
-    def idle_percent(self) -> float:
+    def bubble_percent(self) -> float:
         """Share of all decode slots in which no request ran, over all steps."""
         return self._percent("decode_slot_steps_idle", "decode_slot_steps_idle", "decode_slot_steps_busy")
 

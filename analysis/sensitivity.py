@@ -30,8 +30,8 @@ SPEEDUP, SHARES, TIMES = "speedup over plain batches (x)", "shares (%)", "rollou
 _SERIES: Final = {
     SPEEDUP: {"step": SYSTEM_COLORS["rollpacker"], "rollout": OTHER_COLORS[3]},
     SHARES: {
-        "idle slots, plain": SYSTEM_COLORS["verl"],
-        "idle slots, tail": SYSTEM_COLORS["rollpacker"],
+        "bubble ratio, plain": SYSTEM_COLORS["verl"],
+        "bubble ratio, tail": SYSTEM_COLORS["rollpacker"],
         "tokens wasted, tail": OTHER_COLORS[1],
     },
     TIMES: {
@@ -57,8 +57,8 @@ def compare_variants(runs: Runs, studies: Mapping[float, str], **wanted: object)
         found: dict[str, dict[str, Iterable[Value]]] = {
             SPEEDUP: {"step": speedups(plain, tail), "rollout": speedups(plain, tail, column="rollout_time_s")},
             SHARES: {
-                "idle slots, plain": [Value(run, run.idle_percent) for run in plain],
-                "idle slots, tail": [Value(run, run.idle_percent) for run in tail],
+                "bubble ratio, plain": [Value(run, run.bubble_percent) for run in plain],
+                "bubble ratio, tail": [Value(run, run.bubble_percent) for run in tail],
                 "tokens wasted, tail": [Value(run, run.wasted_percent) for run in tail],
             },
             TIMES: {

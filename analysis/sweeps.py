@@ -1,4 +1,4 @@
-"""Which runs an experiment has: what `rollpacker train` is told, and the points that come of it.
+"""Which runs an experiment has: the arguments of `rollpacker train`, and the points that come of it.
 
 Invariant: points of different experiments share a folder only if they are the same run, so no run is made twice. The
 folder names setup, study, model, engines, batch, workload, system and seed; an experiment that varies anything else
@@ -52,7 +52,7 @@ class Asked:
 
 
 def words_of(experiment: str, asked: Asked) -> list[str]:
-    """What `rollpacker train` is told to run an experiment; given again, it goes on where it was stopped."""
+    """The arguments of `rollpacker train` that run an experiment; given again, they resume it."""
     place = _MODELLED_PLACE if asked.backend == "sim" else _REAL_PLACE
     return [
         "-m",
@@ -68,7 +68,7 @@ def words_of(experiment: str, asked: Asked) -> list[str]:
 
 
 def points_of(experiment: str, asked: Asked) -> tuple[RunConfig, ...]:
-    """Compose every run of an experiment, judged by the schema."""
+    """Compose every run of an experiment, validated by the schema."""
     return compose_sweep(words_of(experiment, asked)[1:]).configs
 
 

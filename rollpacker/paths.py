@@ -1,4 +1,4 @@
-"""What a path is on the disk: whether it is a file that can be read to its end, and where its links lead.
+"""Paths on the disk: whether one is a regular file, and where its links lead.
 
 A device or a pipe has no end: reading it would take all memory, or never return.
 """
@@ -22,19 +22,19 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What a path is, in words; `mode` is its `st_mode`."""
+    """The kind of a path as text; `mode` is its `st_mode`."""
     return _KINDS.get(stat.S_IFMT(mode), "a file")
 
 
 def special_kind(path: Path) -> str:
-    """What a path is that is neither a regular file nor a folder; empty where it is one, or does not exist.
+    """The kind of a path that is neither a regular file nor a folder; empty for these, and where it does not exist.
 
     What lies in /dev or /proc is this process's own, such as /dev/stdin: it is another file for another process.
     """
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
-        return ""  # whoever opens it says what is wrong
+        return ""  # opening it raises the reason
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         return kind_of(mode)
     written = os.path.abspath(path)  # noqa: PTH100  resolve() would follow /dev/stdin to what it is here
@@ -72,12 +72,12 @@ def refuse_special(path: Path) -> None:
 
 
 def real_path(path: Path) -> Path:
-    """Follow all links. Those that lead in a circle are left as they are, and whoever opens the path says so."""
+    """Follow all links. Links in a circle are kept, and opening the path raises the reason."""
     return Path(os.path.realpath(path))
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file cannot be read, in words for a person: without the error's class, its number and the path."""
+    """Why a file cannot be read, as text without the error's class, its number and the path."""
     match error:
         case OSError():
             return error.strerror or str(error)

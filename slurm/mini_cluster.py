@@ -1,4 +1,4 @@
-"""A real Slurm cluster on one machine, for tests and for trying out.
+"""A real Slurm cluster on one machine, for tests and experiments.
 
 slurmctld, one slurmd per node, munge and, where asked for, slurmdbd with MariaDB: all real, started by hand, without
 systemd and without touching a Slurm that the machine may already have. Each node has its own host name, /etc/hosts,
@@ -45,7 +45,7 @@ from slurm.mini_daemons import Daemon, DaemonError, FolderKeeper, Process, start
 from slurm.mini_machine import ClusterUnavailableError, environment_of, free_ports, require_available
 
 PREEMPTIBLE_PARTITIONS = {"REQUEUE": "low", "CANCEL": "lowcancel"}
-"""The partition whose jobs are preempted, by what is then done to them."""
+"""The partition of preemptible jobs, by what preemption does to them."""
 
 _START_TIMEOUT_S = 60
 """Of each daemon. All are ready within 3 s on an idle machine of two cores."""
@@ -59,7 +59,7 @@ class MiniCluster:
     def __init__(self, shape: ClusterShape | None = None) -> None:
         self.shape = shape or ClusterShape()
         self.environment: Mapping[str, str] = {}
-        """The environment in which Slurm's commands find this cluster, and nothing of another one."""
+        """The environment in which Slurm's commands find this cluster only."""
         self._services: list[Daemon] = []
         self._nodes: dict[str, Daemon] = {}
 
@@ -151,18 +151,18 @@ class MiniCluster:
         )
 
     def processes_on(self, node: str) -> list[Process]:
-        """List the processes of jobs on a node, which are all but Slurm's own, in the order parents before children."""
+        """List the processes of jobs on a node, which are all but Slurm's own, parents before children."""
         own = {"slurmd", "slurmstepd:"}
         return [
             process for process in self._nodes[node].descendants() if Path(process.command.split()[0]).name not in own
         ]
 
     def scratch(self, node: str) -> Path:
-        """Return what a node's tasks know as SLURM_TMPDIR: its own disk, as it were."""
+        """Return SLURM_TMPDIR of a node's tasks, in place of its own disk."""
         return self._layout.scratch(node)
 
     def kill_node(self, node: str) -> None:
-        """Let a node die at once, with all that runs on it. Slurm finds out by itself."""
+        """Kill a node at once, with all that runs on it. Slurm detects it by itself."""
         self._nodes.pop(node).kill()
 
     def start_node(self, node: str) -> None:
@@ -192,7 +192,7 @@ class MiniCluster:
         )
 
     def reset(self) -> None:
-        """Bring the cluster back to where it was when it started: no job, nothing that a job left, every node there."""
+        """Reset the cluster to its state at the start: no job, nothing that a job left, every node up."""
         self.run("scancel", "--user=root", "--state=PENDING")
         self.run("scancel", "--user=root", "--full", "--signal=KILL", check=False)
         self.run("scancel", "--user=root")
@@ -270,7 +270,7 @@ class MiniCluster:
         )
 
     def _start_accounting(self) -> None:
-        """Start the database without users, its only door being a socket in a folder of root's, and slurmdbd on it."""
+        """Start slurmdbd and its database, which has no users and is reached only by a socket in a folder of root."""
         layout = self._layout
         self._start_service(
             "mariadbd",
@@ -294,7 +294,7 @@ class MiniCluster:
         self._wait_for("sacctmgr", "--immediate", "add", "cluster", "mini")
 
     def _start_service(self, *command: str) -> None:
-        """Start a daemon that knows the cluster's names: slurmctld waits 10 s for those that nobody knows."""
+        """Start a daemon that knows the cluster's names: slurmctld waits 10 s for unknown ones."""
         name, layout = command[0], self._layout
         knowing_names = ["sh", "-c", f'mount --bind {layout.hosts} /etc/hosts && exec "$@"', name, *command]
         log = layout.logs / f"{name}.out"

@@ -1,4 +1,4 @@
-"""What a mini cluster is asked to be, and the files that tell Slurm so.
+"""The shape of a mini cluster, and Slurm's configuration files for it.
 
 Pure text: nothing here starts a process or looks at the machine. Every path lies below the cluster's own folder and
 every port is its own, so that clusters on one machine never meet. The settings that differ from a real cluster's are
@@ -20,11 +20,11 @@ class ClusterShape:
     nodes: int = 2
     """Named node1, node2, ...; node i has the address 127.0.0.(10+i)."""
     cpus: int = 8
-    """Of each node. Slurm believes it, whatever the machine has."""
+    """Of each node, whatever the machine has."""
     memory_mb: int = 16_000
-    """Of each node, believed as well."""
+    """Of each node, whatever the machine has."""
     gpus: int = 4
-    """Of each node: files that look like devices, which Slurm hands out by CUDA_VISIBLE_DEVICES."""
+    """Of each node: fake device files, which Slurm assigns by CUDA_VISIBLE_DEVICES."""
     accounting: bool = True
     """With slurmdbd and MariaDB, hence sacct. It takes a second more to start."""
     preempt_send_user_signal: bool = True
@@ -34,12 +34,13 @@ class ClusterShape:
     kill_wait_s: int = 5
     """From SIGTERM at the time limit, or at scancel, to SIGKILL."""
     node_timeout_s: int = 5
-    """A node silent for so long is lost. It is noticed after up to thrice as long, since a ping may take as long."""
+    """A node silent for so long is lost. It is noticed after up to three times as long, since a ping may take as
+    long."""
     short_max_time_minutes: int = 5
     """The longest time that the partition short allows."""
 
     def __post_init__(self) -> None:
-        """Refuse what no Slurm can be."""
+        """Refuse a shape that Slurm cannot have."""
         for name, least in (("nodes", 1), ("cpus", 1), ("memory_mb", 1), ("gpus", 0)):
             if getattr(self, name) < least:
                 raise ValueError(
@@ -83,7 +84,7 @@ class Layout:
 
     @property
     def private(self) -> Path:
-        """Only root may look in: the key, the database and its socket."""
+        """Readable by root only: the key, the database and its socket."""
         return self.root / "private"
 
     @property
@@ -101,7 +102,7 @@ class Layout:
         return self.root / "spool" / node
 
     def scratch(self, node: str) -> Path:
-        """The node's own disk, as it were. Ray's sockets in it may have 31 bytes for this path at most."""
+        """In place of the node's own disk. Ray's sockets in it may have 31 bytes for this path at most."""
         return self.root / node
 
     @property
@@ -110,7 +111,7 @@ class Layout:
 
 
 def slurm_conf(shape: ClusterShape, *, layout: Layout, ports: Ports, hostname: str) -> str:
-    """Render slurm.conf. `hostname` is the short name of this machine, which slurmctld insists on."""
+    """Render slurm.conf. `hostname` is the short name of this machine, which slurmctld requires."""
     return "\n".join(
         (
             _daemons(layout, ports, hostname),

@@ -20,11 +20,11 @@ _POLL_S = 0.05
 
 
 class DaemonError(RuntimeError):
-    """A daemon ended by itself, or did not do in time what it was started for."""
+    """A daemon ended by itself, or was not ready in time."""
 
 
 class Process(NamedTuple):
-    """One process, by this machine's pid, whatever its own namespace calls it."""
+    """One process, by this machine's pid, whatever its pid in its own namespace."""
 
     pid: int
     command: str
@@ -92,7 +92,7 @@ def bound(command: Sequence[str], *, own_host: bool = False) -> list[str]:
 
 
 class FolderKeeper:
-    """Removes a folder when told, or when this process has ended without telling."""
+    """Removes a folder on request, or when this process ends."""
 
     _SCRIPT = 'cat >/dev/null; for attempt in $(seq 100); do rm -rf "$0" && exit 0; sleep 0.1; done; exit 1'
     """Waits for the end of its input. Processes that are just being killed may still write, hence the attempts."""
@@ -123,7 +123,7 @@ def wait_until(is_true: Callable[[], bool], *, what: str, timeout_s: float, daem
 
 
 def _descendants(pid: int) -> list[Process]:
-    """List all that `pid` has begotten. The first process of a namespace adopts its orphans, so it misses none."""
+    """List all descendants of `pid`. The first process of a namespace adopts its orphans, so none is missed."""
     found: list[Process] = []
     for child in _children(pid):
         if command := _command(child):
@@ -140,7 +140,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _command(pid: int) -> str:
-    """Return the command line, empty for a process that has ended and only waits to be collected."""
+    """Return the command line, empty for a zombie."""
     return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
 
 

@@ -1,4 +1,4 @@
-"""What a mini cluster needs of its machine: programs, permissions, ports, an environment that knows no other Slurm."""
+"""The requirements of a mini cluster: programs, permissions, ports, and an environment without any other Slurm."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from slurm.mini_configuration import ClusterShape, Layout
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv", "unshare", "mount", "hostname")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb")
 _FIRST_PORT, _LAST_PORT = 10_000, 32_000
-"""Below the ports that Linux hands to outgoing connections, which could take one before its daemon does."""
+"""Below the ports that Linux gives to outgoing connections, which could take one before its daemon does."""
 
 
 class ClusterUnavailableError(RuntimeError):
@@ -29,7 +29,7 @@ def require_available(shape: ClusterShape) -> None:
     if os.geteuid() != 0:
         raise ClusterUnavailableError(
             f"This is user {os.geteuid()}. A mini cluster makes namespaces and device files, which only root may. "
-            "Run it as root, for example with sudo, or in a container that lets root make namespaces."
+            "Run it as root, for example with sudo, or in a container that allows root to make namespaces."
         )
     attempt = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "true"]
     if (refused := subprocess.run(attempt, capture_output=True, text=True, check=False)).returncode:
@@ -51,9 +51,9 @@ def environment_of(layout: Layout) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Choose ports on which nobody listens, by chance, so that clusters that start together choose different ones."""
+    """Choose free ports at random, so that clusters that start together choose different ones."""
     ports: list[int] = []
-    chance = random.SystemRandom()  # whoever seeds the other one, as tests do, gets the same ports again
+    chance = random.SystemRandom()  # tests seed the other generator, which would give the same ports again
     while len(ports) < count:
         port = chance.randint(_FIRST_PORT, _LAST_PORT)
         if port not in ports and _is_free(port):

@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 from rollpacker.analysis.calibration.reference import Row
 
-_STAGES = ("step", "rollout", "reward", "train", "weight_sync")
+_COLUMNS = {
+    "step": "step_time_s",
+    "rollout": "rollout_time_s",
+    "reward": "exposed_reward_time_s",
+    "train": "train_time_s",
+    "weight_sync": "weight_sync_time_s",
+    "preemptions": "num_preemptions",
+}
+"""Of `steps`, by the quantity of the reference."""
 
 _CLUSTERS = {
     "7B": ("experiment=e2e", "model=qwen2.5-7b"),
@@ -91,10 +99,7 @@ def run_setup(setup: Setup, extra: Sequence[str], folder: Path) -> Summary:
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     seconds = {
-        str(kind): {
-            **{stage: float(of_kind[f"{stage}_time_s"].mean()) for stage in _STAGES},
-            "preemptions": float(of_kind["num_preemptions"].mean()),
-        }
+        str(kind): {quantity: float(of_kind[column].mean()) for quantity, column in _COLUMNS.items()}
         for kind, of_kind in steps.groupby("round_kind")
     }
     return Summary(seconds, {str(kind): int(count) for kind, count in steps["round_kind"].value_counts().items()})

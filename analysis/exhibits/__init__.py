@@ -76,4 +76,4 @@ ARTIFACT: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "stream_trainer_table3": ("table3",),
     }
 )
-"""The experiments of the paper's artifact, by its names: the exhibits that each of them brings."""
+"""The experiments of the paper's artifact, by its names: the exhibits of each."""

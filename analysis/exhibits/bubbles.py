@@ -1,4 +1,4 @@
-"""Ours: how long engines stand idle and how many tokens are generated for nothing, per system and model."""
+"""Ours: the bubble ratio and the wasted tokens of each system and model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SYSTEMS = ("verl", "rlhfuse", "rollpacker")
 
 
 def gather(runs: Runs) -> Numbers:
-    """Shares over all steps: idle decode slots of all slots, and tokens wasted of those generated."""
+    """Over all steps: the bubble ratio, and the share of generated tokens that were wasted."""
     points = [
         Place(panel=f"{model}\n{title}", x=PAPER_LABELS[system], unit="%").ours(
             Value(run, getattr(run, share)) for run in runs.of(model=model, system=system, task="mix")
         )
-        for title, share in (("idle decode slots", "idle_percent"), ("tokens wasted", "wasted_percent"))
+        for title, share in (("bubble ratio", "bubble_percent"), ("tokens wasted", "wasted_percent"))
         for model in runs.models(*MODELS)
         for system in SYSTEMS
     ]
@@ -32,13 +32,13 @@ def gather(runs: Runs) -> Numbers:
 
 
 def draw(numbers: Numbers) -> Figure:
-    """A panel per model; idle slots above, waste below."""
+    """A panel per model; bubble ratios above, waste below."""
     return compare_bars(numbers, ylabel="share (%)", number="{:.0f}")
 
 
 EXHIBIT = Exhibit(
     name="bubbles",
-    title="Idle decode slots and wasted tokens of each system (ours)",
+    title="Bubble ratio and wasted tokens of each system (ours)",
     experiments=("e2e_performance",),
     gather=gather,
     draw=draw,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LONG_STEP_S = {"7B": 129.0, "14B": 302.0}
 """The printed step time of a long round, of which the figure gives shares."""
 
-STAGES = {"Sync.": "weight_sync", "Rollout": "rollout", "Reward": "reward", "Training": "train"}
+STAGES = {"Sync.": "weight_sync", "Rollout": "rollout", "Reward": "exposed_reward", "Training": "train"}
 
 SYSTEM = "tail-reward-planner"
 """The figure is of RollPacker, but its stages add up to the step as if no training overlapped the rollout."""

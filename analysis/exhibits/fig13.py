@@ -37,14 +37,14 @@ def gather(runs: Runs) -> Numbers:
     for model in runs.models("Qwen2.5-7B", "Qwen2.5-14B"):
         place = f"a: exposed reward, {model} (s)"
         overall = {label: runs.of(model=model, system=system, task="mix") for system, label in OVERALL.items()}
-        points += _rounds(place, overall, "reward_time_s")
+        points += _rounds(place, overall, "exposed_reward_time_s")
     judges = {label: runs.of(study=f"fig13-{variant}") for variant, label in JUDGES.items()}
     for name, (low, high) in LENGTHS.items():
         for label, found in judges.items():
             values = [Value(run, _judging_s(run, low, high)) for run in found]
             points.append(Place(panel="b: judge, by tokens (s)", x=f"{name},\n{label}", unit="s").ours(values))
     timeouts = {label: runs.of(study=f"fig13-{variant}") for variant, label in TIMEOUTS.items()}
-    for title, column in (("step", "step_time_s"), ("exposed reward", "reward_time_s")):
+    for title, column in (("step", "step_time_s"), ("exposed reward", "exposed_reward_time_s")):
         points += _rounds(f"c: {title}, code (s)", timeouts, column)
     return Numbers(points=comparing(points), missing=runs.missing)
 

@@ -1,7 +1,7 @@
 """Fig 14: more GPUs for the same batch, up to 128 of them.
 
 The paper's numbers of this figure are not at hand, nor whether its batch grows. Here it does not: the batch is the
-algorithm's, and whoever adds GPUs wants the same training sooner. `scaling` has what grows with the GPUs.
+algorithm's, and more GPUs are meant to give the same training sooner. `scaling` has what grows with the GPUs.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TASKS = {"Math": "math", "Code": "code", "LLM-as-a-Judge": "judge"}
 STAGES = {
     "Rollout": ("rollout_time_s",),
-    "Reward": ("reward_time_s",),
+    "Reward": ("exposed_reward_time_s",),
     "Training": ("train_time_s", "weight_sync_time_s"),
 }
 """The paper's stages add up to the step, so the weight sync is counted with training."""

@@ -1,6 +1,6 @@
 """Table 4: what the paper shows in it is not known to us, and the artifact has no experiment for it.
 
-It stands in the list so that nobody looks for it in vain; nothing is drawn.
+It stands in the list so that a search for it has an answer; nothing is drawn.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What would happen if: many modelled runs around one question, and what follows from them.
+"""`rollpacker plan`: a sweep of modelled runs around one question, and the advice that follows from it.
 
-Everything here is computed by the modelled cluster; nothing is measured, and every row says so. A run is the real
-pipeline in virtual time, so what a policy would save is decided by the machines that would decide it on the cluster.
+All numbers come from the modelled cluster and are marked as modelled. A run is the real pipeline in virtual time: the
+scheduler of the model is the one of the cluster.
 """

@@ -1,7 +1,7 @@
-"""What follows from the outcomes: means and spreads, whether tail batching pays, and what to ask the cluster for.
+"""Advice from the outcomes: means and spreads, whether tail batching pays, and what to ask the cluster for.
 
 Pure functions of outcomes. Speedups are paired: a seed's plain run against the same seed's run of the other system,
-which work on the same prompts. Nothing is called a gain that is not larger than its spread over seeds.
+with the same prompts. A gain counts only when it is larger than its spread over seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DOUBLE_PAYS = 0.6
 counts."""
 
 FULL_KV = 0.9
-"""Of a KV cache in use at its peak; from here on memory is said to be tight."""
+"""Of a KV cache in use at its peak; from here on memory is tight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ Verdict = Literal["pays", "within the spread", "loses"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do, each with its reason in a sentence."""
+    """The advice, each part with its reason in a sentence."""
 
     verdict: Verdict
     summary: str
@@ -268,7 +268,7 @@ def _why_degree(chosen: Summary, here: Sequence[Summary]) -> str:
 
 
 def _against(others: Sequence[Summary], chosen: Summary) -> Iterator[str]:
-    """What speaks against the other degrees: memory one by one, time together."""
+    """Why the other degrees are worse: short memory one by one, time together."""
     short = [each for each in others if each.preemptions > max(1.0, 2 * chosen.preemptions)]
     for each in short:
         yield (
@@ -288,7 +288,7 @@ def _degrees(summaries: Sequence[Summary]) -> str:
 
 
 def _why_gpus(chosen: Summary, alike: Sequence[Summary]) -> tuple[int, str]:
-    """Judge half and twice the GPUs."""
+    """Compare with half and twice the GPUs."""
     num_gpus = chosen.setting.num_gpus
     times = {
         each.setting.num_gpus: each.step_time_s.mean / chosen.step_time_s.mean

@@ -1,6 +1,6 @@
-"""What a plan found: step time by system and speculation factor with its spread, and the lengths behind it.
+"""The figure of a plan: step time by system and speculation factor with its spread, and the response lengths.
 
-Everything in the figure is modelled, and the figure says so.
+All numbers are modelled, and the figure is marked so.
 """
 
 from __future__ import annotations

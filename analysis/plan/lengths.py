@@ -1,4 +1,4 @@
-"""What is known of the response lengths behind a plan, and a sample of them as the modelled runs draw them."""
+"""The response lengths of a plan: their source, and a sample as the modelled runs draw it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 NUM_DRAWN = 6000
 """Per domain: a quantile of 99 % then has a standard error of 0.13 percentage points."""
 
-NOBODYS_SAMPLE = 1 << 30
-"""From here on no recorded run has samples, so what is drawn is new."""
+FIRST_UNUSED_SAMPLE = 1 << 30
+"""From here on no recorded run has samples, so all draws are new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFacts:
-    """Where lengths come from, and what that leaves open."""
+    """The source of the lengths, and its limits."""
 
     source: str
     num_samples: int | None
@@ -80,7 +80,7 @@ def _draw(workload: Workload, limit: int) -> dict[str, list[int]]:
         drawn[domain] = [
             workload.length_of(
                 GenerationRequest(
-                    request=RequestId(0, PromptId(0, key), NOBODYS_SAMPLE + number),
+                    request=RequestId(0, PromptId(0, key), FIRST_UNUSED_SAMPLE + number),
                     prompt_token_ids=workload.prompts[key].token_ids,
                     seed=chance.getrandbits(63),
                     max_response_tokens=limit,

@@ -1,4 +1,4 @@
-"""What `rollpacker plan` shows: tables of modelled runs, a suggestion, and how sure it is."""
+"""The output of `rollpacker plan`: tables of modelled runs, a suggestion, and its uncertainty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From coarse to fine: which trials answer the question, stage by stage, each stage built on what the last one found.
+"""The search, from coarse to fine: stages of trials, each chosen by the outcomes of the stage before.
 
     degrees   every system at each degree of tensor parallelism that fits, the largest first, one seed
     eta       systems that race at the other speculation factors, at their best degree, one seed
@@ -6,8 +6,8 @@
     seeds     the best degree of each system with every factor, further seeds: mean and spread
     rho       the same two, at other correlations of the lengths within a prompt, one seed
 
-So a few dozen runs stand for a grid of hundreds. What was not tried: degrees and factors off the best ones.
-The search is deterministic: it sends trials, receives outcomes, and has no clock; who runs it may stop it early.
+So a few dozen runs stand for a grid of hundreds. Degrees and factors away from the best ones are not tried.
+The search is deterministic: it sends trials, receives outcomes, and has no clock; its caller may stop it early.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A question's settings and trials: which systems, degrees and GPUs are compared, and the run that tries one of them.
+"""The settings and trials of a plan: which systems, degrees and GPUs are compared, and the configuration of each run.
 
 Invariant: a trial is a function of its configuration; two processes that try it get the same outcome.
 """
@@ -67,7 +67,7 @@ class Trial:
 
 
 def changed(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
-    """A configuration with other values under some dotted keys, judged anew.
+    """A configuration with other values of some dotted keys, validated again.
 
     Raises:
         pydantic.ValidationError: The values do not go together.
@@ -123,7 +123,7 @@ def steps_of(config: RunConfig, eta: float | None) -> int:
 
 
 def trainer_degrees(config: RunConfig) -> dict[str, object]:
-    """How GPUs share the trainer's model when nobody says: tensor parallelism until weights and gradients fit."""
+    """The default sharding of the trainer: tensor parallelism until weights and gradients fit."""
     assert config.hardware is not None
     num_bytes = transformer_of(config.model).num_parameters * TRAINED_BYTES_PER_PARAMETER
     room = TRAINED_MEMORY_SHARE * config.hardware.memory_gb * 1e9
@@ -143,7 +143,7 @@ class Fit:
 
 
 def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> Fit:
-    """Tell the degrees of tensor parallelism that hold the model and one sequence of full length from the others.
+    """Find the degrees of tensor parallelism whose engines hold the model and one sequence of full length.
 
     Raises:
         UserError: A file that the configuration names cannot be read: no degree would change that.
@@ -176,12 +176,12 @@ def possible_degrees(base: RunConfig, num_gpus: int) -> tuple[int, ...]:
 
 
 def cluster_of(config: RunConfig) -> ModelledCluster:
-    """What the run would stand on."""
+    """The modelled cluster of a run."""
     return ModelledRunFacts(config).cluster()
 
 
 def check_gpus(base: RunConfig, num_gpus: int) -> None:
-    """Refuse GPUs that the trainer's replicas do not fill."""
+    """Raise where the trainer's replicas do not fill the GPUs."""
     trainer = base.trainer
     num_sharing = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
     if num_gpus % num_sharing:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from rollpacker.cli.command_help import CommandHelp
     from rollpacker.cli.main import Command
 
+MOST_NOTE_LINES = 40
+"""Of an option's notes in the text of a command; longer ones are a topic of their own."""
+
 _LAUNCHER = "hydra.launcher"
 _LAUNCHER_DOC = "A multirun's points as Slurm jobs (hydra/launcher=slurm); `cluster` says what each asks for"
 _OPTIONS_OF_ALL = [("-h, --help", "This text; with a SECTION, KEY, GROUP or /WORD, the text on that.")]
@@ -88,7 +91,7 @@ def show_command(command: Command, topics: Sequence[str], commands: Iterable[Com
         entries = [entry for group in groups(root).values() for entry in _option_entries(group)]
         _print_section("Groups (each option sets several keys)", entries)
         for group in groups(root).values():
-            _print_notes(group)
+            _print_notes(group, most_lines=MOST_NOTE_LINES)
         for section, keys in _sections(root).items():
             _print_keys(root, section, keys)
 
@@ -230,22 +233,25 @@ def _option_entry(group: Group, option: str) -> RenderableType:
     return Lines(name, _indented(Text(option_summary(group.name, option))))
 
 
-def _print_notes(group: Group) -> None:
+def _print_notes(group: Group, most_lines: int | None = None) -> None:
     for option in group.options:
-        if notes := option_notes(group.name, option):
-            _print_section(f"{group.name}={option}", _paragraphs(notes))
+        notes, name = option_notes(group.name, option), f"{group.name}={option}"
+        if most_lines is not None and len(notes.splitlines()) > most_lines:
+            _print_section(name, [Text(f"`rollpacker help {name}` has notes on it.")])
+        elif notes:
+            _print_section(name, _paragraphs(notes))
 
 
 def _paragraphs(notes: str) -> list[RenderableType | str]:
-    """Join the lines of prose, so that it wraps at the width at hand, and keep lines that are to be copied."""
+    """Join the lines of each paragraph and item, so that they wrap at the width at hand; keep examples and tables."""
     blocks: list[RenderableType | str] = []
     prose: list[str] = []
     for line in [*notes.splitlines(), ""]:
-        is_copied = line.startswith(("{", "'", "json."))
-        if prose and (is_copied or not line):
+        is_kept = line.startswith(("{", "'", "json.")) or "   " in line
+        if prose and (is_kept or not line or line.startswith("* ")):
             blocks.append(Text(" ".join(prose)))
             prose.clear()
-        if is_copied or not line:
+        if is_kept or not line:
             blocks.append(line)
         else:
             prose.append(line)

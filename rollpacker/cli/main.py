@@ -32,95 +32,46 @@ _SHOWN_OF_PATH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One verb of the command line. Its module is loaded only when it runs."""
+    """One command of the command line."""
 
     name: str
     summary: str
-    module: str
-    """Has `run(arguments: Arguments) -> None` and `HELP: CommandHelp`."""
-    can_sweep: bool
+
+    @property
+    def module(self) -> str:
+        """Loaded only when it runs; has `run(arguments: Arguments) -> None` and `HELP: CommandHelp`."""
+        return _MODULES.get(self.name, f"rollpacker.cli.{self.name}")
+
+    @property
+    def can_sweep(self) -> bool:
+        """Whether it takes several points (-m)."""
+        return self.name in {"train", "check"}
 
 
-COMMANDS = (
-    Command(
-        name="train",
-        summary="Train a model by reinforcement learning, once or once per value of a sweep (-m).",
-        module="rollpacker.cli.train",
-        can_sweep=True,
-    ),
-    Command(
-        name="check",
-        summary="Print what `train` would do with the same arguments, and start nothing.",
-        module="rollpacker.cli.check",
-        can_sweep=True,
-    ),
-    Command(
-        name="jobs",
-        summary="Show which runs run, wait, failed or were requeued, their steps, and why they stopped.",
-        module="rollpacker.cli.jobs",
-        can_sweep=False,
-    ),
-    Command(
-        name="doctor",
-        summary="Check this machine, its Slurm and its files for what would stop a run, with a remedy for each.",
-        module="rollpacker.cli.doctor",
-        can_sweep=False,
-    ),
-    Command(
-        name="plan",
-        summary="Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
-        module="rollpacker.analysis.plan.command",
-        can_sweep=False,
-    ),
-    Command(
-        name="profile",
-        summary="Measure this machine's engines, trainer and transfers, for the modelled cluster.",
-        module="rollpacker.cli.profile",
-        can_sweep=False,
-    ),
-    Command(
-        name="calibrate",
-        summary="Fit the modelled cluster to the paper's numbers, and say how far off each one still is.",
-        module="rollpacker.analysis.calibration.command",
-        can_sweep=False,
-    ),
-    Command(
-        name="score",
-        summary="Score given responses with a reward, to try it on your data before you train on it.",
-        module="rollpacker.cli.score",
-        can_sweep=False,
-    ),
-    Command(
-        name="replay",
-        summary="Feed a run's event log into fresh schedulers and verify that they decide the same.",
-        module="rollpacker.cli.replay",
-        can_sweep=False,
-    ),
-    Command(
-        name="report",
-        summary="Write one HTML page about a run: where the time went, and what waited for what.",
-        module="rollpacker.cli.report",
-        can_sweep=False,
-    ),
-    Command(
-        name="trace",
-        summary="Write what every actor of a run did, and when, as a trace for ui.perfetto.dev.",
-        module="rollpacker.cli.trace",
-        can_sweep=False,
-    ),
-    Command(
-        name="analysis",
-        summary="Draw the paper's tables and figures from runs, and model the runs that are missing.",
-        module="rollpacker.analysis.command",
-        can_sweep=False,
-    ),
-    Command(
-        name="demo",
-        summary="Train a small model on this machine under plain and tail batching, and compare the two.",
-        module="rollpacker.cli.demo",
-        can_sweep=False,
-    ),
-)
+_MODULES = {
+    "plan": "rollpacker.analysis.plan.command",
+    "calibrate": "rollpacker.analysis.calibration.command",
+    "analysis": "rollpacker.analysis.command",
+}
+"""Of the commands that are not in this package."""
+
+_SUMMARIES = {
+    "train": "Train a model by reinforcement learning, once or once per value of a sweep (-m).",
+    "check": "Print what `train` would do with the same arguments, and start nothing.",
+    "jobs": "Show which runs run, wait, failed or were requeued, their steps, and why they stopped.",
+    "doctor": "Check this machine, its Slurm and its files for what would stop a run, with a remedy for each.",
+    "plan": "Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
+    "profile": "Measure this machine's engines, trainer and transfers, for the modelled cluster.",
+    "calibrate": "Fit the modelled cluster to the paper's numbers, and print the remaining error of each.",
+    "score": "Score given responses with a reward, to try it on your data before you train on it.",
+    "replay": "Feed a run's event log into fresh schedulers and verify that they decide the same.",
+    "report": "Write one HTML page about a run: where the time went, and what waited for what.",
+    "trace": "Write what every actor of a run did, and when, as a trace for ui.perfetto.dev.",
+    "analysis": "Draw the paper's tables and figures from runs, and model the runs that are missing.",
+    "demo": "Train a small model on this machine under plain and tail batching, and compare the two.",
+}
+
+COMMANDS = tuple(Command(name=name, summary=summary) for name, summary in _SUMMARIES.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,16 +134,15 @@ def _dispatch(argv: Sequence[str]) -> None:
 
 
 def _find(name: str) -> Command:
-    for command in COMMANDS:
-        if command.name == name:
-            return command
+    named = {command.name: command for command in COMMANDS}
+    if name in named:
+        return named[name]
     from rollpacker.config.keys import nearest
 
-    names = [command.name for command in COMMANDS]
-    close = nearest(name, names)
+    close = nearest(name, named)
     raise ConfigError(
         f"`{name}` is not a command.",
-        f"The commands are {', '.join(names)}.",
+        f"The commands are {', '.join(named)}.",
         f"Write rollpacker {close[0]} ..." if close else "`rollpacker --help` says what each does.",
     )
 

@@ -117,7 +117,7 @@ def _measure(config: RunConfig) -> Profile:
                 facts,
                 kv_bytes_per_token=model.kv_bytes_per_token,
                 logs=logs,
-                on_progress=progress.advance,
+                on_progress=progress.points,
                 on_note=progress.note,
             )
 

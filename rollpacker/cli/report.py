@@ -43,11 +43,11 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream, open_output
     from rollpacker.report.page import render
-    from rollpacker.report.story import tell
+    from rollpacker.report.story import read_story
     from rollpacker.report.words import plural
 
     check_output(out)
-    stories = [tell(run_dir, step) for run_dir in runs]
+    stories = [read_story(run_dir, step) for run_dir in runs]
     with open_output(out) as file:
         file.write(render(stories).encode())
     console = output(beside=out)
@@ -56,7 +56,7 @@ def run(arguments: Arguments) -> None:
         mean_s = story.total_s / len(story.steps)
         console.print(
             f"{story.tables.run_dir}: {plural(len(story.steps), 'step')} ({kind}), {mean_s:.3g} s per step, "
-            f"{story.bubble_ratio:.0%} of the decode slots idle.",
+            f"bubble ratio {story.bubble_ratio:.0%}.",
             soft_wrap=True,
         )
         for note in story.notes:

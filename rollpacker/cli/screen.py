@@ -10,7 +10,15 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -84,74 +92,60 @@ def _heading(error: RollpackerError) -> str:
     return "a bug in rollpacker" if isinstance(error, InternalError) else "failed"
 
 
-class ProfileProgress:
-    """A bar in a terminal; a line for each tenth elsewhere."""
+class Progress:
+    """A bar in a terminal; lines elsewhere."""
 
-    def __init__(self, bar: Progress) -> None:
+    def __init__(self, bar: Bar, num_runs: int | None = None) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None)
-        self._tenths_told = -1
+        self._num_runs = num_runs
+        self._task = bar.add_task("", total=num_runs)
+        self._num_done = 0
+        self._tenths_shown = -1
 
-    def advance(self, num_done: int, num_points: int, what: str) -> None:
+    def stage(self, title: str) -> None:
+        """The modelled runs of a stage are next."""
+        self._bar.update(self._task, description=title)
+        self._say(f"{self._num_done} of {self._num_runs} modelled runs; next: {title}")
+
+    def advance(self) -> None:
+        """A modelled run is done."""
+        self._num_done += 1
+        self._bar.advance(self._task)
+
+    def points(self, num_done: int, num_points: int, what: str) -> None:
         """`num_done` points are measured, and `what` is next; without points, a stage starts."""
         self._bar.update(self._task, completed=num_done, total=num_points or None, description=what)
-        if not self._bar.console.is_terminal:
-            tenths = 10 * num_done // num_points if num_points else -1
-            if not num_points or tenths > self._tenths_told:
-                self._bar.console.print(f"{num_done} of {num_points} points" if num_points else f"{what} ...")
-                self._tenths_told = tenths
+        tenths = 10 * num_done // num_points if num_points else -1
+        if not num_points or tenths > self._tenths_shown:
+            self._say(f"{num_done} of {num_points} points" if num_points else f"{what} ...")
+            self._tenths_shown = tenths
 
     def note(self, text: str) -> None:
         self._bar.console.print(f"note: {text}")
 
-
-@contextmanager
-def profile_progress() -> Iterator[ProfileProgress]:
-    """Show the progress of a profile."""
-    columns = (
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    console = Terminal(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield ProfileProgress(bar)
-
-
-class PlanProgress:
-    """A bar in a terminal; a line for each stage elsewhere."""
-
-    def __init__(self, bar: Progress, num_runs: int) -> None:
-        self._bar = bar
-        self._num_runs = num_runs
-        self._num_done = 0
-        self._task = bar.add_task("", total=num_runs)
-
-    def stage(self, title: str) -> None:
-        self._bar.update(self._task, description=title)
+    def _say(self, text: str) -> None:
         if not self._bar.console.is_terminal:
-            self._bar.console.print(f"{self._num_done} of {self._num_runs} modelled runs; next: {title}")
-
-    def advance(self) -> None:
-        self._num_done += 1
-        self._bar.advance(self._task)
+            self._bar.console.print(text)
 
 
 @contextmanager
-def plan_progress(num_runs: int, num_workers: int) -> Iterator[PlanProgress]:
-    """Show the progress of modelled runs."""
-    columns = (
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
+def profile_progress() -> Iterator[Progress]:
+    """Show the progress of a profile."""
     console = Terminal(stderr=True)
-    console.print(
-        f"{num_runs} modelled runs in {num_workers} process{'es' if num_workers > 1 else ''}; Ctrl-C ends them."
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield PlanProgress(bar, num_runs)
+    with _bar(console, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()) as bar:
+        yield Progress(bar)
+
+
+@contextmanager
+def plan_progress(num_runs: int, num_workers: int) -> Iterator[Progress]:
+    """Show the progress of modelled runs."""
+    console = Terminal(stderr=True)
+    processes = "1 process" if num_workers == 1 else f"{num_workers} processes"
+    console.print(f"{num_runs} modelled runs in {processes}; Ctrl-C ends them.")
+    with _bar(console, TimeElapsedColumn()) as bar:
+        yield Progress(bar, num_runs)
+
+
+def _bar(console: Terminal, *times: ProgressColumn) -> Bar:
+    columns = (BarColumn(bar_width=30), MofNCompleteColumn(), *times, TextColumn("{task.description}", markup=False))
+    return Bar(*columns, console=console, transient=True, disable=not console.is_terminal)

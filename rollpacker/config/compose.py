@@ -1,6 +1,6 @@
-"""Turns the words of a command line into a judged configuration: Hydra composes, the schema judges.
+"""Turns the arguments of a command line into a validated configuration: Hydra composes, the schema validates.
 
-Whatever is wrong raises a `ConfigError` that lists every mistake found, before anything is created on disk. Hydra's
+Every mistake is reported in one `ConfigError`, before anything is created on disk. Hydra's
 base configuration is the schema's own default tree, so that every legal key can be overridden although the files in
 `conf/` do not repeat defaults, and a misspelt one is refused with the nearest legal name.
 """
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 
 from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names
 from rollpacker.config.launching import is_chosen, single_run_mistake
-from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.mistakes import combined, raise_mistakes
 from rollpacker.config.names_elsewhere import key_for
 from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
 from rollpacker.config.schema import RunConfig, ScoreConfig
@@ -41,7 +41,7 @@ _KEYS_OF_HYDRA = ("hydra.searchpath", "hydra/launcher", "hydra.launcher", "hydra
 
 
 def compose(overrides: Sequence[str]) -> RunConfig:
-    """Compose and judge the configuration of one training run."""
+    """Compose and validate the configuration of one training run."""
     overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
         if is_chosen(parse_overrides(session, TRAIN, overrides)):
@@ -50,20 +50,20 @@ def compose(overrides: Sequence[str]) -> RunConfig:
 
 
 def compose_score(overrides: Sequence[str]) -> ScoreConfig:
-    """Compose and judge what `rollpacker score` takes."""
+    """Compose and validate the configuration of `rollpacker score`."""
     with hydra_session() as session:
         return compose_in(session, SCORE, without_plus(SCORE, overrides))
 
 
 def without_plus(root: Root[BaseModel], overrides: Sequence[str]) -> list[str]:
-    """Take `+experiment=x` for `experiment=x`, as people are used to write where a group has no default."""
+    """Accept `+experiment=x` for `experiment=x`, as Hydra requires where a group has no default."""
     plus = tuple(f"+{group}=" for group in groups(root))
     return [text.removeprefix("+") if text.startswith(plus) else text for text in overrides]
 
 
 @contextlib.contextmanager
 def hydra_session() -> Iterator[Hydra]:
-    """A Hydra on the packaged `conf/`; what a surrounding Hydra program had set is put back afterwards."""
+    """A Hydra session on the packaged `conf/`; the state of a surrounding Hydra program is restored afterwards."""
     for root in (TRAIN, SCORE):
         ConfigStore.instance().store(name=root.base_name, node=_base_config(root), provider="rollpacker")
     surrounding, surrounding_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
@@ -94,19 +94,18 @@ def compose_in(
 
 
 def validate(root: Root[Schema_co], config: DictConfig) -> Schema_co:
-    """Resolve a composed configuration and hold it against the schema."""
+    """Resolve a composed configuration and validate it by the schema."""
     own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     with translated_errors(root):
         tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
     try:
         return root.schema.model_validate(_without_missing(_with_absent_sections(root, tree)))
     except ValidationError as error:
-        raise_mistakes([_schema_mistake(root, details) for details in error.errors(include_url=False)])
-        raise AssertionError("a validation error lists at least one mistake") from error
+        raise combined([_schema_mistake(root, details) for details in error.errors(include_url=False)]) from error
 
 
 def parse_overrides(session: Hydra, root: Root[Schema_co], overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides by Hydra's grammar; raises for unknown keys and unknown options of a group, all of them."""
+    """Parse overrides by Hydra's grammar; raises for all unknown keys and unknown options together."""
     parser = OverridesParser.create(session.config_loader)
     parsed: list[Override] = []
     mistakes: list[UserError] = []
@@ -122,7 +121,7 @@ def parse_overrides(session: Hydra, root: Root[Schema_co], overrides: Sequence[s
 
 @contextlib.contextmanager
 def translated_errors(root: Root[BaseModel]) -> Iterator[None]:
-    """Turn what Hydra and OmegaConf raise into a `ConfigError`."""
+    """Turn errors of Hydra and OmegaConf into a `ConfigError`."""
     try:
         yield
     except MissingConfigException as error:
@@ -145,13 +144,13 @@ def _base_config(root: Root[BaseModel]) -> DictConfig:
     config = OmegaConf.create(root.defaults())
     for key in legal_keys(root.schema).values():
         if key.is_mapping:
-            # Hydra closes the whole tree against new keys; here the user chooses them.
+            # Hydra refuses new keys in the whole tree; in a mapping the user chooses them.
             OmegaConf.set_struct(OmegaConf.select(config, key.name), False)
     return config
 
 
 def _with_absent_sections(root: Root[BaseModel], tree: Any) -> Any:
-    """Make a section null that nobody chose: it is as the base configuration has it, its required keys missing."""
+    """Make an optional section null that is as in the base configuration: no option of its group was chosen."""
     defaults = root.defaults()
     for name in dict.fromkeys(key.absent_section for key in legal_keys(root.schema).values() if key.absent_section):
         *parents, leaf = name.split(".")
@@ -164,7 +163,7 @@ def _with_absent_sections(root: Root[BaseModel], tree: Any) -> Any:
 
 
 def _without_missing(tree: Any) -> Any:
-    """Leave out what is still `???`, so that the schema reports it as missing together with all else."""
+    """Leave out what is still `???`, so that the schema reports it as missing with all other mistakes."""
     if not isinstance(tree, dict):
         return tree
     return {name: _without_missing(value) for name, value in tree.items() if value != REQUIRED}
@@ -175,7 +174,7 @@ def _name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterato
     has_searchpath = any(override.key_or_group == "hydra.searchpath" for override in parsed)
     for override in parsed:
         name = override.key_or_group
-        if re.match(r"hydra\b", name):  # Hydra's own keys, which Hydra judges
+        if re.match(r"hydra\b", name):  # Hydra's own keys, which Hydra validates
             if not name.startswith(_KEYS_OF_HYDRA):
                 yield _useless_key_of_hydra(name)
             continue
@@ -188,7 +187,7 @@ def _name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterato
 
 def _useless_key_of_hydra(name: str) -> ConfigError:
     return ConfigError(
-        f"`{name}` has no effect: Hydra composes the configuration and runs the points of a multirun, no more.",
+        f"`{name}` has no effect: Hydra only composes the configuration and runs the points of a multirun.",
         f"Of Hydra's own keys, {', '.join(_KEYS_OF_HYDRA)} count.",
         "Leave it out; run.dir says where a run writes.",
     )
@@ -222,7 +221,7 @@ def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:
     if (ours := key_for(name)) and ours in keys:
         return ConfigError(
             f"`{name}` is not a key of the configuration.",
-            f"What other tools call so is `{ours}` here: {keys[ours].doc}",
+            f"The key of this name in other tools is `{ours}` here: {keys[ours].doc}",
             f"Write {ours}=...",
         )
     close = nearest(name, [*keys, *groups(root)])
@@ -243,7 +242,7 @@ def _unknown_option(group: str, choice: str, options: Sequence[str]) -> ConfigEr
 
 
 _NAME = re.compile(r"[+~]{0,2}\w+([./@]\w+)*", re.ASCII)
-"""Of a key or a group, with what Hydra adds or deletes it by."""
+"""The name of a key or a group, with Hydra's prefix that adds or deletes it."""
 
 _KEYS_LISTED = "`rollpacker {command} --help` lists every group and key."
 
@@ -258,7 +257,7 @@ def _grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
     if not _NAME.fullmatch(name):
         near = nearest(name, [*legal_keys(root.schema), *groups(root)])
         return ConfigError(
-            f"`{name}` in `{text}` is no name of a key.",
+            f"`{name}` in `{text}` is not the name of a key.",
             "A name is letters, digits and _, in parts with one dot between them.",
             f"Write {near[0]}={value or 'VALUE'}" if near else _KEYS_LISTED.format(command=root.command),
         )
@@ -271,7 +270,7 @@ def _grammar_mistake(root: Root[BaseModel], text: str) -> ConfigError:
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
     return ConfigError(
         f"`{text}` cannot be read: a value with blanks, quotes, brackets or other special characters is quoted.",
-        "The shell takes the outer quotes away, and the inner ones belong to the value.",
+        "The shell removes the outer quotes; the inner ones belong to the value.",
         f"Write '{name}=\"{quoted}\"'",
     )
 
@@ -280,7 +279,7 @@ def _sweep_mistakes(override: Override) -> Iterator[UserError]:
     if override.is_sweep_override():
         yield ConfigError(
             f"`{override.input_line}` gives several values to one run.",
-            "A single run takes one value; a value that is a list stands in brackets.",
+            "A single run takes one value; a list is written in brackets.",
             "Add -m to run once per value.",
         )
 
@@ -289,7 +288,7 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
     keys = legal_keys(root.schema)
     path = [str(part) for part in details["loc"]]
     name = ".".join(path)
-    # An error inside a list or a mapping belongs to the key that holds it.
+    # An error inside a list or a mapping belongs to the key of the list or mapping.
     key = next((keys[".".join(path[:end])] for end in range(len(path), 0, -1) if ".".join(path[:end]) in keys), None)
     match details["type"]:
         case "extra_forbidden":
@@ -316,7 +315,7 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
         return ConfigError(
             f"{shown} is not legal: `{name}` is a section, which has keys of its own.",
             f"They are {', '.join(own)}." if own else "",
-            f"Set them one by one, such as {own[0]}=..." if own else _KEYS_LISTED.format(command=root.command),
+            f"Set single keys, such as {own[0]}=..." if own else _KEYS_LISTED.format(command=root.command),
         )
     close = nearest(str(details["input"]), key.choices)
     is_inside = key.name != name

@@ -1,7 +1,6 @@
-"""Which keys of a configuration have no effect: their part of the run is another one, or is not there.
+"""Keys of a configuration that have no effect, because another key turns off what they configure.
 
-The schema says it beside each such key (`OnlyWith`). What counts is a value that differs from the default, wherever it
-was set.
+The schema marks such keys (`OnlyWith`). Only values that differ from the default are reported, wherever they were set.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ def _found(config: RunConfig, section: BaseModel, prefix: str) -> Iterator[str]:
         missing = next((each for each in conditions if not _holds(config, each)), None)
         if missing is not None:
             changed = _changed(value, field, f"{prefix}{name}")
-            yield f"{', '.join(changed)}: without effect, since only a run with {missing} looks at it."
+            yield f"{', '.join(changed)}: without effect: only a run with {missing} uses it."
         elif section_of(field) is not None:
             yield from _found(config, value, f"{prefix}{name}.")
 
 
 def _changed(value: Any, field: FieldInfo, name: str) -> list[str]:
-    """The key itself; of a section those of its keys that differ, or its name where it has one."""
+    """The key itself; of a section its keys that differ, or its `name`."""
     if section_of(field) is None:
         return [f"{name}={_shown(value)}"]
     if "name" in type(value).model_fields:

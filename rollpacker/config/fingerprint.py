@@ -43,20 +43,20 @@ def config_fingerprint(config: RunConfig) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A key that makes two runs of two configurations."""
+    """A key by which two configurations define different runs."""
 
     key: str
     here: str
-    """Its value in words, as are those below."""
+    """Its value as text, like that below."""
     there: str
 
 
 def differences(config: RunConfig, record: Mapping[str, Any] | None) -> list[Difference] | None:
-    """Name the keys in which a configuration and the record of a run define other results.
+    """List the keys in which a configuration and the record of a run define different results.
 
     Args:
         config: Of this run.
-        record: What `rollpacker.config.record.read_record` gives of the other one.
+        record: The record of the other run, from `rollpacker.config.record.read_record`.
 
     Returns:
         None where the record is missing, or of a version with other keys.
@@ -67,10 +67,10 @@ def differences(config: RunConfig, record: Mapping[str, Any] | None) -> list[Dif
         return None
     here, there = defining_values(config), defining_values(recorded)
     for values in (here, there):
-        if "run.num_steps" not in here or "run.num_steps" not in there:  # it counts because of another key's value
+        if "run.num_steps" not in here or "run.num_steps" not in there:  # it counts only under some schedules
             values.pop("run.num_steps", None)
     return [
-        Difference(key=key, here=_in_words(here, key), there=_in_words(there, key))
+        Difference(key=key, here=_text(here, key), there=_text(there, key))
         for key in dict.fromkeys([*here, *there])
         if here.get(key, _ABSENT) != there.get(key, _ABSENT)
     ]
@@ -79,10 +79,10 @@ def differences(config: RunConfig, record: Mapping[str, Any] | None) -> list[Dif
 _ABSENT = object()
 
 _MAX_VALUE_CHARACTERS = 60
-"""Of a value in a message; a path is longer at times, and its end tells most."""
+"""Of a value in a message; of a longer path, the end is shown."""
 
 
-def _in_words(values: Mapping[str, Any], key: str) -> str:
+def _text(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "not set"
     value = values[key]

@@ -26,12 +26,12 @@ _RANGE = re.compile(r"(?P<first>\d{1,6})(?:-(?P<last>\d{1,6}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMap:
-    """A judged map."""
+    """A parsed map."""
 
     elsewhere: tuple[int, ...] | None
-    """Of every node that `nodes` does not name; None is every GPU that such a node has."""
+    """GPUs of every node that `nodes` does not name; None is every GPU of such a node."""
     nodes: Mapping[int, tuple[int, ...] | None]
-    """Likewise, of single nodes."""
+    """The same for single nodes."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -55,7 +55,7 @@ class GpuMap:
         return cls(elsewhere=elsewhere[0] if elsewhere else (), nodes=nodes)
 
     def gpus_of(self, node: int, num_gpus: int) -> tuple[int, ...]:
-        """The GPUs of a node that has so many, ascending."""
+        """The GPUs of a node that has `num_gpus`, ascending."""
         gpus = self.nodes.get(node, self.elsewhere)
         return tuple(range(num_gpus)) if gpus is None else gpus
 

@@ -1,7 +1,7 @@
 """Every legal key of a schema as plain data: its type, bounds, default and documentation.
 
-Help texts, Hydra's base configuration, the nearest legal name of a misspelt key and the wording of every error are
-derived from here, and this is derived from the schema: a key is described once, under its field.
+Derived from the schema, where a key is described once, under its field. Help texts, Hydra's base configuration, the
+nearest legal name of a misspelt key and the error messages are derived from here.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Key:
     name: str
     """Dotted, such as `rollout.num_prompts`."""
     kind: str
-    """Its type in words, such as `an integer`."""
+    """Its type, such as `an integer`."""
     bounds: str
-    """In words, such as `at least 1`; empty when any value of the type will do."""
+    """Such as `at least 1`; empty when every value of the type is legal."""
     bounds_of_its_own: str
     """Without the limits that all keys of its type share."""
     choices: tuple[str, ...]
@@ -46,13 +46,13 @@ class Key:
     default: object
     """As plain YAML data; `REQUIRED` when the user must set it."""
     doc: str
-    """What the schema says under the field."""
+    """The docstring of the field in the schema."""
     is_optional: bool
     """True when null is legal."""
     is_mapping: bool
-    """True when the user chooses the names below it."""
+    """True when it is a mapping, whose names the user chooses."""
     absent_section: str
-    """The section above it that is null as long as nothing in it is set; empty when there is none."""
+    """The section above it that is null unless a key in it is set; empty when there is none."""
 
     @property
     def legal(self) -> str:
@@ -61,7 +61,7 @@ class Key:
 
     @property
     def described(self) -> str:
-        """The same without the limits that no run comes near."""
+        """The same without the limits that no run reaches."""
         return self._sentence(self.bounds_of_its_own)
 
     def _sentence(self, bounds: str) -> str:
@@ -105,7 +105,7 @@ def default_tree(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def nearest(name: str, legal: Iterable[str], *, limit: int = 1) -> tuple[str, ...]:
-    """The legal names most like `name`, best first; none when nothing is like it.
+    """The legal names most similar to `name`, best first; none when none is similar enough.
 
     A dotted name is compared whole and by its last part, so that `num_steps` finds `run.num_steps`.
     """
@@ -189,14 +189,14 @@ def _kind(annotation: Any) -> str:
         return f"a mapping of each name to {_kind(parts[1])}"
     if origin in {Union, types.UnionType}:
         return " or ".join(_kind(part) for part in parts)
-    words: Mapping[Any, str] = {
+    names: Mapping[Any, str] = {
         bool: "true or false",
         int: "an integer",
         float: "a number",
         str: "a text",
         Path: "a path",
     }
-    return words[annotation]
+    return names[annotation]
 
 
 def _kind_of_tuple(parts: tuple[Any, ...]) -> str:
@@ -214,7 +214,7 @@ def _flatten(metadata: Iterable[Any]) -> list[Any]:
 
 
 def _bounds(metadata: Iterable[Any], *, is_brief: bool = False) -> str:
-    """The narrowest of each side, in words; in brief without those of a type."""
+    """The narrowest bound of each side, as text; in brief without those of a type."""
     lowest: tuple[Any, str] = (-math.inf, "")
     highest: tuple[Any, str] = (math.inf, "")
     for item in _flatten(metadata):

@@ -1,7 +1,7 @@
-"""How a multirun is handed to Slurm: the keys `hydra.launcher.*` of `hydra/launcher=slurm`.
+"""How a multirun is submitted to Slurm: the keys `hydra.launcher.*` of `hydra/launcher=slurm`.
 
-What a job asks for is not among them: every point of a sweep may ask for something else, so that is the point's own
-section `cluster`. A key that other launchers have here is refused with the name that it has there.
+What a job asks for may differ between the points of a sweep, so it is in their section `cluster`. A key of other
+launchers is refused with its name in `cluster`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from rollpacker.config.keys import legal_keys, nearest
-from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.mistakes import combined
 from rollpacker.config.roots import conf_dir
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import Count, Flag, PositiveSeconds, Section
@@ -44,28 +44,28 @@ _KEYS_OF_CLUSTER = {
     "reservation": "sbatch.reservation",
     "signal_delay_s": "signal_lead_s",
 }
-"""What submitit's own launchers call what our `cluster` calls otherwise."""
+"""Keys of submitit's own launchers, and their names in `cluster`."""
 
 
 class LauncherSettings(Section):
-    """What `hydra.launcher.*` holds. The defaults are in `conf/hydra/launcher/slurm.yaml`."""
+    """The keys `hydra.launcher.*`. The defaults are in `conf/hydra/launcher/slurm.yaml`."""
 
     executor: Literal["slurm", "local", "debug"]
     """`slurm` submits jobs; `local` starts processes on this machine; `debug` runs the points in this process."""
     detach: Flag
-    """Ends as soon as all jobs are submitted; otherwise waits until all have ended, and shows where they are."""
+    """End as soon as all jobs are submitted; otherwise wait until all have ended, and show their status."""
     dry_run: Flag
-    """Prints what would be submitted, and submits nothing."""
+    """Print what would be submitted, and submit nothing."""
     array_parallelism: Count | None = Field(ge=1)
-    """Jobs of one array, or local processes, at the same time; null: as many as Slurm lets, or as there are."""
+    """Jobs of one array, or local processes, at the same time; null: as many as Slurm allows, or as there are."""
     container: Path | None
-    """The image in which every rank of every point runs; null takes each point's `cluster.container.image`."""
+    """The image in which every rank of every point runs; null: each point's `cluster.container.image`."""
     poll_interval_s: PositiveSeconds
     """How often Slurm is asked about the jobs while waiting."""
 
 
 def launcher_defaults() -> dict[str, object]:
-    """The values that hold when the user says nothing, by the keys' last words."""
+    """The defaults of the keys, by their names without the prefix."""
     file = conf_dir() / "hydra" / "launcher" / f"{OPTION}.yaml"
     values: dict[str, object] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {name: values[name] for name in LauncherSettings.model_fields}
@@ -80,26 +80,24 @@ def is_chosen(overrides: Iterable[Override]) -> bool:
 
 
 def validate_launcher(values: dict[str, Any]) -> LauncherSettings:
-    """Hold what Hydra composed against the keys' types and bounds; raises all mistakes together."""
+    """Validate what Hydra composed; raises all mistakes together."""
     given = {name: value for name, value in values.items() if name != "_target_"}
     try:
         return LauncherSettings.model_validate(given)
     except ValidationError as error:
         keys = legal_keys(LauncherSettings)
-        raise_mistakes(
-            [
-                ConfigError(
-                    f"{_PREFIX}{details['loc'][0]}={details['input']} is not legal.",
-                    f"It is {keys[str(details['loc'][0])].legal}.",
-                )
-                for details in error.errors(include_url=False)
-            ]
-        )
-        raise AssertionError("a validation error lists at least one mistake") from error
+        mistakes = [
+            ConfigError(
+                f"{_PREFIX}{details['loc'][0]}={details['input']} is not legal.",
+                f"It is {keys[str(details['loc'][0])].legal}.",
+            )
+            for details in error.errors(include_url=False)
+        ]
+        raise combined(mistakes) from error
 
 
 def launcher_mistakes(overrides: Iterable[Override]) -> Iterator[UserError]:
-    """What is wrong with the names and the kind of `hydra.launcher.*` when the launcher is ours."""
+    """Mistakes in overrides of `hydra.launcher.*` when the launcher is ours."""
     for override in overrides:
         name = override.key_or_group
         if not name.startswith(_PREFIX):
@@ -116,10 +114,10 @@ def launcher_mistakes(overrides: Iterable[Override]) -> Iterator[UserError]:
 
 
 def single_run_mistake() -> ConfigError:
-    """Of a run that names our launcher, but is no multirun: Hydra would start it here, silently."""
+    """The mistake of a single run that names our launcher: Hydra would start it here, silently."""
     return ConfigError(
         f"hydra/launcher={OPTION} without -m would start the run on this machine.",
-        "Hydra asks its launcher only in a multirun, which may have a single point.",
+        "Hydra uses its launcher only in a multirun, which may have a single point.",
         "Add -m",
     )
 

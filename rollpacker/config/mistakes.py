@@ -10,14 +10,18 @@ from rollpacker.core.errors import ConfigError, UserError
 
 
 def raise_mistakes(mistakes: Sequence[UserError]) -> None:
-    """Raise nothing for none, the mistake itself for one, and a `ConfigError` that lists several, each once."""
+    """Raise the mistakes together; does nothing when there are none."""
+    if mistakes:
+        raise combined(mistakes)
+
+
+def combined(mistakes: Sequence[UserError]) -> UserError:
+    """The mistake itself for one, and a `ConfigError` that lists several, each once."""
     different = list({str(mistake): mistake for mistake in mistakes}.values())
-    if not different:
-        return
     if len(different) == 1:
-        raise different[0]
+        return different[0]
     listed = "\n".join(_as_item(number, mistake) for number, mistake in enumerate(different, start=1))
-    raise ConfigError(f"{len(different)} mistakes:\n{listed}")
+    return ConfigError(f"{len(different)} mistakes:\n{listed}")
 
 
 @contextlib.contextmanager

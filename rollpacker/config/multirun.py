@@ -1,10 +1,10 @@
-"""Hydra's multirun, judged whole: every point is composed and held against the schema before the first one starts.
+"""Hydra's multirun, validated as a whole: every point is composed and validated before the first one starts.
 
 Points have their own run directories. Without a `run.dir` the sweep writes into one dated folder, a numbered directory
 per point; with one, it must differ between the points. Hydra's own record, `multirun.yaml`, goes into the folder that
 the points share.
 
-Points that `hydra/launcher=slurm` submits go on where an earlier launch left them, unless `run.resume` is given.
+Points that `hydra/launcher=slurm` submits resume from an earlier launch, unless `run.resume` is given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rollpacker.config.compose import (
     without_plus,
 )
 from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, launcher_mistakes, validate_launcher
-from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, UserError
@@ -50,7 +50,7 @@ class Sweep:
     """A multirun whose points are known and legal."""
 
     overrides: tuple[str, ...]
-    """What Hydra is told."""
+    """The overrides for Hydra."""
     points: tuple[tuple[str, ...], ...]
     """The overrides of each point, in the order in which Hydra runs them."""
     configs: tuple[RunConfig, ...]
@@ -62,23 +62,24 @@ class Sweep:
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """List the overrides of every point that a multirun would run, in Hydra's order; does not judge their values."""
+    """List the overrides of every point that a multirun would run, in Hydra's order; does not validate their values."""
     with hydra_session() as session:
         return _expand(session, _base(session, without_plus(TRAIN, overrides)))
 
 
 def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """What tells each point from the others: those of its words that not all points have, without its folder."""
-    shared = set.intersection(*(set(words) for words in points))
+    """The name of each point: those of its overrides that not all points have, without its folder."""
+    shared = set.intersection(*(set(overrides) for overrides in points))
     return tuple(
-        " ".join(word for word in words if word not in shared and not word.startswith("run.dir=")) for words in points
+        " ".join(each for each in overrides if each not in shared and not each.startswith("run.dir="))
+        for overrides in points
     )
 
 
 def compose_sweep(overrides: Sequence[str], tell: Callable[[int], None] = lambda _: None) -> Sweep:
-    """Expand a multirun and judge every point of it; two points that would share a `run.dir` are refused.
+    """Expand a multirun and validate every point; two points that would share a `run.dir` are refused.
 
-    `tell` learns the number of points before they are composed.
+    `tell` is called with the number of points before they are composed.
     """
     overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
@@ -89,13 +90,11 @@ def compose_sweep(overrides: Sequence[str], tell: Callable[[int], None] = lambda
         added = [*_run_dir_overrides(session, points[0]), *_launcher_overrides(launcher, points[0])]
         points = [[*point, *added] for point in points]
         configs: list[RunConfig] = []
-        mistakes: dict[str, UserError] = {}
+        mistakes: list[UserError] = []
         for number, point in enumerate(points):
-            try:
+            with collected(mistakes):
                 configs.append(compose_in(session, TRAIN, point, job_num=number))
-            except UserError as mistake:
-                mistakes.setdefault(str(mistake), mistake)  # most mistakes are the same in every point: say them once
-        raise_mistakes(list(mistakes.values()))
+        raise_mistakes(mistakes)
     _refuse_shared_dirs(configs)
     shared_folder = _shared_folder([config.run.dir for config in configs])
     return Sweep(
@@ -123,12 +122,12 @@ def run_sweep(sweep: Sweep, task: Callable[[DictConfig], None]) -> None:
 
 
 def config_of_point(config: DictConfig) -> RunConfig:
-    """Judge what Hydra composed for one point."""
+    """Validate what Hydra composed for one point."""
     return validate(TRAIN, config)
 
 
 def _base(session: Hydra, overrides: Sequence[str]) -> DictConfig:
-    """Compose what the points share; raises for what no point can have."""
+    """Compose what the points share; raises for mistakes of all points."""
     parsed = parse_overrides(session, TRAIN, overrides)
     if is_chosen(parsed):
         raise_mistakes(list(launcher_mistakes(parsed)))
@@ -146,10 +145,10 @@ def _launcher(base: DictConfig) -> LauncherSettings | None:
 
 
 def _launcher_overrides(launcher: LauncherSettings | None, point: Sequence[str]) -> list[str]:
-    """What the launcher decides of every point."""
+    """The overrides that the launcher adds to every point."""
     if launcher is None:
         return []
-    resume = [] if any(word.startswith("run.resume=") for word in point) else ["run.resume=auto"]
+    resume = [] if any(override.startswith("run.resume=") for override in point) else ["run.resume=auto"]
     image = [] if launcher.container is None else [f"cluster.container.image={_quoted(launcher.container)}"]
     return [*resume, *image]
 
@@ -157,8 +156,8 @@ def _launcher_overrides(launcher: LauncherSettings | None, point: Sequence[str])
 def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
     if base.hydra.sweeper._target_ != HYDRA_SWEEPER:
         raise ConfigError(
-            f"The sweeper {base.hydra.sweeper._target_} chooses its points as it goes.",
-            "A multirun is judged whole before its first point starts, so its points must be known.",
+            f"The sweeper {base.hydra.sweeper._target_} chooses its points while they run.",
+            "A multirun is validated as a whole before its first point starts, so its points must be known.",
             "Leave out hydra/sweeper=...",
         )
     task_overrides = OmegaConf.to_container(base.hydra.overrides.task, resolve=False)
@@ -184,14 +183,14 @@ def _expand(session: Hydra, base: DictConfig) -> list[list[str]]:
         largest = max(choices, key=lambda key: len(choices[key]))
         raise ConfigError(
             f"The multirun has {num_points:,} points or more.",
-            f"At most {MOST_POINTS:,}: all points are composed and judged before the first one starts.",
+            f"At most {MOST_POINTS:,}: all points are composed and validated before the first one starts.",
             f"Give {largest} fewer values, or split the multirun.",
         )
     return [[*hydra_overrides, *point] for point in itertools.product(*choices.values())]
 
 
 def _run_dir_overrides(session: Hydra, point: Sequence[str]) -> list[str]:
-    """Give each point a directory of its own when the user named none."""
+    """Give each point its own directory when the user named none."""
     with translated_errors(TRAIN):
         config = session.config_loader.load_configuration(TRAIN.name, list(point), run_mode=RunMode.RUN)
     if OmegaConf.to_container(config, resolve=False)["run"]["dir"] != DEFAULT_RUN_DIR:  # type: ignore[call-overload, index]

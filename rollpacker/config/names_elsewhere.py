@@ -1,4 +1,4 @@
-"""What other tools call our keys: for people who come from veRL, TRL or OpenRLHF and write the names they know."""
+"""The names of our keys in other tools (veRL, TRL, OpenRLHF), for hints on unknown keys."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ _KEY_OF = {name: key for key, names in _NAMES_ELSEWHERE.items() for name in name
 
 
 def key_for(name: str) -> str | None:
-    """Our key for a name that another tool has, whatever stands before its last dot; None when nobody calls it so."""
+    """Our key for a name of another tool, by the part after its last dot; None when no tool has that name."""
     return _KEY_OF.get(name.rpartition(".")[2].lower().replace("-", "_"))

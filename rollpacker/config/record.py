@@ -1,6 +1,6 @@
-"""A run's own record of its configuration: `config.yaml` in its folder, resolved, as its last attempt had it.
+"""The record of a run's configuration: `config.yaml` in its folder, resolved, of its last attempt.
 
-Invariant: `RunConfig.model_validate` takes the content back.
+Invariant: `RunConfig.model_validate` accepts the content.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from rollpacker.config.keys import REQUIRED, legal_keys
-from rollpacker.config.roots import TRAIN, default_choices
-from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import DataError
 from rollpacker.paths import read_text
 
@@ -19,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import BaseModel
+
+    from rollpacker.config.schema import RunConfig
 
 CONFIG_FILE: Final = "config.yaml"
 """In `run.dir`."""
@@ -30,10 +29,13 @@ def to_yaml(config: BaseModel) -> str:
 
 
 def differences(config: RunConfig) -> dict[str, object]:
-    """The keys whose values are not those of a run of which nothing is said, by their dotted names."""
+    """The keys whose values are not the defaults, by their dotted names."""
+    from rollpacker.config.keys import REQUIRED, legal_keys  # a report does without the schema
+    from rollpacker.config.roots import TRAIN, default_choices
+
     found: dict[str, object] = {}
     chosen, tree = default_choices(TRAIN), config.model_dump(mode="json")
-    for key in legal_keys(RunConfig).values():
+    for key in legal_keys(type(config)).values():
         value: Any = tree
         for part in key.name.split("."):
             value = value.get(part) if value is not None else None
@@ -44,7 +46,7 @@ def differences(config: RunConfig) -> dict[str, object]:
 
 
 def read_record(run_dir: Path) -> dict[str, Any] | None:
-    """Every section by its name, unjudged: a run of an older version has other keys. None where there is no record.
+    """Every section by its name, not validated: a run of an older version has other keys. None without a record.
 
     Raises:
         DataError: There is one that cannot be read, or is no mapping of sections.
@@ -57,10 +59,10 @@ def read_record(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise _broken(file, " ".join(str(error).split())) from error
     if not isinstance(plain, dict):
-        raise _broken(file, "it is no mapping")
+        raise _broken(file, "it is not a mapping")
     for name, section in plain.items():
         if not isinstance(section, dict | None):
-            raise _broken(file, f"{name} is no section")
+            raise _broken(file, f"{name} is not a section")
     return plain
 
 

@@ -1,6 +1,6 @@
-"""The primary files of `conf/`, each with the schema that judges it, and the groups that they offer.
+"""The primary files of `conf/`, each with its schema, and the groups that they offer.
 
-Needs neither Hydra nor anything heavier than YAML, so that help texts are fast.
+Imports YAML but not Hydra, so that help texts are fast.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from rollpacker.config.keys import REQUIRED, default_tree
 from rollpacker.config.schema import RunConfig, ScoreConfig
 
 DEFAULT_RUN_DIR = "runs/${now:%Y-%m-%d_%H-%M-%S}-${system.name}"
-"""Where a run writes when the user does not say."""
+"""The default of `run.dir`."""
 
 Schema_co = TypeVar("Schema_co", bound=BaseModel, covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root(Generic[Schema_co]):
-    """One primary file of `conf/` and the schema that judges what it composes."""
+    """One primary file of `conf/` and the schema of what it composes."""
 
     name: str
     """Of the file, without `.yaml`."""
     schema: type[Schema_co]
     command: str
-    """Which help text lists its keys."""
+    """The command whose help text lists its keys."""
     base_name: str
-    """Under which the schema's default tree is known to Hydra."""
+    """The name of the schema's default tree in Hydra."""
 
     def defaults(self) -> dict[str, Any]:
-        """The base configuration: every legal key, `???` where the user must set it."""
+        """The base configuration: every legal key with its default, `???` where it is required."""
         tree = default_tree(self.schema)
         if tree.get("run", {}).get("dir") == REQUIRED:
             tree["run"]["dir"] = DEFAULT_RUN_DIR
@@ -75,12 +75,12 @@ def groups(root: Root[BaseModel]) -> dict[str, Group]:
 
 
 def option_summary(group: str, option: str) -> str:
-    """What an option is, from the comment that its file begins with: the first sentence."""
+    """The first sentence of the comment at the top of an option's file."""
     return " ".join(_comment(group, option)).partition(". ")[0].rstrip(".") + "."
 
 
 def option_notes(group: str, option: str) -> str:
-    """What else that comment says, after its first blank line."""
+    """The rest of that comment, after its first blank line."""
     return "\n".join(_comment(group, option)).partition("\n\n")[2]
 
 
@@ -90,7 +90,7 @@ def _comment(group: str, option: str) -> list[str]:
 
 
 def default_choices(root: Root[BaseModel]) -> dict[str, object]:
-    """The values that hold when the user says nothing and that the schema alone does not give, by dotted key."""
+    """The defaults that come from files of `conf/` and not from the schema, by dotted key."""
     values: dict[str, object] = {"run.dir": DEFAULT_RUN_DIR} if root.schema is RunConfig else {}
     for name, group in groups(root).items():
         if group.default is not None:

@@ -103,7 +103,7 @@ class RunConfig(Section):
         if trainer.name != "fsdp":
             raise ValueError(
                 f"trainer.shard_ranks={shard_ranks} with trainer.name={trainer.name}.\n"
-                "Only fsdp shares parameters out among its data-parallel ranks.\n"
+                "Only fsdp shards parameters over its data-parallel ranks.\n"
                 "Leave out trainer.shard_ranks, or choose trainer=fsdp."
             )
         if num_ranks % shard_ranks:
@@ -117,7 +117,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"trainer.shard_gradients=true with trainer.shard_ranks={shard_ranks} of trainer.data_parallel="
                 f"{num_ranks}.\n"
-                "Gradients that are shared out are summed over all ranks in every pass, so no copy could work alone.\n"
+                "Sharded gradients are summed over all ranks in every pass, so no copy could work alone.\n"
                 "Leave out one of the two."
             )
         return self
@@ -162,8 +162,8 @@ class RunConfig(Section):
         if system.dynamic_sampling and system.stream and self.run.num_epochs is not None:
             raise ValueError(
                 f"system.stream=true with system.dynamic_sampling=true and run.num_epochs={self.run.num_epochs}.\n"
-                "The loss of a group that streams is divided by the size of its batch, and where the data ends nobody "
-                "knows beforehand how many of the last prompts have rewards that differ.\n"
+                "The loss of a group that streams is divided by the size of its batch, and where the data ends it "
+                "is not known how many of the last prompts have rewards that differ.\n"
                 "Set run.num_epochs=null and end the run by run.num_steps, or set system.stream=false."
             )
         return self
@@ -220,7 +220,7 @@ class RunConfig(Section):
         if self.reward.name == "modelled":
             raise ValueError(
                 "reward.name=modelled with backend.name=ray.\n"
-                "Real responses are judged by math, walk, sandbox or judge.\n"
+                "Real responses are scored by math, walk, sandbox or judge.\n"
                 "Choose reward=math, reward=walk, reward=sandbox or reward=judge, or backend=sim."
             )
         return self
@@ -316,7 +316,7 @@ class RunConfig(Section):
         if self.placement.judge is not None and not self.reward.has_judge:
             raise ValueError(
                 f"placement.judge={self.placement.judge}, and no response is read by a judge.\n"
-                f"reward.name={self.reward.name} and reward.domains say who judges.\n"
+                f"reward.name={self.reward.name} and reward.domains choose the checks.\n"
                 "Leave it out, or choose reward=judge or reward.domains.DOMAIN=judge."
             )
         given = trainer.resources.num_gpus
@@ -372,7 +372,7 @@ class RunConfig(Section):
 
 
 class ScoreConfig(Section):
-    """What `rollpacker score` takes: a reward is tried on given responses before anyone trains on it."""
+    """What `rollpacker score` takes: the reward of given responses, to try it before training."""
 
     responses: Path
     """A JSONL file; each line has `id` and `response`. An id may come several times."""

@@ -52,7 +52,7 @@ def read_chat_template(path: Path) -> str:
 
 
 def has_chat_template(model_path: Path) -> bool:
-    """Look whether a model directory brings a template."""
+    """Return whether a model directory has a template."""
     return any(True for _ in model_templates(model_path))
 
 
@@ -110,14 +110,14 @@ def no_template(model_path: Path, prompt: Prompt) -> ModelError:
     """Make the error of a prompt that needs a template, with a model that has none."""
     return ModelError(
         f"The tokenizer in {model_path} has no chat template, which the messages of prompt {prompt.key!r} need.",
-        "Chat models bring one; base models mostly do not.",
+        "Chat models have one; most base models do not.",
         "Take the chat version of the model; or write plain text in the field `prompt`; or name a Jinja file by "
         f"data.chat_template (to join the contents, it holds `{JOINING_TEMPLATE}`).",
     )
 
 
 def check_chat(section: DataSection, model_path: Path, prompts: Iterable[Prompt]) -> None:
-    """Judge how prompts become text, as far as that can be done without a tokenizer.
+    """Check how prompts become text, as far as is possible without a tokenizer.
 
     Raises:
         ConfigError: The template's file is wrong, or what is given for templates would not reach some prompts.

@@ -1,4 +1,4 @@
-"""Brings prompts below the length limit: leaves the longer ones out, or shortens them, as `data.long_prompts` says.
+"""Fits prompts into the length limit: drops the longer ones, or shortens them, as `data.long_prompts` says.
 
 Invariant: what comes back has at most `data.max_prompt_tokens` tokens, in the order of the file, and its `prompt` is
 what its tokens were made of; so the reward is told the same text that the policy saw. Only the longest message of the
@@ -31,7 +31,7 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingPrompts:
-    """The prompts of a run, and what became of those that were too long."""
+    """The prompts of a run, and the fate of those that were too long."""
 
     prompts: Mapping[str, TokenizedPrompt]
     """By key, in the order of the file."""
@@ -57,7 +57,7 @@ class FittingPrompts:
 
 
 def fit_prompts(prompts: Sequence[Prompt], tokenizer: PromptTokenizer, section: DataSection) -> FittingPrompts:
-    """Tokenize prompts and bring them below the limit.
+    """Tokenize prompts and fit them into the limit.
 
     Raises:
         DataError: A domain has no prompt left; a prompt has no token at all; or one is too long and none may be.

@@ -86,7 +86,7 @@ def compare(model_path: Path, *, is_trained: bool, has_weights: bool) -> None:
     )
     if report.conversion_errors or report.error_msgs:
         raise ModelError(
-            f"The weights in {model_path} cannot be brought into the shape of the model: "
+            f"The weights in {model_path} do not fit the shapes of the model: "
             f"{next(iter(report.conversion_errors.values()), '') or report.error_msgs[0]}",
             _ALLOWED,
             "Correct config.json, or save the model again with `model.save_pretrained(DIR)`",

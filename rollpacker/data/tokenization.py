@@ -3,7 +3,7 @@
 Invariant: `encode(prompt)` is what the policy sees and `text(prompt)` is the same as text.
 
 * A prompt with `messages` goes through the chat template, the tokenizer's own or that of `data.chat_template`, with the
-  variables of `data.template_arguments`. It brings its own special tokens and ends where the assistant's answer begins.
+  variables of `data.template_arguments`. It contains its special tokens and ends where the assistant's answer begins.
 * `data.system_prompt` becomes the first message of every such prompt that has no system message.
 * A prompt with only `prompt` is taken as it is, with the special tokens that the tokenizer adds to any text (for some
   models one at the beginning); with `data.plain_as_chat` it is one message of the user.
@@ -54,7 +54,7 @@ class PromptTokenizer:
         """Load it, and transformers with it.
 
         Args:
-            model_path: A model directory, of which only the tokenizer is needed.
+            model_path: A model directory, for its tokenizer.
             section: How prompts become text; None takes every default.
 
         Raises:
@@ -153,7 +153,7 @@ def _unknown_tokens(tokenizer: Any) -> frozenset[int]:
 
 
 def check_template_arguments(key: str, names: Iterable[str], template: str) -> None:
-    """Refuse variables that the template does not read: a misspelt one would change nothing, and nobody would know.
+    """Refuse variables that the template does not read: a misspelt one would have no effect, unnoticed.
 
     Raises:
         ConfigError: One of the names given by this key is none of the template's.

@@ -1,7 +1,7 @@
 """Looks whether the files of a tokenizer can be what they are called, without transformers.
 
 Invariant: what is refused here, `AutoTokenizer` would refuse too, or would load as a tokenizer whose tokens the model
-does not have. What only loading tells of other forms than tokenizer.json, transformers is asked for.
+does not have. Forms other than tokenizer.json can only be checked by loading them with transformers.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def weight_files(model_path: Path) -> list[Path]:
 
 
 def read_tensors(model_path: Path) -> Mapping[str, StoredTensor] | None:
-    """The tensors of a model directory by name; None where its files are of torch's own format, which says less.
+    """The tensors of a model directory by name; None where its files are of torch's own format, which has no header.
 
     Raises:
         ModelError: A file is missing, or is not what its header or its index says.

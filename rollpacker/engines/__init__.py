@@ -7,5 +7,5 @@ is replaced while the round goes on: its requests move to the other engines or w
 of its own (`engine-0-r1`, with its own log), takes the newest weights, proves them by a checksum, and joins.
 `engine.max_restarts` bounds this; a failure that a fresh engine repeats ends the run.
 
-Importing this package imports no backend; each one is imported from its own place by whoever starts it.
+Importing this package imports no backend; `engines.factory` imports the one that is started.
 """

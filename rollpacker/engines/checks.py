@@ -15,6 +15,37 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import GenerationRequest
 
 
+NO_VERSION = -1
+"""`EngineStats.policy_version` while no policy is held."""
+
+
+def require_policy(engine: EngineId, policy_version: int) -> None:
+    """Refuse requests while no policy is held."""
+    if policy_version == NO_VERSION:
+        raise ImpossibleEvent(
+            f"{engine} was asked to generate while it holds no policy.",
+            "Weights are loaded first, also after a sleep.",
+            "Call load_weights.",
+        )
+
+
+def require_idle(engine: EngineId, wish: str, num_in_flight: int) -> None:
+    """Refuse a wish, such as `sleep`, while requests are in flight."""
+    if num_in_flight:
+        raise ImpossibleEvent(
+            f"{engine} was asked to {wish} with {num_in_flight} requests in flight.",
+            "Nothing may be in flight.",
+            "Abort the requests, or wait for them.",
+        )
+
+
+def require_loadable(engine: EngineId, num_in_flight: int, *, is_asleep: bool) -> None:
+    """Refuse weights while requests are in flight or the engine sleeps."""
+    require_idle(engine, "load weights", num_in_flight)
+    if is_asleep:
+        raise ImpossibleEvent(f"{engine} was asked to load weights while it sleeps.", "Wake it first.", "")
+
+
 def check_request(request: GenerationRequest, max_tokens_per_seq: int) -> None:
     """Refuse a request that does not fit into a sequence, or cannot be sampled."""
     num_prompt, num_response = len(request.prompt_token_ids), request.max_response_tokens

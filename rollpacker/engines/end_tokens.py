@@ -1,4 +1,4 @@
-"""Which tokens end a response, as a model's directory says. All engines ask here, so that all end alike."""
+"""The tokens that end a response, from a model's directory; the same for all engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models of judges share: what they refuse, and how prompts of many lengths become batches."""
+"""Input checks and batching of all judge models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def batches_by_length(prompts: Sequence[TokenIds], max_batch_tokens: int) -> Iterator[list[int]]:
-    """Cut prompts, the longest first, into batches of at most so many tokens with padding; gives their indices.
+    """Cut prompts, the longest first, into batches of at most so many tokens with padding; yields their indices.
 
     One that is longer is a batch of its own.
     """
@@ -26,10 +26,10 @@ def batches_by_length(prompts: Sequence[TokenIds], max_batch_tokens: int) -> Ite
 
 
 def check_candidates(candidates: Sequence[int], num_words: int) -> None:
-    """Refuse tokens that the model does not know.
+    """Refuse tokens that are not in the model's vocabulary.
 
     Raises:
-        ConfigError: The tokenizer of a judge's directory gives such ones.
+        ConfigError: The tokenizer of the judge's directory yields such tokens.
     """
     unknown = [token for token in candidates if not 0 <= token < num_words]
     if unknown or not candidates:

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.container import check_container
@@ -62,17 +62,14 @@ def validate_launch(
         WorldError: Slurm is here, but does not answer.
     """
     is_for_slurm = settings.executor == "slurm"
-    mistakes: dict[str, UserError] = {}
+    mistakes: list[UserError] = []
     resolved_runs: list[ResolvedRun] = []
     for point in points:
-        try:
+        with collected(mistakes):
             resolved_runs.append(validate_run(point.config, _in_jobs(run_facts_of) if is_for_slurm else run_facts_of))
-        except UserError as error:
-            mistakes.setdefault(str(error), error)
     if is_for_slurm:
-        for mistake in _job_mistakes(points):
-            mistakes.setdefault(str(mistake), mistake)
-    raise_mistakes(list(mistakes.values()))
+        mistakes.extend(_job_mistakes(points))
+    raise_mistakes(mistakes)
     if is_for_slurm:
         for batch in batches(points):
             batch_script(batch, settings, folder)  # refuses what cannot be bound into a container

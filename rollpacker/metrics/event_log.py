@@ -1,4 +1,4 @@
-"""The event log of one attempt: every event that the scheduler was told, and the commands that it gave.
+"""The event log of one attempt: every event that the scheduler was given, and the commands that it returned.
 
     <run.dir>/events/attempt-000.jsonl, attempt-001.jsonl after the first resume, ...
     {"schema_version": 3, "settings": {...}, "snapshot": null}                                    the first line
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ EVENTS_FOLDER = "events"
 """Below the run directory."""
 
 FLUSH_BYTES = 1 << 20
-"""Lines wait in memory until there is 1 MiB of them or somebody calls `flush`: one write per step, not per event."""
+"""Lines wait in memory until there is 1 MiB of them or `flush` is called: one write per step, not per event."""
 
 _EVENTS: UnionCodec[Event] = UnionCodec(Event)
 _COMMANDS: UnionCodec[Command] = UnionCodec(Command)
@@ -50,7 +51,7 @@ class LogRecord:
     seq: int
     """From 0, without gap."""
     now: float
-    """Seconds since the run began, as the scheduler was told."""
+    """Seconds since the run began, as the scheduler was given it."""
     event: Event
     commands: tuple[Command, ...]
 
@@ -156,13 +157,13 @@ def read_event_log(path: Path) -> EventLog:
 def scan_event_log(path: Path, types: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Give the first line's successor and every line with an event or a command of some types, as plain JSON.
 
-    Reads line by line, so that a long log costs no memory; a torn last line is left out. Every line is looked at, also
-    those that are not given: a log of which a part is missing or broken tells nothing for certain.
+    Reads line by line, so that a long log costs no memory; a torn last line is left out. Every line is checked, also
+    those that are not given: a log with a missing or broken part proves nothing.
 
     Raises:
         DataError: As `read_event_log` does, but for the fields of events and commands in lines that are not given.
     """
-    marks = tuple(f'"type":"{name}"'.encode() for name in types)
+    wanted = re.compile(f'"type":"(?:{"|".join(types)})"'.encode())
     try:
         file = open_to_read(path)
     except OSError as error:
@@ -174,7 +175,7 @@ def scan_event_log(path: Path, types: Sequence[str]) -> Iterator[dict[str, Any]]
                 return
             try:
                 plain = from_json(line)  # several times as fast as json's
-                is_given = seq == 0 or any(mark in line for mark in marks)
+                is_given = seq == 0 or wanted.search(line) is not None
                 (_decode if is_given else _check_record)(plain, seq)
             except ValueError as error:
                 raise _broken_line(path, seq + 2, error) from error

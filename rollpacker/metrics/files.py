@@ -1,4 +1,4 @@
-"""Writes files and folders so that nobody ever sees half of one.
+"""Writes files and folders atomically: no reader ever sees half of one.
 
 Invariant: a name without the prefix `.tmp-` is complete. Everything is written under a temporary name in the same
 folder and renamed, which POSIX makes atomic; after a kill only temporaries are left, and `remove_temporaries` clears
@@ -128,7 +128,7 @@ def publish_folder(folder: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder so that nobody sees half of it: it leaves its name first. A missing one is fine.
+    """Delete a folder atomically: it is renamed first. A missing one is fine.
 
     Of a link only the link goes.
     """

@@ -1,4 +1,4 @@
-"""Makes the tables of a run legible again before it is resumed.
+"""Repairs the tables of a run before it is resumed.
 
     <run.dir>/metrics/broken-001/steps/step-000000.parquet     what could not be read, with all files of its steps
 

@@ -104,7 +104,7 @@ def _check_descriptor(path: Path, descriptor: int) -> None:
 def _descriptor(path: Path) -> int | None:
     """The open descriptor of this process that a path stands for; None for what is opened by its name.
 
-    Links are followed one by one: the last one would say what is open, which is replaced by nobody.
+    Links are followed one by one: the last one would name what is open, which is never replaced.
     """
     if path == STANDARD_OUTPUT:
         return _STDOUT

@@ -13,11 +13,11 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
     request          a `generate` and its answer      requests                        prompt tokens
     response         from an engine to the driver     responses                       response tokens
     reward           from `score` to the verdicts,    responses                       response tokens
-                     without the judging itself;
+                     without the scoring itself;
                      beside engines that decode,
                      where a run scores during its
                      rollouts
-    sandbox_start    judging a program, without its   programs                        0
+    sandbox_start    scoring a program, without its   programs                        0
                      test cases: a sandbox's start
     program          all test cases of one that no    programs                        0
                      limit stopped
@@ -27,7 +27,7 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
     weight_sync      from the trainer to all engines  engines                         0
     first_rollout    what an engine's first passes    0                               0
                      took longer than later ones
-    first_train      likewise, a trainer's first step 0                               0
+    first_train      the same of a trainer's step    0                               0
     kv_cache         nothing: it is a size            0                               tokens that fit
 
 `sandbox_start` and `program` are there if responses had programs that a sandbox ran.

@@ -4,7 +4,7 @@ One table per grain: `steps` has a row per training step, `domains` a row per st
 response that was launched, aborted ones too, `intervals` a row per stretch of time in which an actor did one thing.
 Every number's unit stands in its field's metadata. Times of day never appear: `_at_s` columns count seconds since the
 run began, on the driver's clock. Which attempt of a resumed run made a step is no column, so that a resumed modelled
-run gives the bytes of an unbroken one: the event logs, one per attempt, tell it.
+run gives the bytes of an unbroken one: the event logs, one per attempt, record it.
 
 `SCHEMA_VERSION` grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that
 a reader knows why an old file lacks it.
@@ -12,7 +12,7 @@ a reader knows why an old file lacks it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -39,6 +39,8 @@ class Column:
     """`s`, `tokens`, `nats`, `1` for counts and ratios; empty for text and truth values."""
     description: str
     is_nullable: bool = False
+    former_name: str | None = None
+    """In files of older versions."""
 
     def to_arrow(self) -> pa.Field:
         return pa.field(
@@ -106,7 +108,10 @@ STEPS = TableSchema(
         _text("system", "Name of the scheduling policy, as in the configuration"),
         _seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
         _seconds("rollout_time_s", "From the first launch until the batch was complete"),
-        _seconds("reward_time_s", "Time in which rewards were computed and nothing was generated"),
+        replace(
+            _seconds("exposed_reward_time_s", "Time in which rewards were computed and nothing was generated"),
+            former_name="reward_time_s",
+        ),
         _seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
         _seconds("stream_time_s", "Time that the trainer took for tokens_streamed, nearly all within the rollout"),
         _seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
@@ -120,7 +125,7 @@ STEPS = TableSchema(
             "Time that the driver computed while engines, trainer and rewards waited for it; 0 when modelled",
         ),
         _seconds("finished_at_s", "End of the step, since the run began"),
-        _number("reward_mean", "Mean reward of the trained responses, as judged"),
+        _number("reward_mean", "Mean reward of the trained responses, as scored"),
         _number("trained_reward_mean", "Mean of trained_reward over the trained responses"),
         _count("num_prompts", "Prompts in the trained batch"),
         _count("num_responses", "Responses in the trained batch"),
@@ -202,7 +207,7 @@ DOMAINS = TableSchema(
         _count("num_prompts", "Prompts of the domain in the trained batch"),
         _count("num_responses", "Responses of the domain in the trained batch"),
         _number("reward_mean", "Mean reward of the domain's trained responses"),
-        _number("solve_rate", "Share of the domain's prompts of which some trained response has a reward above 0"),
+        _number("solve_rate", "Share of the domain's prompts with a trained response that has a reward above 0"),
         _number(
             "no_signal_share",
             "Share of the domain's prompts whose trained responses all have the same reward: GRPO learns nothing there",
@@ -237,7 +242,7 @@ RESPONSES = TableSchema(
         _seconds("finished_at_s", "When the driver learned of its end, since the run began"),
         _seconds("queue_time_s", "From the request to its last engine until that one's first forward pass for it"),
         _seconds("generation_time_s", "From the first forward pass to the last token"),
-        _number("reward", "Its reward, as judged; null when it was not scored", is_nullable=True),
+        _number("reward", "Its reward, as scored; null when it was not scored", is_nullable=True),
         _number(
             "trained_reward",
             "Its reward less what over-long shaping takes off; null when it was not scored",

@@ -1,6 +1,6 @@
-"""What arrives at any time and is taken by one who waits for it: facts in an inbox, finished work at every `collect`.
+"""A queue for one collector: facts in an inbox, finished work at every `collect`.
 
-Invariant: what is put is collected once, in order, by the one who waits or the next one who asks.
+Invariant: every item is collected once, in order.
 """
 
 from __future__ import annotations

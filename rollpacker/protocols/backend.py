@@ -1,4 +1,4 @@
-"""Engines, trainer and reward: a backend provides the workers of a run, real or modelled.
+"""A backend provides the workers of a run, real or modelled: engines, trainer and reward.
 
 The driver and the pipeline above it work with any backend; which one is the configuration's choice.
 """
@@ -29,19 +29,19 @@ class Fleet:
 
     engines: Mapping[EngineId, Engine]
     gpus: Mapping[EngineId, tuple[int, ...]] = field(default_factory=dict)
-    """The run's GPUs that each engine works on; empty where they are not known."""
+    """The run's GPUs that each engine works on; empty where they are unknown."""
     costs: DegreeCosts | None = None
-    """What such an engine takes for its work, where a profile or a model says it: for the planner's first guess."""
+    """The costs of such an engine's work, where a profile or a model gives them: for the planner's first estimate."""
 
 
 class ReplaceEngine(Protocol):
-    """Ends what is left of the engine that has a slot, and starts a fresh one there, awake and without a policy.
+    """Ends what is left of the engine in a slot, and starts a new one there, awake and without a policy.
 
     Cancelled, it leaves nothing that holds the slot's GPUs.
     """
 
     def __call__(self, slot: EngineId, name: EngineId, /) -> Awaitable[Engine]:
-        """Name the new engine; the slot is called after the first one, by its name in `Fleet.engines`.
+        """Replace the engine by one of this name; the slot has the name of its first engine in `Fleet.engines`.
 
         Raises:
             RollpackerError: It did not start.
@@ -52,7 +52,7 @@ class Rebuild(Protocol):
     """Ends engines that leave for those of another degree, and starts them again when they come back."""
 
     def end(self, slot: EngineId, /) -> Awaitable[None]:
-        """End a slot's engine, asleep or awake; nothing is in flight there. From then on `collect` waits.
+        """End the process of the engine in a slot; nothing is in flight there. `collect` waits from then on.
 
         Raises:
             RollpackerError: It was lost before.
@@ -68,7 +68,7 @@ class Rebuild(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """What a backend provides, started; the engines hold no policy yet."""
+    """The workers of a backend, started; the engines hold no policy yet."""
 
     prompts: Mapping[str, TokenizedPrompt]
     """By key, in the order of the file; those that are too long are left out."""
@@ -82,20 +82,20 @@ class Workers:
     """The GPUs of each part of the trainer that can work without the others, such as a replica; empty where it shares
     no GPU with engines."""
     colocated_engines: frozenset[EngineId] = frozenset()
-    """Engines that sleep while the trainer works, and the other way round, since both cannot be in their GPUs' memory.
-    They are asleep now, and the trainer is awake. Empty where they share no GPU, and in a modelled run, whose model
-    has the price of a turn in its other times."""
+    """Engines that sleep while the trainer works, and the other way round, since both do not fit into their GPUs'
+    memory. They sleep now, and the trainer is awake. Empty where no GPU is shared, and in a modelled run, whose model
+    has the cost of switching in its other times."""
     judges: ColocatedJudges | None = None
-    """Judges that sleep as well, on GPUs of a trainer that takes turns; asleep now. None where there are none."""
+    """Judges that share GPUs with the trainer and sleep while it works; they sleep now. None without any."""
     replace_engine: ReplaceEngine | None = None
-    """Starts an engine in the place of a lost one; None where that cannot be done."""
+    """Replaces a lost engine; None where that cannot be done."""
     rebuild: Rebuild | None = None
-    """How engines of the degree in use make place for others; None where all are resident, and sleep meanwhile."""
+    """Ends and starts engines when the degree changes; None where all stay resident, and sleep instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model before it is loaded."""
+    """The facts of a model before it is loaded."""
 
     architecture: str
     num_parameters: int | None
@@ -107,7 +107,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledCluster:
-    """The GPUs of a modelled run and who shares them."""
+    """The GPUs of a modelled run and how they are shared."""
 
     hardware: str
     num_gpus: int
@@ -124,7 +124,7 @@ ClusterT_co = TypeVar("ClusterT_co", covariant=True)
 
 
 class RunFacts(Protocol[ClusterT_co]):
-    """What a backend says of a run before it starts; each answer may raise a `UserError`, and nothing is created."""
+    """The facts of a run before it starts; each method may raise a `UserError`, and nothing is created."""
 
     def model(self) -> ModelFacts: ...
 
@@ -132,7 +132,7 @@ class RunFacts(Protocol[ClusterT_co]):
         """In the order of the data; before prompts that are too long are dropped."""
 
     def cluster(self) -> ClusterT_co:
-        """Where the engines and the trainer work."""
+        """The nodes and GPUs of engines and trainer."""
 
 
 class Within(Protocol):
@@ -143,17 +143,17 @@ class Within(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendContext:
-    """What a run offers to its backend."""
+    """What a run provides to its backend."""
 
     logs: Path
     """A folder for the logs of this attempt; it need not exist yet."""
     stage: Callable[[str], None]
-    """Names what the backend does now, for a person who follows the run."""
+    """Shows what the backend does now."""
     note: Callable[[str], None]
-    """Tells that person something."""
+    """Shows a message to the person who follows the run."""
     within: Within
     add_stack_source: Callable[[str, Callable[[], Awaitable[str]]], None]
-    """Names a process and how to ask it for its stacks when a wait expires."""
+    """Registers a process, by name, whose stacks are reported when a wait expires."""
 
 
 class Backend(Protocol):

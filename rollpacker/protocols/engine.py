@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Where an engine stands, and totals since it began."""
+    """The state of an engine, and totals since it began."""
 
     num_running: int
     num_waiting: int
@@ -31,9 +31,8 @@ class EngineStats:
     busy_slot_steps: int
     """Total over decode steps of the decode slots in use."""
     idle_slot_steps: int
-    """Total over decode steps of the decode slots that stood idle; the bubble. A step has as many slots as requests
-    were in flight at most since the engine was last empty, up to its limit: slots that no request ever asked for do
-    not count."""
+    """Total over decode steps of the idle decode slots; the bubble. A step has as many slots as requests were in flight
+    at most since the engine was last empty, up to its limit: slots that were never needed do not count."""
     policy_version: int
     waiting_request_steps: int = 0
     """Total over decode steps of the requests that waited."""

@@ -38,7 +38,7 @@ class JudgeModel(Protocol):
         """Take it again; the weights are the same as before."""
 
     async def describe_work(self) -> str:
-        """Say what it has done so far, for its log; empty if nothing was counted."""
+        """Say what it has done so far, for its log; empty where it is not counted."""
 
     async def close(self) -> None:
         """End everything; a call under way may fail."""

@@ -1,7 +1,7 @@
-"""What scores responses.
+"""Services that score responses.
 
-Two protocols, because decoding 30 million tokens is no work for the driver: it hands tokens to a `RewardService`,
-which decodes them where it runs and asks a `RewardWorker`, which scores text.
+Two protocols, because the driver cannot decode 30 million tokens itself: it hands tokens to a `RewardService`, which
+decodes them where it runs and passes text to a `RewardWorker`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class RewardService(Protocol):
 
 
 class ColocatedJudges(Protocol):
-    """Judges on GPUs of a trainer that takes turns with engines."""
+    """LLM judges that share GPUs with the trainer."""
 
     @property
-    def takers(self) -> Sequence[str]:
-        """Their names; those that are alive."""
+    def colocated(self) -> Sequence[str]:
+        """Names of the live ones."""
 
     async def sleep(self) -> None:
-        """Leave GPUs to the trainer, once what is under way has been scored; later requests wait."""
+        """Free the GPUs for the trainer once the current batch is scored; later requests wait."""
 
     async def wake(self) -> None:
         """Take them again."""

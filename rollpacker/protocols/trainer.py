@@ -1,4 +1,4 @@
-"""The trainer, which learns from accepted groups."""
+"""The trainer: it updates the policy from accepted groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainerRank:
     """From 0."""
     num_ranks: int
     rendezvous: str
-    """Where rank 0 opens a store for all of them: an address of its node and a port, such as `10.0.0.1:29500`."""
+    """The address and port on which rank 0 opens a store for all of them, such as `10.0.0.1:29500`."""
     replica_gpus: tuple[tuple[int, ...], ...] = ()
     """The run's GPUs of each data-parallel replica, as `accumulate` names them; empty where it never does."""
 
@@ -98,7 +98,7 @@ class Trainer(Protocol):
     async def export_weights(self) -> Weights: ...
 
     async def sleep(self) -> None:
-        """Free the accelerator for those that share it: parameters, gradients and optimizer move to host memory.
+        """Free the accelerator for the engines that share it: parameters, gradients and optimizer move to host memory.
 
         A step may be open; what was accumulated is kept.
         """
@@ -106,14 +106,14 @@ class Trainer(Protocol):
     async def wake(self, gpus: Collection[int] | None = None) -> None:
         """Take the accelerator back; before the next `accumulate`, `finish_step`, `export_weights` or `save`.
 
-        One that is awake stays so. With `gpus` only the replicas on these wake, whose owners lend them; then only
+        One that is awake stays so. With `gpus` only the replicas on these wake, which are lent by engines; then only
         `begin_step` and `accumulate` on the same GPUs may follow, until all are awake.
         """
 
     async def save(self, folder: Path) -> None:
         """Write model, optimizer, schedule and generator states into an existing folder.
 
-        While a step is open, as they were when it began: the run leaves, and a later attempt makes the step again.
+        While a step is open, as they were when it began: the run leaves, and a later attempt repeats the step.
         """
 
     async def load(self, folder: Path) -> None:
@@ -132,5 +132,5 @@ class TensorTrainer(Trainer, Protocol):
         """Run `use` on the trainer's thread and return what it returns; all ranks take part.
 
         The tensors are whole, in the model's dtype, under their Hugging Face names, ascending, tied ones once; every
-        rank gets them. Each is good until the next one and is only read. What `use` leaves over is passed over.
+        rank gets them. Each is valid until the next one, and read-only. Those that `use` leaves are skipped.
         """

@@ -29,7 +29,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What became of one policy version's way to the engines."""
+    """The outcome of sending one policy version to the engines."""
 
     policy_version: int
     checksum: str
@@ -37,30 +37,30 @@ class Published:
     num_bytes: int
     """What each engine was given: the model's size, tied tensors once."""
     time_s: float
-    """From the question for the weights until the last engine confirmed, without waking anybody."""
+    """From the question for the weights until the last engine confirmed, without the time to wake."""
     lost: Mapping[EngineId, EngineFailed]
     """Engines that died, were too slow, or claim to hold other weights. The others did not wait for them, and hold the
     policy."""
 
 
 class WeightSync(Protocol):
-    """Transfers the trainer's policy to engines. One call at a time."""
+    """Sends the trainer's policy to engines. One call at a time."""
 
     async def prepare(self) -> None:
-        """Take the trainer's policy now, so that the next `publish` needs the trainer no more: it will be asleep.
+        """Copy the trainer's policy now, so that the next `publish` does not need the trainer, which will sleep.
 
-        Only where engines and trainer take turns on their GPUs; elsewhere `publish` asks the trainer itself.
+        Only where engines and trainer share GPUs; elsewhere `publish` asks the trainer itself.
         """
 
     async def publish(self, engines: Mapping[EngineId, Engine]) -> Published:
-        """Give the trainer's policy to engines that are awake and have nothing in flight.
+        """Send the trainer's policy to engines that are awake and have nothing in flight.
 
         Raises:
             WeightSyncFailed: No engine holds what was sent, and one claims to hold something else.
         """
 
     async def serve(self, engine_id: EngineId, engine: Engine) -> Published:
-        """Give the policy that was published last to an engine that came later; it may be lost, too.
+        """Send the policy that was published last to an engine that joined later; it may be lost, too.
 
         Raises:
             WeightSyncFailed: It claims to hold other weights.

@@ -1,1 +1,1 @@
-"""A run as one page for people: what happened, where the time went, and who waited for whom."""
+"""A run as one HTML page: what ran, where the time went, and what waited for what."""

@@ -75,7 +75,7 @@ class ShownRun(NamedTuple):
 
 
 def render(stories: Sequence[RunStory]) -> str:
-    """Write the page of one run, or of two: the second is what the first is held against."""
+    """Write the page of one run, or of two: the second is the one to compare with."""
     runs = _shown(stories)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rollpacker.report", ""),
@@ -157,7 +157,7 @@ def _tiles(runs: Sequence[ShownRun]) -> list[tuple[str, list[str]]]:
     tiles = {
         "step, mean": lambda story: seconds(story.total_s / len(story.steps)),
         "sum of the step times": lambda story: seconds(story.total_s),
-        "of the decode slots idle in rollouts": lambda story: share(story.bubble_ratio),
+        "bubble ratio: idle decode slots": lambda story: share(story.bubble_ratio),
         "of the generated tokens wasted": lambda story: share(story.wasted_share),
         f"mean reward, first to last {CYCLE_STEPS} steps": _reward_change,
     }
@@ -206,7 +206,7 @@ def _facts(story: RunStory) -> dict[str, str]:
 
 
 def _settings(story: RunStory, degrees: str) -> dict[str, str]:
-    """What the run was told."""
+    """The run's settings."""
     config = story.config
     model, rollout, engine, trainer, reward = (
         config.get(key) or {} for key in ("model", "rollout", "engine", "trainer", "reward")

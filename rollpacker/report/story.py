@@ -1,4 +1,4 @@
-"""What a page says of a run, as numbers: read once, some steps at a time, without a word about how it looks.
+"""The numbers of a run's page, read from its tables some steps at a time.
 
 Seconds of a step belong to one stage each, so that they add up to the step; what is left over is the driver's. Tokens
 of a round are trained, or wasted by an abort, or wasted although they were finished.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from rollpacker.config.record import CONFIG_FILE, read_record
@@ -24,8 +25,6 @@ from rollpacker.timeline.stretches import MOVES, concurrency, natural_order, str
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    import numpy.typing as npt
 
     from rollpacker.timeline.run_tables import RunTables, StepTables
 
@@ -146,7 +145,7 @@ class RunStory:
         return float(self.steps["tokens_wasted"].sum() / generated) if generated else 0.0
 
 
-def tell(run_dir: Path, step: int | None = None) -> RunStory:
+def read_story(run_dir: Path, step: int | None = None) -> RunStory:
     """Read a run.
 
     Args:
@@ -159,13 +158,13 @@ def tell(run_dir: Path, step: int | None = None) -> RunStory:
     tables = open_run(run_dir)
     chosen = _typical_step(tables.steps) if step is None else step
     if step is not None and step not in set(tables.steps["step"]):
-        tables = open_run(run_dir, (step, step))  # raises, and says which steps there are
+        tables = open_run(run_dir, (step, step))  # raises with the steps that there are
     waits, gathered = Waits(), _Gathered()
     for part in tables.parts():
         stretches = stretches_of(part)
         gathered.take(part, stretches, chosen)
-        waits.look_at(part, stretches)
-    waits.look_at_moments(tables)
+        waits.add(part, stretches)
+    waits.add_lost_engines(tables)
     assert gathered.picture is not None
     config, config_problem = _record_of(run_dir)
     return RunStory(
@@ -228,40 +227,47 @@ class _Gathered:
             self.picture = _picture(part, stretches, chosen)
 
     def _use_engines(self, part: StepTables, stretches: pd.DataFrame) -> None:
-        for row in part.steps.to_dict("records"):
-            ended_s = float(row["finished_at_s"])
-            began_s = ended_s - float(row["step_time_s"])
-            complete_s = began_s + float(row["rollout_time_s"] + row["reward_time_s"])
-            mine = stretches[stretches["step"] == row["step"]]
-            others = part.intervals[(part.intervals["step"] == row["step"]) & (part.intervals["role"] == "engine")]
-            seen = set(mine["engine"]) | set(others["actor"])
-            requests = {engine: rows for engine, rows in mine.groupby("engine")}  # noqa: C416  (a frame per engine)
-            resting = others[others["activity"] == "asleep"].groupby("actor")
-            asleep = {engine: rows for engine, rows in resting}  # noqa: C416
-            loading_s = (others["ended_at_s"] - others["started_at_s"])[others["activity"] == "load_weights"]
-            loading_by_engine = loading_s.groupby(others["actor"]).sum()
-            for engine in seen:
-                use = self.engines.setdefault(engine, EngineUse())
-                use.num_steps += 1
-                use.present_s += ended_s - began_s
-                generating_s = covered(requests.get(engine), "began_s", "ended_s", began_s, ended_s)
-                sleeping_s = covered(asleep.get(engine), "started_at_s", "ended_at_s", began_s, ended_s)
-                early_sleep_s = covered(asleep.get(engine), "started_at_s", "ended_at_s", began_s, complete_s)
-                busy_early_s = covered(requests.get(engine), "began_s", "ended_s", began_s, complete_s)
-                use.generating_s += generating_s
-                use.asleep_s += sleeping_s
-                use.loading_s += float(loading_by_engine.get(engine, 0.0))
-                use.idle_in_rollout_s += max(0.0, complete_s - began_s - busy_early_s - early_sleep_s)
+        intervals = part.intervals[part.intervals["role"] == "engine"]
+        there = _spans(intervals, "actor", "started_at_s", "ended_at_s")
+        asleep, loading = (
+            _spans(intervals[intervals["activity"] == activity], "actor", "started_at_s", "ended_at_s")
+            for activity in ("asleep", "load_weights")
+        )
+        requests = _spans(stretches, "engine", "began_s", "ended_s")
+        steps = part.steps.set_index("step")
+        ended = steps["finished_at_s"]
+        began = ended - steps["step_time_s"]
+        complete = began + steps["rollout_time_s"] + steps["exposed_reward_time_s"]
+        for step, engine in sorted({*requests, *there}):
+            if step not in ended.index:
+                continue
+            began_s, complete_s, ended_s = float(began[step]), float(complete[step]), float(ended[step])
+            mine, sleeping = requests.get((step, engine), NO_SPANS), asleep.get((step, engine), NO_SPANS)
+            busy_early_s = covered(mine, began_s, complete_s) + covered(sleeping, began_s, complete_s)
+            use = self.engines.setdefault(engine, EngineUse())
+            use.num_steps += 1
+            use.present_s += ended_s - began_s
+            use.generating_s += covered(mine, began_s, ended_s)
+            use.asleep_s += covered(sleeping, began_s, ended_s)
+            use.loading_s += float(np.diff(loading.get((step, engine), NO_SPANS)).sum())
+            use.idle_in_rollout_s += max(0.0, complete_s - began_s - busy_early_s)
 
 
-def covered(rows: pd.DataFrame | None, began: str, ended: str, first_s: float, last_s: float) -> float:
-    """Seconds between two moments in which at least one of some spans was open."""
-    if rows is None or rows.empty:
+NO_SPANS: Final[npt.NDArray[np.float64]] = np.empty((0, 2))
+
+
+def _spans(rows: pd.DataFrame, engine: str, began: str, ended: str) -> dict[tuple[int, str], npt.NDArray[np.float64]]:
+    """Beginnings and ends by step and engine."""
+    spans = rows[[began, ended]].to_numpy(dtype=float)
+    places: Any = rows.groupby(["step", engine]).indices
+    return {key: spans[mine] for key, mine in places.items()}
+
+
+def covered(spans: npt.NDArray[np.float64], first_s: float, last_s: float) -> float:
+    """Seconds between two moments in which at least one of some spans was open; a row is a beginning and an end."""
+    if not len(spans):
         return 0.0
-    begins = np.clip(rows[began].to_numpy(dtype=float), first_s, last_s)
-    ends = np.clip(rows[ended].to_numpy(dtype=float), first_s, last_s)
-    order = np.argsort(begins, kind="stable")
-    begins, ends = begins[order], ends[order]
+    begins, ends = np.clip(spans, first_s, last_s)[np.argsort(spans[:, 0], kind="stable")].T
     reached = np.maximum.accumulate(ends)
     starts = np.maximum(begins, np.concatenate([[first_s], reached[:-1]]))
     return float(np.maximum(0.0, ends - starts).sum())
@@ -281,7 +287,7 @@ def stage_seconds(part: StepTables) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "rollout": steps["rollout_time_s"],
-            "reward": steps["reward_time_s"],
+            "reward": steps["exposed_reward_time_s"],
             "hand_over": of("hand_over"),
             "train": steps["train_time_s"],
             "switch": switch_s,

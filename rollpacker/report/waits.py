@@ -1,12 +1,12 @@
-"""The worst waits of a run: who waited for whom, how long, and why, in words.
+"""The worst waits of a run: what waited for what, how long, and why, in a sentence each.
 
 A wait is time in which engines or the trainer had nothing to do because something else was not there yet: the last
 responses of a batch, a verdict, weights, a checkpoint, the first forward pass of a request, a lost engine's successor.
-Training is no wait, although engines stand still meanwhile: it is what a synchronous step is for.
+Training does not count, although engines are idle meanwhile: a synchronous step consists of it.
 
 Each step gives at most one wait per kind, the longest. Waits for weights, checkpoints and the like are nearly the same
 in every step, and one row stands for all of them; the other kinds share the rest, at most four rows each as long as
-there are others, so that ten stragglers do not hide everything else. Each row says how much its kind was in sum.
+there are others, so that ten stragglers do not hide everything else. Each row has the sum of its kind.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import pandas as pd
 
 from rollpacker.report.words import plural, seconds, size, tokens
+from rollpacker.timeline.stretches import MOVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
-
-    import pandas as pd
 
     from rollpacker.timeline.run_tables import RunTables, StepTables
 
@@ -56,7 +56,12 @@ MOST_OF_THE_BATCH = 0.95
 SAME_EVERY_STEP: frozenset[Kind] = frozenset({"start", "weight_sync", "hand_over", "checkpoint"})
 
 SHORTEST_SHARE = 1e-3
-"""Of the mean step; shorter ones are nobody's trouble."""
+"""Of the mean step; shorter ones are left out."""
+
+
+_COLUMNS = ["step", "engine", "prompt", "sample", "domain", "length_tokens", "queue_time_s", "finished_at_s"]
+_COLUMNS += ["scored_at_s", "reward_time_s", "reward_reason", "finish_reason"]
+"""Of `responses`, what waits are made from: to take every column apart step by step costs more than all else here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,25 +86,39 @@ class Waits:
     def __init__(self) -> None:
         self._found: dict[Kind, list[Wait]] = defaultdict(list)
 
-    def look_at(self, part: StepTables, stretches: pd.DataFrame) -> None:
-        """Take down the waits of some steps."""
-        numbers = stretches["step"].to_numpy()
-        for step in part.steps.to_dict("records"):
-            responses = part.responses[part.responses["step"] == step["step"]]
-            mine = stretches[numbers == step["step"]]
-            stages = part.intervals[part.intervals["step"] == step["step"]]
-            for wait in (
-                *_tail(step, responses, mine, stages),
-                *_rewards(step, responses),
-                *_first_pass(step, responses),
-                *_move(step, responses, mine),
-                *_stages(step, stages),
-            ):
+    def add(self, part: StepTables, stretches: pd.DataFrame) -> None:
+        """Add the waits of some steps."""
+        final = stretches[~stretches["end"].isin(MOVES)]
+        trained = part.responses.loc[part.responses["accepted"], _COLUMNS]
+        trained["ended_s"] = pd.Series(final["ended_s"].to_numpy(), index=final["response"]).reindex(trained.index)
+        responses, of_engines, stages, moved = (
+            dict(list(rows.groupby("step")))
+            for rows in (
+                trained,
+                stretches[["step", "engine", "began_s", "ended_s"]],
+                part.intervals[["step", "actor", "role", "activity", "started_at_s", "ended_at_s"]],
+                stretches.loc[stretches["end"].isin(MOVES), ["step", "response", "ended_s"]],
+            )
+        )
+        for row in part.steps.to_dict("records"):
+            step = row["step"]
+            during = stages.get(step, part.intervals.iloc[:0])
+            found = [*_stages(row, during)]
+            if step in responses:
+                mine = responses[step]
+                found += [
+                    *_tail(row, mine, of_engines[step], during),
+                    *_rewards(row, mine),
+                    *_first_pass(row, mine),
+                ]
+            if step in moved:
+                found += _move(row, part.responses, moved[step])
+            for wait in found:
                 if wait.duration_s > 0:
                     self._found[wait.kind].append(wait)
 
-    def look_at_moments(self, tables: RunTables) -> None:
-        """Take down how long lost engines' places stood empty."""
+    def add_lost_engines(self, tables: RunTables) -> None:
+        """Add the time until each lost engine was replaced."""
         steps = tables.steps
         ends, numbers = steps["finished_at_s"].to_numpy(), steps["step"].to_numpy()
         for moment in tables.logged.moments:
@@ -146,12 +165,8 @@ def _worst_first(wait: Wait) -> tuple[float, int, str]:
     return -wait.duration_s, wait.step, wait.kind
 
 
-def _tail(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
-    final = stretches[~stretches["end"].isin(("evicted", "lost"))].set_index("response")
-    accepted = responses[responses["accepted"]]
-    if accepted.empty:
-        return
-    ended_s = final.loc[accepted.index, "ended_s"]
+def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
+    ended_s = accepted["ended_s"]
     most_s = float(np.quantile(ended_s.to_numpy(), MOST_OF_THE_BATCH, method="higher"))
     last: Any = ended_s.idxmax()
     last_s = float(ended_s[last])
@@ -165,9 +180,7 @@ def _tail(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame, intervals
     num_lent = asleep["actor"].nunique()
     num_engines = stretches["engine"].nunique() - num_lent
     idle = num_engines - _busy_engines(stretches[~stretches["engine"].isin(asleep["actor"])], most_s, last_s)
-    standing = (
-        f" {idle:.0f} of {plural(num_engines, 'engine')} had nothing to do then (mean)." if num_engines > 1 else ""
-    )
+    standing = f" {idle:.0f} of {plural(num_engines, 'engine')} were idle then (mean)." if num_engines > 1 else ""
     if num_lent:
         standing += f" {num_lent} more had been lent to the trainer."
     yield Wait(
@@ -175,7 +188,7 @@ def _tail(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame, intervals
         step=int(step["step"]),
         duration_s=last_s - most_s,
         who="trainer and idle engines" if num_engines > 1 else "trainer",
-        why=f"95 % of the batch was there {seconds(most_s - began_s)} into the step. The last was {row['prompt']} "
+        why=f"95 % of the batch was complete {seconds(most_s - began_s)} into the step. The last was {row['prompt']} "
         f"#{row['sample']} on {row['engine']}: {tokens(int(row['length_tokens']))}{ratio}{cut}.{standing}",
     )
 
@@ -185,33 +198,28 @@ def _busy_engines(stretches: pd.DataFrame, first_s: float, last_s: float) -> flo
     if last_s <= first_s:
         return float(stretches["engine"].nunique())
     late = stretches[(stretches["ended_s"] > first_s) & (stretches["began_s"] < last_s)]
-    until_s = late.groupby("engine")["ended_s"].max().clip(upper=last_s)
-    from_s = late.groupby("engine")["began_s"].min().clip(lower=first_s)
-    return float((until_s - from_s).sum() / (last_s - first_s))
+    by_engine = late.groupby("engine")
+    busy_s = by_engine["ended_s"].max().clip(upper=last_s) - by_engine["began_s"].min().clip(lower=first_s)
+    return float(busy_s.sum() / (last_s - first_s))
 
 
-def _rewards(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
-    scored = responses[responses["accepted"] & responses["scored_at_s"].notna()]
-    if scored.empty:
+def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
+    if not accepted["scored_at_s"].notna().any():
         return
-    longest: Any = scored["scored_at_s"].idxmax()
-    row: Any = scored.loc[longest]
+    row: Any = accepted.iloc[int(accepted["scored_at_s"].argmax())]
     yield Wait(
         kind="reward",
         step=int(step["step"]),
-        duration_s=float(step["reward_time_s"]),
+        duration_s=float(step["exposed_reward_time_s"]),
         who="trainer and all engines",
-        why=f"Everything was generated, and rewards were not there. The last verdict was {row['prompt']} "
+        why=f"All responses were generated, and rewards were missing. The last verdict was {row['prompt']} "
         f"#{row['sample']} ({row['domain']}, {row['reward_reason']}): {seconds(row['reward_time_s'])} of scoring, "
         f"known {seconds(max(0.0, row['scored_at_s'] - row['finished_at_s']))} after its last token.",
     )
 
 
-def _first_pass(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
+def _first_pass(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
     """The longest wait of a trained response at its engine, or of all of them where they waited alike."""
-    accepted = responses[responses["accepted"]]
-    if accepted.empty:
-        return
     queued_s = accepted["queue_time_s"]
     longest: Any = queued_s.idxmax()
     row: Any = accepted.loc[longest]
@@ -228,8 +236,8 @@ def _first_pass(step: Row, responses: pd.DataFrame) -> Iterator[Wait]:
     yield Wait(kind="queue", step=number, duration_s=longest_s, who="one response", why=why)
 
 
-def _move(step: Row, responses: pd.DataFrame, stretches: pd.DataFrame) -> Iterator[Wait]:
-    moved = stretches[stretches["end"].isin(("evicted", "lost")) & stretches["response"].isin(responses.index)]
+def _move(step: Row, responses: pd.DataFrame, moved: pd.DataFrame) -> Iterator[Wait]:
+    moved = moved[moved["response"].isin(responses.index)]
     if moved.empty:
         return
     left_s = moved.groupby("response")["ended_s"].max()
@@ -262,7 +270,7 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
         step=number,
         duration_s=float(step["weight_sync_time_s"]),
         who="all engines",
-        why=f"New weights came, {per_engine} for each engine{speed}; the transfer took {seconds(transfer_s)}.",
+        why=f"New weights were sent, {per_engine} to each engine{speed}; the transfer took {seconds(transfer_s)}.",
     )
     yield Wait(
         kind="checkpoint",
@@ -278,5 +286,5 @@ def _stages(step: Row, intervals: pd.DataFrame) -> Iterator[Wait]:
             step=number,
             duration_s=float((handed["ended_at_s"] - handed["started_at_s"]).sum()),
             who="trainer",
-            why="Engines fell asleep and the trainer took the GPUs that they share.",
+            why="Engines went to sleep, and the trainer took over the GPUs that they share.",
         )

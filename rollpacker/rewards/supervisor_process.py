@@ -55,7 +55,7 @@ class SupervisorProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, request: str, limit_s: float) -> dict[str, Any]:
+    async def request(self, line: str, limit_s: float) -> dict[str, Any]:
         """Give the response to a request, both as JSON.
 
         Raises:
@@ -69,7 +69,7 @@ class SupervisorProcess:
             self._restart()  # it died while idle, which is no fault of this request
         reader, writer = await self._connect()
         try:
-            writer.write(request.encode() + b"\n")
+            writer.write(line.encode() + b"\n")
             async with asyncio.timeout(limit_s):
                 await writer.drain()
                 response: dict[str, Any] = json.loads(await reader.readuntil())

@@ -137,7 +137,7 @@ class KillableRewardWorker(PooledRewardWorker):
 
     async def _score(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
         try:
-            response = await process.ask(json.dumps(_arguments(request)), self._limit_s)
+            response = await process.request(json.dumps(_arguments(request)), self._limit_s)
         except ProcessDied:
             return verdict_of(request, CHECKER_CRASHED)
         except TimeoutError:

@@ -1,10 +1,10 @@
-"""The real world around the machines, in rooms that import downwards only.
+"""Runs the scheduler's machines in the real world; packages import downwards only.
 
     ray | run      Ray actors; one run and its folder
     rollout        the driver of a step
-    placing        which actor gets which GPUs
-    job            the Slurm job
+    placing        the nodes and GPUs of each actor
+    job            the Slurm job, and preemption
     waiting        deadlines
 
-Policy has no place here: what to launch, abort, score or defer is decided in `core`.
+No policy is decided here: `core` decides what to launch, abort, score or defer.
 """

@@ -14,12 +14,13 @@ Source: "Trace Event Format" (Google, document 1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,7 +52,7 @@ _STEP_COUNTERS = (
     ("policy version", "policy_version"),
     ("reward, mean", "reward_mean"),
     ("KV cache in use, mean share", "kv_cache_used_share"),
-    ("decode slots idle, share", "bubble_ratio"),
+    ("bubble ratio", "bubble_ratio"),
     ("tokens wasted", "tokens_wasted"),
 )
 
@@ -74,78 +75,58 @@ Event = dict[str, Any]
 """Of the format."""
 
 
-class Writable(Protocol):
-    """What a trace is written to."""
-
-    def write(self, data: bytes, /) -> int: ...
-
-
 class _Place(NamedTuple):
     process: int
     thread: int
 
 
-@dataclass(slots=True)
-class _Process:
-    number: int
-    num_threads: int = 0
-
-
 class _Tracks:
-    """Numbers processes and threads, and tells the viewer their names when they are first used."""
+    """Numbers processes and threads, and names them before their first event."""
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, int] = {}
+        self._num_threads: Counter[str] = Counter()
         self._places: dict[tuple[str, str], _Place] = {}
         self.news: list[Event] = []
 
     def process(self, name: str, label: str = "", rank: int = 0) -> int:
-        process = self._processes.get(name)
-        if process is None:
-            process = self._processes[name] = _Process(len(self._processes) + 1)
-            title = f"{label or name}{self._suffix}"
-            self._tell(process.number, 0, "process_name", name=title)
-            self._tell(process.number, 0, "process_sort_index", sort_index=rank)
-        return process.number
+        if name not in self._processes:
+            number = self._processes[name] = len(self._processes) + 1
+            self._name(number, 0, "process_name", name=f"{label or name}{self._suffix}")
+            self._name(number, 0, "process_sort_index", sort_index=rank)
+        return self._processes[name]
 
     def thread(self, process: str, name: str) -> _Place:
-        place = self._places.get((process, name))
-        if place is None:
-            owner = self._processes[process]
-            owner.num_threads += 1
-            place = self._places[process, name] = _Place(owner.number, owner.num_threads)
-            self._tell(*place, "thread_name", name=name)
-            self._tell(*place, "thread_sort_index", sort_index=owner.num_threads)
-        return place
+        if (process, name) not in self._places:
+            self._num_threads[process] += 1
+            place = self._places[process, name] = _Place(self._processes[process], self._num_threads[process])
+            self._name(*place, "thread_name", name=name)
+            self._name(*place, "thread_sort_index", sort_index=place.thread)
+        return self._places[process, name]
 
     @property
     def num_threads(self) -> int:
         return len(self._places)
 
-    def _tell(self, process: int, thread: int, what: str, **arguments: object) -> None:
+    def _name(self, process: int, thread: int, what: str, **arguments: object) -> None:
         self.news.append({"ph": "M", "pid": process, "tid": thread, "name": what, "args": arguments})
 
 
 def save_trace(run: RunTables, path: Path) -> TraceSummary:
-    """Write the steps of a run to a file or a stream, compressed when its name ends in .gz."""
-    with open_output(path) as file:
-        if path.suffix != ".gz":
-            return write_trace(run, file)
-        with gzip.GzipFile(path.stem, "wb", compresslevel=_COMPRESSION, fileobj=file, mtime=0) as compressed:
-            return write_trace(run, compressed)
-
-
-def write_trace(run: RunTables, file: Writable) -> TraceSummary:
-    """Write the steps of a run as one JSON object."""
+    """Write the steps of a run as one JSON object to a file or a stream, compressed when its name ends in .gz."""
     trace = _Trace(run)
     header = {"system": run.system, "run": str(run.run_dir), "modelled": run.is_modelled, "notes": list(run.notes)}
-    file.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[' % json.dumps(header).encode())
-    separator = b"\n"
-    for event in trace.events():
-        file.write(separator + json.dumps(event, separators=(",", ":")).encode())
-        separator = b",\n"
-    file.write(b"\n]}\n")
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] | gzip.GzipFile = stack.enter_context(open_output(path))
+        if path.suffix == ".gz":
+            file = stack.enter_context(gzip.GzipFile(path.stem, "wb", _COMPRESSION, file, mtime=0))
+        file.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[' % json.dumps(header).encode())
+        separator = b"\n"
+        for event in trace.events():
+            file.write(separator + json.dumps(event, separators=(",", ":")).encode())
+            separator = b",\n"
+        file.write(b"\n]}\n")
     return trace.summary()
 
 
@@ -219,7 +200,7 @@ class _Trace:
             ended = _ns(row["finished_at_s"])
             began = _ns(row["finished_at_s"] - row["step_time_s"])
             generated = min(ended, began + _ns(row["rollout_time_s"]))
-            complete = min(ended, generated + _ns(row["reward_time_s"]))
+            complete = min(ended, generated + _ns(row["exposed_reward_time_s"]))
             yield self._slice(
                 steps_thread, f"step {row['step'] + 1}{self._suffix}", "step", began, ended, **_facts(row)
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.tables import read_frame
+from rollpacker.metrics.tables import read_table
 from rollpacker.timeline.moments import LoggedMoments, read_moments
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class RunTables:
             span = int(steps["step"].iloc[0]), int(steps["step"].iloc[-1])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said once, when the run was opened
-                responses = read_frame(self.run_dir, "responses", span)
-                intervals = read_frame(self.run_dir, "intervals", span)
-                domains = read_frame(self.run_dir, "domains", span)
+                responses, intervals, domains = (
+                    read_table(self.run_dir, table, span).to_pandas() for table in ("responses", "intervals", "domains")
+                )
             responses["placed_at_s"] = responses["placed_at_s"].fillna(responses["launched_at_s"])
             yield StepTables(steps=steps, domains=domains, responses=responses, intervals=intervals)
 
@@ -82,8 +82,8 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
     _refuse_other_folders(run_dir)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = read_frame(run_dir, "steps").sort_values("step", ignore_index=True)
-        read_frame(run_dir, "responses", (int(frame["step"].iloc[-1]),) * 2)
+        frame = read_table(run_dir, "steps").to_pandas().sort_values("step", ignore_index=True)
+        read_table(run_dir, "responses", (int(frame["step"].iloc[-1]),) * 2)
     notes = [_first_sentence(str(warning.message)) for warning in caught]
     if steps is not None:
         chosen = frame[frame["step"].between(*steps)]
@@ -126,12 +126,12 @@ def _refuse_other_folders(run_dir: Path) -> None:
     if parts := sorted(run_dir.glob("metrics/steps/*.parquet")):
         raise DataError(
             f"{run_dir}/metrics/manifest.json is missing, and {len(parts)} files of steps lie beside it",
-            "The manifest says which of them count; the run writes it, and nothing else knows",
+            "The manifest says which of them count; only the run writes it",
             "Copy it again from where the run wrote it. Do not resume the run without it: its steps would be removed",
         )
     if (run_dir / "run.json").exists():
         raise DataError(
-            f"{run_dir} is a run of which no step is finished yet",
+            f"{run_dir} is a run without a finished step yet",
             "There is something to show once the first step is over",
             "Wait for it, or read why it does not come in its logs/ and in status.json",
         )

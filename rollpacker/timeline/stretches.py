@@ -39,7 +39,8 @@ def stretches_of(tables: StepTables) -> pd.DataFrame:
     names = request_names(responses)
     first_pass_s = responses["placed_at_s"] + responses["queue_time_s"]
     steps = tables.steps.set_index("step")
-    complete_s = steps["finished_at_s"] - steps["step_time_s"] + steps["rollout_time_s"] + steps["reward_time_s"]
+    began_s = steps["finished_at_s"] - steps["step_time_s"]
+    complete_s = began_s + steps["rollout_time_s"] + steps["exposed_reward_time_s"]
     in_engine_s = first_pass_s + responses["generation_time_s"]
     ended_s = np.minimum(
         responses["finished_at_s"], np.maximum(in_engine_s, complete_s.reindex(responses["step"]).to_numpy())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from rollpacker.core.errors import CheckpointError
+from rollpacker.core.errors import CheckpointError, RollpackerError
 from rollpacker.metrics.files import storage_errors
 
 if TYPE_CHECKING:
@@ -54,11 +54,7 @@ def read_state(kind: type[StateT], file: Path) -> StateT:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{file} cannot be read: {type(error).__name__}: {error}",
-            "A file that this trainer wrote",
-            "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
-        ) from error
+        raise unreadable(file, error) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CheckpointError(
@@ -89,11 +85,14 @@ def require_same_reference(folder: Path, found: str | None, own: str | None, mod
         )
 
 
-def unreadable_policy(folder: Path, problem: str) -> CheckpointError:
-    """The error of a checkpoint whose `model/` cannot be loaded."""
+def unreadable(
+    what: object, error: BaseException, allowed: str = "A checkpoint that this trainer wrote"
+) -> CheckpointError:
+    """Return the error of a checkpoint, or a part of it, that cannot be read."""
+    reason = error.problem if isinstance(error, RollpackerError) else f"{type(error).__name__}: {error}"
     return CheckpointError(
-        f"The policy in {folder} cannot be loaded: {problem}",
-        "A checkpoint that this trainer wrote",
+        f"{what} cannot be read: {reason}",
+        allowed,
         "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
     )
 
@@ -104,7 +103,7 @@ def generators() -> tuple[Tensor, ...]:
 
 
 def restore_generators(states: tuple[Tensor, ...]) -> None:
-    """Bring torch's own back to `states`; the accelerators' only where there are as many as then."""
+    """Set torch's own to `states`; the accelerators' only if their number is the same."""
     torch.set_rng_state(states[0])
     if len(states) - 1 == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(list(states[1:]))

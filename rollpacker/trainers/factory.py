@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from rollpacker.core.errors import ConfigError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def make_trainer(config: RunConfig, rank: TrainerRank | None = None) -> TensorTrainer:
     """Load the policy, or one rank's part of it, into this process; None is the only rank.
 
-    With several ranks each process makes its own at the same time: they meet, and the first calls are theirs together.
+    With several ranks each process makes its own at the same time, because construction contains collectives.
 
     Raises:
         ModelError: The directory holds no model that can be trained.
@@ -31,6 +31,12 @@ def make_trainer(config: RunConfig, rank: TrainerRank | None = None) -> TensorTr
 
 
 def _make_policy(config: RunConfig, rank: TrainerRank | None) -> Policy:
+    timeout_s = config.backend.deadlines.train_s
+    model: _Model = {
+        "model_dtype": config.model.dtype,
+        "temperature": config.rollout.temperature,
+        "seed": config.run.seed,
+    }
     match config.trainer.name:
         case "torch":
             from rollpacker.trainers.torch_policy import TorchPolicy
@@ -41,36 +47,24 @@ def _make_policy(config: RunConfig, rank: TrainerRank | None) -> Policy:
                     "The embedded trainer is one process",
                     "Choose trainer=fsdp or trainer=megatron",
                 )
-            return TorchPolicy(
-                config.model.directory,
-                config.trainer,
-                model_dtype=config.model.dtype,
-                temperature=config.rollout.temperature,
-                seed=config.run.seed,
-            )
+            return TorchPolicy(config.model.directory, config.trainer, **model)
         case "fsdp":
             from rollpacker.trainers.fsdp.policy import FsdpPolicy
             from rollpacker.trainers.process_group import join
 
-            join(rank, timeout_s=config.backend.deadlines.train_s)
-            return FsdpPolicy(
-                config.model.directory,
-                config.trainer,
-                model_dtype=config.model.dtype,
-                temperature=config.rollout.temperature,
-                seed=config.run.seed,
-            )
+            join(rank, timeout_s=timeout_s)
+            return FsdpPolicy(config.model.directory, config.trainer, **model)
         case "megatron":
             from rollpacker.trainers.megatron.policy import MegatronPolicy
             from rollpacker.trainers.process_group import join
 
-            timeout_s = config.backend.deadlines.train_s
             join(rank, timeout_s=timeout_s)
-            return MegatronPolicy(
-                config.model.directory,
-                config.trainer,
-                model_dtype=config.model.dtype,
-                temperature=config.rollout.temperature,
-                seed=config.run.seed,
-                timeout_s=timeout_s,
-            )
+            return MegatronPolicy(config.model.directory, config.trainer, **model, timeout_s=timeout_s)
+
+
+class _Model(TypedDict):
+    """The arguments of every policy beside the trainer section."""
+
+    model_dtype: str
+    temperature: float
+    seed: int

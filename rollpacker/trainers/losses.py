@@ -15,7 +15,7 @@ Three policies, three names, never mixed up:
 
 While no update of the step has been made, proximal and current are one policy and `current.detach()` may stand for
 proximal: the ratio is 1 and the gradient is the exact on-policy one. After the first update it may not: the ratio would
-stay 1 for ever, nothing would clip, and PPO would silently be REINFORCE.
+stay 1, nothing would clip, and PPO would silently be REINFORCE.
 
 Log-probabilities are those of the distribution that the engine samples from: the softmax of logits / temperature.
 

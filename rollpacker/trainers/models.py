@@ -1,8 +1,4 @@
-"""Reads a causal language model from a Hugging Face directory and writes it back, weights bit for bit.
-
-Invariant: every weight comes from the directory, and every one of the directory is in the model. A directory that lacks
-one is refused, where transformers would fill in random numbers and go on; so is one that has more.
-"""
+"""The model that a trainer trains: read from a Hugging Face directory and written back, weights bit for bit."""
 
 from __future__ import annotations
 
@@ -16,11 +12,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
-from transformers.utils import logging as transformers_logging
 
-from rollpacker.core.errors import ModelError
-from rollpacker.data.refusals import REFUSALS
-from rollpacker.data.skeleton import refuse_difference
+from rollpacker.data.causal_models import load_causal_model, make_causal_skeleton, quiet
 from rollpacker.data.weight_files import not_finite
 from rollpacker.metrics.files import storage_errors
 
@@ -52,40 +45,23 @@ def load_model(model_path: Path) -> torch.nn.Module:
     """Load in float32 for training without dropout; raises `ModelError` when the directory is not a causal model.
 
     Dropout is off because the engines sample without it: with it the current policy would be another one. Defaults of
-    generation are cleared, for a trainer never generates; `save_model` brings the original ones back.
+    generation are cleared, for a trainer never generates; `save_model` copies the original ones.
     """
-    try:
-        with _quiet():
-            model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                model_path,
-                dtype=torch.float32,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except REFUSALS as error:
-        raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
-    refuse_difference(
-        model_path, missing=sorted(report["missing_keys"]), unread=sorted(report["unexpected_keys"]), misshapen=[]
-    )
+    model = load_causal_model(model_path, torch.float32)
     for name, parameter in model.named_parameters():
         if num_wrong := int((~parameter.isfinite()).sum()):
             raise not_finite(str(model_path), name, num_wrong)
     _clear_generation_defaults(model)
     module: torch.nn.Module = model
-    return module.eval()
+    return module
 
 
 def make_skeleton(model_path: Path) -> torch.nn.Module:
     """Build what `load_model` would load without its weights, on the meta device; raises `ModelError`."""
-    try:
-        with _quiet(), torch.device("meta"):
-            config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except REFUSALS as error:
-        raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
+    model = make_causal_skeleton(model_path, torch.float32)
     _clear_generation_defaults(model)
     module: torch.nn.Module = model
-    return module.eval()
+    return module
 
 
 def save_model(model: Any, model_path: Path, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -94,7 +70,7 @@ def save_model(model: Any, model_path: Path, folder: Path, tensors: Mapping[str,
     `tensors` take the place of the model's own, under the names of `named_tensors`. Raises `StorageFailed`.
     """
     with storage_errors(folder):
-        with _quiet(), safetensors_errors_are_os_errors():
+        with quiet(), safetensors_errors_are_os_errors():
             model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors))
         (folder / "generation_config.json").unlink(missing_ok=True)
         copy_companions(model_path, folder)
@@ -142,26 +118,3 @@ def _clear_generation_defaults(model: Any) -> None:
         # Old directories keep them in config.json, among the keys that make the architecture.
         if name not in own and getattr(model.config, name, None) is not None:
             setattr(model.config, name, None)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and load reports off the terminal, where the run's own progress is."""
-    verbosity = transformers_logging.get_verbosity()
-    has_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bars:
-            transformers_logging.enable_progress_bar()
-
-
-def _unusable(model_path: Path, reason: str) -> ModelError:
-    return ModelError(
-        f"{model_path} cannot be loaded as a causal language model: {reason}",
-        "A local directory in Hugging Face format with config.json and all weights",
-        "Check model.path, or try transformers.AutoModelForCausalLM.from_pretrained on the directory",
-    )

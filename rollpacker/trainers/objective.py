@@ -65,7 +65,7 @@ class Divisors:
 
 
 class Objective:
-    """What a trainer section says of the loss."""
+    """The loss that a trainer section configures."""
 
     def __init__(self, section: TrainerSection) -> None:
         self._section = section
@@ -104,7 +104,7 @@ class Objective:
     def loss(self, sums: Sums, divisors: Divisors, microbatch: MicroBatch, scores: Scores) -> Tensor:
         """Return the loss of a micro-batch, and add to `sums`. Tokens without proximal log-probabilities are observed.
 
-        `losses.py` says why the current policy may stand for the proximal one where they lack.
+        `losses.py` explains why the current policy may replace the proximal one where they are absent.
         """
         current_N = scores.logprobs_N
         if microbatch.proximal_N is None:

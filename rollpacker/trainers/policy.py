@@ -1,4 +1,4 @@
-"""What an objective asks of the model that it trains, whatever holds the model: one process, FSDP2 or Megatron-core.
+"""The model that a trainer trains, behind one protocol: in one process, under FSDP2 or under Megatron-core.
 
 A policy is one rank's part of the model. All ranks make the same calls in the same order with the same groups in view
 (SPMD); what differs is the samples of their replica. A **replica** is a set of ranks that work on the same
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scores:
-    """What a forward pass says of a micro-batch's response tokens."""
+    """The result of a forward pass for a micro-batch's response tokens."""
 
     logprobs_N: Tensor
     """Of the tokens under the softmax of logits / temperature, float32."""
@@ -112,7 +112,7 @@ class Policy(Protocol):
         """Move everything that lives on the accelerator to host memory."""
 
     def wake(self) -> None:
-        """Bring it back."""
+        """Move it back."""
 
     def close(self) -> None:
         """Leave the other ranks."""

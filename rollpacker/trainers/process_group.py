@@ -1,4 +1,4 @@
-"""How the ranks of a trainer meet, and what they tell each other beside tensors.
+"""The process group of a trainer's ranks, and small collectives beside tensors.
 
 Invariant: a process belongs to one trainer; its default process group is that trainer's ranks. Every collective has
 the deadline of a call of the trainer, so a rank that fails takes the others with it instead of leaving them waiting.
@@ -31,7 +31,7 @@ def own_device() -> torch.device:
 
 
 def join(rank: TrainerRank | None, *, timeout_s: float) -> None:
-    """Meet the other ranks; None is the only one and meets nobody. Raises `EngineFailed`."""
+    """Join the other ranks; None is the only rank. Raises `EngineFailed`."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=timeout_s)
     if rank is None:
@@ -51,7 +51,7 @@ def join(rank: TrainerRank | None, *, timeout_s: float) -> None:
 
 
 def leave() -> None:
-    """Part from the other ranks, if this process has met any."""
+    """Leave the process group, if this process is in one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

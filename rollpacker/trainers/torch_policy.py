@@ -13,6 +13,7 @@ user starts first would need a process group.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,17 +21,17 @@ import torch
 
 from rollpacker.core.errors import ModelError
 from rollpacker.protocols.tensors import are_finite, checksum_of_tensors, named_tensors
+from rollpacker.trainers.adamw import clip_and_step, make_adamw, move
 from rollpacker.trainers.checkpoints import (
     MODEL_FOLDER,
     State,
     read_state,
     require_same_model,
     require_same_reference,
-    unreadable_policy,
+    unreadable,
     write_state,
 )
 from rollpacker.trainers.models import load_model, recompute_activations, save_model
-from rollpacker.trainers.offload import move
 from rollpacker.trainers.policy import Progress
 from rollpacker.trainers.scoring import score_microbatch
 
@@ -86,15 +87,8 @@ class TorchPolicy:
             self._reference = load_model(model_path).to(self.device).requires_grad_(False)
         self._parameters = dict(self._model.named_parameters())
         for parameter in self._parameters.values():
-            # AdamW skips a parameter without a gradient. A batch without any signal must still be an update.
             parameter.grad = torch.zeros_like(parameter)
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=section.learning_rate,
-            betas=section.adam_betas,
-            weight_decay=section.weight_decay,
-            fused=True,
-        )
+        self._optimizer = make_adamw(self._parameters.values(), section)
 
     @torch.no_grad()
     def score(self, microbatches: Sequence[MicroBatch]) -> list[Scores]:
@@ -110,16 +104,10 @@ class TorchPolicy:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
 
     def update(self, learning_rate: float) -> float:
-        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not norm.isfinite():
-            return norm.item()
-        torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._section.max_grad_norm, norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self.clear_gradients()
-        return norm.item()
+        norm = clip_and_step(self._optimizer, self._section.max_grad_norm, learning_rate)
+        if math.isfinite(norm):
+            self.clear_gradients()
+        return norm
 
     def is_finite(self) -> bool:
         return are_finite(parameter.detach() for parameter in self._parameters.values())
@@ -174,7 +162,7 @@ class TorchPolicy:
         move(self._models(), self._optimizer, self.device)
 
     def close(self) -> None:
-        """There is nobody to leave."""
+        """There are no other ranks."""
 
     def _models(self) -> list[torch.nn.Module]:
         return [model for model in (self._model, self._reference) if model is not None]
@@ -187,7 +175,7 @@ class TorchPolicy:
         try:
             tensors = named_tensors(load_model(folder))
         except ModelError as error:
-            raise unreadable_policy(folder, error.problem) from error
+            raise unreadable(f"The policy in {folder}", error) from error
         own = {name: tensor.shape for name, tensor in named_tensors(self._model).items()}
         require_same_model(folder, {name: tensor.shape for name, tensor in tensors.items()}, own, self._model_path)
         return tensors

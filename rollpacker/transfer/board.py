@@ -1,18 +1,17 @@
-"""The board of one transfer: what the sender and its receivers tell each other beside the buckets.
+"""The board of one transfer: the messages of the sender and its receivers beside the buckets.
 
     attempt 0:  receivers announce themselves -> the sender posts the transports -> notes of bucket 0, 1, ... , the end
     attempt 1:  the same, when attempt 0 was given up because a member of the process group was lost
 
 The sender holds the board (a TCPStore of torch, in the sender's process) and a receiver reaches it over the network, so
-a sender that dies takes the board along and every receiver knows at once. The sender never blocks on it. A receiver
+it ends with the sender, and every receiver notices at once. The sender never blocks on it. A receiver
 waits for the next note until the offer's deadline.
 
-Everything is JSON: whoever reaches the port could write to the board, and must not be able to run code.
+Everything is JSON: any process that reaches the port can write to the board, and must not be able to run code.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from dataclasses import dataclass
@@ -22,19 +21,20 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistError, DistStoreError
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.transfer.buckets import Piece, TensorSpec
+from rollpacker.metrics.codec import from_plain, to_plain
+from rollpacker.transfer.buckets import Piece
 from rollpacker.transfer.stores import open_store, reach_store
 from rollpacker.transfer.transports import Station, Transports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from rollpacker.transfer.offers import ReceiverName, WeightOffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A receiver is there."""
+    """A receiver is ready."""
 
     num_ranks: int
     """Of its engine."""
@@ -43,17 +43,17 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportNote:
-    """How an attempt goes."""
+    """How the buckets of an attempt travel."""
 
     transports: Transports
-    handles: Mapping[str, tuple[str, str]]
-    """How each receiver that has no place in the group opens the two buffers that buckets lie in by turns."""
+    handles: tuple[tuple[str, str], ...]
+    """Of the two buffers that alternately hold buckets, for each receiver of `transports.by_handle`, in that order."""
     gpu: str | None
     """The sender's, by its UUID."""
     backend: str
     """Of the process group: `nccl` or `gloo`."""
-    lost: Mapping[str, str]
-    """Engines that are left out, and why."""
+    lost: tuple[tuple[str, str], ...]
+    """Engines that are left out, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,10 @@ class GivenUp:
     why: str
 
 
+Note = BucketNote | EndNote | GivenUp
+_NOTES: dict[str, type[Note]] = {kind.__name__: kind for kind in (BucketNote, EndNote, GivenUp)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverState:
     """How far a receiver is in an attempt."""
@@ -107,22 +111,19 @@ class SenderBoard:
         self.__dict__.pop("store", None)
 
     def announcement(self, attempt: int, receiver: str) -> Announcement | None:
-        """What a receiver said of itself; None while it has not come."""
+        """Return what a receiver announced; None before that."""
         key = _ready_key(attempt, receiver)
-        if not self.store.check([key]):
-            return None
-        plain = json.loads(self.store.get(key))
-        return Announcement(num_ranks=plain["num_ranks"], station=_station(plain["station"]))
+        return from_plain(Announcement, json.loads(self.store.get(key))) if self.store.check([key]) else None
 
     def post_transports(self, attempt: int, note: TransportNote) -> None:
         self.store.set(f"{attempt}/transports", _to_json(note))
 
-    def post(self, attempt: int, index: int, note: BucketNote | EndNote | GivenUp) -> None:
-        """Put up the note that follows note `index - 1`."""
-        self.store.set(f"{attempt}/note/{index}", json.dumps({type(note).__name__: dataclasses.asdict(note)}))
+    def post(self, attempt: int, index: int, note: Note) -> None:
+        """Post the note that follows note `index - 1`."""
+        self.store.set(f"{attempt}/note/{index}", json.dumps({type(note).__name__: to_plain(note)}))
 
     def give_up(self, attempt: int, index: int, why: str) -> None:
-        """Post the last note of an attempt, where those that wait for it and those that do not will see it."""
+        """Post the last note of an attempt, also where receivers see it that do not wait for a note."""
         self.store.set(_given_up_key(attempt), why)
         self.post(attempt, index, GivenUp(why=why))
 
@@ -156,35 +157,13 @@ class ReceiverBoard:
         )
 
     def transports(self, attempt: int) -> TransportNote:
-        """Wait until the sender has seated the receivers."""
-        plain = self._wait(f"{attempt}/transports")
-        transports = plain["transports"]
-        return TransportNote(
-            transports=Transports(
-                memory=transports["memory"],
-                by_handle=tuple(transports["by_handle"]),
-                in_group=tuple(transports["in_group"]),
-            ),
-            handles={name: (first, second) for name, (first, second) in plain["handles"].items()},
-            gpu=plain["gpu"],
-            backend=plain["backend"],
-            lost=plain["lost"],
-        )
+        """Wait until the sender has assigned the transports."""
+        return from_plain(TransportNote, self._wait(f"{attempt}/transports"))
 
-    def note(self, attempt: int, index: int) -> BucketNote | EndNote | GivenUp:
+    def note(self, attempt: int, index: int) -> Note:
         """Wait for a note."""
         [(kind, plain)] = self._wait(f"{attempt}/note/{index}").items()
-        match kind:
-            case "BucketNote":
-                return BucketNote(
-                    pieces=tuple(_piece(piece) for piece in plain["pieces"]),
-                    num_bytes=plain["num_bytes"],
-                    checksum=plain["checksum"],
-                )
-            case "EndNote":
-                return EndNote(**plain)
-            case _:
-                return GivenUp(**plain)
+        return from_plain(_NOTES[kind], plain)
 
     def is_given_up(self, attempt: int) -> bool:
         try:
@@ -230,18 +209,4 @@ def _given_up_key(attempt: int) -> str:
 
 
 def _to_json(note: Announcement | TransportNote | ReceiverState) -> str:
-    return json.dumps(dataclasses.asdict(note))
-
-
-def _station(plain: dict[str, Any]) -> Station:
-    return Station(node=plain["node"], gpu=plain["gpu"], visible_gpus=tuple(plain["visible_gpus"]))
-
-
-def _piece(plain: dict[str, Any]) -> Piece:
-    tensor = plain["tensor"]
-    return Piece(
-        tensor=TensorSpec(name=tensor["name"], dtype=tensor["dtype"], shape=tuple(tensor["shape"])),
-        begin=plain["begin"],
-        offset=plain["offset"],
-        num_bytes=plain["num_bytes"],
-    )
+    return json.dumps(to_plain(note))

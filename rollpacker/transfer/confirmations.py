@@ -1,6 +1,6 @@
-"""Which engines hold new weights: each one confirms them by a checksum, and none is waited for longer than it is worth.
+"""Which engines hold new weights: each confirms them by a checksum, within a bounded time.
 
-    half of the engines have answered ──`straggler_s`──> whoever has not is lost
+    half of the engines have answered ──`straggler_s`──> all others are lost
 
 An engine that dies, that is late, or that claims to hold something else is lost, and its error says why; the others go
 on. Only when no engine holds the weights and one of them claims to hold something else is the transfer itself suspect.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What engines are to hold."""
+    """The weights that engines must hold."""
 
     policy_version: int
     checksum: str
@@ -32,7 +32,7 @@ class Expected:
 async def those_that_do_not_confirm(
     answers: Mapping[EngineId, Coroutine[Any, Any, str]], expected: Expected, straggler_s: float
 ) -> dict[EngineId, EngineFailed]:
-    """Await the checksums that engines hold; gives the engines that are lost, and why.
+    """Await the engines' checksums; returns the engines that are lost, each with the reason.
 
     Raises:
         WeightSyncFailed: None holds what was sent, and some hold something else.

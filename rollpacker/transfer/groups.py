@@ -42,7 +42,7 @@ class BroadcastGroup:
             options._timeout = _UNBOUNDED  # noqa: SLF001  (torch has no public name for it)
             self._group = nccl(store, rank, size, options)
         else:
-            gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001  (likewise)
+            gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001  (the same)
             gloo._devices = [ProcessGroupGloo.create_device(hostname=address)]  # noqa: SLF001
             gloo._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001
             self._group = ProcessGroupGloo(store, rank, size, gloo)

@@ -5,7 +5,7 @@ when its last process is gone, however that one ended, and the size of /dev/shm,
 matter. A receiver opens it through the sender's entry in /proc, which the system allows to processes of one user.
 
 On a GPU it is an allocation that CUDA lends to other processes (CUDA IPC). What a receiver has opened is valid until
-the sender closes it, so it says that it is done before.
+the sender closes it, so it reports that it is done first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A trainer's side of a transfer: each rank has one of these, and the first one of them sends.
 
-Ranks gather every tensor together, so all of them are asked to send, at every attempt, and all but the first one only
-take part. Where the trainer must leave its GPU before the engines come, `prepare` copies the policy to the first rank's
-host memory, and it is sent from there, without the other ranks, as long as it is the policy.
+All ranks gather every tensor together, so each of them calls `send` at every attempt; only the first one sends. Where
+the trainer must leave its GPU before the engines come, `prepare` copies the policy to the first rank's host memory, and
+it is sent from there, without the other ranks, as long as it is the current policy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PolicyOffers:
 
     def open(self, engines: Sequence[str], host: str, options: SendingOptions) -> Weights:
         """Hold the policy ready for engines; only the first rank. `host` is its node's address."""
-        self.close()  # of a transfer that was called off
+        self.close()  # of a cancelled transfer
         device = torch.device("cpu") if self._is_prepared else accelerator_here()
         self._sender = WeightSender(engines=engines, host=host, options=options, device=device)
         return Weights(
@@ -57,7 +57,7 @@ class PolicyOffers:
         )
 
     async def send(self) -> Delivery | None:
-        """Make an attempt to bring the policy to everybody; all ranks, of which the first one answers."""
+        """Make an attempt to send the policy to all engines; all ranks call it, and the first one answers."""
         sender = self._sender
         if self._is_prepared:
             return await asyncio.to_thread(sender.send, self._prepared.items()) if sender else None

@@ -1,4 +1,4 @@
-"""What an engine is told when weights are to be fetched from the trainer: where the sender waits, and for how long.
+"""What an engine needs to fetch weights from the trainer: where the sender waits, and for how long.
 
 A `WeightOffer` travels as `Weights.payload`, to the engine and on to each of its workers. It is plain data.
 """
@@ -22,14 +22,14 @@ class WeightOffer:
     port: int
     """Of the board on which both ends write what they do (`transfer.board`)."""
     timeout_s: float
-    """How long a receiver may keep the others waiting before it is done without."""
+    """How long a receiver may keep the others waiting before it is dropped."""
     deadline_s: float
-    """How long the whole transfer may take, seconds: then a receiver takes the sender for lost."""
+    """How long the whole transfer may take, seconds: then a receiver considers the sender lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendingOptions:
-    """How a transfer is to go."""
+    """Settings of a transfer."""
 
     transport: Transport
     bucket_bytes: int
@@ -58,10 +58,10 @@ class Delivery:
     """What became of one attempt to send."""
 
     is_complete: bool
-    """True when everybody who is not lost holds the weights; else another attempt is due."""
+    """True when every engine that is not lost holds the weights; else another attempt is due."""
     checksum: str
     """Of all tensors."""
     num_bytes: int
     """Of all tensors: what each receiver got."""
     lost: Mapping[str, str]
-    """Engines that are done without, since the transfer began, and why."""
+    """Engines that were dropped since the transfer began, and why."""

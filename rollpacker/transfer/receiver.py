@@ -1,11 +1,11 @@
-"""The receiver of weights: announces itself, takes bucket after bucket, checks each and hands its tensors to a loader.
+"""The receiver of weights: announces itself, takes bucket after bucket, checks each and passes its tensors to a loader.
 
-    announce -> seated -> [note -> bucket -> checksum -> load -> "taken"] -> the end: checksum of all -> "taken"
+    announce -> transports -> [note -> bucket -> checksum -> load -> "taken"] -> the end: checksum of all -> "taken"
         ^                                   | the attempt was given up, or the group broke
         └───────────────────────────────────┘
 
 Every worker of an engine is a receiver of its own: all get the full tensors, and their loaders take the worker's shard.
-After a failed attempt a loader begins anew; until an attempt ends the engine holds neither policy.
+After a failed attempt a loader begins again; until an attempt ends the engine holds neither policy.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Loader(Protocol):
 
 
 class _Interrupted(Exception):
-    """The attempt is over, and another one is due."""
+    """The attempt is over, and another one follows."""
 
 
 def receive_weights(offer: WeightOffer, name: ReceiverName, loader: Loader, device: torch.device) -> str:
@@ -63,11 +63,11 @@ def receive_weights(offer: WeightOffer, name: ReceiverName, loader: Loader, devi
     Args:
         offer: Where the sender waits.
         name: Which worker of which engine this is.
-        loader: Takes the tensors; what it raises is reported to the sender and raised.
+        loader: Takes the tensors; what it raises is reported to the sender and raised here.
         device: The worker's own.
 
     Raises:
-        EngineFailed: The sender is gone, does without this engine, or sent a damaged bucket.
+        EngineFailed: The sender is gone, has dropped this engine, or sent a damaged bucket.
     """
     board = ReceiverBoard(offer, name)
     station = station_here(device)
@@ -75,7 +75,7 @@ def receive_weights(offer: WeightOffer, name: ReceiverName, loader: Loader, devi
         board.announce(attempt, station)
         note = board.transports(attempt)
         if str(name) not in note.transports.receivers:
-            why = note.lost.get(name.engine, "")
+            why = dict(note.lost).get(name.engine, "")
             raise EngineFailed(f"{name.engine} was left out of a transfer of weights.", "", why)
         receiving = _Receiving(board, attempt, note, offer, name, loader, device, station)
         try:
@@ -107,7 +107,7 @@ class _Receiving:
     ) -> None:
         self._board = board
         self._attempt = attempt
-        self._seating = note
+        self._note = note
         self._offer = offer
         self._name = str(name)
         self._loader = loader
@@ -153,9 +153,9 @@ class _Receiving:
             buffer.close()
 
     def _open(self) -> None:
-        note, transports = self._seating, self._seating.transports
+        note, transports = self._note, self._note.transports
         if self._name in transports.by_handle:
-            for handle in note.handles[self._name]:
+            for handle in note.handles[transports.by_handle.index(self._name)]:
                 if transports.memory == "cuda":
                     assert note.gpu is not None
                     self._opened.append(OpenedCudaBuffer(handle, self._station.visible_gpus.index(note.gpu)))
@@ -192,13 +192,13 @@ class _Receiving:
             )
         tensors = [whole for piece in note.pieces if (whole := self._whole(piece, _part(data, piece))) is not None]
         self._loader.load(tensors)
-        wait_for_device(self._device)  # what the loader asked for may still read from the bucket
+        wait_for_device(self._device)  # the loader's copies may still read from the bucket
 
     def _data(self, index: int, num_bytes: int) -> torch.Tensor:
         if self._opened:
             data = self._opened[index % 2].data[:num_bytes]
             return data.clone() if self._loader.keeps_tensors else data
-        device = self._device if self._seating.transports.memory == "cuda" else torch.device("cpu")
+        device = self._device if self._note.transports.memory == "cuda" else torch.device("cpu")
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self._receive(data)
         return data
@@ -222,7 +222,7 @@ class _Receiving:
             raise _Interrupted(f"{self._name} lost the process group: {error}") from error
 
     def _whole(self, piece: Piece, data: torch.Tensor) -> tuple[str, torch.Tensor] | None:
-        """Give the tensor that a piece completes."""
+        """Return the tensor that a piece completes."""
         spec = piece.tensor
         if piece.num_bytes == spec.num_bytes:
             return spec.name, _shaped(data, spec)

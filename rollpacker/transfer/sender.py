@@ -1,13 +1,14 @@
 """The sender of weights: takes full tensors one by one, fills buckets with them, and passes each to all receivers.
 
-    gather who is ready -> slot them -> [fill a bucket -> note it, broadcast it -> wait until it was taken] -> the end
+    gather receivers -> choose transports -> [fill a bucket -> note it, broadcast it -> wait until it was taken] -> end
 
-Two buckets take turns: while one is being taken, the next one is filled (for a sharded policy that means gathered).
+Two buckets alternate: while one is being taken, the next one is filled (for a sharded policy: gathered).
 
-**Nobody waits for a receiver that fails.** One that does not come, does not go on or says that it failed costs the
-others at most the timeout, and less when the driver knows of its death (`drop`). It is lost with its whole engine.
-What shares memory goes on without it at once. A process group cannot: the attempt is given up, and the next one makes
-a fresh group of those that announce themselves again. Whoever is stuck in the broken one does not, and is lost.
+**A receiver that fails does not hold the others up.** One that does not announce itself, makes no progress or reports
+a failure costs the others at most the timeout, and less when the driver reports its death (`drop`). It is lost with
+its whole engine. Receivers that share memory go on at once. A process group cannot: the attempt is given up, and the
+next one makes a new group of those that announce themselves again. A receiver that is stuck in the broken group does
+not, and is lost.
 
 The checksum of a bucket is computed here from the trainer's tensors and by each receiver from what it has, before it
 loads them.
@@ -49,9 +50,9 @@ class WeightSender:
         """Open the board.
 
         Args:
-            engines: Who is to receive.
+            engines: The receivers' engines.
             host: This node's address, as the engines' nodes reach it.
-            options: How.
+            options: Transport, sizes and times.
             device: Where the tensors will be.
         """
         self._host = host
@@ -72,13 +73,13 @@ class WeightSender:
         )
 
     def drop(self, engine: str, why: str) -> None:
-        """Do without an engine; may be called from another thread while `send` runs."""
+        """Drop an engine; may be called from another thread while `send` runs."""
         self._roster.dropped[engine] = why
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Delivery:
-        """Make one attempt to give every engine every tensor; raises `ConfigError` when the transport reaches one not.
+        """Try once to send every tensor to every engine; raises `ConfigError` if the transport cannot reach one.
 
-        A tensor is read before the next one is asked for.
+        A tensor is read before the next one is requested.
         """
         attempt = self._num_attempts
         self._num_attempts += 1
@@ -99,7 +100,7 @@ class WeightSender:
         return Delivery(is_complete=is_complete, checksum=checksum, num_bytes=num_bytes, lost=dict(self._roster.lost))
 
     def close(self) -> None:
-        """Take the board down: receivers that still hope for it fail."""
+        """Close the board: receivers that still wait on it fail."""
         self._board.close()
         for buffers in self._buffers.values():
             for buffer in buffers:
@@ -118,7 +119,7 @@ class WeightSender:
         return self._buffers[memory]
 
     def _gather(self, attempt: int) -> dict[str, Station]:
-        """Wait until every worker of every engine has announced itself; who does not in time is lost."""
+        """Wait until every worker of every engine has announced itself; an engine that is late is lost."""
         roster = self._roster
         stations: dict[str, Station] = {}
         missing = list(roster.engines)
@@ -139,7 +140,7 @@ class WeightSender:
         return {name: station for name, station in stations.items() if engine_of(name) not in roster.lost}
 
     def _workers(self, attempt: int, engine: str) -> dict[str, Station]:
-        """Where an engine's workers are; empty until all of them are there."""
+        """Return where an engine's workers are; empty until all of them are ready."""
         stations: dict[str, Station] = {}
         rank, num_ranks = 0, 1
         while rank < num_ranks:
@@ -153,7 +154,7 @@ class WeightSender:
 
 
 def engine_of(receiver: str) -> str:
-    """Give the engine of a receiver, which goes by its `ReceiverName` as text."""
+    """Return the engine of a receiver's `ReceiverName` as text."""
     return receiver.rpartition("/")[0]
 
 
@@ -162,7 +163,7 @@ class _Roster:
     """The engines of a transfer."""
 
     engines: list[str]
-    """Those that are to have the weights, still."""
+    """Those that still receive the weights."""
     lost: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     """Written by another thread, one entry at a time."""
@@ -209,7 +210,7 @@ class _Sending:
         self._board = board
         self._attempt = attempt
         self._roster = roster
-        self._seating = transports
+        self._transports = transports
         self._offer = offer
         self._backend = "nccl" if transports.memory == "cuda" else "gloo"
         self._receivers = list(transports.receivers)
@@ -252,13 +253,13 @@ class _Sending:
         self._works = [None, None]
 
     def _open(self) -> None:
-        in_group = self._seating.in_group
+        in_group = self._transports.in_group
         note = TransportNote(
-            transports=self._seating,
-            handles={name: (self._buffers[0].handle(), self._buffers[1].handle()) for name in self._seating.by_handle},
+            transports=self._transports,
+            handles=tuple((self._buffers[0].handle(), self._buffers[1].handle()) for _ in self._transports.by_handle),
             gpu=self._gpu,
             backend=self._backend,
-            lost=self._roster.lost,
+            lost=tuple(self._roster.lost.items()),
         )
         self._board.post_transports(self._attempt, note)
         if in_group:
@@ -276,7 +277,7 @@ class _Sending:
                 raise _Broken(f"The process group could not be formed: {error}") from error
 
     def _next_bucket(self) -> _Filling:
-        """Take the buffer that is free, or that is awaited to be."""
+        """Wait for the buffer that is next, and take it."""
         self._await_taken(self.num_notes - 1)
         which = self.num_notes % 2
         work, self._works[which] = self._works[which], None
@@ -285,7 +286,7 @@ class _Sending:
         return _Filling(buffer=self._buffers[which])
 
     def _pass_on(self, filling: _Filling) -> str:
-        """Give a full bucket to all receivers; returns its checksum."""
+        """Send a full bucket to all receivers; returns its checksum."""
         last = filling.pieces[-1]
         note = BucketNote(
             pieces=tuple(filling.pieces),
@@ -310,11 +311,11 @@ class _Sending:
         deadline = time.monotonic() + self._offer.timeout_s
         while behind := self._behind(num_notes):
             if time.monotonic() > deadline:
-                self._do_without(behind)
+                self._drop(behind)
             time.sleep(_POLL_S)
 
     def _behind(self, num_notes: int) -> list[str]:
-        """Who has taken less than so many notes; who has failed is lost."""
+        """Return the receivers that have taken fewer notes; those that have failed are lost."""
         self._roster.take_dropped()
         self._forget_the_lost()
         states = self._board.states(self._attempt, self._receivers)
@@ -330,20 +331,20 @@ class _Sending:
                 _raise_if_failed(work)
         return [name for name in self._receivers if states[name].num_taken < num_notes]
 
-    def _do_without(self, slow: Sequence[str]) -> None:
-        """Lose receivers that are late, unless the group holds them up: then only the next attempt will tell."""
+    def _drop(self, slow: Sequence[str]) -> None:
+        """Drop receivers that are late, unless the group holds them up: then the next attempt decides."""
         why = f"It did not take a bucket of weights within {self._offer.timeout_s:g} s."
         for name in slow:
-            if name not in self._seating.in_group:
+            if name not in self._transports.in_group:
                 self._roster.lose(engine_of(name), why)
         self._forget_the_lost()
-        if any(name in self._seating.in_group for name in slow):
+        if any(name in self._transports.in_group for name in slow):
             raise _Broken(why)
 
     def _forget_the_lost(self) -> None:
         gone = [name for name in self._receivers if engine_of(name) in self._roster.lost]
         self._receivers = [name for name in self._receivers if name not in gone]
-        if any(name in self._seating.in_group for name in gone):
+        if any(name in self._transports.in_group for name in gone):
             raise _Broken(f"The process group lost {', '.join(gone)}.")
 
 

@@ -1,6 +1,6 @@
 """Weights as a snapshot: the trainer copies its policy once, and every engine loads the copy.
 
-The copy outlives the sync, so that an engine that comes later is served without the trainer, which may be asleep.
+The copy outlives the sync, so that a later engine is served without the trainer, which may sleep.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SnapshotSync:
     """Implements `rollpacker.protocols.weights.WeightSync` over `export_weights` and `load_weights`.
 
     Args:
-        trainer: Gives the snapshots.
+        trainer: Exports the snapshots.
         straggler_s: How much longer than half of the engines another one may take.
     """
 

@@ -1,7 +1,7 @@
-"""Stores of torch that listen where they are told.
+"""torch's TCP stores, listening on one address.
 
-A `TCPStore` asks nobody who they are, and by itself listens on every network of its node. Here it listens on one
-address: the loopback's where a run uses one node, so that nobody beyond the node can reach it.
+A `TCPStore` authenticates no client, and by default listens on every network of its node. Here it listens on one
+address: the loopback's where a run uses one node, so that it cannot be reached from outside the node.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def open_store(address: str, port: int, *, timeout_s: float, num_members: int | 
 
     Args:
         address: IPv4.
-        port: 0 lets the system choose; the store says which it is.
-        timeout_s: For every question that the store is asked.
-        num_members: The owner included; it returns when all of them have come. None waits for nobody.
+        port: 0 lets the system choose; `port` of the store is the number.
+        timeout_s: For every request to the store.
+        num_members: The owner included; it returns when all of them have joined. None does not wait.
 
     Raises:
         OSError: The port is taken.
@@ -38,7 +38,7 @@ def open_store(address: str, port: int, *, timeout_s: float, num_members: int | 
 
 
 def reach_store(address: str, port: int, *, timeout_s: float, num_members: int | None = None) -> TCPStore:
-    """Reach a store that another process has opened; raises `DistError` where nobody answers in time."""
+    """Reach a store that another process has opened; raises `DistError` if it does not answer in time."""
     return TCPStore(
         address,
         port,

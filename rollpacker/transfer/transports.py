@@ -1,4 +1,4 @@
-"""Who receives how: through memory shared with the sender, or as a member of a process group. A pure decision.
+"""Chooses each receiver's transport: memory shared with the sender, or membership in a process group. A pure function.
 
 * A receiver on the sender's node opens the sender's buckets where they lie: nothing travels, and it works where NCCL
   does not, between two processes on one GPU.
@@ -6,7 +6,7 @@
   that the GPUs have, gloo without GPUs.
 
 Buckets lie on the sender's GPU if every receiver can take them from there: those that share memory see that GPU, and
-the group's members have one GPU each and all different. Else they lie in the host's memory, for all receivers alike.
+the group's members have one GPU each and all different. Else they lie in the host's memory for all receivers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Transports:
 
 
 def choose_transports(transport: Transport, sender: Station, receivers: Mapping[str, Station]) -> Transports:
-    """Slot every receiver; raises `ConfigError` when the transport does not reach one."""
+    """Choose for every receiver; raises `ConfigError` when the transport does not reach one."""
     is_near = {name: station.node == sender.node for name, station in receivers.items()}
     if transport == "handles" and not all(is_near.values()):
         far = sorted(name for name in receivers if not is_near[name])

@@ -8,7 +8,7 @@ from rollpacker.analysis import demo
 from rollpacker.analysis.runs import read_runs
 from rollpacker.cli.main import main
 from rollpacker.metrics.schemas import STEPS
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.terminal import Terminal
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
@@ -46,7 +46,7 @@ def test_speedups_are_ratios_of_sums_over_the_steps_that_both_runs_have(both):
     summary = demo.summarise(runs[1], baseline=runs[0])
     assert summary["rollout_speedup"] == pytest.approx(40 / 16)
     assert summary["step_speedup"] == pytest.approx(50 / 26)
-    assert summary["idle_share"] == pytest.approx(0.25)
+    assert summary["bubble_ratio"] == pytest.approx(0.25)
     assert summary["wasted_share"] == pytest.approx(0.25)
     assert summary["reward_first"] == pytest.approx(0.2)
     assert summary["reward_last"] == pytest.approx(0.7)

@@ -214,8 +214,8 @@ def test_runs_of_another_size_are_drawn_alone_and_without_the_papers_numbers(tmp
     ("words", "said"),
     [
         (["fig06", "scale=tiny"], "Write scale=paper"),
-        (["fig08", "backend=sim"], "brings no run of fig08"),
-        (["fig09", "backend=ray"], "brings no run of fig09"),
+        (["fig08", "backend=sim"], "makes no run of fig08"),
+        (["fig09", "backend=ray"], "makes no run of fig09"),
         (["e2e_performanse"], "Did you mean e2e_performance?"),
         (["table2", "runs=nowhere"], "no run with a finished step below nowhere"),
     ],
@@ -255,7 +255,7 @@ def test_runs_that_are_broken_or_old_are_named_and_the_rest_is_drawn(tmp_path, c
     assert drawn == {"veRL": 1.0, "+ tail": 1.0, "+ stream": 2.0}
 
 
-def test_every_experiment_of_the_artifact_brings_exhibits_that_are_drawn_at_its_three_scales():
+def test_every_experiment_of_the_artifact_has_exhibits_that_are_drawn_at_its_three_scales():
     for drawn in ARTIFACT.values():
         assert all(EXHIBITS[name].setups == ALL_SETUPS for name in drawn)
 

@@ -50,7 +50,7 @@ def test_a_model_is_compared_over_the_steps_that_all_of_its_runs_have(tmp_path):
 
 def test_rewards_are_told_by_when_they_are_given_by_length_and_by_timeout(tmp_path):
     for system, reward_s in (("tail", 9.0), ("tail-reward", 1.0)):
-        write_run(tmp_path / system, system, [5.0] * 5, config={"run": PAPER}, reward_time_s=reward_s)
+        write_run(tmp_path / system, system, [5.0] * 5, config={"run": PAPER}, exposed_reward_time_s=reward_s)
     lengths = ((100, 1.0), (200, 3.0), (4000, 5.0), (5000, 0.0))  # the last one was never judged
     judged = [{"length_tokens": length, "reward_time_s": seconds} for length, seconds in lengths]
     for variant in ("pipeline", "nopipeline", "adpt_timeout"):

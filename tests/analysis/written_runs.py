@@ -9,7 +9,7 @@ import yaml
 
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.metrics.schemas import DOMAINS, RESPONSES, STEPS, VERSION_KEY
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
 

@@ -21,7 +21,8 @@ from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSp
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.metrics.event_log import EventLogWriter, read_event_log
 from rollpacker.metrics.schemas import TABLES, Column
-from rollpacker.metrics.tables import MetricsWriter, read_table
+from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.metrics.tables import read_table
 
 NUM_STEPS = 256
 NUM_EVENTS = 100_000

@@ -34,7 +34,7 @@ QUIET = 0.1
 PROMPT_TOKENS = 3
 """Of every prompt of the demo: a modelled run does not tokenize those that the recorded run never drew."""
 
-STAGES = ("rollout_time_s", "reward_time_s", "train_time_s", "weight_sync_time_s", "step_time_s")
+STAGES = ("rollout_time_s", "exposed_reward_time_s", "train_time_s", "weight_sync_time_s", "step_time_s")
 OUT = Path(__file__).parent / "results" / "parity.md"
 
 

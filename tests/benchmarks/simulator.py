@@ -58,7 +58,7 @@ def measure(words: list[str]) -> dict[str, float]:
         "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "step_time_s": steps["step_time_s"].mean(),
         "rollout_time_s": steps["rollout_time_s"].mean(),
-        "reward_time_s": steps["reward_time_s"].mean(),
+        "exposed_reward_time_s": steps["exposed_reward_time_s"].mean(),
         "train_time_s": steps["train_time_s"].mean(),
     }
 
@@ -86,7 +86,7 @@ def run_setups(setups: list[str]) -> None:
             paper = PAPER_MEAN_STEP_S.get((setup, system))
             print(
                 f"{setup:11} {system:11} {cost(measured)}; modelled step {means[system]:.0f} s "
-                f"(rollout {measured['rollout_time_s']:.0f}, reward {measured['reward_time_s']:.0f}, "
+                f"(rollout {measured['rollout_time_s']:.0f}, reward {measured['exposed_reward_time_s']:.0f}, "
                 f"train {measured['train_time_s']:.0f}){f'; paper {paper} s' if paper else ''}"
             )
         print(f"{setup:11} modelled speedup of rollpacker {means['verl'] / means['rollpacker']:.2f} x")

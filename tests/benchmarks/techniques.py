@@ -106,7 +106,7 @@ def measure(inputs: Inputs, run_dir: Path, words: Sequence[str], num_steps: int,
     rows = read_table(run_dir, "steps").sort_by("step").to_pylist()[1:]
     return Measured(
         steps_s=[row["step_time_s"] for row in rows],
-        exposed_reward_s=statistics.mean(row["reward_time_s"] for row in rows),
+        exposed_reward_s=statistics.mean(row["exposed_reward_time_s"] for row in rows),
         reward_mean=statistics.mean(row["reward_mean"] for row in rows),
         busy_share=float(share.read_text()),
     )

@@ -26,7 +26,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "a home that the shell did not expand": ([*RUN, "run.dir=~/x"], ["`run.dir=~/x`", "Write run.dir=$HOME/x"]),
     "value with special characters": ([*RUN, "run.dir=a;b"], ["quoted", "Write 'run.dir=\"a;b\"'"]),
     "value with quotes": ([*RUN, 'run.dir=";'], ['Write \'run.dir="\\";"\'']),
-    "two dots in a name": ([*RUN, "run..seed=1"], ["`run..seed`", "is no name of a key", "Write run.seed=1"]),
+    "two dots in a name": ([*RUN, "run..seed=1"], ["`run..seed`", "is not the name of a key", "Write run.seed=1"]),
     "group without an option": ([*RUN, "system=null"], ["`null` is not an option of the group `system`", "verl"]),
     "group that is a number": ([*RUN, "hardware=8"], ["`8` is not an option of the group `hardware`", "h800"]),
     "a key of a group that nobody chose": (
@@ -303,8 +303,8 @@ BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
     "a key written as an option": (["train", "--num-steps=5"], ["`--num-steps=5`", "write run.num_steps=5"]),
     "unknown option": (["check", "--xyz"], ["`--xyz` is not an option", "--help"]),
     "an option of another command": (["score", "-m"], ["`-m` is not an option"]),
-    "replay of nothing": (["replay"], ["one argument"]),
-    "replay of two": (["replay", "a", "b"], ["one argument"]),
+    "replay of nothing": (["replay"], ["was given no run"]),
+    "replay of two": (["replay", "a", "b"], ["was given a b"]),
     "replay of no run": (["replay", "model"], ["has no event log"]),
     "score without its files": (["score", "reward=math"], ["`responses`", "`out`", "`data.path`"]),
     "score with a key of train": (

@@ -63,7 +63,12 @@ def test_a_problem_comes_with_its_remedy_and_ends_with_exit_code_1(
 
     printed = capsys.readouterr()
     assert code == 1
-    assert "problem partition gpus is not one of gpu, spot Write cluster.partition=gpu" in _plain(printed.out)
+    text = _plain(printed.out)
+    assert (
+        "problem partition cluster.partition=gpus is not a partition of this Slurm. The partitions are gpu, spot"
+        in text
+    )
+    assert "Write cluster.partition=gpu" in text
     assert "checks found a problem" in printed.err
 
 

@@ -92,7 +92,7 @@ def test_the_rows_of_a_step_add_up(tail_run):
         assert step["requests_waiting_mean"] >= 0
         assert step["logprob_mismatch_max"] < 1e-4
         assert not step["modelled"]
-        parts = ("rollout_time_s", "reward_time_s", "train_time_s", "weight_sync_time_s")
+        parts = ("rollout_time_s", "exposed_reward_time_s", "train_time_s", "weight_sync_time_s")
         assert sum(step[part] for part in parts) <= step["step_time_s"] + 1e-6
 
 

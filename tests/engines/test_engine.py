@@ -17,8 +17,9 @@ import transformers
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent, ModelError, WeightSyncFailed
 from rollpacker.core.ids import EngineId, VersionSpan
+from rollpacker.engines.checks import NO_VERSION
 from rollpacker.engines.end_tokens import end_tokens
-from rollpacker.engines.torch.engine import NO_VERSION, TorchEngine
+from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.engines.torch.model_files import load_model
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors

@@ -10,7 +10,7 @@ import pytest
 from rollpacker.launch.collect_status import collect_status, find_runs
 from rollpacker.launch.submissions import write_submission
 from rollpacker.metrics.schemas import STEPS
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.run.status import write_status
 from tests.launch.commands import install_command
 from tests.launch.runs import a_status, a_submission

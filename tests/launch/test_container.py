@@ -89,23 +89,26 @@ def test_no_image_is_no_mistake() -> None:
     assert container_notes(ContainerSection(), "TERM") == []
 
 
-def test_an_image_that_is_not_there_is_a_mistake_that_says_how_to_build_it(tmp_path: Path) -> None:
-    (mistake,) = check_container(_section(image=tmp_path / "no.sif"), ("module load apptainer",), NOT_INSIDE)
-    assert "does not exist" in mistake.problem
-    assert "slurm/build_image.sh no.sif" in mistake.remedy
-
-
-@pytest.mark.parametrize("content", [b"", b"hsqs" + bytes(100)])
-def test_a_file_that_is_no_image_is_a_mistake(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "image.sif"
-    file.write_bytes(content)
-    (mistake,) = check_container(_section(image=file), ("module load apptainer",), NOT_INSIDE)
-    assert "is no image" in mistake.problem
-
-
-def test_a_folder_that_is_no_image_is_a_mistake(tmp_path: Path) -> None:
-    (mistake,) = check_container(_section(image=tmp_path), ("module load apptainer",), NOT_INSIDE)
-    assert "is no image" in mistake.problem
+@pytest.mark.parametrize(
+    ("content", "problem", "remedy"),
+    [
+        (None, "does not exist", "slurm/build_image.sh image.sif"),
+        (b"", "is no image", "slurm/build_image.sh"),
+        (b"hsqs" + bytes(100), "is no image", "slurm/build_image.sh"),
+        ("a folder", "is no image", "slurm/build_image.sh"),
+    ],
+)
+def test_what_is_no_image_is_a_mistake_that_says_how_to_build_one(
+    tmp_path: Path, content: bytes | str | None, problem: str, remedy: str
+) -> None:
+    image = tmp_path / "image.sif"
+    if isinstance(content, bytes):
+        image.write_bytes(content)
+    elif content is not None:
+        image.mkdir()
+    (mistake,) = check_container(_section(image=image), ("module load apptainer",), NOT_INSIDE)
+    assert problem in mistake.problem
+    assert remedy in mistake.remedy
 
 
 def test_a_sif_file_and_an_unpacked_image_are_images(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def real_run(tmp_path, *overrides):
 
 
 def never(_config):
-    raise AssertionError("only the rank that trains judges")
+    raise AssertionError("only the rank that trains validates")
 
 
 def refuse(_config):
@@ -41,15 +41,15 @@ def refuse(_config):
 
 def test_in_a_job_the_first_rank_resumes_by_itself_and_releases_the_others_when_it_ends(in_step, tmp_path):
     in_step(0)
-    judged = []
+    validated = []
 
     def validate(config):
-        judged.append(config.run.resume)
+        validated.append(config.run.resume)
         refuse(config)
 
     with pytest.raises(ConfigError, match="No"):
         ranks.train(real_run(tmp_path, "run.resume=never"), validate)
-    assert judged == ["auto"]
+    assert validated == ["auto"]
     assert Rendezvous(tmp_path / "run" / "jobs" / "7.0.0").is_finished
 
 
@@ -83,13 +83,13 @@ def test_of_a_modelled_run_only_the_first_rank_has_work(in_step, tmp_path):
 def test_outside_a_job_nothing_of_it_is_assumed(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         monkeypatch.delenv(name)
-    judged = []
+    validated = []
 
     def validate(config):
-        judged.append(config.run.resume)
+        validated.append(config.run.resume)
         refuse(config)
 
     with pytest.raises(ConfigError):
         ranks.train(real_run(tmp_path, "run.resume=never"), validate)
-    assert judged == ["never"]
+    assert validated == ["never"]
     assert list(tmp_path.iterdir()) == []

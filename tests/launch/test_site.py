@@ -92,7 +92,7 @@ def test_a_machine_without_slurm_is_told_where_slurm_is(tmp_path: Path, monkeypa
         read_site()
 
     assert error.value.problem == "There is no command `scontrol` here."
-    assert "not inside a container" in error.value.allowed
+    assert "seldom inside a container" in error.value.allowed
     assert "login node" in error.value.remedy
 
 

@@ -106,9 +106,22 @@ def test_removing_a_folder_twice_is_fine(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_making_durable_skips_files_that_are_gone(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a", b"1")
-    make_durable((tmp_path / "a", tmp_path / "gone", tmp_path / "no" / "folder"))
+def test_making_durable_syncs_each_file_before_its_folder_and_skips_files_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "a" / "1", tmp_path / "a" / "2", tmp_path / "b" / "3"]
+    for path in paths:
+        write_atomically(path, b"1")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recorded_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    make_durable((*paths, tmp_path / "b" / "gone", tmp_path / "no" / "folder"))
+    assert synced == [str(path) for path in (*paths, tmp_path / "a", tmp_path / "b")]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.schemas import TABLES
-from rollpacker.metrics.tables import MANIFEST, STEPS_PER_MERGED_PART, MetricsWriter, read_table
+from rollpacker.metrics.table_writer import STEPS_PER_MERGED_PART, MetricsWriter
+from rollpacker.metrics.tables import MANIFEST, read_table
 from tests.cli.inputs import tree_of
 from tests.metrics.test_tables import make_rows
 

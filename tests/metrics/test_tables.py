@@ -23,9 +23,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rollpacker.core.errors import DataError, InternalError, StorageFailed
-from rollpacker.metrics import tables
+from rollpacker.metrics import table_writer, tables
 from rollpacker.metrics.schemas import SCHEMA_VERSION, STEPS, TABLES, Column, describe_tables
-from rollpacker.metrics.tables import MetricsWriter, read_frame, read_last_steps, read_table
+from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.metrics.tables import read_frame, read_last_steps, read_table
 
 VALUES: dict[str, object] = {"int": 7, "float": 0.5, "bool": True, "text": "word"}
 
@@ -60,7 +61,7 @@ def writer(run_dir: Path) -> Iterator[MetricsWriter]:
 
 @pytest.fixture
 def merging_by_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "STEPS_PER_MERGED_PART", 4)
+    monkeypatch.setattr(table_writer, "STEPS_PER_MERGED_PART", 4)
 
 
 def test_what_is_written_is_read_back_with_units(run_dir: Path, writer: MetricsWriter) -> None:
@@ -87,9 +88,9 @@ def test_each_step_is_one_file_per_table(run_dir: Path, writer: MetricsWriter) -
 
 
 def test_the_schemas_have_the_columns_of_the_specification_and_describe_every_one() -> None:
-    promised = """step round_kind step_time_s rollout_time_s reward_time_s train_time_s weight_sync_time_s reward_mean
-    num_prompts num_responses response_length_mean_tokens response_length_max_tokens tokens_generated tokens_trained
-    tokens_wasted bubble_ratio policy_version long_queue_length modelled"""
+    promised = """step round_kind step_time_s rollout_time_s exposed_reward_time_s train_time_s weight_sync_time_s
+    reward_mean num_prompts num_responses response_length_mean_tokens response_length_max_tokens tokens_generated
+    tokens_trained tokens_wasted bubble_ratio policy_version long_queue_length modelled"""
     assert set(promised.split()) <= {column.name for column in STEPS.columns}
     text = describe_tables()
     for table in TABLES.values():
@@ -257,9 +258,9 @@ def test_a_killed_writer_leaves_whole_steps_and_the_next_one_goes_on(run_dir: Pa
     import sys
     sys.path.insert(0, {str(Path(__file__).parent)!r})
     import test_tables
-    from rollpacker.metrics import tables
-    tables.STEPS_PER_MERGED_PART = 4
-    writer = tables.MetricsWriter(test_tables.Path({str(run_dir)!r}) / "metrics")
+    from rollpacker.metrics import table_writer
+    table_writer.STEPS_PER_MERGED_PART = 4
+    writer = table_writer.MetricsWriter(test_tables.Path({str(run_dir)!r}) / "metrics")
     step = 0
     while True:
         writer.write_step(step, test_tables.make_rows(step))
@@ -336,6 +337,16 @@ def test_a_missing_or_broken_part_is_named(run_dir: Path, writer: MetricsWriter)
     (run_dir / "metrics" / "manifest.json").write_text("")
     with pytest.raises(DataError, match=r"manifest\.json is not readable"):
         read_table(run_dir, "steps")
+
+
+def test_a_column_that_had_another_name_in_an_older_version_is_read_by_it(run_dir: Path, writer: MetricsWriter) -> None:
+    writer.write_step(0, make_rows(0))
+    part = run_dir / "metrics" / "steps" / "step-000000.parquet"
+    now = pq.read_table(part)
+    names = ["reward_time_s" if name == "exposed_reward_time_s" else name for name in now.column_names]
+    old = now.rename_columns(names).replace_schema_metadata({b"rollpacker.schema_version": b"5"})
+    pq.write_table(old, part)
+    assert read_table(run_dir, "steps")["exposed_reward_time_s"] == now["exposed_reward_time_s"]
 
 
 def test_a_column_that_an_older_version_lacks_is_null_with_a_warning(run_dir: Path, writer: MetricsWriter) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rollpacker.report import figures
 from rollpacker.report.page import render
-from rollpacker.report.story import tell
+from rollpacker.report.story import read_story
 from rollpacker.report.words import count, seconds, share, size
 from tests.timeline.runs import modelled_run, run_with_lost_engines
 
@@ -64,7 +64,7 @@ def runs(tmp_path_factory):
 
 @functools.cache
 def page_of(*run_dirs):
-    return render([tell(run_dir) for run_dir in run_dirs])
+    return render([read_story(run_dir) for run_dir in run_dirs])
 
 
 @pytest.mark.parametrize("name", ["rollpacker", "verl", "single", "broken"])
@@ -81,7 +81,7 @@ def test_a_page_is_whole_needs_no_network_and_says_that_it_is_modelled(runs, nam
 
 
 def test_of_two_runs_the_page_says_which_is_faster_by_the_ratio_of_the_sums_of_their_step_times(runs):
-    mine, other = tell(runs["rollpacker"]), tell(runs["verl"])
+    mine, other = read_story(runs["rollpacker"]), read_story(runs["verl"])
     text = Reader(render([mine, other])).text
     times = f"{other.total_s / mine.total_s:.2f} times as fast as verl: 5 steps took {seconds(mine.total_s)} instead"
     assert f"rollpacker is {times} of {seconds(other.total_s)}" in text
@@ -112,7 +112,7 @@ def test_what_an_unfinished_run_or_a_stripped_copy_lacks_is_said(runs, tmp_path)
     assert "There is no config.yaml" in text
     assert "There is no event log" in text
     (copy / "status.json").unlink()
-    assert "of unknown state" in Reader(render([tell(copy)])).text
+    assert "of unknown state" in Reader(render([read_story(copy)])).text
 
 
 def test_a_run_of_an_older_version_is_shown_without_what_it_lacks(runs, tmp_path):
@@ -151,7 +151,7 @@ def test_names_from_the_prompt_file_cannot_break_the_page(runs, tmp_path):
 def test_a_technique_that_never_acted_is_not_listed_as_used(runs):
     text = Reader(page_of(runs["rollpacker"])).text
     assert re.search(r"techniques tail batching .* stream trainer", text)
-    copied = tell(runs["rollpacker"])
+    copied = read_story(runs["rollpacker"])
     copied.steps["num_engines_lent"] = 0
     text = Reader(render([copied])).text
     assert "configured, never acted stream trainer" in text
@@ -167,7 +167,7 @@ def test_two_runs_have_the_colours_of_their_systems_and_never_the_same_one(runs)
 
 
 def test_steps_count_from_1_on_the_page(runs):
-    story = tell(runs["verl"], step=4)
+    story = read_story(runs["verl"], step=4)
     page = render([story])
     assert "step 5, a plain round" in page
     assert "step 0," not in page

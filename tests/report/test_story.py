@@ -1,10 +1,10 @@
 """What a page says, as numbers, held against the tables that it was made from."""
 
-import pandas as pd
+import numpy as np
 import pytest
 
 from rollpacker.metrics.tables import read_frame
-from rollpacker.report.story import STAGES, covered, tell
+from rollpacker.report.story import STAGES, covered, read_story
 from tests.timeline.runs import modelled_run, run_with_lost_engines
 
 
@@ -15,12 +15,12 @@ def run_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def story(run_dir):
-    return tell(run_dir)
+    return read_story(run_dir)
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    return tell(run_with_lost_engines(tmp_path_factory.mktemp("broken")))
+    return read_story(run_with_lost_engines(tmp_path_factory.mktemp("broken")))
 
 
 def test_the_stages_of_a_step_add_up_to_its_time_and_its_checkpoint(story):
@@ -78,7 +78,7 @@ def test_waits_come_worst_first_and_what_is_alike_in_every_step_once(story):
 def test_the_step_that_is_drawn_is_the_one_of_median_duration_or_the_one_that_was_asked_for(story, run_dir):
     durations = story.steps.set_index("step")["step_time_s"]
     assert durations[story.picture.step] == durations.sort_values().iloc[len(durations) // 2]
-    assert tell(run_dir, step=1).picture.step == 1
+    assert read_story(run_dir, step=1).picture.step == 1
     picture = story.picture
     for row in picture.engines:
         assert row.num_requests.min() >= 0
@@ -101,5 +101,4 @@ def test_lost_engines_and_attempts_are_told(broken):
     [([], 0), ([(1, 3), (2, 5)], 4), ([(1, 2), (4, 5)], 2), ([(1, 9), (2, 3), (8, 8)], 8), ([(-5, 1), (9, 30)], 2)],
 )
 def test_overlapping_spans_count_once_and_only_between_two_moments(spans, expected):
-    rows = pd.DataFrame(spans, columns=["began", "ended"], dtype=float)
-    assert covered(rows, "began", "ended", 0.0, 10.0) == expected
+    assert covered(np.array(spans, dtype=float), 0.0, 10.0) == expected

@@ -1,7 +1,7 @@
 """Engines and a reward that do what a test says, in its own event loop."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,9 +13,30 @@ from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Weights
 
+DAMAGED = "00000bad"
+"""The checksum of weights that arrived damaged."""
+
+
+async def confirm(weights: Weights) -> str:
+    """Take weights at once."""
+    return weights.checksum
+
+
+async def never_confirm(_: Weights) -> str:
+    """Accept the call and never answer."""
+    return await asyncio.get_running_loop().create_future()
+
+
+async def damage(_: Weights) -> str:
+    """Hold something else than was sent."""
+    return DAMAGED
+
 
 class ScriptedEngine:
-    """Finishes each request after as many turns of the event loop as `num_turns` says; None never finishes."""
+    """Finishes each request after as many turns of the event loop as `num_turns` says; None never finishes.
+
+    `on_weights` awaits and answers `load_weights`. After `die` weights are refused.
+    """
 
     def __init__(
         self,
@@ -24,6 +45,7 @@ class ScriptedEngine:
         *,
         ignores_aborts: bool = False,
         preemptions: Iterator[int] | None = None,
+        on_weights: Callable[[Weights], Awaitable[str]] = confirm,
     ):
         self.engine = EngineId(engine)
         self.requests: dict[RequestId, GenerationRequest] = {}
@@ -32,7 +54,8 @@ class ScriptedEngine:
         self.is_asleep = False
         self.num_generated_tokens = 0
         self._preemptions = preemptions
-        self.checksum_of = lambda weights: weights.checksum
+        self.on_weights = on_weights
+        self._death: EngineFailed | None = None
         self._num_turns = num_turns
         self._ignores_aborts = ignores_aborts
         self._done: asyncio.Queue[Response | EngineFailed] = asyncio.Queue()
@@ -79,7 +102,8 @@ class ScriptedEngine:
         """Lose everything, as a killed process does."""
         for task in self.running.values():
             task.cancel()
-        self.fail(EngineFailed(f"The process of {self.engine} died."))
+        self._death = EngineFailed(f"The process of {self.engine} died.")
+        self.fail(self._death)
 
     def fail(self, error: EngineFailed) -> None:
         """Answer nothing but this error."""
@@ -92,10 +116,13 @@ class ScriptedEngine:
         return [first]
 
     async def load_weights(self, weights: Weights) -> str:
+        if self._death is not None:
+            raise self._death
         assert not self.running, "weights came while requests were in flight"
         assert not self.is_asleep
+        checksum = await self.on_weights(weights)
         self.policy_version = weights.policy_version
-        return self.checksum_of(weights)
+        return checksum
 
     async def sleep(self) -> None:
         assert not self.running

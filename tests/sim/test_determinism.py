@@ -12,7 +12,8 @@ import pytest
 from rollpacker import pipeline
 from rollpacker.config.compose import compose
 from rollpacker.metrics.schemas import TABLES
-from rollpacker.metrics.tables import STEPS_PER_MERGED_PART, read_frame
+from rollpacker.metrics.table_writer import STEPS_PER_MERGED_PART
+from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.sim.virtual_time import run_in_virtual_time
 

@@ -95,7 +95,7 @@ def test_the_rows_of_a_step_add_up(tmp_path):
         assert 0 < step["kv_cache_used_share"] <= 1
         assert step["requests_running_mean"] > 0
         assert step["requests_waiting_mean"] >= 0
-        parts = ("rollout_time_s", "reward_time_s", "train_time_s", "weight_sync_time_s")
+        parts = ("rollout_time_s", "exposed_reward_time_s", "train_time_s", "weight_sync_time_s")
         assert sum(step[part] for part in parts) <= step["step_time_s"] + 1e-9
         assert 0 < step["weight_transfer_time_s"] <= step["weight_sync_time_s"]
         gigabytes = step["weight_sync_gb_per_second"] * step["weight_transfer_time_s"]

@@ -1,5 +1,5 @@
 """Modelled runs that leave at any moment: nothing is lost, nothing is repeated, and the tables are those of a run that
-nobody ever asked to leave."""
+was never asked to leave."""
 
 import asyncio
 import itertools

@@ -35,7 +35,7 @@ def train(run_dir: Path, *words: str) -> Path:
 
 
 def reward_time(run_dir: Path) -> float:
-    return read_frame(run_dir, "steps")["reward_time_s"].mean()
+    return read_frame(run_dir, "steps")["exposed_reward_time_s"].mean()
 
 
 def test_programs_that_share_few_cores_take_longer(tmp_path):
@@ -54,13 +54,21 @@ def test_endless_programs_cost_the_limit_and_score_nothing(tmp_path):
     assert reward_time(run_dir) >= 30
 
 
-@pytest.mark.parametrize(
-    ("placement", "slower"), [("dedicated", "reward.judge.template_tokens=2000"), ("turns", "reward.judge.start_s=5")]
-)
-def test_a_judge_takes_its_time_after_the_rollout(tmp_path, placement, slower):
-    words = ["workload=judge", f"reward.judge.placement={placement}"]
-    first, second = reward_time(train(tmp_path / "a", *words)), reward_time(train(tmp_path / "b", *words, slower))
-    assert second > 1.5 * first > 0
+def test_a_judge_that_takes_turns_is_awaited_for_as_long_as_it_starts(tmp_path):
+    words = ["workload=judge", "reward.judge.placement=turns"]
+    warm, cold = (reward_time(train(tmp_path / start, *words, f"reward.judge.start_s={start}")) for start in ("0", "5"))
+    assert warm > 0
+    assert cold == pytest.approx(warm + 5)
+
+
+def test_a_judges_time_grows_with_what_it_reads(tmp_path):
+    words = ["workload=judge", "reward.judge.placement=dedicated"]
+    short_s, long_s, longer_s = (
+        reward_time(train(tmp_path / tokens, *words, f"reward.judge.template_tokens={tokens}"))
+        for tokens in ("0", "2000", "4000")
+    )
+    assert long_s > 2 * short_s > 0
+    assert longer_s - long_s == pytest.approx(long_s - short_s, rel=0.1)
 
 
 def test_a_shared_judge_slows_prefill_and_leaves_less_memory(tmp_path):

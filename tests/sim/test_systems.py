@@ -67,7 +67,7 @@ def test_streaming_is_right_in_short_and_in_long_rounds(tmp_path):
 def test_without_overlapped_rewards_the_race_is_over_before_the_first_reward(tmp_path):
     raced = steps_of(tmp_path / "tail", "system=tail")
     scored = steps_of(tmp_path / "reward", "system=tail-reward")
-    assert (raced["reward_time_s"] > scored["reward_time_s"]).all()
+    assert (raced["exposed_reward_time_s"] > scored["exposed_reward_time_s"]).all()
     assert raced["round_kind"].tolist() == scored["round_kind"].tolist()
 
 

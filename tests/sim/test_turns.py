@@ -1,4 +1,4 @@
-"""Engines and trainer take turns on the GPUs that they share, also when the run leaves or an engine does not."""
+"""Engines and trainer use shared GPUs in turn, also when the run leaves or an engine does not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ground:
     trainer_gpus: set[int] = field(default_factory=set)
     """Where the trainer is awake."""
     story: list[str] = field(default_factory=list)
-    """What everybody did, without repetitions."""
+    """What all of them did, without repetitions."""
 
     @property
     def engines(self) -> frozenset[EngineId]:

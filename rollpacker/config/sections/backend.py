@@ -1,4 +1,4 @@
-"""Where the actors run, and how long anything may take."""
+"""Where the actors run, and the deadlines of a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, REAL_RUN, Count,
 
 
 class DeadlineSection(Section):
-    """How long the run waits before it says what it waits for, and ends. Seconds."""
+    """Deadlines in seconds; a run that misses one reports what it waited for, and ends."""
 
     start_s: PositiveSeconds = 180
     """Ray, and every actor with its model loaded."""
     rollout_stall_s: PositiveSeconds = 600
-    """No response and no verdict arrived, or no verdict while the reward had responses to judge."""
+    """Without any response or reward, or without any reward while responses wait for one."""
     train_s: PositiveSeconds = 1800
     """One call of the trainer."""
     weight_sync_s: PositiveSeconds = 300
@@ -25,7 +25,7 @@ class DeadlineSection(Section):
     driver_stall_s: PositiveSeconds = 120
     """The driver's own event loop, blocked by one call."""
     stop_s: PositiveSeconds = 20
-    """Closing one actor at the end; after it the actor is killed."""
+    """Closing one actor at the end; then it is killed."""
 
 
 class BackendSection(Section):
@@ -34,10 +34,10 @@ class BackendSection(Section):
     name: Literal["ray", "sim"] = "ray"
     """`ray` runs them on this machine, or on the nodes of a Slurm job; `sim` computes what they would do and when."""
     num_cpus: Annotated[Count | None, REAL_RUN, NOT_IN_FINGERPRINT] = Field(None, ge=1)
-    """Told to Ray for each node. null takes what Slurm allocated; outside a job the cores that this process may use, or
-    what the actors reserve if that is more: on one machine engines and trainer take turns."""
+    """Given to Ray for each node. null takes what Slurm allocated; outside a job the cores that this process may use,
+    or what the actors reserve if that is more: on one machine engines and trainer take turns."""
     num_gpus: Annotated[WorkerCount | None, REAL_RUN, NOT_IN_FINGERPRINT] = None
-    """Told to Ray for each node; null counts CUDA_VISIBLE_DEVICES."""
+    """Given to Ray for each node; null counts CUDA_VISIBLE_DEVICES."""
     object_store_mb: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(256, ge=80)
     """Shared memory of each node for weights and responses in flight; holds at least two policy versions."""
     deadlines: Annotated[DeadlineSection, NOT_IN_FINGERPRINT] = DeadlineSection()

@@ -1,4 +1,4 @@
-"""What every node of the configuration tree is."""
+"""The base class, types and markers of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 LARGEST: Final = 1_000_000_000
-"""Of every count, size and rate without a lower limit of its own. No run comes near it, and the product of two such
-numbers still fits into the 64 bits that torch, vLLM and the operating system take."""
+"""Upper limit of counts, sizes and rates. No run reaches it, and the product of two such numbers fits into the 64 bits
+of torch, vLLM and the operating system."""
 SMALLEST: Final = 1e-9
-"""Of every number above 0: what is divided by it stays finite in float32."""
+"""Lower limit of numbers above 0: a quotient by it stays finite in float32."""
 LONGEST_S: Final = 1_000_000
-"""Of every time, 11 days: in milliseconds it fits into the 32 bits that poll() takes."""
+"""Upper limit of times, 11 days: in milliseconds it fits into the 32 bits of poll()."""
 SHORTEST_S: Final = 0.001
-"""Of every time that is something: a timer of less than a microsecond is one that is switched off."""
+"""Lower limit of times above 0: a shorter timer may be rounded to none."""
 LARGEST_SEED: Final = 2**32 - 1
 """numpy, which vLLM seeds, takes 32 bits; torch takes 64."""
 MOST_WORKERS: Final = 100_000_000
 """Of engines, ranks and GPUs: more than any cluster has. `rollpacker plan` probes with a number that all degrees
 divide; a real run has as many as its machine can hold (`rollpacker.runtime.placing.capacity`)."""
 CEILINGS: Final = frozenset({LARGEST, LONGEST_S, MOST_WORKERS})
-"""Upper limits of a type, not of a key: an error names them, help texts leave them out."""
+"""Upper limits of a type, not of a key: errors name them, help texts leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What people are told of a type that a validator makes from something else; metadata of `Annotated`."""
+    """The text for a type that a validator converts from other types; metadata of `Annotated`."""
 
     words: str
     """Such as `a path, or a list of paths`."""
 
 
 class OnlyWith:
-    """When a key has an effect; metadata of `Annotated`, on a key or on a section.
+    """The condition under which a key has an effect; metadata of `Annotated`, on a key or a section.
 
     Args:
         key: Dotted, of the whole configuration: a field, or a property of a section.
-        values: Any of which it has to have, or to hold where it is a tuple. None: it is set, and not false.
+        values: It has one of these, or contains one where it is a tuple. None: it is set and not false.
     """
 
     def __init__(self, key: str, *values: str) -> None:
@@ -100,21 +100,21 @@ def _refuse_number(value: object) -> object:
 Flag = Annotated[bool, BeforeValidator(_refuse_number)]
 """True or false."""
 Count = Annotated[int, BeforeValidator(_refuse_boolean), Field(ge=0, le=LARGEST)]
-"""How many, how large, or the number of something."""
+"""A number of things, or a size."""
 WorkerCount = Annotated[Count, Field(le=MOST_WORKERS)]
 """Engines, ranks or GPUs."""
 Seed = Annotated[int, BeforeValidator(_refuse_boolean), Field(ge=0, le=LARGEST_SEED)]
-"""Of a generator of random numbers."""
+"""Seed of a random number generator."""
 Number = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=-LARGEST, le=LARGEST)]
 """A real number."""
 Positive = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=SMALLEST, le=LARGEST)]
 """A real number above 0."""
 Seconds = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=0, le=LONGEST_S)]
-"""A time that may be nothing."""
+"""A time that may be 0."""
 PositiveSeconds = Annotated[float, BeforeValidator(_refuse_boolean), Field(ge=SHORTEST_S, le=LONGEST_S)]
-"""A time that is something."""
+"""A time above 0."""
 
 
 def exact(factor: float) -> Fraction:
-    """The fraction that a user meant by a decimal number: 1.1 is 11/10, not the nearest double."""
+    """The exact fraction of a decimal number: 1.1 is 11/10, not the nearest double."""
     return Fraction(str(factor))

@@ -10,7 +10,7 @@ from pydantic import Field
 from rollpacker.config.sections.base import Count, Flag, Number, Positive, Section, WorkerCount
 
 Word = Annotated[str, Field(coerce_numbers_to_str=True)]
-"""A text that people also write as a number: the value of a variable or of an option."""
+"""A text that may be written as a number: the value of a variable or of an option."""
 
 
 class ContainerSection(Section):
@@ -23,7 +23,7 @@ class ContainerSection(Section):
     python: str = "python3"
     """The interpreter inside the image that has RollPacker."""
     options: tuple[str, ...] = ()
-    """Further words for `apptainer exec`, such as --userns."""
+    """Further options of `apptainer exec`, such as --userns."""
     binds: tuple[str, ...] = ()
     """Further folders that the image sees, as SOURCE[:TARGET[:ro]]; the run's own folders are bound anyway."""
     environment: dict[str, Word] = Field(default_factory=dict)
@@ -31,7 +31,7 @@ class ContainerSection(Section):
 
 
 class ClusterSection(Section):
-    """The Slurm job of one run: what it asks for, and how it lives with preemption and time limits."""
+    """The Slurm job of one run: what it asks for, and how it handles preemption and time limits."""
 
     name: str
     """What people call the cluster."""
@@ -42,7 +42,7 @@ class ClusterSection(Section):
     gpu_type: str | None = None
     """As Slurm names it (GRES type); null takes any."""
     gpu_memory_gb: Positive | None = None
-    """Of one GPU, 10^9 bytes: a model that cannot fit is refused before anything loads. null judges by nothing."""
+    """Of one GPU, 10^9 bytes: a model that cannot fit is refused before anything loads. null: it is not checked."""
     cpus_per_node: Count = Field(1, ge=1)
     """Cores that the job asks for on each node, which all actors there share."""
     memory_gb_per_node: Number | None = Field(None, ge=0)
@@ -52,13 +52,13 @@ class ClusterSection(Section):
     partition: str | None = None
     """Where the job queues; null leaves it to Slurm's default."""
     account: str | None = None
-    """Who pays; null leaves it to Slurm's default."""
+    """The account that is charged; null leaves it to Slurm's default."""
     qos: str | None = None
     """Quality of service; null leaves it to Slurm's default."""
     constraint: str | None = None
     """Features that the nodes must have, in Slurm's grammar."""
     exclusive: Flag = False
-    """The job shares its nodes with nobody."""
+    """The job shares its nodes with no other job."""
     sbatch: dict[str, Word] = Field(default_factory=dict)
     """Further options of sbatch by their long names: {reservation: maintenance}."""
     setup: tuple[str, ...] = ()
@@ -66,16 +66,17 @@ class ClusterSection(Section):
     environment: dict[str, Word] = Field(default_factory=dict)
     """Variables of every rank, such as NCCL_SOCKET_IFNAME."""
     network_interface: str | None = None
-    """Over which Ray's nodes talk; null takes the address of the node's name."""
+    """For the traffic between Ray's nodes; null takes the address of the node's name."""
     scratch: tuple[str, ...] = ("$SLURM_TMPDIR", "$TMPDIR", "/tmp")  # noqa: S108  (a list of candidates, the first that fits)
     """Folders on the node itself; the first that is writable and short enough for sockets holds Ray's session."""
     has_shared_files: Flag = False
     """Every node sees the run's folder at the same path, although its file system does not look like a network's."""
     requeue: Flag = True
-    """A job that has to leave before its run is finished goes back into the queue, and goes on from its checkpoint."""
+    """A job that is preempted, or reaches its limit, before its run is finished is requeued and resumes from its
+    checkpoint."""
     signal: Literal["URG", "USR2", "TERM"] = "URG"
-    """What Slurm sends before the time limit and, where it is set up so, at preemption. Ray and mounted images die of
-    USR2 and TERM unless they are shielded; URG leaves them alone."""
+    """What Slurm sends before the time limit and, where it is set up so, at preemption. USR2 and TERM end Ray and
+    mounted images unless they are shielded; URG does not."""
     signal_lead_s: Count = Field(120, ge=1)
     """How long before the time limit; Slurm may be a minute early."""
     max_attempts_without_progress: Count = Field(2, ge=1)

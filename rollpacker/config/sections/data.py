@@ -58,12 +58,12 @@ class DataSection(Section):
     path: PromptFiles | None
     """JSONL files; each line has `id`, `domain`, `messages` or `prompt`, and `ground_truth`, test cases or a `rubric`:
     `rollpacker help data` shows one of each kind. A file in the form {path: PATH, domain: NAME} has a domain for lines
-    without one. null in a modelled run that makes up its prompts."""
+    without one. null in a modelled run without prompt files."""
     max_prompt_tokens: Count = Field(1024, ge=1)
     """Longest prompt, chat template included."""
     long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right", "error"], REAL_RUN] = "drop"
-    """What becomes of longer prompts before the run starts: left out and counted; their longest text shortened at its
-    left or right end, never the chat template around it; or the run does not start."""
+    """For longer prompts, before the run starts: drop and count them; shorten their longest text at its left or right
+    end, never the chat template around it; or refuse to start."""
     domain_weights: dict[str, Positive] = Field(default_factory=dict)
     """Share of each domain in every batch; empty means the shares of the files."""
     shuffle: Flag = True
@@ -85,7 +85,7 @@ class DataSection(Section):
 
 
 class ScoredDataSection(Section):
-    """The prompts whose responses are judged."""
+    """The prompts of the responses that are scored."""
 
     path: PromptFiles
     """JSONL files, as `rollpacker train --help` describes them."""

@@ -19,15 +19,15 @@ class PlacementSection(Section):
     engine: GpuMapText | None = None
     """GPUs of the engines, such as 0-7 (of every node), or 'all 4-7@0' (4 to 7 of node 0, all of the other nodes).
     Engines take them in order, engine.tensor_parallel each. null, for both roles: every actor has the GPUs that its
-    `resources` ask for, trainer and reward on node 0, and nobody shares any."""
+    `resources` ask for, trainer and reward on node 0, and none are shared."""
     trainer: GpuMapText | None = None
-    """GPUs of the trainer's ranks, one each, written likewise. On a GPU that both roles name, the engine sleeps while
-    the trainer works, and the other way round."""
+    """GPUs of the trainer's ranks, one each, written in the same way. On a GPU that both roles name, the engine sleeps
+    while the trainer works, and the other way round."""
     judge: GpuMapText | None = None
-    """GPUs of the LLM judge's replicas, reward.judge.tensor_parallel each, written likewise. They may be those of
-    engines, beside whom the judge works, best under CUDA MPS (reward.judge.gpu_share). Where engines and trainer take
-    turns, a judge on the trainer's GPUs sleeps in the trainer's turns. null: it works on cores, or without maps on the
-    GPUs of reward.judge.resources."""
+    """GPUs of the LLM judge's replicas, reward.judge.tensor_parallel each, written in the same way. They may be those
+    of engines, beside whom the judge works, best under CUDA MPS (reward.judge.gpu_share). Where engines and trainer
+    take turns, a judge on the trainer's GPUs sleeps in the trainer's turns. null: it works on cores, or without maps on
+    the GPUs of reward.judge.resources."""
 
     @model_validator(mode="after")
     def _maps_can_be_read(self) -> Self:
@@ -38,7 +38,7 @@ class PlacementSection(Section):
                 if given is not None and role != "judge":
                     raise ValueError(
                         f"placement.{role}=null with placement.{given}={texts[given]}.\n"
-                        "A map says where engines and trainer work, both of them; without one, `resources` does.\n"
+                        "Maps are given for both engines and trainer, or for neither: then `resources` decides.\n"
                         f"Set placement.{role} too, such as placement.{role}=0-7, or leave out all maps."
                     )
                 continue
@@ -55,12 +55,12 @@ class PlacementSection(Section):
 
     @property
     def maps(self) -> tuple[GpuMap, GpuMap] | None:
-        """Of engines and trainer; None where `resources` say who has which GPUs."""
+        """Of engines and trainer; None where `resources` decide the GPUs."""
         if self.engine is None or self.trainer is None:
             return None
         return GpuMap.parse(self.engine), GpuMap.parse(self.trainer)
 
     @property
     def judge_map(self) -> GpuMap:
-        """Of the judge; no GPU where nothing is said."""
+        """Of the judge; no GPU without a map."""
         return GpuMap.parse(self.judge or "none")

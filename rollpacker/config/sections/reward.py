@@ -1,4 +1,4 @@
-"""How responses are scored."""
+"""The reward: how responses are scored."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, OnlyWith, Positive, PositiveSeconds, Section
-from rollpacker.config.sections.judge import MODELLED_KEYS, REAL_KEYS, JudgeSection
+from rollpacker.config.sections.base import (
+    MODELLED_RUN,
+    NOT_IN_FINGERPRINT,
+    REAL_RUN,
+    Count,
+    OnlyWith,
+    Positive,
+    PositiveSeconds,
+    Section,
+)
+from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.config.sections.sandbox import SandboxSection
 
@@ -19,9 +28,9 @@ class RewardSection(Section):
     """How responses are scored."""
 
     name: RewardName = "math"
-    """Which check; `modelled` checks nothing, and is for modelled runs, which take their verdicts from the workload."""
+    """Which check; `modelled` is for modelled runs, which take their rewards from the workload."""
     domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
-    """Which check scores the responses of a domain that `name` does not, such as {code: sandbox}."""
+    """The check of domains that `name` does not score, such as {code: sandbox}."""
     overlong_buffer_tokens: Count | None = Field(None, ge=1)
     """Over-long reward shaping (DAPO): the reward of a response falls linearly over so many tokens below
     the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is
@@ -30,15 +39,15 @@ class RewardSection(Section):
     """Taken off the reward of a response that reaches the limit; with `overlong_buffer_tokens`."""
     max_open: Count = Field(1024, ge=1)
     """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
-    and `sandbox.num_workers`. Judges: judge.max_open."""
+    and `sandbox.num_workers`. For LLM judges: judge.max_open."""
     num_workers: Annotated[Count, _WITH_RULES, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Responses that are checked at the same time; programs: sandbox.num_workers."""
     timeout_s: Annotated[PositiveSeconds, _WITH_RULES] = 2.0
     """A response whose check takes longer scores 0 with reason `timeout`."""
     resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources(num_cpus=0.5)
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
-    """How a domain's responses are scored in a modelled run. Those that are not named: `code` in the sandbox, `judge`
-    by the LLM judge, all others by a rule."""
+    """How a domain's responses are scored in a modelled run. Default: `code` in the sandbox, `judge` by the LLM judge,
+    all others by a rule."""
     num_cores: Count | None = Field(None, ge=1)
     """Cores that the `num_workers` programs of a modelled run share; null: those that the hardware's nodes have for
     it, and no more programs at a time than cores."""
@@ -49,7 +58,7 @@ class RewardSection(Section):
     sandbox: Annotated[SandboxSection, OnlyWith("reward.names", "sandbox", "modelled")] = SandboxSection()
 
     def name_of(self, domain: str) -> RewardName:
-        """Which check scores the responses of a domain."""
+        """The check that scores a domain."""
         return self.domains.get(domain, self.name)
 
     @property
@@ -73,7 +82,7 @@ class RewardSection(Section):
             if self.name == "modelled":
                 raise ValueError(
                     f"reward.domains.{domain}={name} with reward.name=modelled.\n"
-                    "A modelled run takes every verdict from the workload.\n"
+                    "A modelled run takes every reward from the workload.\n"
                     f"Leave it out; reward.kinds.{domain} says how a domain is scored in a modelled run."
                 )
         return self
@@ -101,26 +110,27 @@ class RewardSection(Section):
     @model_validator(mode="after")
     def _judge_is_real_or_modelled(self) -> Self:
         if self.name == "modelled":
-            if foreign := self.judge.changed(REAL_KEYS):
+            if foreign := self.judge.changed(JudgeSection.keys(REAL_RUN)):
                 raise ValueError(
                     f"reward.judge.{foreign[0]} is set with reward.name=modelled.\n"
-                    "It describes a real judge, and a modelled run takes every verdict from the workload.\n"
+                    "It describes a real judge, and a modelled run takes every reward from the workload.\n"
                     f"Leave out reward.judge.{foreign[0]}, or choose reward=judge."
                 )
             return self
         if not self.has_judge:
-            if set_keys := self.judge.changed(tuple(JudgeSection.model_fields)):
+            if set_keys := self.judge.changed(JudgeSection.keys()):
                 raise ValueError(
                     f"reward.judge.{set_keys[0]} is set, and no response is read by a judge.\n"
-                    f"reward.name={self.name} and reward.domains say what scores it.\n"
+                    f"reward.name={self.name} and reward.domains choose the checks.\n"
                     f"Choose reward=judge or reward.domains.DOMAIN=judge, or leave out reward.judge.{set_keys[0]}."
                 )
             return self
-        if foreign := self.judge.changed(MODELLED_KEYS):
+        modelled = JudgeSection.keys(MODELLED_RUN)
+        if foreign := self.judge.changed(modelled):
             key = foreign[0]
             raise ValueError(
                 f"reward.judge.{key} is set, and the judge is a real one.\n"
-                f"{', '.join(f'reward.judge.{each}' for each in MODELLED_KEYS)} describe that of a modelled run.\n"
+                f"{', '.join(f'reward.judge.{each}' for each in modelled)} describe that of a modelled run.\n"
                 + (
                     "Name its GPUs by placement.judge or reward.judge.resources; a real judge stays loaded."
                     if key in {"placement", "num_gpus"}

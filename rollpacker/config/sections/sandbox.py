@@ -16,18 +16,18 @@ class SandboxSection(Section):
     """The code sandbox: Python programs of responses against test cases, each in a process tree of its own."""
 
     isolation: Literal["bubblewrap", "rlimits"] = "bubblewrap"
-    """`bubblewrap`: namespaces of its own, no network, nothing of this machine but Python to read. `rlimits`: limits of
+    """`bubblewrap`: namespaces of its own, no network, of this machine only Python can be read. `rlimits`: limits of
     resources alone, where user namespaces are missing; a program then may read what the run's user may, write where it
     may, use the network, and end the user's processes, the run's too."""
     num_workers: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Programs at the same time; null: as many as the cores that the reward's process may use. Where programs may never
-    end, several for each core let the others pass: limits count a program's own time, and a race does not wait."""
+    end, several for each core keep the others running: limits count a program's own time."""
     max_case_s: PositiveSeconds = 30.0
     """The longest limit of a test case: with system.reward=async or batch that of every one, with scheduled that of one
-    that nobody has passed (the paper's T_max). It counts the program's own time: on cores, or asleep; not what it waits
-    for a core that others have."""
+    that no program has passed (the paper's T_max). It counts the program's own time, computing or sleeping; not the
+    time that it waits for a core."""
     memory_mb: Count = Field(1024, ge=64)
-    """Of all processes of a program together, with what the kernel keeps for it: names of files, sockets, tables."""
+    """Of all processes of a program together, with kernel memory: file names, sockets, tables."""
     processes: Count = Field(32, ge=1)
     """Processes and threads of a program at a time."""
     files_mb: Count = Field(64, ge=1)

@@ -1,4 +1,4 @@
-"""Who learns."""
+"""The trainer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rollpacker.config.sections.resources import ActorResources
 
 
 class TrainerSection(Section):
-    """Who learns, and by which objective (GRPO)."""
+    """The trainer and its objective (GRPO)."""
 
     name: Literal["torch", "fsdp", "megatron"] = "torch"
     """Which implementation: one process; FSDP2, whose ranks share parameters, gradients and optimizer among them; or
-    Megatron-core, which cuts the model in every direction."""
+    Megatron-core, which shards the model in every dimension."""
     data_parallel: Annotated[WorkerCount | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Replicas that share the batch. null is 1; in a modelled run, as many as the engines' GPUs hold."""
     learning_rate: Positive = Field(1e-6, le=1)
@@ -62,7 +62,7 @@ class TrainerSection(Section):
     max_tokens_per_microbatch: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
     """Padded tokens per forward pass."""
     tensor_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
-    """Ranks that share each layer; Megatron-core only, as the next two."""
+    """Ranks that share each layer; Megatron-core only, like the next two."""
     pipeline_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Groups of ranks that share the layers among them."""
     context_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
@@ -90,7 +90,7 @@ class TrainerSection(Section):
     def replica_of(self, rank: int) -> int:
         """The data-parallel replica of a rank of a real trainer.
 
-        Ranks stand in Megatron-core's order: those of a tensor-parallel group next to each other, then context
+        Ranks are in Megatron-core's order: those of a tensor-parallel group next to each other, then context
         parallel ones, then replicas, then pipeline stages.
         """
         return rank // (self.tensor_parallel * self.context_parallel) % (self.data_parallel or 1)

@@ -13,7 +13,7 @@ class WeightSyncSection(Section):
     """How the trainer's policy reaches the engines after every update."""
 
     transport: Literal["auto", "object_store", "broadcast", "handles"] = "auto"
-    """`object_store`: one copy in Ray's shared memory, from which engines are also served that come later.
+    """`object_store`: one copy in Ray's shared memory, from which engines that start later are served too.
     `broadcast`: trainer and engines' workers form a process group (NCCL between GPUs, else gloo). `handles`: workers on
     the trainer's node open its buckets where they lie (CUDA IPC, else shared memory). `auto` takes `object_store` where
     the trainer has no GPU: a copy in the host's memory is then all that a sync is. With a GPU that copy would be its
@@ -23,5 +23,5 @@ class WeightSyncSection(Section):
     """Of each of the two buffers that a policy passes through, MiB, in the memory that it passes through. Not used by
     `object_store`."""
     timeout_s: PositiveSeconds = 60.0
-    """An engine that keeps the others waiting for so long, from when half of the engines hold the version, is replaced;
-    so is one that came later and still takes the last version so long after the next one is due."""
+    """An engine that does not hold the version so long after half of the engines do is replaced; so is one that started
+    later and still loads the last version so long after the next one is due."""

@@ -87,7 +87,7 @@ class _Sequence:
 
 
 class Decoder:
-    """Generates with one model; whoever calls it owns it."""
+    """Generates with one model, for one thread."""
 
     def __init__(
         self,
@@ -141,8 +141,12 @@ class Decoder:
         return len(self._waiting)
 
     @property
+    def num_in_flight(self) -> int:
+        return len(self._running) + len(self._waiting)
+
+    @property
     def is_idle(self) -> bool:
-        return not self._running and not self._waiting
+        return self.num_in_flight == 0
 
     @property
     def num_cached_tokens(self) -> int:
@@ -167,7 +171,7 @@ class Decoder:
             raise ImpossibleEvent(f"Request {request.request} is in flight already.", "An id is used once.")
         added = self._clock() if time_added is None else time_added
         self._waiting[request.request] = _Sequence(request=request, time_added=added)
-        self._capacity = max(self._capacity, min(self._max_num_seqs, len(self._running) + len(self._waiting)))
+        self._capacity = max(self._capacity, min(self._max_num_seqs, self.num_in_flight))
 
     @torch.inference_mode()
     def abort(self, requests: Sequence[RequestId]) -> list[Generation]:

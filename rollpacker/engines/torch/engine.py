@@ -1,4 +1,4 @@
-"""The embedded engine as the driver sees it: `protocols.engine.Engine` around a decoder in one thread.
+"""The embedded engine: `protocols.engine.Engine` around a decoder in one thread.
 
 Orders are taken between decode steps, in the order in which they were given; when nothing is in flight the thread
 sleeps until the next one. An exception in the thread ends it and is raised from `collect`, and from everything after.
@@ -22,7 +22,15 @@ from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress
 from rollpacker.core.foreign_errors import failure_of
 from rollpacker.core.ids import VersionSpan
-from rollpacker.engines.checks import check_begun, check_fit
+from rollpacker.data.causal_models import max_positions
+from rollpacker.engines.checks import (
+    NO_VERSION,
+    check_begun,
+    check_fit,
+    require_idle,
+    require_loadable,
+    require_policy,
+)
 from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.torch.decoder import Decoder, Generation
 from rollpacker.engines.torch.model_files import load_model
@@ -42,9 +50,6 @@ if TYPE_CHECKING:
     from rollpacker.protocols.weights import Weights
 
 T = TypeVar("T")
-
-NO_VERSION = -1
-"""What `EngineStats.policy_version` says while no policy is held."""
 
 
 class TorchEngine:
@@ -73,8 +78,7 @@ class TorchEngine:
         self._num_threads = section.num_threads
         self._model = load_model(model_path, dtype)
         # a model with learned positions has no embedding for later ones
-        num_positions = getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self._max_tokens_per_seq = min(max_tokens_per_seq, num_positions or max_tokens_per_seq)
+        self._max_tokens_per_seq = min(max_tokens_per_seq, max_positions(self._model.config) or max_tokens_per_seq)
         self._max_num_seqs = section.max_num_seqs
         self._decoder = Decoder(
             self._model,
@@ -102,12 +106,7 @@ class TorchEngine:
     # -- what the driver calls --
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
-        if self._policy_version == NO_VERSION:
-            raise ImpossibleEvent(
-                f"{self._engine} was asked to generate while it holds no policy.",
-                "Weights are loaded first, also after the engine was woken.",
-                "Call load_weights.",
-            )
+        require_policy(self._engine, self._policy_version)
         for request in requests:
             self._decoder.check(request)
             check_begun(self._engine, request, self._policy_version)
@@ -168,7 +167,7 @@ class TorchEngine:
                 return
             try:
                 answer.set_result(question())
-            except Exception as error:  # noqa: BLE001  # handed on whole, to the caller whose mistake it is
+            except Exception as error:  # noqa: BLE001  # raised in the caller
                 answer.set_exception(error)
 
         self._post(_Order(action=action, give_up=answer.set_exception))
@@ -199,7 +198,7 @@ class TorchEngine:
             self._end(None)
 
     def _carry_out_orders(self) -> bool:
-        """Wait until there is something to do and do what was ordered; False when the engine is to end."""
+        """Wait for work and carry out the orders; False when the engine is closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._orders or self._is_closing or not self._decoder.is_idle)
             orders, self._orders = self._orders, []
@@ -231,7 +230,7 @@ class TorchEngine:
                 arrival.set_result(None)
         self._collectors = []
 
-    # -- what the thread is ordered to do --
+    # -- orders, carried out by the thread --
 
     def _add(self, requests: Sequence[GenerationRequest], time_added: float) -> None:
         for request in requests:
@@ -252,9 +251,7 @@ class TorchEngine:
         )
 
     def _load(self, weights: Weights) -> str:
-        self._require_idle("load weights")
-        if self._is_asleep:
-            raise ImpossibleEvent(f"{self._engine} was asked to load weights while it sleeps.", "Wake it first.", "")
+        require_loadable(self._engine, self._decoder.num_in_flight, is_asleep=self._is_asleep)
         loader = _InPlaceLoader(self._engine, self._tensors)
         if isinstance(weights.payload, WeightOffer):
             self._policy_version = NO_VERSION  # until the last bucket is there
@@ -266,7 +263,7 @@ class TorchEngine:
         return checksum_of_tensors(self._tensors)
 
     def _free_memory(self) -> None:
-        self._require_idle("sleep")
+        require_idle(self._engine, "sleep", self._decoder.num_in_flight)
         if self._is_asleep:
             return
         self._decoder.release()
@@ -285,16 +282,6 @@ class TorchEngine:
             parameter.data = parameter.data.new_empty(shape)
         self._tensors = named_tensors(self._model)
         self._is_asleep = False
-
-    def _require_idle(self, wish: str) -> None:
-        decoder = self._decoder
-        if not decoder.is_idle:
-            raise ImpossibleEvent(
-                f"{self._engine} was asked to {wish} with {decoder.num_running} requests running and "
-                f"{decoder.num_waiting} waiting.",
-                "Nothing may be in flight.",
-                "Abort the requests, or wait for them.",
-            )
 
     def _progress(self) -> EngineProgress:
         return EngineProgress(
@@ -355,8 +342,8 @@ class _InPlaceLoader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """Something that the thread is to do."""
+    """An action for the thread."""
 
     action: Callable[[], None]
     give_up: Callable[[EngineFailed | None], None]
-    """Called instead when the engine failed before it came to it."""
+    """Called instead if the engine failed before."""

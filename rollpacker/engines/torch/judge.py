@@ -1,4 +1,4 @@
-"""A judge's model with torch and transformers: plain forward passes, as `protocols.judging.JudgeModel` wants them.
+"""A judge's model with torch and transformers: plain forward passes, for `protocols.judging.JudgeModel`.
 
 Prompts are sorted by length and cut into batches of at most `max_batch_tokens`, padding included. They are padded on
 the right, where a causal model does not look from the prompt's last token, so that no mask is needed and the logits are
@@ -6,7 +6,7 @@ those of the prompt alone. Only that last token's hidden state reaches the outpu
 logits of a whole batch would take gigabytes.
 
 `reward.judge.engine=streamed` is the same judge with layers that stream from host memory (`layer_streaming`): the same
-passes, and the same numbers to the bit (a CPU rounds a pass of one token by where its weights begin).
+passes, bit-equal (a CPU's rounding of a pass of one token depends on the alignment of its weights).
 
 Everything happens in one thread, so that the process answers meanwhile.
 """
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rollpacker.core.errors import EngineFailed, ModelError
+from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.judging import batches_by_length, check_candidates, check_lengths
 from rollpacker.engines.torch.layer_streaming import StreamedLayers
 from rollpacker.engines.torch.model_files import load_model
@@ -50,9 +51,7 @@ class TorchJudge:
         self._device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self._model = load_model(section.model.directory, section.model.dtype, device="cpu")
         self._num_words: int = self._model.config.get_text_config(decoder=True).vocab_size
-        self._num_positions: int | None = getattr(
-            self._model.config.get_text_config(decoder=True), "max_position_embeddings", None
-        )
+        self._num_positions = max_positions(self._model.config)
         output_layer = self._model.get_output_embeddings()
         if output_layer is None:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Decoder layers that come from host memory while the model computes, for a GPU that has no room for all of them.
+"""Decoder layers streamed from host memory while the model computes, for a GPU without room for all of them.
 
 RollPacker runs the LLM judge on the actor's own GPUs and streams its weights layer by layer (section 4.3). The weights
 of a streamed layer lie in one flat buffer of pinned host memory. Hooks around the layer bind its parameters to a slot,
@@ -36,7 +36,7 @@ class CopyStream(Protocol):
     """Carries out copies one after the other, beside compute."""
 
     def copy(self, source: Tensor, target: Tensor) -> Any:
-        """Order a copy that begins when all compute ordered so far has ended; gives what `wait` takes."""
+        """Order a copy that begins when all compute ordered so far has ended; returns what `wait` takes."""
 
     def wait(self, copy: Any) -> None:
         """Let compute go on only when a copy has ended."""
@@ -52,7 +52,7 @@ class CudaCopyStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-        return self._stream.record_event()  # type: ignore[no-any-return]  # likewise
+        return self._stream.record_event()  # type: ignore[no-any-return]  # the same
 
     def wait(self, copy: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self._stream.device).wait_event(copy)
@@ -76,7 +76,7 @@ class StreamedLayers:
         device: Where it computes.
         resident_share: Of the decoder layers, that stay on the device; embeddings, norm and output layer always do.
         num_slots: Device buffers for streamed layers. No more layers than slots are not streamed, for each would lie
-            in a slot for good. With one slot no copy is hidden.
+            in a slot permanently. With one slot no copy is hidden.
         copies: None takes a stream that fits the device.
 
     Raises:
@@ -171,7 +171,7 @@ class StreamedLayers:
 
 
 class _HostLayer:
-    """A layer whose parameters are views of one flat host buffer, so that bringing it to the device is one copy."""
+    """A layer whose parameters are views of one flat host buffer, so that one copy moves it to the device."""
 
     def __init__(self, module: torch.nn.Module, *, is_pinned: bool) -> None:
         self.module = module

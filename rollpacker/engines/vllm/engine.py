@@ -1,10 +1,10 @@
-"""vLLM as the driver sees it: `protocols.engine.Engine` around an `AsyncLLM`, whose processes do the work.
+"""The vLLM engine: `protocols.engine.Engine` around an `AsyncLLM`, whose processes do the work.
 
 One task per request follows what vLLM reports of it; all tasks run in the event loop in which the engine was made.
-vLLM's end (its process was killed, a worker died) ends the engine: what was collected by then is handed out, and
+vLLM's end (its process was killed, a worker died) ends the engine: what was collected by then is returned, and
 `collect` and everything after raise.
 
-States of the policy: none (fresh, just woken, or an update broke off) -> held (weights loaded) -> asleep. Requests are
+States of the policy: none (fresh, just woken, or an update failed) -> held (weights loaded) -> asleep. Requests are
 taken only while a policy is held, weights change only while nothing is in flight, so each response has one version.
 """
 
@@ -22,7 +22,16 @@ from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
 from rollpacker.core.foreign_errors import failure_of
 from rollpacker.core.ids import VersionSpan
-from rollpacker.engines.checks import check_begun, check_fit, check_request
+from rollpacker.data.causal_models import max_positions
+from rollpacker.engines.checks import (
+    NO_VERSION,
+    check_begun,
+    check_fit,
+    check_request,
+    require_idle,
+    require_loadable,
+    require_policy,
+)
 from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.vllm.receiving import fetch_weights
 from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_params
@@ -46,9 +55,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_VERSION = -1
-"""What `EngineStats.policy_version` says while no policy is held."""
-
 SHUTDOWN_S = 15.0
 """How long vLLM's processes may take to end before they are killed. They take 2 to 10 s, and the driver waits for 20
 (`backend.deadlines.stop_s`). Those that are killed leave names of empty memory in /dev/shm."""
@@ -68,13 +74,14 @@ class VllmEngine:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._tensors = expected_tensors(model_path, dtype)
-        self._max_tokens_per_seq = min(max_tokens_per_seq, _num_positions(model_path) or max_tokens_per_seq)
+        config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
+        self._max_tokens_per_seq = min(max_tokens_per_seq, max_positions(config) or max_tokens_per_seq)
         self._policy_version = NO_VERSION
         self._is_asleep = False
         self._is_closing = False
         self._failure: EngineFailed | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        """Done when vLLM is no more, for whatever reason."""
+        """Done when vLLM has ended, for whatever reason."""
         self._flights: dict[RequestId, Flight] = {}
         self._followers: set[asyncio.Task[None]] = set()
         self._num_requests = 0
@@ -93,12 +100,7 @@ class VllmEngine:
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_open()
-        if self._policy_version == NO_VERSION:
-            raise ImpossibleEvent(
-                f"{self._engine} was asked to generate while it holds no policy.",
-                "Weights are loaded first, also after the engine was woken.",
-                "Call load_weights.",
-            )
+        require_policy(self._engine, self._policy_version)
         for request in requests:
             check_request(request, self._max_tokens_per_seq)
             check_sampling(request)
@@ -142,9 +144,7 @@ class VllmEngine:
 
     async def load_weights(self, weights: Weights) -> str:
         self._require_open()
-        self._require_idle("load weights")
-        if self._is_asleep:
-            raise ImpossibleEvent(f"{self._engine} was asked to load weights while it sleeps.", "Wake it first.", "")
+        require_loadable(self._engine, len(self._flights), is_asleep=self._is_asleep)
         if isinstance(weights.payload, WeightOffer):
             self._policy_version = NO_VERSION
             fetching = fetch_weights(self._llm, self._engine, weights.payload, weights.policy_version)
@@ -161,12 +161,12 @@ class VllmEngine:
 
     async def sleep(self) -> None:
         self._require_open()
-        self._require_idle("sleep")
+        require_idle(self._engine, "sleep", len(self._flights))
         if self._is_asleep:
             return
         self._policy_version = NO_VERSION
         self._is_asleep = True
-        # level 2 drops the weights, which come anew after waking; level 0 only stops the scheduler
+        # level 2 drops the weights, which are loaded again after waking; level 0 only stops the scheduler
         await self._ask(self._llm.sleep(level=2 if self._has_sleep_mode else 0))
 
     async def wake(self) -> None:
@@ -183,7 +183,7 @@ class VllmEngine:
     async def stats(self) -> EngineStats:
         self._require_open()
         totals, num_in_flight = self._totals, len(self._flights)
-        # what vLLM said last is of its last step, and no step follows an abort of everything
+        # vLLM's last report is of its last step, and no step follows an abort of everything
         num_running = min(totals.num_running, num_in_flight)
         kv_share_used = totals.kv_share_used if num_in_flight else 0.0
         return EngineStats(
@@ -265,14 +265,14 @@ class VllmEngine:
     # -- vLLM's end --
 
     async def _ask(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await vLLM's answer, or its end: an answer from a process that is dead never comes."""
+        """Await vLLM's answer, or its end: a dead process never answers."""
         question = asyncio.ensure_future(call)
         try:
             await asyncio.wait((question, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if self._failure is not None:
                 raise self._failure
             if not question.done():
-                raise ImpossibleEvent(f"{self._engine} was closed while it was asked for something.")
+                raise ImpossibleEvent(f"{self._engine} was closed during a call.")
             return question.result()
         except EngineDeadError as error:
             self._fail(error)
@@ -282,7 +282,7 @@ class VllmEngine:
             question.cancel()
 
     def _notice_end(self) -> None:
-        """Be told that vLLM's outputs ended; so they do when the engine is closed, too."""
+        """Handle the end of vLLM's outputs, which also follows `close`."""
         if not self._is_closing:
             self._fail(EngineDeadError())
 
@@ -318,14 +318,6 @@ class VllmEngine:
         if self._is_closing:
             raise ImpossibleEvent(f"{self._engine} was called after it was closed.")
 
-    def _require_idle(self, wish: str) -> None:
-        if self._flights:
-            raise ImpossibleEvent(
-                f"{self._engine} was asked to {wish} with {len(self._flights)} requests in flight.",
-                "Nothing may be in flight.",
-                "Abort the requests, or wait for them.",
-            )
-
     async def _wake_entirely(self) -> None:
         if self._has_sleep_mode and await self._llm.is_sleeping():
             await self._llm.wake_up(["kv_cache"])
@@ -333,10 +325,3 @@ class VllmEngine:
     def _make_totals(self, vllm_config: VllmConfig, engine_index: int) -> StepTotals:
         self._totals = StepTotals(vllm_config, engine_index)
         return self._totals
-
-
-def _num_positions(model_path: Path) -> int | None:
-    """The longest sequence that the model was made for, where its configuration says so."""
-    config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
-    num_positions: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return num_positions

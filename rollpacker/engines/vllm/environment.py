@@ -32,7 +32,7 @@ def prepare_environment(section: EngineSection) -> None:
 
 
 def is_eager(section: EngineSection) -> bool:
-    """Whether the model runs uncompiled: as the user says, else where there is no GPU."""
+    """Return whether the model runs uncompiled: as configured, else only without a GPU."""
     chosen = section.vllm.enforce_eager
     return not torch.cuda.is_available() if chosen is None else chosen
 

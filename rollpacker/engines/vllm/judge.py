@@ -1,8 +1,8 @@
-"""A judge's model in vLLM, as `protocols.judging.JudgeModel` wants it: requests of one token, with its probabilities.
+"""A judge's model in vLLM, for `protocols.judging.JudgeModel`: requests of one token, with its probabilities.
 
 `logprob_token_ids` asks for the log-probabilities of given tokens and no others (vLLM 0.25 and later). With
 `raw_logprobs` they are those of the model's logits, before anything that sampling does to them. vLLM batches the
-requests by itself, and computes what several prompts begin with alike only once. Weights are read from the model's
+requests by itself, and computes the common prefix of several prompts only once. Weights are read from the model's
 directory, and nothing changes them.
 """
 

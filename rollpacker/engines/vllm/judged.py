@@ -1,4 +1,4 @@
-"""What a judge of vLLM is in the words of an engine; without importing vLLM."""
+"""The engine settings of a judge that runs in vLLM; imports no vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NUM_SEQS = 256
 
 
 def judge_as_engine(section: JudgeSection) -> EngineSection:
-    """Say of an engine what is asked of a judge."""
+    """Return the engine settings that match a judge's."""
     return EngineSection(
         name="vllm",
         max_num_seqs=MAX_NUM_SEQS,

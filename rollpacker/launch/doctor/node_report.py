@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from rollpacker import __version__
 from rollpacker.launch.doctor.node import Gpus, Limits, gather_gpus, gather_limits
@@ -37,16 +38,11 @@ class NodeReport:
     gpus: Gpus
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return TypeAdapter(NodeReport).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> NodeReport:
-        plain = json.loads(text)
-        gpus = plain["gpus"]
-        names, visible = (None if gpus[name] is None else tuple(gpus[name]) for name in ("names", "visible"))
-        return cls(
-            **plain | {"limits": Limits(**plain["limits"]), "gpus": Gpus(**gpus | {"names": names, "visible": visible})}
-        )
+        return TypeAdapter(NodeReport).validate_json(text)
 
 
 def report(folder: Path) -> NodeReport:

@@ -85,7 +85,7 @@ class SandboxRewardWorker(PooledRewardWorker):
         for _ in range(_MAX_ATTEMPTS):
             self._busy.add(process)
             try:
-                response = await process.ask(line, grace_s)
+                response = await process.request(line, grace_s)
             except ProcessDied:
                 continue
             finally:

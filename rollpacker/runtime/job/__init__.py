@@ -1,1 +1,1 @@
-"""The Slurm job that a run is in: what it was given, what its signals mean, when to leave, and its attempts."""
+"""The Slurm job of a run: its allocation, and `preemption`, made of signals, a deadline and attempts."""

@@ -178,7 +178,7 @@ class RoutedReward:
     # GPUs shared with the trainer
 
     @property
-    def takers(self) -> list[EngineId]:
+    def colocated(self) -> list[EngineId]:
         return [each.name for each in self._judges.scorers if self._restarts.slot_of(each.name) in self._colocated]
 
     async def sleep(self) -> None:
@@ -202,7 +202,7 @@ class RoutedReward:
             except EngineFailed as error:
                 self._lose(scorer, error)
 
-        await asyncio.gather(*(give(scorer) for scorer in self._judges.scorers if scorer.name in self.takers))
+        await asyncio.gather(*(give(scorer) for scorer in self._judges.scorers if scorer.name in self.colocated))
 
     # Scorers
 

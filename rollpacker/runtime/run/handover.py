@@ -98,7 +98,7 @@ class SharedGpuHandover(Handover):
         self._is_trainer_asleep = True
         await within(deadlines.train_s, "the trainer to leave its GPUs", self._trainer.sleep())
         if self._judges is not None:
-            for judge in self._judges.takers:
+            for judge in self._judges.colocated:
                 self._interval_log.add(judge, "judge", "asleep", self._judges_asleep_since)
             await within(deadlines.train_s, "judges to wake", self._judges.wake())
         return await super().publish()

@@ -22,7 +22,7 @@ from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.event_log import EventLogWriter, attempt_path
 from rollpacker.metrics.mending import mend_tables
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.protocols.backend import Backend, BackendContext, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.job.deadline import StepInterrupted

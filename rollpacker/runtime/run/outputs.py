@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollpacker.metrics.event_log import EventLogWriter
-    from rollpacker.metrics.tables import MetricsWriter
+    from rollpacker.metrics.table_writer import MetricsWriter
     from rollpacker.runtime.rollout.interval_log import IntervalLog
     from rollpacker.runtime.rollout.round_record import RoundRecord
     from rollpacker.runtime.run.progress import Progress

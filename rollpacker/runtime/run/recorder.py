@@ -89,7 +89,7 @@ class StepRecorder:
             "system": self._system,
             "step_time_s": self._step_time_s(),
             "rollout_time_s": rollout_time,
-            "reward_time_s": record.ended_at_s - generation_ended,
+            "exposed_reward_time_s": record.ended_at_s - generation_ended,
             "train_time_s": self._times.duration_s("train"),
             "stream_time_s": math.fsum(
                 entry.ended_at_s - entry.started_at_s for entry in interval_log if entry.activity == "stream"

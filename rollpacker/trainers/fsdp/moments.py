@@ -1,4 +1,4 @@
-"""AdamW's moments on disk, cut up among the ranks as they are in memory, and read under any number of ranks.
+"""AdamW's moments on disk, sharded over the ranks as in memory, and read under any number of ranks.
 
 Invariant: reading back gives every number bit for bit, into new tensors; what goes wrong on one rank is raised on all.
 """
@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rollpacker.core.errors import CheckpointError
 from rollpacker.metrics.files import storage_errors
+from rollpacker.trainers.checkpoints import unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,11 +47,7 @@ def read_moments(parameters: Mapping[str, Tensor], folder: Path) -> Moments:
         with _failures_as_they_were():
             load(moments, checkpoint_id=folder)
     except Exception as error:  # anything that a torn file makes torch or pickle raise, on any rank
-        raise CheckpointError(
-            f"{folder} cannot be read: {type(error).__name__}: {error}",
-            "A folder that this trainer wrote",
-            "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
-        ) from error
+        raise unreadable(folder, error) from error
     return moments
 
 

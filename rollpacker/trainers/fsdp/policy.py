@@ -1,4 +1,4 @@
-"""The policy under FSDP2: parameters, gradients and optimizer are cut up among the ranks, layer by layer.
+"""The policy under FSDP2: parameters, gradients and optimizer are sharded over the ranks, layer by layer.
 
 Invariant: all ranks that share a copy of the parameters make equally many passes, for each of them gathers every layer
 from all. A rank with fewer micro-batches than another passes one token whose loss is 0. So a part of these ranks cannot
@@ -37,13 +37,14 @@ from torch.distributed.tensor import DTensor
 
 from rollpacker.core.errors import ModelError
 from rollpacker.protocols.tensors import are_finite
+from rollpacker.trainers.adamw import clip_and_step, make_adamw, move
 from rollpacker.trainers.checkpoints import (
     MODEL_FOLDER,
     State,
     read_state,
     require_same_model,
     require_same_reference,
-    unreadable_policy,
+    unreadable,
     write_state,
 )
 from rollpacker.trainers.fsdp.moments import read_moments, write_moments
@@ -57,7 +58,6 @@ from rollpacker.trainers.fsdp.sharding import (
 )
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.models import make_skeleton, save_model
-from rollpacker.trainers.offload import move
 from rollpacker.trainers.policy import Progress
 from rollpacker.trainers.process_group import all_reduce, leave, on_rank_0, own_device
 from rollpacker.trainers.scoring import score_microbatch
@@ -121,13 +121,7 @@ class FsdpPolicy:
             self._reference = self._make_model().requires_grad_(False)
         fill(self._models(), whole, self.device)
         self._parameters = dict(self._model.named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=section.learning_rate,
-            betas=section.adam_betas,
-            weight_decay=section.weight_decay,
-            fused=True,
-        )
+        self._optimizer = make_adamw(self._parameters.values(), section)
         self._has_unreduced = False
         (self._idle,) = pack([_IDLE], 1, self.device)
 
@@ -151,22 +145,10 @@ class FsdpPolicy:
 
     def update(self, learning_rate: float) -> float:
         self._reduce_everywhere()
-        gradients: list[Tensor] = []
-        for parameter in self._parameters.values():
-            if parameter.grad is None:
-                # AdamW skips a parameter without a gradient. A batch without any signal must still be an update.
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        total = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        if not np.isfinite(total):
-            return total
-        torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._section.max_grad_norm, norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self.clear_gradients()
-        return total
+        norm = clip_and_step(self._optimizer, self._section.max_grad_norm, learning_rate)
+        if np.isfinite(norm):
+            self.clear_gradients()
+        return norm
 
     def is_finite(self) -> bool:
         own = (parameter.detach() for parameter in self._parameters.values())
@@ -205,7 +187,7 @@ class FsdpPolicy:
             write_moments(self._optimizer, self._parameters, folder / MOMENTS_FOLDER)
 
     def load(self, folder: Path) -> Progress:
-        self._reduce_everywhere()  # what a step left that is dropped, be it on one copy only
+        self._reduce_everywhere()  # of a step that is dropped, even on one copy only
         state = on_rank_0(lambda: read_state(FsdpState, folder / STATE_FILE))
         whole = self._read_policy(folder / MODEL_FOLDER)
         require_same_reference(folder, state.reference_checksum, self._reference_checksum, self._model_path)
@@ -276,7 +258,7 @@ class FsdpPolicy:
         try:
             whole = read_whole_model(folder)
         except ModelError as error:
-            raise unreadable_policy(folder, error.problem) from error
+            raise unreadable(f"The policy in {folder}", error) from error
         require_same_model(folder, whole.shapes, self._shapes, self._model_path)
         return whole
 

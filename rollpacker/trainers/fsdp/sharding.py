@@ -1,4 +1,4 @@
-"""Cuts a Hugging Face model up among the ranks, and brings whole tensors into the parts and back.
+"""Shards a Hugging Face model over the ranks, fills the shards from whole tensors, and gathers whole tensors again.
 
 Invariant: only rank 0 reads the model's files and ever holds the whole model, in host memory while it is read or
 written. It sends one whole tensor after the other, and every rank keeps its part. Names and shapes come from rank 0 as
@@ -42,7 +42,7 @@ class WholeModel:
 
 
 def read_whole_model(model_path: Path, *, with_checksum: bool = False) -> WholeModel:
-    """Read the directory on rank 0; raises `ModelError` on all ranks alike."""
+    """Read the directory on rank 0; raises `ModelError` on all ranks."""
     model: torch.nn.Module | None = None
 
     def read() -> tuple[dict[str, tuple[int, ...]], str | None]:

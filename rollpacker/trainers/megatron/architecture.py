@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import silu
 
 from rollpacker.core.errors import ConfigError, ModelError
-from rollpacker.data.refusals import REFUSALS
+from rollpacker.data.causal_models import REFUSALS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,7 +39,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]  # megatron is unty
         query_LAD: Tensor,
         key_LGD: Tensor,
         value_LGD: Tensor,
-        attention_mask: Tensor | None = None,  # noqa: ARG002  # the segments say who sees whom
+        attention_mask: Tensor | None = None,  # noqa: ARG002  # the segments are the mask
         /,
         *,
         packed_seq_params: PackedSequences,

@@ -7,7 +7,7 @@
 
 Nothing is stored twice.
 
-Invariant: a rank that fails to write tells the others; all raise alike, and none waits for one that is gone.
+Invariant: a rank that fails to write reports it to the others; all raise, and none waits for one that is gone.
 
 torch itself writes the files: Megatron-core's own writer starts processes that outlive a killed rank.
 """
@@ -34,9 +34,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rollpacker.core.errors import CheckpointError, StorageFailed
+from rollpacker.core.errors import StorageFailed
 from rollpacker.metrics.files import storage_errors
-from rollpacker.trainers.checkpoints import State
+from rollpacker.trainers.checkpoints import State, unreadable
 from rollpacker.trainers.megatron.optimizer import MOMENTS
 from rollpacker.trainers.megatron.weight_files import full_tensors
 from rollpacker.trainers.models import copy_companions, safetensors_errors_are_os_errors
@@ -67,9 +67,9 @@ class MegatronState(State):
 
 
 def write_model(weights: Mapping[str, Tensor], architecture: Architecture, model_path: Path, folder: Path) -> None:
-    """Stream the weights into a new Hugging Face directory with the tokenizer of `model_path`. A collective.
+    """Write a new Hugging Face directory, weight by weight, with the tokenizer of `model_path`. A collective.
 
-    `weights` are those of `full_tensors`. Raises `StorageFailed`, on all ranks alike.
+    `weights` are those of `full_tensors`. Raises `StorageFailed`, on all ranks.
     """
     tensors = full_tensors(weights, architecture)
 
@@ -85,7 +85,7 @@ def write_model(weights: Mapping[str, Tensor], architecture: Architecture, model
 
 
 def write_moments(optimizer: ShardedAdamW, model: torch.nn.Module, away: HostCopies, folder: Path) -> None:
-    """A collective; raises `StorageFailed`, on all ranks alike. What is `away` stays there."""
+    """A collective; raises `StorageFailed`, on all ranks. What is `away` stays there."""
     target = folder / MOMENTS_FOLDER
     on_rank_0(lambda: _make_folder(target))
     state = {moment: _sharded(moment, model, optimizer.gather(moment, away)) for moment in MOMENTS}
@@ -113,10 +113,8 @@ def read_moments(model: torch.nn.Module, folder: Path) -> dict[str, dict[str, Te
     try:
         filled: dict[str, dict[str, Tensor]] = dist_checkpointing.load(state, str(source))
     except (CheckpointingException, CheckpointException, OSError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"The optimizer in {source} cannot be read: {type(error).__name__}: {error}",
-            "A checkpoint that trainer=megatron wrote of the same model",
-            "Move the checkpoint's folder away: run.resume=auto then goes on from the one before it",
+        raise unreadable(
+            f"The optimizer in {source}", error, "A checkpoint that trainer=megatron wrote of the same model"
         ) from error
     return {moment: filled[moment] for moment in MOMENTS}
 

@@ -16,6 +16,6 @@ def check_megatron() -> None:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
         raise UserError(
             "trainer.name=megatron, but Megatron-core is not installed.",
-            "rollpacker[megatron] brings it.",
+            "Extra rollpacker[megatron] installs it.",
             "Install the extra, or choose trainer=fsdp.",
         )

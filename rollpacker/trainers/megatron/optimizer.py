@@ -1,7 +1,7 @@
 """Megatron-core's distributed optimizer, and its state in the shape of the parameters.
 
 Each rank of a replica group keeps a stretch of the flattened parameters: their main weights and AdamW's two moments, in
-float32. For a checkpoint, and for reading one, this module brings them into the parameters' own shapes and back.
+float32. For a checkpoint, and for reading one, this module converts them to the parameters' own shapes and back.
 Megatron-core 0.16.1 has a way of its own (`fully_reshardable`), which is not used, because without Transformer Engine
 and Apex it raises KeyError 'step' on reading, has all parameters share one step counter afterwards, cannot write before
 the first update, and moves what follows an embedding that two pipeline stages share (it forgets the fill between two
@@ -57,7 +57,7 @@ class ShardedAdamW:
         with warnings.catch_warnings():
             # That Transformer Engine and Apex are not installed is known here.
             warnings.simplefilter("ignore")
-            # No overrides: every parameter decays alike, as in the other trainers.
+            # No overrides: every parameter has the same decay, as in the other trainers.
             chained = get_megatron_optimizer(config, [model], config_overrides={}, use_gloo_process_groups=False)
         (self._sharded,) = chained.chained_optimizers
         self._adamw = self._sharded.optimizer
@@ -108,7 +108,7 @@ class ShardedAdamW:
         """Return main weights (`param`) or a moment in the parameters' shapes, in host memory, under their names.
 
         A collective; empty but on the first rank of each replica group. What is `away` is read where it is, and
-        nothing is brought back to the accelerator for it.
+        nothing is copied back to the accelerator for it.
         """
         group = self._sharded.data_parallel_group
         first = dist.get_global_rank(group, 0)

@@ -1,6 +1,6 @@
 """Lays a micro-batch out as one row of packed sequences, and cuts it for context parallelism.
 
-Padding is dropped: the sequences of a micro-batch stand one behind the other, and attention is told where each begins.
+Padding is dropped: the sequences of a micro-batch are concatenated, and attention gets the offset of each.
 Under context parallelism of C each sequence is filled up to a multiple of 2C and cut into 2C equal chunks; rank r holds
 chunks r and 2C - 1 - r of every sequence. So each rank has as much causal attention to compute as any other, and the
 rotary embedding of Megatron-core, which cuts in the same way, fits.

@@ -1,4 +1,4 @@
-"""A policy that Megatron-core cuts over ranks: tensor, pipeline and context parallel, with replicas of the whole.
+"""A policy that Megatron-core shards over ranks: tensor, pipeline and context parallel, with replicas of the whole.
 
 Ranks stand in Megatron-core's order: tensor-parallel ranks next to each other, then context parallel, then replicas,
 then pipeline stages. A replica is all ranks with the same place among the replicas; it takes its micro-batches through
@@ -35,7 +35,7 @@ from rollpacker.trainers.checkpoints import (
     MODEL_FOLDER,
     read_state,
     require_same_reference,
-    unreadable_policy,
+    unreadable,
     write_state,
 )
 from rollpacker.trainers.megatron import cpu_shim
@@ -89,7 +89,7 @@ class MegatronPolicy:
         draws from.
 
         Raises:
-            ConfigError: The model cannot be cut over the ranks as configured.
+            ConfigError: The model cannot be sharded over the ranks as configured.
             ModelError: The directory holds no model that Megatron-core computes as transformers does.
         """
         cpu_shim.apply()
@@ -160,7 +160,7 @@ class MegatronPolicy:
         return all_reduce(values, how, self.device)
 
     def save(self, folder: Path, progress: Progress) -> None:
-        """Raises `StorageFailed`, on all ranks alike. May be called asleep: it is then written from host memory."""
+        """Raises `StorageFailed`, on all ranks. While the policy sleeps it is written from host memory."""
         weights = self._optimizer.gather("param", self._away)
         write_model(weights, self._architecture, self._model_path, folder / MODEL_FOLDER)
         write_moments(self._optimizer, self._model.own, self._away, folder)
@@ -179,7 +179,7 @@ class MegatronPolicy:
         try:
             check_weights(folder / MODEL_FOLDER, self._architecture)
         except ModelError as error:
-            raise unreadable_policy(folder, error.problem) from error
+            raise unreadable(f"The policy in {folder}", error) from error
         moments = read_moments(self._model.own, folder)
         self._read_weights(folder / MODEL_FOLDER)
         for moment, values in moments.items():
@@ -280,7 +280,7 @@ class MegatronPolicy:
 
     @staticmethod
     def _of_all_parts(values_n: Tensor, microbatch: MicroBatch, rows: PackedRows) -> Tensor:
-        """Bring the values of all context-parallel parts together; the gradient goes to each part's own."""
+        """Gather the values of all context-parallel parts; the gradient goes to each part's own."""
         group = parallel_state.get_context_parallel_group()
         if group.size() == 1:
             return values_n
@@ -304,7 +304,7 @@ def _split_ranks(section: TrainerSection, timeout_s: float) -> None:
     num_ranks = dist.get_world_size()
     if num_ranks != section.num_ranks:
         raise ConfigError(
-            f"The trainer has {num_ranks} ranks and its configuration speaks of {section.num_ranks}",
+            f"The trainer has {num_ranks} ranks and its configuration asks for {section.num_ranks}",
             "trainer.tensor_parallel x pipeline_parallel x context_parallel x data_parallel of them",
             "Start as many, or change one of the four",
         )

@@ -10,16 +10,15 @@ At any time rank 0 holds one full tensor beside its own, whatever the model's si
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from rollpacker.core.errors import ModelError
-from rollpacker.data.weight_files import not_finite
+from rollpacker.data.weight_files import not_finite, read_tensors
 from rollpacker.trainers.megatron.weight_map import Piece, piece_of, weight_map
 
 if TYPE_CHECKING:
@@ -96,28 +95,16 @@ def _tensor_rank() -> int:
 
 def _files_of(model_path: Path, mapped: list[Mapped]) -> dict[str, Path]:
     """The file of each tensor, with its name and shape checked."""
-    index = model_path / "model.safetensors.index.json"
-    single = model_path / "model.safetensors"
-    try:
-        if index.is_file():
-            shards = json.loads(index.read_bytes())["weight_map"]
-            paths = sorted({model_path / shard for shard in shards.values()})
-        else:
-            paths = [single]
-        shapes: dict[str, tuple[Path, tuple[int, ...]]] = {}
-        for path in paths:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # no mapping
-                    shapes[name] = path, tuple(opened.get_slice(name).get_shape())
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise _unusable(model_path, f"{type(error).__name__}: {error}") from error
+    stored = read_tensors(model_path)
+    if stored is None:
+        raise _unusable(model_path, "its weights are in torch's own format")
     for tensor in mapped:
-        if tensor.name not in shapes:
+        if tensor.name not in stored:
             raise _unusable(model_path, f"the tensor {tensor.name} is missing")
-        if shapes[tensor.name][1] != tensor.shape:
-            found = shapes[tensor.name][1]
+        if stored[tensor.name].shape != tensor.shape:
+            found = stored[tensor.name].shape
             raise _unusable(model_path, f"{tensor.name} has shape {found}, and config.json says {tensor.shape}")
-    return {tensor.name: shapes[tensor.name][0] for tensor in mapped}
+    return {tensor.name: stored[tensor.name].file for tensor in mapped}
 
 
 def _read_part(opened: Any, tensor: Mapped, num_parts: int, part: int) -> Tensor:
@@ -160,5 +147,5 @@ def _unusable(model_path: Path, reason: str) -> ModelError:
     return ModelError(
         f"{model_path} cannot be loaded into Megatron-core: {reason}",
         "Allowed: config.json and all weights as *.safetensors",
-        "Check model.path, or write the model anew with transformers' save_pretrained",
+        "Check model.path, or write the model again with transformers' save_pretrained",
     )

@@ -1,4 +1,4 @@
-"""`hydra/launcher=slurm`: hands the points of a multirun to `rollpacker.launch`, which submits them."""
+"""`hydra/launcher=slurm`: passes the points of a multirun to `rollpacker.launch`, which submits them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 
 class SlurmLauncher(Launcher):
-    """What Hydra calls; its arguments are the keys `hydra.launcher.*`."""
+    """The launcher that Hydra calls; its arguments are the keys `hydra.launcher.*`."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings

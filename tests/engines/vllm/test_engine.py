@@ -85,7 +85,7 @@ async def test_a_model_that_vllm_cannot_serve_here_is_the_users_mistake(
 
 async def test_a_directory_without_a_known_model_is_the_users_mistake(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-architecture"}')
-    with pytest.raises(ModelError, match="does not describe a causal language model"):
+    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
         start(tmp_path)
 
 

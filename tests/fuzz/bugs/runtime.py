@@ -8,7 +8,7 @@ from rollpacker.core.commands import Launch
 from rollpacker.core.events import EngineLost
 from rollpacker.core.restarts import Restarts
 from rollpacker.data.order import PromptOrder
-from rollpacker.metrics.tables import MetricsWriter
+from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.runtime.rollout.driver import Driver
 from rollpacker.runtime.rollout.learning import Learner
 from rollpacker.runtime.rollout.orders import EngineOrders

@@ -37,7 +37,7 @@ def deadline_after_a_step(loop, end_time=None):
 
 
 async def ends(deadline, duration_s):
-    """Take a step of so long; gives when it ended, and whether it was broken off."""
+    """Take a step of so long; returns when it ended, and whether it was interrupted."""
     try:
         async with deadline.in_step():
             await asyncio.sleep(duration_s)
@@ -52,7 +52,7 @@ def ask_at(loop, deadline, time_s, remaining_s):
     loop.call_at(time_s, lambda: deadline.ask("asked", loop.time() + remaining_s))
 
 
-def test_nobody_asks_and_steps_follow_each_other():
+def test_without_a_request_steps_follow_each_other():
     async def story(loop):
         deadline = deadline_after_a_step(loop)
         assert deadline.may_begin(is_first=True)
@@ -72,7 +72,7 @@ def test_a_step_that_can_still_end_goes_on_and_no_other_begins():
     assert in_virtual_time(story) == ((STEP_S, False), False, "asked")
 
 
-def test_a_step_whose_end_would_come_too_late_is_broken_off_at_once():
+def test_a_step_whose_end_would_come_too_late_is_interrupted_at_once():
     async def story(loop):
         deadline = deadline_after_a_step(loop)
         ask_at(loop, deadline, 5.0, STEP_S - 5 + LAST_MOMENT_S - 0.1)
@@ -81,7 +81,7 @@ def test_a_step_whose_end_would_come_too_late_is_broken_off_at_once():
     assert in_virtual_time(story) == (5.0, True)
 
 
-def test_a_step_that_takes_longer_than_it_seemed_is_broken_off_when_a_checkpoint_just_fits():
+def test_a_step_that_takes_longer_than_it_seemed_is_interrupted_when_a_checkpoint_just_fits():
     async def story(loop):
         deadline = deadline_after_a_step(loop)
         ask_at(loop, deadline, 5.0, 60.0)
@@ -91,7 +91,7 @@ def test_a_step_that_takes_longer_than_it_seemed_is_broken_off_when_a_checkpoint
     assert in_virtual_time(story) == ((last, True), last)
 
 
-def test_a_checkpoint_that_nobody_has_seen_is_reckoned_with_much_time():
+def test_an_unmeasured_checkpoint_is_planned_with_much_time():
     async def story(loop):
         deadline = PreemptionDeadline(loop.time)
         ask_at(loop, deadline, 5.0, 60.0)
@@ -111,7 +111,7 @@ def test_the_earlier_of_two_deadlines_counts_and_the_first_reason():
     assert in_virtual_time(story) == ((6.0, True), "asked")
 
 
-def test_a_second_signal_while_the_step_is_being_broken_off_changes_nothing():
+def test_a_second_signal_while_the_step_is_being_interrupted_changes_nothing():
     async def story(loop):
         deadline = deadline_after_a_step(loop)
         ask_at(loop, deadline, 5.0, 0.0)
@@ -158,7 +158,7 @@ def test_a_step_that_cannot_end_before_the_time_limit_is_not_begun():
     )
 
 
-def test_the_first_step_of_an_attempt_is_tried_and_broken_off_at_the_last_moment():
+def test_the_first_step_of_an_attempt_is_tried_and_interrupted_at_the_last_moment():
     async def story(loop):
         deadline = deadline_after_a_step(loop, end_time=STEP_S)
         assert deadline.may_begin(is_first=True)
@@ -171,7 +171,7 @@ def test_the_first_step_of_an_attempt_is_tried_and_broken_off_at_the_last_moment
     )
 
 
-def test_starting_is_broken_off_as_soon_as_somebody_asks():
+def test_a_start_is_interrupted_as_soon_as_the_run_is_asked_to_leave():
     async def story(loop):
         deadline = deadline_after_a_step(loop)
         ask_at(loop, deadline, 5.0, 1000.0)
@@ -233,15 +233,15 @@ URG, TERM = signal.SIGURG, signal.SIGTERM
     ],
 )
 def test_a_signal_means_the_time_limit_only_where_the_limit_is_near(lead_signal, heard, now, deadline):
-    notices = SignalMeanings(lead_signal=lead_signal, lead_s=120.0, end_time=1000.0, grace_s=15.0)
-    reason, read = notices.read(heard, now)
+    meanings = SignalMeanings(lead_signal=lead_signal, lead_s=120.0, end_time=1000.0, grace_s=15.0)
+    reason, read = meanings.read(heard, now)
     assert read == deadline
     assert heard.name in reason
 
 
 def test_a_job_without_a_time_limit_has_its_grace():
-    notices = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=UNKNOWN_GRACE_S)
-    assert notices.read(URG, 7.0)[1] == 37.0
+    meanings = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=UNKNOWN_GRACE_S)
+    assert meanings.read(URG, 7.0)[1] == 37.0
 
 
 @pytest.fixture
@@ -252,30 +252,30 @@ def signals():
         signal.signal(number, handler)
 
 
-NOTICES = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
+MEANINGS = SignalMeanings(lead_signal=URG, lead_s=120.0, end_time=None, grace_s=15.0)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_asks_the_run_to_leave(number, signals):
     async def story(loop):
         deadline = deadline_after_a_step(loop)
-        signals.tell(deadline, NOTICES, loop.time)
+        signals.tell(deadline, MEANINGS, loop.time)
         loop.call_at(5.0, signal.raise_signal, number)
         return await ends(deadline, 100.0), deadline.reason
 
-    (time_s, is_broken_off), reason = in_virtual_time(story)
-    assert is_broken_off
+    (time_s, is_interrupted), reason = in_virtual_time(story)
+    assert is_interrupted
     assert time_s == pytest.approx(5.0)
     assert number.name in reason
 
 
-def test_a_signal_that_came_before_anybody_listened_is_told_later(signals):
+def test_a_signal_that_came_before_the_run_listened_is_kept(signals):
     signal.raise_signal(signal.SIGTERM)
 
     async def story(loop):
         deadline = deadline_after_a_step(loop)
-        signals.tell(deadline, NOTICES, loop.time)
-        signals.tell(deadline, NOTICES, loop.time)
+        signals.tell(deadline, MEANINGS, loop.time)
+        signals.tell(deadline, MEANINGS, loop.time)
         return deadline.reason, deadline.may_begin(is_first=True)
 
     reason, may_begin = in_virtual_time(story)

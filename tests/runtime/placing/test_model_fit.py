@@ -45,7 +45,7 @@ def test_engines_share_weights_and_key_value_heads(model):
     assert cut.weights == whole.weights / 4
     assert cut.sequence == whole.sequence / 4
     assert whole.sequence == 1280 * 2 * 28 * 4 * 128 * 2  # tokens x (keys, values) x layers x heads x size x bytes
-    assert whole.kv_cache is None  # nobody knows the GPU
+    assert whole.kv_cache is None  # the GPU is unknown
 
 
 def test_what_the_memory_share_leaves_beside_the_weights_is_the_cache(model):

@@ -1,4 +1,4 @@
-"""Every engine and every rank has its GPUs, and nobody shares one unless the maps say so."""
+"""Every engine and every rank has its GPUs, shared only where the maps say so."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_shares_of_a_gpu_are_handed_out_until_it_is_full() -> None:
     config = sized(3, num_gpus=(0.4, 0.5))
     placed = placed_actors(config, nodes_of(1, 2))
     assert [actor.gpus for actor in placed] == [(0,), (1,), (1,), (0,), ()]
-    assert colocated_engines(config, placed) == ()  # who has a share has it all the time
+    assert colocated_engines(config, placed) == ()  # a reserved share belongs to its actor all the time
     with pytest.raises(ConfigError, match=r"1\.9 GPUs, and there is no room for engine-1"):
         placed_actors(sized(2, num_gpus=(0.7, 0.5)), nodes_of(1, 2))  # no two of them fit on one
 

@@ -1,4 +1,4 @@
-"""Who gets which answer, and what becomes of the answers of a judge that dies."""
+"""Which judge gets which answer, and where the answers of a judge that dies go."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ def answers(num, domain="qa", first=0):
 
 
 class ScriptedJudge:
-    """Judges what it is told to, and dies when it is told to."""
+    """Scores and dies on command."""
 
     def __init__(self):
         self.handed: asyncio.Queue[RequestId] = asyncio.Queue()
@@ -158,11 +158,11 @@ async def test_rules_get_no_more_than_they_are_to_hold_and_the_rest_as_verdicts_
     await reward.close()
 
 
-class Bringer:
-    """Brings scripted judges, as often as it is told to."""
+class Replacer:
+    """Replaces a judge by a scripted one; the first few times it fails."""
 
     def __init__(self, num_failures=0):
-        self.asked, self.brought, self.may_start = [], {}, asyncio.Event()
+        self.asked, self.started, self.may_start = [], {}, asyncio.Event()
         self.may_start.set()
         self._num_failures = num_failures
 
@@ -171,19 +171,19 @@ class Bringer:
         await self.may_start.wait()
         if len(self.asked) <= self._num_failures:
             raise EngineFailed(f"{name} does not start.")
-        self.brought[name] = ScriptedJudge()
-        return self.brought[name]
+        self.started[name] = ScriptedJudge()
+        return self.started[name]
 
 
 async def test_answers_wait_for_the_one_that_takes_the_place_of_the_last_judge(judges):
-    notes, bringer = [], Bringer(num_failures=1)
+    notes, replacer = [], Replacer(num_failures=1)
     del judges["judge-1"]
-    reward = RoutedReward(section(), None, judges, note=notes.append, replace_judge=bringer)
+    reward = RoutedReward(section(), None, judges, note=notes.append, replace_judge=replacer)
     await reward.score(answers(3))
     assert await judges["judge-0"].samples(2) == [0, 1]
     judges["judge-0"].die()
-    await until(lambda: "judge-0-r2" in bringer.brought)
-    fresh = bringer.brought["judge-0-r2"]
+    await until(lambda: "judge-0-r2" in replacer.started)
+    fresh = replacer.started["judge-0-r2"]
     assert await fresh.samples(2) == [0, 1]
     fresh.judge(answers(1)[0].request)
     assert [verdict.scorer for verdict in await reward.collect()] == ["judge-0-r2"]
@@ -199,29 +199,29 @@ async def test_answers_wait_for_the_one_that_takes_the_place_of_the_last_judge(j
     assert fresh.is_closed
 
 
-async def test_judges_on_the_trainers_gpus_sleep_in_its_turn_and_an_empty_place_there_waits_for_its_end(judges):
-    bringer, (first, second) = Bringer(), judges.values()
+async def test_judges_on_the_trainers_gpus_sleep_while_it_works_and_an_empty_place_there_waits_for_its_end(judges):
+    replacer, (first, second) = Replacer(), judges.values()
     reward = RoutedReward(
-        section(), None, judges, note=lambda _: None, replace_judge=bringer, colocated=["judge-0", "judge-1"]
+        section(), None, judges, note=lambda _: None, replace_judge=replacer, colocated=["judge-0", "judge-1"]
     )
-    assert reward.takers == ["judge-0", "judge-1"]
+    assert reward.colocated == ["judge-0", "judge-1"]
     await reward.wake()
     await reward.score(answers(2))
     first.die()
-    await until(lambda: "judge-0-r1" in bringer.brought)
-    third = bringer.brought["judge-0-r1"]
+    await until(lambda: "judge-0-r1" in replacer.started)
+    third = replacer.started["judge-0-r1"]
     await reward.sleep()
     assert (second.is_asleep, third.is_asleep) == (True, True)
     second.die()
     await until(lambda: third.handed.qsize() == 2)
-    assert len(bringer.asked) == 1, "the trainer has the place"
+    assert len(replacer.asked) == 1, "the trainer has the place"
     await reward.wake()
     assert not third.is_asleep
-    await until(lambda: "judge-1-r1" in bringer.brought)
+    await until(lambda: "judge-1-r1" in replacer.started)
     await reward.close()
 
 
-async def test_what_is_forgotten_is_handed_to_nobody(judges):
+async def test_what_is_forgotten_is_handed_to_no_judge(judges):
     reward = RoutedReward(section(), None, judges, note=lambda _: None)
     first, second = judges.values()
     await reward.score(answers(6))

@@ -68,7 +68,7 @@ class OwnersRay:
 
 @pytest.fixture(scope="module")
 def scratch():
-    """Like /tmp: everyone may make files in it, and nobody may rename another one's."""
+    """Like /tmp: every user may make files in it, and none may rename another one's."""
     folder = Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))
     folder.chmod(0o1777)
     yield folder

@@ -1,14 +1,13 @@
-"""A trainer of several ranks brings its policy to real engines; those that fail are lost and not waited for."""
+"""A trainer of several ranks sends its policy to real engines; those that fail are lost and not awaited."""
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 
 from rollpacker.config.sections.engine import EngineSection
-from rollpacker.core.errors import EngineFailed, WeightSyncFailed
+from rollpacker.core.errors import WeightSyncFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.engines.torch.engine import TorchEngine
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, named_tensors
@@ -16,20 +15,9 @@ from rollpacker.runtime.ray.trainer_group import TrainerGroup
 from rollpacker.runtime.ray.weight_sync import OfferSync
 from rollpacker.transfer.offers import SendingOptions
 from tests.engines.tiny import make_model
+from tests.runtime.scripted import ScriptedEngine, never_confirm
 from tests.transfer.receivers import ANSWER_S
 from tests.transfer.shards import ranks_of
-
-
-class DeadEngine:
-    async def load_weights(self, _):
-        raise EngineFailed("The process of engine-9 died.")
-
-
-class DeafEngine:
-    """Takes the order and never comes."""
-
-    async def load_weights(self, _):
-        await asyncio.Event().wait()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +78,9 @@ async def test_an_engine_that_died_is_dropped_before_the_timeout_and_one_that_co
     sync = sync_of(ranks, transport)
     async with Engines() as running:
         engines = await running.start(model_path, "engine-0")
-        published = await sync.publish(engines | {EngineId("engine-9"): DeadEngine()})
+        dead = ScriptedEngine("engine-9", lambda _: None)
+        dead.die()
+        published = await sync.publish(engines | {EngineId("engine-9"): dead})
         assert {engine: error.problem for engine, error in published.lost.items()} == {
             "engine-9": "The process of engine-9 died."
         }
@@ -102,7 +92,8 @@ async def test_an_engine_that_died_is_dropped_before_the_timeout_and_one_that_co
 async def test_an_engine_that_never_comes_is_lost_and_nobody_waits_for_its_answer(ranks, model_path):
     async with Engines() as running:
         engines = await running.start(model_path, "engine-0")
-        published = await sync_of(ranks, "handles", 2.0).publish(engines | {EngineId("deaf"): DeafEngine()})
+        deaf = ScriptedEngine("deaf", lambda _: None, on_weights=never_confirm)
+        published = await sync_of(ranks, "handles", 2.0).publish(engines | {EngineId("deaf"): deaf})
     assert list(published.lost) == ["deaf"]
     assert "within 2 s" in published.lost[EngineId("deaf")].problem
 

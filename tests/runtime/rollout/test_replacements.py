@@ -7,7 +7,7 @@ import pytest
 from rollpacker.core.errors import EngineFailed, WeightSyncFailed
 from rollpacker.core.settings import ParallelismSettings, StreamSettings
 from tests.runtime.driving import batch_of, driving, fleet_of, settings, until, weights
-from tests.runtime.scripted import ScriptedEngine, ScriptedReward
+from tests.runtime.scripted import DAMAGED, ScriptedEngine, ScriptedReward, confirm, damage, never_confirm
 
 LOST = "The process of engine-0 died. Its requests go to the other engines."
 WHOLE_BATCH = [(f"{index}@0", [0, 1]) for index in range(4)]
@@ -24,18 +24,19 @@ def never(_):
 class Bringer:
     """Replaces engines by scripted ones, as the test says."""
 
-    def __init__(self, num_turns=quick, make=ScriptedEngine):
+    def __init__(self, num_turns=quick, make=ScriptedEngine, on_weights=confirm):
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.brought = {}
         self.asked = []
         self._num_turns = num_turns
         self._make = make
+        self._on_weights = on_weights
 
     async def __call__(self, slot, name):
         self.asked.append((slot, name))
         await self.may_start.wait()
-        self.brought[name] = self._make(name, self._num_turns)
+        self.brought[name] = self._make(name, self._num_turns, on_weights=self._on_weights)
         return self.brought[name]
 
 
@@ -45,20 +46,6 @@ class Deaf(ScriptedEngine):
     async def generate(self, requests):
         await super().generate(requests)
         raise EngineFailed(f"{self.engine} does not answer.")
-
-
-class Loading(ScriptedEngine):
-    """Takes weights only when it may."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.may_load = asyncio.Event()
-        self.num_loads = 0
-
-    async def load_weights(self, weights):
-        self.num_loads += 1
-        await self.may_load.wait()
-        return await super().load_weights(weights)
 
 
 def engines_of(record):
@@ -128,17 +115,24 @@ async def test_an_engine_that_starts_while_new_weights_are_published_ends_up_wit
 
 
 async def test_new_weights_wait_for_an_engine_that_takes_the_old_ones_and_reach_it_too(tmp_path):
-    engines, bringer = [ScriptedEngine(f"engine-{i}", quick) for i in range(2)], Bringer(make=Loading)
+    loading, may_load = [], asyncio.Event()
+
+    async def load(weights):
+        loading.append(weights.policy_version)
+        await may_load.wait()
+        return weights.checksum
+
+    engines, bringer = [ScriptedEngine(f"engine-{i}", quick) for i in range(2)], Bringer(on_weights=load)
     async with driving(tmp_path, engines, replace=bringer) as driver:
         engines[0].die()
-        await until(lambda: "engine-0-r1" in bringer.brought and bringer.brought["engine-0-r1"].num_loads)
+        await until(lambda: loading)
         await driver.run_round(step=0, policy_version=0)
         await driver.quiesce()
         publishing = asyncio.create_task(driver.publish(weights(1)))
         for _ in range(20):
             await asyncio.sleep(0)
         assert engines[1].policy_version == 0, "one after the other"
-        bringer.brought["engine-0-r1"].may_load.set()
+        may_load.set()
         await publishing
         assert {name: engine.policy_version for name, engine in driver.engines.items()} == {
             "engine-1": 1,
@@ -205,12 +199,12 @@ async def test_an_engine_that_does_not_start_in_time_counts_as_failed(tmp_path):
 
 
 async def test_an_engine_with_other_weights_than_the_round_has_does_not_join_it(tmp_path):
-    class Torn(ScriptedEngine):
-        async def load_weights(self, weights):
-            await super().load_weights(weights)
-            return "00000bad" if self.engine == "engine-0-r1" else weights.checksum
+    damages = iter([DAMAGED])  # the first replacement's
 
-    engine, bringer = ScriptedEngine("engine-0", never), Bringer(make=Torn)
+    async def load(weights):
+        return next(damages, weights.checksum)
+
+    engine, bringer = ScriptedEngine("engine-0", never), Bringer(on_weights=load)
     async with driving(tmp_path, [engine], replace=bringer) as driver:
         engine.die()
         assert engines_of(await driver.run_round(step=0, policy_version=0)) == {"engine-0-r2"}
@@ -221,19 +215,12 @@ async def test_an_engine_with_other_weights_than_the_round_has_does_not_join_it(
 
 @pytest.mark.parametrize("trouble", ["dead", "slow", "torn"])
 async def test_who_does_not_get_new_weights_is_replaced_and_the_others_do_not_wait(tmp_path, trouble):
-    class Troubled(ScriptedEngine):
-        async def load_weights(self, weights):
-            if weights.policy_version == 0:
-                return await super().load_weights(weights)
-            if trouble == "dead":
-                raise EngineFailed(f"The process of {self.engine} died.")
-            if trouble == "slow":
-                await asyncio.Event().wait()
-            return "00000bad"
+    async def die(_):
+        raise EngineFailed("The process of engine-0 died.")
 
-    engines = [Troubled("engine-0", quick), ScriptedEngine("engine-1", quick)]
-    bringer = Bringer()
+    engines, bringer = [ScriptedEngine(f"engine-{i}", quick) for i in range(2)], Bringer()
     async with driving(tmp_path, engines, replace=bringer) as driver:
+        engines[0].on_weights = {"dead": die, "slow": never_confirm, "torn": damage}[trouble]
         published = await driver.publish(weights(1, straggler_s=0.5))
         assert list(published.lost) == ["engine-0"]
         assert list(driver.engines) == ["engine-1"]
@@ -249,7 +236,7 @@ async def test_weights_that_no_engine_confirms_end_the_run(tmp_path):
     engines = [ScriptedEngine(f"engine-{i}", quick) for i in range(2)]
     async with driving(tmp_path, engines, replace=Bringer()) as driver:
         for engine in engines:
-            engine.checksum_of = lambda _: "00000bad"
+            engine.on_weights = damage
         with pytest.raises(WeightSyncFailed, match="engine-0 holds weights with checksum 00000bad"):
             await driver.publish(weights(1))
 

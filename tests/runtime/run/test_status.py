@@ -1,4 +1,4 @@
-"""Whoever looks at a run's folder finds how it stands, whatever happened to it."""
+"""A run's folder says how the run stands, whatever happened to it."""
 
 import asyncio
 import time

@@ -357,7 +357,7 @@ def test_models_and_layouts_that_would_compute_something_else_are_refused(ranks:
     layouts = {
         "trainer.tensor_parallel=4 does not divide the model's 2 key-value heads": {"tensor_parallel": 4},
         "trainer.pipeline_parallel=3 does not divide the model's 2 layers": {"pipeline_parallel": 3},
-        "has 2 ranks and its configuration speaks of 1": {},
+        "has 2 ranks and its configuration asks for 1": {},
     }
     works.extend(Work(model_path=models["qwen3"], section=layout) for layout in layouts.values())
     own, other = ranks.run(scenarios.make_errors, works)

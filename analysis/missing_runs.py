@@ -1,6 +1,6 @@
-"""Brings the runs that exhibits need: models what is missing, or trains it for real on this machine.
+"""Makes the runs that exhibits lack: models them, or trains them on this machine.
 
-Each experiment is run once, whoever needs it. For one exhibit, what a person would type for the same is printed first.
+Each experiment is run once, however many exhibits need it. For one exhibit, the equivalent command is printed first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rollpacker.terminal import Terminal
 
 
-def bring(
+def make_missing_runs(
     exhibits: Sequence[Exhibit],
     folder: Path,
     *,
@@ -36,7 +36,7 @@ def bring(
     num_jobs: int,
     console: Terminal,
 ) -> dict[str, list[str]]:
-    """Run what is missing of every experiment; says to `console` what is done and how far it is.
+    """Run what is missing of every experiment, with the progress on `console`.
 
     Args:
         exhibits: At least one.
@@ -63,7 +63,7 @@ def bring(
         by_experiment |= dict.fromkeys(exhibit.experiments, asked)
     if not by_experiment:
         raise ConfigError(
-            f"backend={backend} brings no run of {', '.join(exhibit.name for exhibit in exhibits)} at this scale.",
+            f"backend={backend} makes no run of {', '.join(exhibit.name for exhibit in exhibits)} at this scale.",
             f"`sim` models the scales of a cluster, `ray` trains those of this machine, {' and '.join(TINY_SETUPS)}.",
             "See `rollpacker analysis list` for the scales of each.",
         )
