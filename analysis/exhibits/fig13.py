@@ -59,7 +59,7 @@ def _rounds(panel: str, compared: Mapping[str, list[Run]], column: str) -> list[
 
 
 def _judging_s(run: Run, low: int, high: int) -> float:
-    """Mean over the responses of such a length that were judged; NaN without one."""
+    """Mean over the scored responses of such a length; NaN without one."""
     responses = run.responses
     is_judged = responses["reward_time_s"] > 0
     return float(responses[is_judged & responses["length_tokens"].between(low, high - 1)]["reward_time_s"].mean())

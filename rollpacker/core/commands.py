@@ -176,7 +176,7 @@ class StartEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallOffStart:
+class CancelStart:
     """Give up the start of an engine: its GPUs are wanted. An answer that is on its way is late."""
 
     engine: EngineId
@@ -219,7 +219,7 @@ Command = (
     | UseParallelism
     | SetTimer
     | StartEngine
-    | CallOffStart
+    | CancelStart
     | FailWithoutEngines
     | FailRun
     | EndRun

@@ -7,7 +7,7 @@
 A place for an actor is a slot and goes by the name of its first actor. Each actor that takes it has a name of its own
 (`successor_of`), so that no late fact of a dead one passes for a fact of its successor, and no log is written over.
 
-Pauses double with each restart that fails. A start that is called off because the trainer takes the GPUs does not
+Pauses double with each restart that fails. A start that is cancelled because the trainer takes the GPUs does not
 count as a restart.
 
 Invariant: a slot has at most one successor under way, and never more restarts than are allowed.
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self, assert_never
 
-from rollpacker.core.commands import CallOffStart, SetTimer, StartEngine
+from rollpacker.core.commands import CancelStart, SetTimer, StartEngine
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
     EngineStarted,
@@ -64,13 +64,13 @@ class _Slot:
     stage: Stage = Stage.HELD
     num_begun: int = 0
     """Restarts; each one's number is in its actor's name."""
-    num_called_off: int = 0
+    num_cancelled: int = 0
     """Of them those that did not fail, and do not count: their GPUs were wanted."""
 
     @property
     def num_restarts(self) -> int:
         """Those that count."""
-        return self.num_begun - self.num_called_off
+        return self.num_begun - self.num_cancelled
 
     @property
     def actor(self) -> EngineId:
@@ -87,7 +87,7 @@ class NextRestart:
     """Of the restarts that count, from 1."""
 
 
-Order = SetTimer | StartEngine | CallOffStart
+Order = SetTimer | StartEngine | CancelStart
 RestartEvent = SlotsOpened | SlotsChanged | SlotVacated | EngineStarted | EngineStartFailed | TimerFired
 
 
@@ -152,9 +152,9 @@ class Restarts:
         for slot in self._slots.values():
             if slot.name not in self._free and slot.stage in _UNDER_WAY:
                 if slot.stage is Stage.STARTING:
-                    orders.append(CallOffStart(engine=slot.actor))
+                    orders.append(CancelStart(engine=slot.actor))
                 slot.stage = Stage.VACANT
-                slot.num_called_off += 1
+                slot.num_cancelled += 1
             orders += self._fill(slot, now)
         return orders
 
@@ -175,7 +175,7 @@ class Restarts:
             slot.stage = Stage.HELD
 
     def fire(self, timer: str) -> list[Order]:
-        """Start the actor whose pause is over; a pause that was called off is none."""
+        """Start the actor whose pause is over; a pause that was cancelled is none."""
         for slot in self._slots.values():
             if slot.stage is Stage.PAUSING and timer == _timer_of(slot):
                 slot.stage = Stage.STARTING
@@ -183,13 +183,13 @@ class Restarts:
         return []
 
     def note_started(self, actor: EngineId) -> None:
-        """Note that an actor has started; one that was called off is late."""
+        """Note that an actor has started; one that was cancelled is late."""
         slot = self._slot_with(actor)
         if slot.actor == actor and slot.stage is Stage.STARTING:
             slot.stage = Stage.READY
 
     def note_failed(self, actor: EngineId, now: float) -> list[Order]:
-        """Try again, if a restart is left; the failure of one that was called off is late."""
+        """Try again, if a restart is left; the failure of one that was cancelled is late."""
         slot = self._slot_with(actor)
         if slot.actor != actor or slot.stage is not Stage.STARTING:
             return []

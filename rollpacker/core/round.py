@@ -11,7 +11,7 @@ and within an open round
                     ──defer──> deferred                         (it will run again, from scratch)
              racing or placed ──drop──> dropped                 (its group's rewards are all equal: it never runs again)
 
-A group that is no longer racing has no running sample: what still ran is stopped, and its letter stands as it stood.
+A group that is no longer racing has no running sample: what still ran is stopped, and keeps its status.
 Where places are taken by rewards, a group is placed and accepted at once; where they are taken by responses, it stays
 placed until its rewards are in. A group that is accepted, deferred or dropped is decided: its samples change no more.
 
@@ -69,7 +69,7 @@ class Group:
     def __init__(self, drawn: DrawnPrompt, samples: bytearray, outcome: Outcome = Outcome.RACING) -> None:
         self.prompt, self.domain = drawn
         self.samples = samples
-        """One letter per sample: RUNNING, FINISHED or SCORED. `rrsf` reads well in a snapshot and counts in C."""
+        """One status byte per sample: RUNNING, FINISHED or SCORED. `rrsf` reads well in a snapshot and counts in C."""
         self.outcome = outcome
         self.reward: float | None = None
         """The first one that came."""

@@ -1,4 +1,4 @@
-"""Finds the chat template of a run: a file of the user's, else the one that the model directory brings.
+"""Finds the chat template of a run: a file of the user's, else the one in the model directory.
 
 It looks without loading a tokenizer, so that `rollpacker check` can say in a moment what tokenizing would stumble over.
 """
@@ -57,7 +57,7 @@ def has_chat_template(model_path: Path) -> bool:
 
 
 def model_templates(model_path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each template that a model directory brings, and the file that has it.
+    """Yield each template of a model directory, and the file that has it.
 
     Raises:
         ModelError: Such a file cannot be read, or gives something else.

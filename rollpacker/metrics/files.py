@@ -150,7 +150,7 @@ def remove_temporaries(folder: Path) -> int:
 
 
 def make_durable(paths: Iterable[Path]) -> None:
-    """Bring files and the folders that name them to the disk; files that are gone by now are skipped."""
+    """Write files and the folders that name them through to the disk; files that are gone by now are skipped."""
     folders: dict[Path, None] = {}
     for path in paths:
         folders[path.parent] = None

@@ -104,7 +104,7 @@ class MetricsWriter:
         self._remove_uncounted_parts()
 
     def make_durable(self) -> None:
-        """Bring everything written since the last call to the disk: call it before a checkpoint that counts on it."""
+        """Write everything since the last call through to the disk: call it before a checkpoint that depends on it."""
         make_durable([*self._unsynced, self.folder / MANIFEST])
         self._unsynced.clear()
 

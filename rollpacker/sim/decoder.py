@@ -344,7 +344,7 @@ class Decoder:
         return _PrefillPass(now, now + pass_s, chunks)
 
     def _plan_stretch(self, now: float) -> _Stretch:
-        """Plan up to the first end: nobody can be admitted before it.
+        """Plan up to the first end: no sequence can be admitted before it.
 
         Free blocks only become fewer until then. That holds after a preemption too, where admission was not tried: the
         first in line was preempted last, and needs the blocks that it gave, of which the others take some now.

@@ -47,7 +47,7 @@ class ModelledEngine:
         costs: How long passes take, and how much fits.
         max_num_seqs: Decode slots.
         weight_transfer_s: How long new weights take to arrive.
-        switch_s: How long it takes to fall asleep, and to wake.
+        switch_s: How long it takes to go to sleep, and to wake.
         start_s: How long the first request with new weights waits.
         length_of: How each response will end.
     """

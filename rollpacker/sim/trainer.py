@@ -82,7 +82,7 @@ class ModelledTrainer:
         """Take no time: what a switch costs is charged to the engines (`hardware.engine_switch_s`)."""
 
     async def wake(self, gpus: Collection[int] | None = None) -> None:
-        """Likewise."""
+        """Take no time, as `sleep`."""
 
     async def save(self, folder: Path) -> None:
         file = folder / STATE_FILE

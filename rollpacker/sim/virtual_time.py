@@ -34,7 +34,7 @@ _MIN_CANCELLED = 100
 
 
 class DeadlockError(InternalError):
-    """Every task waits for something that nobody will do."""
+    """Every task waits, and no timer is set."""
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Answer]) -> Answer:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rollpacker.core.commands import CallOffStart, Command, FailWithoutEngines, Launch, SetTimer, StartEngine
+from rollpacker.core.commands import CancelStart, Command, FailWithoutEngines, Launch, SetTimer, StartEngine
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     EngineJoined,
@@ -71,11 +71,11 @@ def test_a_lost_engine_is_started_again_after_a_pause_that_doubles_until_no_rest
     assert player.scheduler.restarts.next_restart(E0_R2) is None
 
 
-def test_a_start_that_is_called_off_for_the_trainer_does_not_count() -> None:
+def test_a_start_that_is_cancelled_for_the_trainer_does_not_count() -> None:
     player = RestartPlayer()
     player.lose(E0)
     player.tell(TimerFired(timer="start engine-0-r1"))
-    assert player.tell(SlotsChanged(in_use=(E0, E1), withheld=(E0,))) == (CallOffStart(engine=E0_R1),)
+    assert player.tell(SlotsChanged(in_use=(E0, E1), withheld=(E0,))) == (CancelStart(engine=E0_R1),)
     assert player.tell(EngineStartFailed(engine=E0_R1)) == (), "late"
     assert player.tell(SlotsChanged(in_use=(E0, E1))) == (timer(E0_R2, 11.0),), "after the pause of the first restart"
     following = player.scheduler.restarts.next_restart(E0)
@@ -83,7 +83,7 @@ def test_a_start_that_is_called_off_for_the_trainer_does_not_count() -> None:
     assert (following.successor, following.number) == (E0_R2, 1)
 
 
-def test_a_pause_that_is_called_off_starts_nothing() -> None:
+def test_a_pause_that_is_cancelled_starts_nothing() -> None:
     player = RestartPlayer()
     player.lose(E0)
     assert player.tell(SlotsChanged(in_use=(E0, E1), withheld=(E0,))) == ()

@@ -103,7 +103,7 @@ class HardwareSection(Section):
     weight_sync_efficiency: Positive = Field(0.7, le=1)
     """Share of the network's rate at which new weights come from the other nodes. As `link_efficiency`."""
     reward_cores_per_node: Count = Field(64, ge=1)
-    """Cores of a node that run programs to be judged, one at a time each. A guess."""
+    """Cores of a node that run programs for rewards, one at a time each. A guess."""
     rule_time_s: Seconds = 0.01
     """CPU time to compare an answer with its ground truth by a rule. A guess."""
     engine_switch_s: Seconds = 0.5

@@ -25,7 +25,7 @@ class PlacementSection(Section):
     while the trainer works, and the other way round."""
     judge: GpuMapText | None = None
     """GPUs of the LLM judge's replicas, reward.judge.tensor_parallel each, written in the same way. They may be those
-    of engines, beside whom the judge works, best under CUDA MPS (reward.judge.gpu_share). Where engines and trainer
+    of engines, beside which the judge works, best under CUDA MPS (reward.judge.gpu_share). Where engines and trainer
     take turns, a judge on the trainer's GPUs sleeps in the trainer's turns. null: it works on cores, or without maps on
     the GPUs of reward.judge.resources."""
 

@@ -136,7 +136,7 @@ class WorkerExtension:
 
 
 def _unname_shared_memory() -> None:
-    """Take this engine's tensor-parallel group out of /dev/shm, where vLLM on a CPU leaves it behind for ever.
+    """Take this engine's tensor-parallel group out of /dev/shm, where vLLM on a CPU leaves it behind.
 
     All workers have opened it by now, and what is open stays.
     """
@@ -147,7 +147,7 @@ def _unname_shared_memory() -> None:
 def _prepack_output_layer(model: torch.nn.Module) -> None:
     """Make a tied output layer use the new embedding.
 
-    vLLM 0.32 on a CPU keeps a packed copy of its weights there, and a layerwise reload packs anew only what a file
+    vLLM 0.32 on a CPU keeps a packed copy of its weights there, and a layerwise reload packs again only what a file
     names; a tied output layer is in no file. Without this the log-probabilities are those of the old output layer.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm

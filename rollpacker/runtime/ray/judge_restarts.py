@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import assert_never
 
-from rollpacker.core.commands import CallOffStart, SetTimer, StartEngine
+from rollpacker.core.commands import CancelStart, SetTimer, StartEngine
 from rollpacker.core.errors import RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.core.restarts import Order, Restarts
@@ -84,8 +84,8 @@ class JudgeRestarts:
                     self._timers.set(order.timer, order.at_s)
                 case StartEngine():
                     self._starts.begin(order.slot, order.engine)
-                case CallOffStart():
-                    self._starts.call_off(order.engine)
+                case CancelStart():
+                    self._starts.cancel(order.engine)
                 case _:
                     assert_never(order)
 

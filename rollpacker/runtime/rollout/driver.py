@@ -23,7 +23,7 @@ from rollpacker.core.commands import (
     Abort,
     AcceptGroup,
     BeginRound,
-    CallOffStart,
+    CancelStart,
     Command,
     DrawPrompts,
     DropPrompt,
@@ -359,8 +359,8 @@ class Driver:
                 self._timers.set(command.timer, command.at_s)
             case StartEngine():
                 self._engines.start_engine(command.slot, command.engine)
-            case CallOffStart():
-                self._engines.call_off_start(command.engine)
+            case CancelStart():
+                self._engines.cancel_start(command.engine)
             case FailWithoutEngines():
                 raise self._engines.none_left()
             case FailRun():

@@ -217,9 +217,9 @@ class Engines:
         """Start a fresh engine in a slot, beside all else."""
         self._replacements.starts.begin(slot, engine_id)
 
-    def call_off_start(self, engine_id: EngineId) -> None:
+    def cancel_start(self, engine_id: EngineId) -> None:
         """Give up the start of an engine."""
-        self._replacements.starts.call_off(engine_id)
+        self._replacements.starts.cancel(engine_id)
 
     def _note_ready(self, engine_id: EngineId) -> None:
         self._report_aside(EngineStarted(engine=engine_id))

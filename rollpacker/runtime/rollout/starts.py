@@ -42,28 +42,28 @@ class Starts:
         self._on_failed = on_failed
         self._on_error = on_error
         self._under_way: dict[EngineId, asyncio.Task[None]] = {}
-        self._called_off: list[asyncio.Task[None]] = []
+        self._cancelled: list[asyncio.Task[None]] = []
 
     def begin(self, slot: EngineId, name: EngineId) -> None:
         """Start an actor in a slot."""
         self._under_way[name] = asyncio.create_task(self._run(slot, name), name=f"replacement of {slot}")
 
-    def call_off(self, name: EngineId) -> None:
+    def cancel(self, name: EngineId) -> None:
         """Give up a start; `settle` waits for its end."""
         task = self._under_way.pop(name, None)
         if task is not None:
             task.cancel()
-            self._called_off.append(task)
+            self._cancelled.append(task)
 
     async def settle(self) -> None:
-        """Wait until the starts that were called off have ended."""
-        called_off, self._called_off = self._called_off, []
-        await asyncio.gather(*called_off, return_exceptions=True)
+        """Wait until the starts that were cancelled have ended."""
+        cancelled, self._cancelled = self._cancelled, []
+        await asyncio.gather(*cancelled, return_exceptions=True)
 
     async def stop(self) -> None:
         """End what is under way."""
         for name in list(self._under_way):
-            self.call_off(name)
+            self.cancel(name)
         await self.settle()
 
     async def _run(self, slot: EngineId, name: EngineId) -> None:

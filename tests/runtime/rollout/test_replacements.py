@@ -259,7 +259,7 @@ async def test_no_engine_is_brought_where_the_trainer_has_the_gpus_until_it_give
         await driver.quiesce()
 
 
-async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_called_off_and_counts_for_nothing(tmp_path):
+async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_cancelled_and_counts_for_nothing(tmp_path):
     preemptions = iter([0, 0, 1, 3, 6, 10, 15, 21])
     single = [ScriptedEngine(f"engine-{i}", quick, preemptions=preemptions if i else None) for i in range(2)]
     double = [ScriptedEngine("engine-tp2-0", quick)]
