@@ -35,7 +35,7 @@ _CYCLE_STEPS = 10
 """Twice four short rounds and a long one."""
 
 _PLAIN_STEPS = 8
-"""Enough for means: of three measured batches, two may or may not have a response at the cap, which is 20 % of a step."""
+"""Enough for means: of three batches, two may or may not have a response at the cap, which is 20 % of a step."""
 
 
 class Setup(NamedTuple):
