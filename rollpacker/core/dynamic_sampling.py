@@ -57,7 +57,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rollpacker.core.batching import Decision, StopRequests
+from rollpacker.core.batching_machine import Decision, StopRequests
 from rollpacker.core.commands import DropPrompt, EndRun, FailRun, RoundKind
 from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.ids import Domain

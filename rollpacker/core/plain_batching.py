@@ -9,7 +9,7 @@ Invariant: nothing is speculated, so nothing is ever stopped. Source: RollPacker
 
 from __future__ import annotations
 
-from rollpacker.core.batching import Decision
+from rollpacker.core.batching_machine import Decision
 from rollpacker.core.commands import EndRun, RoundKind
 from rollpacker.core.race import Race
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, assert_never
 
-from rollpacker.core.batching import BatchingEvent, Decision, StopRequests
+from rollpacker.core.batching_machine import BatchingEvent, Decision, StopRequests
 from rollpacker.core.commands import BeginRound, EndRound, EndRun, RoundKind, ScoreResponse
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
@@ -39,7 +39,7 @@ from rollpacker.core.supply import DrawnPrompt, PromptSupply
 
 
 class Race(ABC):
-    """Implements `rollpacker.core.batching.BatchingMachine`, but for what a round is made of."""
+    """Implements `rollpacker.core.batching_machine.BatchingMachine`, but for what a round is made of."""
 
     _GROWS: ClassVar[bool] = False
     """Whether prompts may be drawn, and join, while a round is open."""

@@ -34,7 +34,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from rollpacker.core.batching import StartRequests
+from rollpacker.core.batching_machine import StartRequests
 from rollpacker.core.commands import AcceptGroup, BeginRound, RoundKind
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import ResponseFinished, RewardComputed, StepStarted

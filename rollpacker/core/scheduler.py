@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, assert_never
 
-from rollpacker.core.batching import BatchingMachine, Decision, StartRequests, StopRequests
+from rollpacker.core.batching_machine import BatchingMachine, Decision, StartRequests, StopRequests
 from rollpacker.core.commands import (
     AcceptGroup,
     BeginRound,

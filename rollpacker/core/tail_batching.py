@@ -40,7 +40,7 @@ project's.
 
 from __future__ import annotations
 
-from rollpacker.core.batching import Decision
+from rollpacker.core.batching_machine import Decision
 from rollpacker.core.commands import EndRun, RoundKind
 from rollpacker.core.quotas import apportion, with_speculation
 from rollpacker.core.race import Race

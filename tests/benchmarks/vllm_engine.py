@@ -197,7 +197,7 @@ def write_model(folder: Path, shape: ShapeSection, num_positions: int) -> None:
 
 
 def random_weights(folder: Path, dtype: str) -> Weights:
-    from rollpacker.engines.vllm.serving import expected_tensors
+    from rollpacker.engines.vllm.arguments import expected_tensors
 
     pattern = torch.randn(PATTERN_NUMBERS, generator=torch.Generator().manual_seed(0)).mul_(0.02)
     payload = {}

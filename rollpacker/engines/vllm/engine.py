@@ -33,10 +33,10 @@ from rollpacker.engines.checks import (
     require_policy,
 )
 from rollpacker.engines.end_tokens import end_tokens
+from rollpacker.engines.vllm.arguments import expected_tensors, make_llm
 from rollpacker.engines.vllm.receiving import fetch_weights
 from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_params
 from rollpacker.engines.vllm.sending import send_tensors
-from rollpacker.engines.vllm.serving import expected_tensors, make_llm
 from rollpacker.engines.vllm.stats import StepTotals
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.rollout import FinishReason, Response

@@ -40,6 +40,7 @@ _SET_BY_ENGINE = frozenset(
         "enable_chunked_prefill",
         "distributed_executor_backend",
         "enable_log_requests",
+        "enable_sleep_mode",
         "generation_config",
         "load_format",
         "logprobs_mode",

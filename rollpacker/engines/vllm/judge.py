@@ -18,8 +18,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.engines.judging import check_candidates, check_lengths
+from rollpacker.engines.vllm.arguments import make_llm
 from rollpacker.engines.vllm.judged import judge_as_engine
-from rollpacker.engines.vllm.serving import make_llm
 from rollpacker.engines.vllm.stats import StepTotals
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Checks of one node: limits, GPUs, MPS, code sandbox, network, and the folder for Ray.
 
-The facts of other nodes arrive as JSON (`node_report`), so gathering and checking are separate.
+The facts of other nodes arrive as JSON (`node_report`), so gathering and checking are separate. What bubblewrap lacks
+is said in `rollpacker.rewards.sandbox.sandbox_check`, which a run asks too.
 """
 
 from __future__ import annotations

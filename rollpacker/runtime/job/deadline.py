@@ -9,7 +9,7 @@ as soon as it is asked to leave: there is nothing to save yet. Before the first 
 that only repeats the time limit has no effect.
 
 Invariant: an interrupted step has changed nothing that a checkpoint holds. It calls `commit` before its update, and
-from then on it is never interrupted.
+from then on it is never interrupted. How much time a signal leaves is in `signals.py`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, RollpackerEr
 from rollpacker.metrics.files import publish_folder, remove_folder, remove_temporaries, storage_errors
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.trainer import Trainer
-from rollpacker.runtime.run.file_records import FileRecords, find_change, record_files
+from rollpacker.runtime.run.file_checksums import FileRecords, find_change, record_files
 
 SCHEMA_VERSION = 1
 """Of the files described above and of `run.json`; another version is refused."""

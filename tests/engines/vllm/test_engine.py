@@ -53,6 +53,13 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+async def test_no_argument_of_the_user_can_replace_one_that_the_engine_sets(folder: Path) -> None:
+    from rollpacker.engines.vllm import arguments, installed
+
+    set_here = arguments._arguments(folder, section(), MAX_TOKENS, "float32").keys()
+    assert set_here <= installed._SET_BY_KEY.keys() | installed._SET_BY_ENGINE
+
+
 def section(**keys: Any) -> EngineSection:
     # 2,048 tokens of cache: enough for the tests, and too few for all slots at full length
     vllm = VllmSection(kv_cache_mb=1, max_num_batched_tokens=MAX_TOKENS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta, CheckpointStore
-from rollpacker.runtime.run.file_records import END_BYTES, find_change, record_files
+from rollpacker.runtime.run.file_checksums import END_BYTES, find_change, record_files
 from tests.cli.inputs import tree_of
 
 META = CheckpointMeta(schema_version=SCHEMA_VERSION, run_id="a", fingerprint="f", step=0, elapsed_s=1.5, attempt=0)
