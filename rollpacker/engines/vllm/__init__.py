@@ -1,8 +1,8 @@
 """vLLM as an engine: paged attention, prefix caching and tensor parallelism, for any model that vLLM serves.
 
-From the outside in: `engine` (the protocol), `installed` (is vLLM there, and which arguments does it take),
-`start` and `arguments` (vLLM's configuration from ours), `environment` (what is set before vLLM is imported),
-`sampling` (requests and what comes back), `stats` (totals over vLLM's steps), `sending` (weights of this process on their way to
+From the outside in: `engine` (the protocol), `installed` (is vLLM there, and which arguments does it take), `start`
+and `arguments` (vLLM's configuration from ours), `environment` (what is set before vLLM is imported), `sampling`
+(requests and what comes back), `stats` (totals over vLLM's steps), `sending` (weights of this process on their way to
 vLLM's workers, through `shared_memory`), `receiving` (weights that the workers fetch from the trainer). `worker` and
 `lifeline` run inside of vLLM's own processes.
 
