@@ -59,8 +59,8 @@ def attempt(config, *, asked_after_s: float | None, remaining_s: float) -> str:
 
         def ask_later(*_):
             if asked_after_s is not None and next(watched, False):
-                deadline = loop.time() + asked_after_s + remaining_s
-                loop.call_later(asked_after_s, deadline.ask, "asked", deadline)
+                gone_at = loop.time() + asked_after_s + remaining_s
+                loop.call_later(asked_after_s, deadline.ask, "asked", gone_at)
 
         await pipeline.train(config, ModelledBackend(config), lambda *_: ask_later, Preemption(deadline))
 
