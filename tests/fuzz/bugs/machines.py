@@ -32,10 +32,8 @@ def _forget_orphans(_, router, engine):
     return []
 
 
-def _forget_waiting(_, router, engine):
-    router._remove(engine)
-    router._held[engine] = {}
-    return []
+def _forget_waiting(right, router, engine, *facts):
+    return right(router, engine, *facts)[:0]
 
 
 def _close_and_launch(close, router, engines, reason):
@@ -216,8 +214,16 @@ def _count_finished(choose, machine, event, fleet, _):
     return choose(machine, event, fleet, holders)
 
 
+def _start_while_changing(patch):
+    for put_in in (
+        instead(Router, "is_changing", lambda _: False),
+        around(Router, "require_version", lambda *_: None),  # the engines of before hold the policy of before
+    ):
+        put_in(patch)
+
+
 _LENDING = (
-    ("start a step on engines of two degrees", instead(Router, "is_changing", lambda _: False)),
+    ("start a step on engines of two degrees", _start_while_changing),
     (
         "believe a second eviction",
         around(Router, "move", _believing),

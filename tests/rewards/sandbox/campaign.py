@@ -66,7 +66,7 @@ async def run(folder, *, num_prompts, num_responses, busy_s, hanging, settings=N
     rewards = [0.0] * len(keys)
     async with Pool(**pool) as opened:
         worker = opened.worker
-        await opened.judge(request_of(-1, references["p0"], "print(0)"))  # the supervisors have started
+        await opened.score(request_of(-1, references["p0"], "print(0)"))  # the supervisors have started
         began_s = time.monotonic()
         num_sent = num_scored = 0
         while num_scored < len(keys):
