@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rollpacker.config.words import replaced
-from rollpacker.metrics.tables import read_table
+from rollpacker.metrics.tables import METRICS_FOLDER, load_manifest, read_table
 from tests.e2e.processes import MARK, ProcessesOfRun, named_in_logs
 
 
@@ -103,7 +103,9 @@ class LaunchedRun:
 
 
 def num_recorded_steps(run_dir: Path) -> int:
-    return len(list((run_dir / "metrics" / "steps").glob("*.parquet")))
+    """That count: a file of a step may be there before the step's others are."""
+    manifest = load_manifest(run_dir / METRICS_FOLDER)
+    return sum(part.last - part.first + 1 for part in manifest.parts) if manifest else 0
 
 
 def rows(run_dir: Path, table: str) -> list[dict]:
