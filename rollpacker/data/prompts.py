@@ -8,15 +8,15 @@ and of their lines. A line has
 * the reference of responses: `ground_truth`, an answer as text or number; or test cases (see `test_cases`); or,
   for an LLM judge, `rubric`, `reference_answer` or both.
 
-Where there are test cases, `ground_truth` is ignored; beside a `rubric` it is the reference answer. Other fields
-are ignored. Test cases are checked here and not kept: the prompt holds where its line lies.
+Where there are test cases, `ground_truth` is ignored; beside a `rubric` it is the reference answer. Other fields are
+kept as the prompt's `row`, for the reward. Test cases are checked here and not kept: the prompt holds where its line lies.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import Domain
 from rollpacker.data.jsonl import read_json_lines, shown
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from rollpacker.data.jsonl import JsonLine
     from rollpacker.protocols.references import FileLine, Reference
 
-_ROLES = ("system", "user", "assistant")
-_ROLES_ALLOWED = "Allowed: system, user, assistant"
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+"""A chat template may refuse some of them."""
 
 _JUDGE_FIELDS = ("rubric", "reference_answer")
+_FIELDS = frozenset({"id", "domain", "prompt", "messages", "ground_truth", *CODE_FIELDS, *_JUDGE_FIELDS})
+"""What a prompt is read from; test cases may be megabytes, and stay in the file."""
 
 
 def load_prompts(files: Iterable[PromptFile]) -> tuple[Prompt, ...]:
@@ -84,6 +86,7 @@ def _read_prompt(line: JsonLine, default_domain: str | None) -> Prompt:
         text=text,
         reference=_read_reference(line),
         line=line.line,
+        row={name: value for name, value in line.fields.items() if name not in _FIELDS},
     )
 
 
@@ -131,7 +134,7 @@ def _read_ground_truth(line: JsonLine) -> str:
     )
 
 
-def _read_messages(line: JsonLine) -> tuple[dict[str, str], ...]:
+def _read_messages(line: JsonLine) -> tuple[dict[str, Any], ...]:
     value = line.fields["messages"]
     if isinstance(value, str):
         value = line.parse_text(
@@ -150,27 +153,30 @@ def _read_messages(line: JsonLine) -> tuple[dict[str, str], ...]:
     if messages[-1]["role"] == "assistant":
         raise line.error(
             "`messages` ends with an answer of the assistant",
-            "Allowed: a last message of the user or the system, which the policy then answers",
+            "Allowed: a last message of the user, the system or a tool, which the policy then answers",
             "Delete the last message; the expected answer belongs in `ground_truth`",
         )
     return messages
 
 
-def _read_message(line: JsonLine, message: object, index: int) -> dict[str, str]:
+def _read_message(line: JsonLine, message: object, index: int) -> dict[str, Any]:
+    """The content of a tool may be empty, and that of an assistant who calls tools may be missing."""
     where = f"`messages[{index}]`"
-    if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+    if not isinstance(message, dict) or "role" not in message or not message.keys() & {"content", "tool_calls"}:
         raise line.error(
             f"{where} is {shown(message)}",
-            "Allowed: an object with exactly the fields `role` and `content`",
-            "Add what is missing, delete what is too much",
+            "Allowed: an object with the fields `role` and `content`; others are for the chat template",
+            "Add what is missing",
         )
-    role, content = message["role"], message["content"]
+    role, content = message["role"], message.get("content")
     if role not in _ROLES:
-        raise line.error(f"the role of {where} is {shown(role)}", _ROLES_ALLOWED, "Use one of these roles")
-    if not isinstance(content, str) or not content or content.isspace():
+        raise line.error(f"the role of {where} is {shown(role)}", f"Allowed: {', '.join(_ROLES)}", "Use one of these")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str) or not (is_filled(content) or role == "tool" or message.get("tool_calls")):
         raise line.error(
             f"the content of {where} is {shown(content)}",
             "Allowed: a text that is not blank",
             "Fill in the content, or delete the message",
         )
-    return {"role": role, "content": content}
+    return {**message, "content": content}

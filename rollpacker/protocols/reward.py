@@ -6,11 +6,11 @@ decodes them where it runs and passes text to a `RewardWorker`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rollpacker.core.ids import Domain, RequestId
     from rollpacker.protocols.references import Reference
@@ -73,6 +73,8 @@ class ScoringRequest:
     reference: Reference
     case_limits_s: tuple[float, ...] = ()
     """As a `ResponseToScore` has them."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """Of the prompt."""
 
 
 class RewardWorker(Protocol):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     import numpy.typing as npt
 
@@ -37,14 +39,17 @@ class Prompt:
 
     key: str
     domain: Domain
-    messages: tuple[dict[str, str], ...]
-    """Chat messages with `role` and `content`; a plain `prompt` field is one user message."""
+    messages: tuple[dict[str, Any], ...]
+    """Chat messages with `role` and `content`, a text; other fields, such as `tool_calls`, are for the chat template. A
+    plain `prompt` field is one user message."""
     text: str | None
     """Set instead of applying the chat template when the file has only a `prompt` field."""
     reference: Reference
     """What its responses are held against."""
     line: FileLine | None = None
     """Where it was read; None of a prompt that a modelled run made up."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the line that nothing else of the prompt was read from, as JSON values: for the reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

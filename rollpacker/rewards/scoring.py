@@ -140,6 +140,7 @@ def _read_responses(
                 response_text=response,
                 is_truncated=False,
                 reference=prompt.reference,
+                row=prompt.row,
             )
         )
     return requests

@@ -45,6 +45,19 @@ def test_messages_may_be_a_list_or_the_json_of_a_list_and_win_over_prompt(tmp_pa
         assert prompt.text is None
 
 
+def test_messages_of_tools_keep_every_field_for_the_chat_template(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    result = {"role": "tool", "tool_call_id": "7", "content": ""}
+    [prompt] = load_prompts(write(tmp_path / "p.jsonl", {**GOOD, "messages": [USER, call, result]}))
+    assert prompt.messages == (USER, {**call, "content": ""}, result)
+
+
+def test_other_fields_of_a_line_are_kept_as_its_row(tmp_path):
+    extra = {"source": "a book", "extra_info": {"level": 3, "tags": ["x"]}}
+    kept, bare = load_prompts(write(tmp_path / "p.jsonl", {**GOOD, **extra, "rubric": None}, {**GOOD, "id": "b"}))
+    assert (kept.row, bare.row) == (extra, {})
+
+
 def test_blank_lines_and_a_byte_order_mark_are_skipped_but_lines_are_counted(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\n   \n{broken}\n")
@@ -106,11 +119,10 @@ def with_messages(messages):
         (with_messages([]), ["`messages` is []"]),
         (with_messages({"role": "user"}), ["`messages` is {"]),
         (with_messages(["hello"]), ['`messages[0]` is "hello"']),
-        (with_messages([USER, {"role": "user"}]), ["`messages[1]` is", "exactly the fields `role` and `content`"]),
-        (with_messages([{**USER, "name": "Ann"}]), ["`messages[0]` is", "delete what is too much"]),
+        (with_messages([USER, {"role": "user"}]), ["`messages[1]` is", "an object with the fields `role` and `content`"]),
         (
             with_messages([{**USER, "role": "human"}]),
-            ['the role of `messages[0]` is "human"', "system, user, assistant"],
+            ['the role of `messages[0]` is "human"', "system, developer, user, assistant, tool"],
         ),
         (with_messages([{**USER, "content": None}]), ["the content of `messages[0]` is null"]),
         (with_messages([{**USER, "content": ""}]), ["the content of `messages[0]`"]),

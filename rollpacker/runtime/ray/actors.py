@@ -195,6 +195,7 @@ class RewardActor(Actor):
             is_truncated=response.is_truncated,
             reference=response.prompt.reference,
             case_limits_s=response.case_limits_s,
+            row=response.prompt.row,
         )
 
     def _question(self, prompt: Prompt) -> str:
