@@ -45,9 +45,6 @@ OWN_OPTIONS = {
 }
 """Options of sbatch that are not for `cluster.sbatch`, and the key of each; empty for those that cannot be set."""
 
-LINGER_S = 300
-"""How long the other ranks may live on once a rank has ended. Each watches the others and ends by itself long before;
-this is for one that cannot."""
 REQUEUE_WAIT_S = 60
 """The script waits for Slurm to end it, which takes a moment; were it to end first, the job would be over."""
 _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -124,7 +121,7 @@ def _requests(shape: JobShape) -> dict[str, Any]:
             "--open-mode=append",
             f"--cpus-per-task={cluster.cpus_per_node}",  # srun takes it neither from sbatch nor from the script's lines
             "--kill-on-bad-exit=0",  # rank 0 may still write its checkpoint
-            f"--wait={LINGER_S}",
+            "--wait=0",  # the run may go on without the node of a rank that ended
         ],
     }
 

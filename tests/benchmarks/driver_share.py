@@ -96,7 +96,7 @@ async def measure(batching: str, num_prompts: int, num_responses: int) -> tuple[
     await driver.start()
     began, num_launched = time.process_time(), 0
     for step in range(NUM_STEPS):
-        record = await driver.run_round(step, policy_version=0)
+        record = await driver.next_batch(step)
         await driver.quiesce()
         assert record is not None
         num_launched += len(record.requests)

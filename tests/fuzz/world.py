@@ -268,6 +268,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             name="sim",
             deadlines=DeadlineSection(
                 rollout_stall_s=DEADLINE_S,
+                engine_call_s=DEADLINE_S / 2,
                 train_s=DEADLINE_S,
                 weight_sync_s=DEADLINE_S,
                 checkpoint_s=DEADLINE_S,

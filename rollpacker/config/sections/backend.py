@@ -16,6 +16,9 @@ class DeadlineSection(Section):
     """Ray, and every actor with its model loaded."""
     rollout_stall_s: PositiveSeconds = 600
     """Without any response or reward, or without any reward while responses wait for one."""
+    engine_call_s: PositiveSeconds = 300
+    """One call to an engine: to take requests, to sleep, to wake, to give its statistics. An engine that misses it is
+    lost and replaced; the run goes on."""
     train_s: PositiveSeconds = 1800
     """One call of the trainer."""
     weight_sync_s: PositiveSeconds = 300

@@ -17,6 +17,7 @@ from rollpacker.config.sections.base import (
     Number,
     OnlyWith,
     Positive,
+    PositiveSeconds,
     Seconds,
     Section,
     WorkerCount,
@@ -82,6 +83,9 @@ class JudgeSection(Section):
     max_restarts: Annotated[Count, REAL_RUN] = 3
     """A judge that is lost is replaced this often in an attempt of the run; after that the others go on without it. The
     answers that it had go to the others, or wait. 0 replaces none."""
+    stall_s: Annotated[PositiveSeconds, REAL_RUN, NOT_IN_FINGERPRINT] = 300
+    """A judge that has answers and gives no verdict for so long is lost, however well its process is. Less than
+    `backend.deadlines.rollout_stall_s`, after which the run ends."""
     restart_pause_s: Annotated[Seconds, REAL_RUN] = 1.0
     """Before a judge's first restart; the pause doubles with each further one, up to a minute."""
     memory_share: Annotated[Positive, REAL_RUN, NOT_IN_FINGERPRINT] = Field(0.3, le=1)

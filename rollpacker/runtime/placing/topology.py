@@ -8,9 +8,7 @@ from typing import Literal
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.ids import EngineId
-from rollpacker.runtime.placing.actors import (
-    PlacedActor,
-)
+from rollpacker.runtime.placing.actors import PlacedActor
 
 
 def colocated_engines(
@@ -27,6 +25,12 @@ def colocated_engines(
     if not any(actor.role == "engine" for actor in sharing):
         return ()
     return tuple(actor.name for actor in sharing if actor.role == role)
+
+
+def spare_nodes(placed: Sequence[PlacedActor]) -> frozenset[int]:
+    """Nodes that hold nothing but engines: a run can go on without them. The driver's own is none."""
+    needed = {actor.node for actor in placed if actor.role != "engine"}
+    return frozenset(actor.node for actor in placed) - needed - {0}
 
 
 def trainer_parts(config: RunConfig, placed: Sequence[PlacedActor], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:

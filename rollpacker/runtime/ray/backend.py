@@ -12,10 +12,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 from rollpacker.config.schema import RunConfig
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.ids import EngineId
 from rollpacker.data.fitting import FittingPrompts, fit_prompts
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
+from rollpacker.protocols.engine import Engine
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 from rollpacker.runtime.placing.planning import cluster_size
@@ -45,14 +48,21 @@ class RayBackend:
         """Start Ray while the prompts are read, then the actors."""
         config, deadlines = self._config, self._config.backend.deadlines
         reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
-        async with self._cluster(context):
+        async with self._cluster(context) as cluster:
             context.stage("reading prompts")
             fitting = await reading
             for note in fitting.notes(config.data):
                 context.note(note)
             context.stage("starting engines, trainer and reward")
             actors = await start_actors(config, cluster_size(config, self._allocation), context)
+            cluster.spare(actors.spare_nodes, context.note)
             costs = {each.degree: each for each in costs_of(config)}
+
+            async def replace_engine(slot: EngineId, name: EngineId) -> Engine:
+                if actors.nodes[slot] in cluster.lost_nodes:
+                    raise EngineFailed(f"{name} cannot start: its node is lost.")
+                return await actors.slots.replace(slot, name)
+
             yield Workers(
                 prompts=fitting.prompts,
                 fleets={
@@ -69,7 +79,7 @@ class RayBackend:
                 trainer_parts=actors.trainer_parts,
                 colocated_engines=frozenset(actors.colocated_engines),
                 judges=actors.judges,
-                replace_engine=actors.slots.replace,
+                replace_engine=replace_engine,
                 rebuild=actors.slots.rebuilding,
             )
             await actors.close(deadlines.stop_s)

@@ -2,7 +2,8 @@
 
 Rank 0 starts the head on its node, announces it in the rendezvous, and waits for the nodes of the other ranks (see
 `node_service.py`); outside Slurm there is one node. From then on a lost node ends the run: whatever it awaits is
-cancelled, and a `WorldError` names the node. An actor that dies on a live node is handled by its user.
+cancelled, and a `WorldError` names the node. Without a node of engines alone the run goes on. An actor that dies is
+handled by its user.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +62,14 @@ class RayCluster:
         self._stage = stage
         self._watcher: asyncio.Task[None] | None = None
         self._loss: WorldError | None = None
+        self._spare: frozenset[int] = frozenset()
+        self._note: Callable[[str], None] = stage
+        self.lost_nodes: frozenset[int] = frozenset()
+        """Those that the run goes on without, by index."""
+
+    def spare(self, nodes: Iterable[int], note: Callable[[str], None]) -> None:
+        """Let the run go on without these nodes; `note` tells a person when one is lost."""
+        self._spare, self._note = frozenset(nodes), note
 
     async def __aenter__(self) -> Self:
         self._deadline = time.monotonic() + self._start_deadline_s
@@ -156,14 +165,14 @@ class RayCluster:
         """Check once that every node is still there."""
         if not self._head.is_running:
             return self._lost([0])
-        if failed := self._failed_nodes():
-            return self._lost(failed)
-        try:
+        lost = set(self._failed_nodes())
+        with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
-                missing = await self._missing_nodes()
-        except TimeoutError:
-            return None
-        return self._lost(missing) if missing else None
+                lost.update(await self._missing_nodes())
+        for node in sorted(lost & self._spare - self.lost_nodes):
+            self._note(f"{self._node_names[node]} is lost: Ray there has ended. The run goes on without its engines.")
+        self.lost_nodes |= lost & self._spare
+        return self._lost(sorted(lost - self._spare)) if lost - self._spare else None
 
     async def _missing_nodes(self) -> list[int]:
         """Indices of the nodes that are not part of Ray."""

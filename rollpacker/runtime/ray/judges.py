@@ -6,8 +6,8 @@
 
 No actor calls another one. The queue of a judge is short, so that the next answer goes to the judge that is free first,
 and little has to be scored again when a judge is lost: its answers go to the other judges, or wait, in the order in
-which they came, and a new judge replaces it (`judge_restarts.py`). The run ends when the reward is lost, or when no
-judge is left or being restarted.
+which they came, and a new judge replaces it (`judge_restarts.py`). One that has answers and gives no verdict for
+`reward.judge.stall_s` is lost too. The run ends when the reward is lost, or when no judge is left or being restarted.
 
 Judges that share GPUs with the trainer sleep while it works; a lost one is replaced when the trainer sleeps again.
 
@@ -55,6 +55,8 @@ class _Scorer:
     service: RewardService
     open: dict[RequestId, ResponseToScore] = field(default_factory=dict)
     """The answers that it was given, in this order."""
+    heard_at_s: float = 0.0
+    """When its last verdict came, or since when it has had answers: the event loop's time."""
 
 
 class _Pool:
@@ -74,6 +76,8 @@ class _Pool:
             if len(scorer.open) >= self._max_open:
                 break
             response = self.waiting.popleft()
+            if not scorer.open:
+                scorer.heard_at_s = asyncio.get_running_loop().time()
             scorer.open[response.request] = response
             shares.setdefault(scorer, []).append(response)
         return shares
@@ -135,6 +139,7 @@ class RoutedReward:
         self._failure: Exception | None = None
         self._pumps: dict[_Scorer, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     # Responses in, verdicts out
 
@@ -167,7 +172,7 @@ class RoutedReward:
     async def close(self) -> None:
         """Close every service, lost ones too; a pending `collect` returns."""
         await self._restarts.stop()
-        tasks = [*self._pumps.values(), *self._sending]
+        tasks = [*self._pumps.values(), *self._sending, *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -191,8 +196,10 @@ class RoutedReward:
     async def wake(self) -> None:
         """Take them again."""
         if self._is_asleep:
-            self._is_asleep = False
             await self._each_colocated(lambda judge: judge.wake())
+            self._is_asleep = False
+            for scorer in self._judges.scorers:
+                scorer.heard_at_s = asyncio.get_running_loop().time()
             await self._restarts.withhold(())
 
     async def _each_colocated(self, order: Callable[[JudgeService], Awaitable[None]]) -> None:
@@ -210,6 +217,8 @@ class RoutedReward:
         if not self._pumps:
             for scorer in [*self._rules.scorers, *self._judges.scorers]:
                 self._listen(scorer)
+            if self._judges.scorers:
+                self._watching = asyncio.create_task(self._watch(), name="judges that give no verdict")
 
     def _listen(self, scorer: _Scorer) -> None:
         self._pumps[scorer] = asyncio.create_task(self._pump(scorer), name=f"verdicts of {scorer.name}")
@@ -233,6 +242,7 @@ class RoutedReward:
         try:
             while True:
                 verdicts = await scorer.service.collect()
+                scorer.heard_at_s = asyncio.get_running_loop().time()
                 for verdict in verdicts:
                     scorer.open.pop(verdict.request, None)
                 self._verdicts.put(replace(verdict, scorer=scorer.name) for verdict in verdicts)
@@ -242,12 +252,31 @@ class RoutedReward:
         except Exception as error:  # noqa: BLE001 the same
             self._fail(error)
 
+    async def _watch(self) -> None:
+        """Lose judges that have answers and give no verdict; those that sleep may."""
+        stall_s = self._section.judge.stall_s
+        while True:
+            await asyncio.sleep(stall_s / 4)
+            due_s = asyncio.get_running_loop().time() - stall_s
+            for scorer in list(self._judges.scorers):
+                is_asleep = self._is_asleep and self._restarts.slot_of(scorer.name) in self._colocated
+                if scorer.open and scorer.heard_at_s <= due_s and not is_asleep:
+                    self._lose(
+                        scorer,
+                        EngineFailed(
+                            f"{scorer.name} has {len(scorer.open)} answers and gave no verdict for {stall_s:g} s.",
+                            "The limit is reward.judge.stall_s.",
+                        ),
+                    )
+
     def _lose(self, scorer: _Scorer, error: EngineFailed) -> None:
         if scorer in self._rules.scorers:
             self._fail(error)
         if scorer not in self._judges.scorers:
             return  # its pump and a call may both notice
         self._judges.scorers.remove(scorer)
+        if (pump := self._pumps.get(scorer)) not in (None, asyncio.current_task()):
+            pump.cancel()  # a verdict that came late would be a second one
         self._judges.waiting.extendleft(reversed(scorer.open.values()))
         what_follows = self._restarts.vacate(scorer.name)
         if self._require_judge(scorer.name, error):

@@ -2,13 +2,15 @@
 
     wait for the head -> start Ray here and join -> serve
 
-It ends without an error when rank 0 reports `done`, and with the reason when Ray here has ended or the head no longer
-answers. Slurm's signals are ignored here: rank 0 handles them.
+It ends without an error when rank 0 reports `done`, and with the reason when the head no longer answers. When Ray here
+has ended it reports that and stays: rank 0 decides whether the run goes on without this node. Slurm's signals are
+ignored here: rank 0 handles them.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,13 +88,13 @@ class _Service:
 
     def _serve(self, node: RayNode, head_address: str) -> None:
         last_answer = time.monotonic()
+        is_lost = False
         while not self._rendezvous.is_finished:
-            if not node.is_running:
-                raise WorldError(
-                    f"Ray has ended on {node.offer.name}.",
-                    log_tail(node.log),
-                    "The run's checkpoints are complete: start it again with run.resume=auto.",
-                )
+            if not (is_lost or node.is_running):
+                is_lost = True
+                failure = f"Ray has ended on {node.offer.name}."
+                sys.stderr.write(f"{failure}\n{log_tail(node.log)}\n")
+                self.report("ended", failure=failure)
             if is_listening(head_address):
                 last_answer = time.monotonic()
             elif time.monotonic() - last_answer > _HEAD_SILENCE_S:

@@ -35,6 +35,7 @@ from rollpacker.runtime.placing.topology import (
     engine_gpus,
     replica_gpus,
     shared_by_judges,
+    spare_nodes,
     trainer_parts,
 )
 from rollpacker.runtime.ray.engine_slots import EngineSlots
@@ -64,6 +65,10 @@ class Actors:
     """The run's GPUs of each part of the trainer that can work alone; none where it shares none with engines."""
     colocated_engines: tuple[EngineId, ...]
     """Engines that share GPUs with the trainer; they sleep."""
+    nodes: Mapping[EngineId, int]
+    """Of the engines' slots, by index."""
+    spare_nodes: frozenset[int]
+    """Those that the run can go on without."""
 
     async def close(self, deadline_s: float) -> None:
         """Close every actor; one that does not end is ended with Ray's session."""
@@ -141,6 +146,8 @@ async def start_actors(config: RunConfig, size: ClusterSize, context: BackendCon
         gpus=engine_gpus(placed, size.num_gpus),
         trainer_parts=trainer_parts(config, placed, size.num_gpus),
         colocated_engines=sleeping,
+        nodes={EngineId(actor.name): actor.node for actor in placed if actor.role == "engine"},
+        spare_nodes=spare_nodes(placed),
     )
 
 

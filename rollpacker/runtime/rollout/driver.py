@@ -5,17 +5,17 @@
     order   <─ DrawPrompts ──────────────┘        ├─> AcceptGroup, EndRound: the batch
     trainer <─ StreamGroups ──────────────────────┘
 
-One loop takes facts out of the inbox (`inbox.py`), in order of arrival. Commands that one batch of facts led to are
-sent together (`orders.py`) to the engines in use (`engines.py`). The reward has a client of its own
-(`reward_client.py`): no fact waits for it. The driver knows engines and rewards by protocol only, so it cannot tell
-real ones from modelled ones.
+A task of its own takes facts out of the inbox (`inbox.py`) in order of arrival, from the start of the run to its end;
+the pipeline awaits the next batch. Commands that facts of one moment led to are sent together (`orders.py`) to the
+engines in use (`engines.py`). Every engine has a line of its own, and so has the reward (`reward_client.py`): no fact
+waits for them. The driver knows engines and rewards by protocol only, so it cannot tell real ones from modelled ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -61,6 +61,7 @@ from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
+from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
@@ -75,9 +76,9 @@ from rollpacker.runtime.rollout.inbox import (
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.listeners import Listeners
 from rollpacker.runtime.rollout.orders import EngineOrders
+from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.reward_client import RewardClient
-from rollpacker.runtime.rollout.round_record import RoundRecord
 from rollpacker.runtime.rollout.timers import Timers
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.shared_timeout import SharedTimeout
@@ -134,19 +135,29 @@ class Driver:
             report_aside=self._take_aside,
             inbox=inbox,
             clock=clock,
-            watchdog=watchdog,
             interval_log=interval_log,
             note=listeners.note,
         )
-        self._orders = EngineOrders(self._engines, self._to_generate)
+        self._has_news = asyncio.Event()
+        """Something happened that `_until` may wait for."""
+        self._orders = EngineOrders(
+            self._engines, self._to_generate, on_accepted=self._has_news.set, on_error=inbox.put
+        )
         self._to_score: list[ScoreResponse] = []
         self._to_measure: MeasureProgress | None = None
         self._to_stream: StreamGroups | None = None
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._stats: Mapping[EngineId, EngineStats] = {}
         """As the last round left them."""
-        self._round: RoundRecord | None = None
+        self._book = RequestBook()
+        self._batch: Batch | None = None
         self._is_run_over = False
+        self._sending: asyncio.Handle | None = None
+        self._digesting: asyncio.Task[None] | None = None
+        self._aside: set[asyncio.Task[None]] = set()
+        """What is carried out while facts are digested."""
+        self._error: Exception | None = None
+        """What ended the driver's task."""
 
     @property
     def engines(self) -> Mapping[EngineId, Engine]:
@@ -159,9 +170,15 @@ class Driver:
         self._stats = await self._engines.start()
         for timer, at_s in self._scheduler.timers.items():
             self._timers.set(timer, at_s)
+        self._digesting = asyncio.create_task(self._digest(), name="driver")
 
     async def stop(self) -> None:
         self._timers.stop()
+        tasks = [*self._aside, *([self._digesting] if self._digesting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._orders.stop()
         await self._engines.stop()
         await self._reward.stop()
         self._timeout.close()
@@ -176,19 +193,16 @@ class Driver:
         await self.stop()
         await self._engines.end(slots)
 
-    async def run_round(self, step: int, policy_version: int) -> RoundRecord | None:
+    async def next_batch(self, step: int) -> Batch | None:
         """Roll out the batch of one step; None when all data has been trained or dropped.
 
         Raises:
             DataError: Too few prompts have rewards that differ.
         """
-        self._engines.policy_version = policy_version
-        self._round = None
-        self._take(StepStarted(step=step, policy_version=policy_version))
-        await self._send()
-        while not (self._is_run_over or self._is_batch_complete()):
-            await self._digest()
-        return None if self._is_run_over else self._round
+        self._batch = None
+        self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
+        await self._until(lambda: self._is_run_over or self._is_batch_complete)
+        return None if self._is_run_over else self._batch
 
     async def quiesce(self) -> None:
         """Wait until every engine has confirmed its aborts: no request is in flight when new weights arrive.
@@ -196,13 +210,12 @@ class Driver:
         Nor does the reward go on with responses that the batch was complete without.
         """
         self._reward.forget()
-        while self._orders.is_any_in_flight:
-            await self._digest()
+        await self._until(lambda: not (self._orders.is_any_in_flight or self._aside))
 
     async def measure_round(self) -> RoundCosts:
         """Measure what the last round cost, and report it to the scheduler."""
-        record = self._round
-        assert record is not None
+        batch = self._batch
+        assert batch is not None
         stats = await self._engines.stats()
         costs = RoundCosts(
             tensor_parallel=self._engines.tensor_parallel,
@@ -214,13 +227,13 @@ class Driver:
         self._stats = stats
         self._take(
             RoundMeasured(
-                round=record.begin.round,
+                round=batch.begin.round,
                 num_preemptions=costs.growth("num_preemptions"),
-                rollout_time_s=(record.generated_at_s or record.ended_at_s) - record.began_at_s,
-                num_tokens=record.num_needed_tokens,
+                rollout_time_s=(batch.generated_at_s or batch.ended_at_s) - batch.began_at_s,
+                num_tokens=batch.num_needed_tokens,
                 switch_time_s=self._engines.take_switch_time_s(),
                 lengths_tokens=tuple(
-                    request.response.num_tokens for request in record.requests.values() if request.response
+                    request.response.num_tokens for request in batch.requests.values() if request.response
                 ),
             )
         )
@@ -251,17 +264,29 @@ class Driver:
         """Count the engines that were lost and replaced since the last call."""
         return self._engines.turnover()
 
+    @property
     def _is_batch_complete(self) -> bool:
-        return self._round is not None and self._round.order is not None
+        return self._batch is not None and self._batch.order is not None
+
+    async def _until(self, is_reached: Callable[[], bool]) -> None:
+        """Wait for what the facts lead to; raises what ended the driver's task."""
+        while not is_reached():
+            if self._error is not None:
+                raise self._error
+            self._has_news.clear()
+            await self._timeout.within(self._describe_wait, self._has_news.wait())
 
     # Facts in
 
     async def _digest(self) -> None:
-        """Wait for facts, report them to the scheduler, and send what it orders."""
-        facts = await self._timeout.within(self._describe_wait, self._inbox.collect())
-        for fact in facts:
-            self._report(fact)
-        await self._send()
+        """Report facts to the scheduler as they come."""
+        try:
+            while True:
+                for fact in await self._inbox.collect():
+                    self._report(fact)
+        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_until`)
+            self._error = error
+            self._has_news.set()
 
     def _report(self, fact: Fact) -> None:
         now = self._clock.now()
@@ -282,13 +307,16 @@ class Driver:
     def _report_response(self, engine_id: EngineId, response: Response, now: float) -> None:
         request = response.request
         is_held, is_evicted = self._orders.came_back(request, engine_id)
+        is_aborted = response.finish_reason is FinishReason.ABORTED
         if is_held:
-            assert self._round is not None
-            self._round.came_back(response, now)
-        if response.finish_reason is FinishReason.ABORTED and is_evicted:
+            self._book.came_back(response, now)
+            if not (is_aborted or self._is_batch_complete):
+                assert self._batch is not None
+                self._batch.generated_at_s = now
+        if is_aborted and is_evicted:
             self._take(ResponseEvicted(request=request, engine=engine_id, num_tokens=response.num_tokens))
             return
-        if response.finish_reason is FinishReason.ABORTED:
+        if is_aborted:
             self._take(ResponseAborted(request=request, engine=engine_id, num_tokens=response.num_tokens))
             return
         self._take(
@@ -296,8 +324,7 @@ class Driver:
         )
 
     def _report_verdict(self, verdict: Verdict, now: float) -> None:
-        if self._round is not None and verdict.request in self._round.requests:
-            self._round.scored(verdict, now)
+        self._book.scored(verdict, now)
         self._take(RewardComputed(request=verdict.request, reward=verdict.reward, case_runs=verdict.case_runs))
 
     # Commands out
@@ -312,7 +339,7 @@ class Driver:
         """Report what happened beside the facts of the inbox, at any time."""
         try:
             self._take(event)
-        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_digest`)
+        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_until`)
             self._inbox.put(error)
 
     def _take(self, event: Event) -> None:
@@ -327,6 +354,8 @@ class Driver:
                 answer = self._carry_out(command, now)
                 if answer is not None:
                     events.append(answer)
+        if self._sending is None:  # what the facts of this pass of the event loop lead to is sent together
+            self._sending = asyncio.get_running_loop().call_soon(self._send)
 
     def _carry_out(self, command: Command, now: float) -> Event | None:  # noqa: C901, PLR0912 one case per command
         """Carry out one command; gives its answer where that is known at once."""
@@ -344,13 +373,13 @@ class Driver:
             case AcceptGroup():
                 self._accept(command)
             case DropPrompt():
-                assert self._round is not None
-                self._round.drop(command.prompt)
+                assert self._batch is not None
+                self._batch.dropped[command.prompt] = None
             case EndRound():
                 self._end(command, now)
             case LendEngines():
-                assert self._round is not None
-                self._round.lend()
+                assert self._batch is not None
+                self._batch.lend()
             case StreamGroups():
                 self._to_stream = command
             case UseParallelism():
@@ -372,61 +401,70 @@ class Driver:
         return None
 
     def _begin(self, command: BeginRound, now: float) -> None:
-        self._round = RoundRecord(
+        self._book = RequestBook()
+        self._batch = Batch(
             begin=command,
             policy_version=self._engines.policy_version,
             began_at_s=now,
             prompts=self._sampling.prompts,
+            book=self._book,
             overlong=self._sampling.overlong,
         )
 
     def _accept(self, command: AcceptGroup) -> None:
-        assert self._round is not None
-        self._round.accept(command.prompt, command.samples)
-        self._listeners.on_progress(len(self._round.accepted), self._round.begin.num_prompts_needed)
+        assert self._batch is not None
+        self._batch.accept(command.prompt, command.samples)
+        self._listeners.on_progress(len(self._batch.accepted), self._batch.begin.num_prompts_needed)
 
     def _end(self, command: EndRound, now: float) -> None:
-        assert self._round is not None
-        self._round.order = command.prompts
-        self._round.long_queue_length = command.long_queue_length
-        self._round.ended_at_s = now
+        assert self._batch is not None
+        self._batch.order = command.prompts
+        self._batch.long_queue_length = command.long_queue_length
+        self._batch.ended_at_s = now
 
-    async def _send(self) -> None:
-        """Send what has gathered, until nothing has; an engine lost on the way leads to further commands."""
-        while self._orders.is_waiting or self._to_score or self._to_measure:
-            to_score, self._to_score = self._to_score, []
-            to_measure, self._to_measure = self._to_measure, None
-            calls: list[Coroutine[Any, Any, None]] = self._orders.take()
-            if to_score:
-                self._reward.add([self._scoring(command) for command in to_score])
-            if to_measure:
-                calls.append(self._measure_progress(to_measure))
-            if calls:
-                answer: Awaitable[Any] = calls[0] if len(calls) == 1 else asyncio.gather(*calls)
-                await self._timeout.within(lambda: "engines to take orders", answer)
-        if self._to_stream:
-            await self._stream()
+    def _send(self) -> None:
+        """Send what has gathered; no fact waits for an answer."""
+        self._sending = None
+        self._has_news.set()
+        self._orders.send()
+        to_score, self._to_score = self._to_score, []
+        if to_score:
+            self._reward.add([self._scoring(command) for command in to_score])
+        to_measure, self._to_measure = self._to_measure, None
+        if to_measure:
+            self._begin_aside(self._measure_progress(to_measure), "progress of the engines")
+        to_stream, self._to_stream = self._to_stream, None
+        if to_stream:
+            self._begin_aside(self._stream(to_stream), "engines to be lent")
+
+    def _begin_aside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        async def carry_out() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_until`)
+                self._inbox.put(error)
+
+        task = asyncio.create_task(carry_out(), name=name)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+        task.add_done_callback(lambda _: self._has_news.set())
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
         self._take(ProgressMeasured(round=command.round, engines=await self._engines.progress()))
 
-    async def _stream(self) -> None:
+    async def _stream(self, command: StreamGroups) -> None:
         """Put the engines that are lent to sleep; all of them are empty. Then groups stream on their GPUs."""
-        command, self._to_stream = self._to_stream, None
-        record = self._round
-        assert command is not None
-        assert record is not None
+        batch = self._batch
+        assert batch is not None
         gpus = await self._engines.lend(command.engines) if command.engines else None
-        self._listeners.on_stream(record, gpus, command.groups_per_call)
+        self._listeners.on_stream(batch, gpus, command.groups_per_call)
 
     def _to_generate(self, launch: Launch) -> GenerationRequest:
-        assert self._round is not None
-        begun = self._round.launched(launch.request, launch.engine, self._clock.now())
+        begun = self._book.launched(launch.request, launch.engine, self._clock.now())
         return self._sampling.generation(launch.request, begun)
 
     def _scoring(self, command: ScoreResponse) -> ResponseToScore:
-        assert self._round is not None
-        response = self._round.requests[command.request].response
+        response = self._book.requests[command.request].response
         assert response is not None
         return self._sampling.scoring(command, response)
 

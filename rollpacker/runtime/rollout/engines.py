@@ -41,7 +41,6 @@ from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
 from rollpacker.runtime.rollout.starts import what_follows, within_or_failed
 from rollpacker.runtime.waiting.clock import RunClock
-from rollpacker.runtime.waiting.watchdog import Watchdog
 
 Answer = TypeVar("Answer")
 
@@ -56,7 +55,6 @@ class Engines:
         report_aside: Does so at any time; an error ends the run as soon as the driver looks into the inbox.
         inbox: Gets what engines and replacements have to say.
         clock: The run's.
-        watchdog: Bounds the waits.
         interval_log: Takes down when engines slept and loaded weights.
         note: Tells a person what happens.
     """
@@ -70,7 +68,6 @@ class Engines:
         report_aside: Callable[[Event], None],
         inbox: Inbox,
         clock: RunClock,
-        watchdog: Watchdog,
         interval_log: IntervalLog,
         note: Callable[[str], None],
     ) -> None:
@@ -82,7 +79,6 @@ class Engines:
         self._report_aside = report_aside
         self._inbox = inbox
         self._clock = clock
-        self._watchdog = watchdog
         self._interval_log = interval_log
         self._note = note
         self._max_restarts = parts.engine.max_restarts
@@ -102,11 +98,9 @@ class Engines:
         self.next_tensor_parallel = scheduler.tensor_parallel or self.tensor_parallel
         """The degree after the next `publish`."""
         self.policy_version = 0
-        """Of the round."""
+        """What the engines in use hold since the last `publish`."""
         self._present = {degree: dict(fleet.engines) for degree, fleet in parts.fleets.items()}
         """Of every fleet, the engines that are alive."""
-        self._held_version = 0
-        """What the engines in use hold since the last `publish`."""
         self._kv_tokens: dict[EngineId, int] = {}
         """The KV capacity of every engine whose statistics were asked for."""
         self._asleep = list(parts.asleep)
@@ -159,10 +153,12 @@ class Engines:
 
     async def end(self, slots: Collection[EngineId]) -> None:
         """End engines whatever they do."""
-        ending = [engine.close() for engine_id, engine in self.present.items() if self._slot_of(engine_id) in slots]
-        await self._watchdog.within(
-            self._deadlines.stop_s, "engines to end", asyncio.gather(*ending, return_exceptions=True)
-        )
+        ending = [
+            within_or_failed(self._deadlines.stop_s, f"{engine_id} to end", engine.close())
+            for engine_id, engine in self.present.items()
+            if self._slot_of(engine_id) in slots
+        ]
+        await asyncio.gather(*ending, return_exceptions=True)
 
     def _slots(self) -> Collection[EngineId]:
         """Of the fleet in use."""
@@ -188,7 +184,7 @@ class Engines:
         self._report(
             EngineJoined(
                 engine=engine_id,
-                policy_version=self._held_version,
+                policy_version=self.policy_version,
                 gpus=self._gpus_of(engine_id),
                 kv_tokens=self._kv_tokens.get(engine_id, 0),
             )
@@ -235,6 +231,7 @@ class Engines:
         if engine_id in self._lost:
             return  # its pump and a call to it may both notice
         self._lost[engine_id] = error
+        self._inbox.ignore(engine_id)
         self._notice(engine_id, error)
         if self._failures.repeated is not None:
             raise self._failures.repeated
@@ -283,7 +280,7 @@ class Engines:
     async def lend(self, engine_ids: Iterable[EngineId]) -> frozenset[int]:
         """Put engines to sleep until `publish`, on which nothing is in flight; gives the GPUs that this frees."""
         to_lend = list(engine_ids)
-        await self._each(to_lend, lambda engine: engine.sleep())
+        await self._each("to sleep", to_lend, lambda engine: engine.sleep())
         self._asleep = [engine_id for engine_id in to_lend if engine_id in self.present]
         self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
         await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
@@ -299,7 +296,7 @@ class Engines:
             for engine_id in self.present
             if self._slot_of(engine_id) in slots and engine_id not in self._asleep
         ]
-        await self._each(to_sleep, lambda engine: engine.sleep())
+        await self._each("to sleep", to_sleep, lambda engine: engine.sleep())
         self._asleep += to_sleep
         self._asleep_since |= dict.fromkeys(to_sleep, self._clock.now())
 
@@ -321,7 +318,7 @@ class Engines:
             if self.next_tensor_parallel != self.tensor_parallel:
                 return await self._change_fleet(sync, asleep)
             await self._use_slots()
-            await self._each(asleep, lambda engine: engine.wake())
+            await self._each("to wake", asleep, lambda engine: engine.wake())
             published = await self._load(sync)
             for engine_id in self.present:
                 if engine_id in newcomers:
@@ -337,7 +334,7 @@ class Engines:
             await self._move(self._rebuild.end, 2 * self._deadlines.stop_s)
         else:
             awake = [engine_id for engine_id in self.present if engine_id not in asleep]
-            await self._each(awake, lambda engine: engine.sleep())
+            await self._each("to sleep", awake, lambda engine: engine.sleep())
         retired = [engine_id for engine_id in self.present if engine_id in self._scheduler.engines]
         self.tensor_parallel = self.next_tensor_parallel
         await self._use_slots()
@@ -346,7 +343,7 @@ class Engines:
         if self._rebuild:
             await self._move(self._rebuild.rebuild, self._deadlines.start_s)
         else:
-            await self._each(list(self.present), lambda engine: engine.wake())
+            await self._each("to wake", list(self.present), lambda engine: engine.wake())
         if self._has_started:
             self._switch_time_s = self._clock.now() - began_at_s
             self._interval_log.add("driver", "driver", "switch", began_at_s)
@@ -361,12 +358,12 @@ class Engines:
 
     async def _move(self, move: Callable[[EngineId], Awaitable[None]], deadline_s: float) -> None:
         """End or start every engine of the degree in use; one for which that fails is lost."""
-
-        def moving(engine_id: EngineId) -> Callable[[], Awaitable[None]]:
-            slot = self._slot_of(engine_id)
-            return lambda: within_or_failed(deadline_s, f"{engine_id} to make place, or to take it", move(slot))
-
-        await asyncio.gather(*(self.guarded(engine_id, moving(engine_id)) for engine_id in list(self.present)))
+        what = "to make place, or to take it"
+        moves = [
+            self.guarded(engine_id, what, partial(move, self._slot_of(engine_id)), deadline_s)
+            for engine_id in self.present
+        ]
+        await asyncio.gather(*moves)
 
     @property
     def longest_switch_s(self) -> float:
@@ -382,7 +379,7 @@ class Engines:
     async def _load(self, sync: WeightSync) -> Published:
         began = self._clock.now()
         published = await sync.publish(dict(self.present))
-        self._held_version = published.policy_version
+        self.policy_version = published.policy_version
         for engine_id, error in published.lost.items():
             self.lose(engine_id, error)
         for engine_id in self.present:
@@ -391,19 +388,20 @@ class Engines:
 
     # Calls
 
-    async def _each(self, engine_ids: Iterable[EngineId], order: Callable[[Engine], Awaitable[None]]) -> None:
+    async def _each(
+        self, what: str, engine_ids: Iterable[EngineId], order: Callable[[Engine], Awaitable[None]]
+    ) -> None:
         """Give the same order to several engines at once."""
         present = [(engine_id, self.present[engine_id]) for engine_id in engine_ids if engine_id in self.present]
-        await self._watchdog.within(
-            self._deadlines.rollout_stall_s,
-            "engines to sleep or to wake",
-            asyncio.gather(*(self.guarded(engine_id, partial(order, engine)) for engine_id, engine in present)),
-        )
+        await asyncio.gather(*(self.guarded(engine_id, what, partial(order, engine)) for engine_id, engine in present))
 
-    async def guarded(self, engine_id: EngineId, order: Callable[[], Awaitable[None]]) -> bool:
-        """Give an order to an engine; False when it turns out to be lost."""
+    async def guarded(
+        self, engine_id: EngineId, what: str, order: Callable[[], Awaitable[None]], deadline_s: float | None = None
+    ) -> bool:
+        """Give an order to an engine; False when it turns out to be lost, or does not answer in time."""
+        deadline_s = deadline_s or self._deadlines.engine_call_s
         try:
-            await order()
+            await within_or_failed(deadline_s, f"{engine_id} {what}", order())
         except EngineFailed as error:
             self.lose(engine_id, error)
             return False
@@ -411,21 +409,22 @@ class Engines:
 
     async def progress(self) -> tuple[EngineProgress, ...]:
         """How far everything in flight is, on every engine that answers."""
-        engines = dict(self.present)
-        answers = await asyncio.gather(*(engine.progress() for engine in engines.values()), return_exceptions=True)
-        return tuple(self._answered(dict(zip(engines, answers, strict=True))).values())
+        return tuple((await self._ask("to say how far it is", lambda engine: engine.progress())).values())
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers."""
-        asked = {engine_id: engine.stats() for engine_id, engine in self.present.items()}
-        answers = await self._watchdog.within(
-            self._deadlines.rollout_stall_s,
-            "the engines' statistics",
-            asyncio.gather(*asked.values(), return_exceptions=True),
-        )
-        stats = self._answered(dict(zip(asked, answers, strict=True)))
+        stats = await self._ask("to give its statistics", lambda engine: engine.stats())
         self._kv_tokens |= {engine_id: each.kv_tokens_capacity for engine_id, each in stats.items()}
         return stats
+
+    async def _ask(self, what: str, question: Callable[[Engine], Awaitable[Answer]]) -> dict[EngineId, Answer]:
+        """Ask every engine; those that fail, or do not answer in time, are lost."""
+        asked = {
+            engine_id: within_or_failed(self._deadlines.engine_call_s, f"{engine_id} {what}", question(engine))
+            for engine_id, engine in self.present.items()
+        }
+        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+        return self._answered(dict(zip(asked, answers, strict=True)))
 
     def _answered(self, answers: Mapping[EngineId, Answer | BaseException]) -> dict[EngineId, Answer]:
         """Sort out the engines that turned out to be lost; raises whatever else went wrong."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from rollpacker.core.errors import EngineFailed
@@ -55,7 +54,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._facts: Arrivals[Fact] = Arrivals()
-        self._pumps: list[asyncio.Task[None]] = []
+        self._pumps: dict[EngineId, asyncio.Task[None]] = {}
 
     def put(self, fact: Fact) -> None:
         """Add one fact."""
@@ -68,15 +67,19 @@ class Inbox:
     def listen(self, engine_id: EngineId, engine: Engine, on_failure: Callable[[EngineId, EngineFailed], None]) -> None:
         """Collect an engine's responses from now on; its failure is told at once, ahead of the facts that wait."""
         pump = self._pump(engine_id, engine, on_failure)
-        self._pumps.append(asyncio.create_task(pump, name=f"pump: responses of {engine_id}"))
+        self._pumps[engine_id] = asyncio.create_task(pump, name=f"pump: responses of {engine_id}")
+
+    def ignore(self, engine_id: EngineId) -> None:
+        """Listen to an engine no longer: it is lost."""
+        pump = self._pumps.get(engine_id)
+        if pump is not None:
+            pump.cancel()
 
     async def stop(self) -> None:
         """Listen to no engine any more."""
-        for pump in self._pumps:
-            pump.cancel()
-        for pump in self._pumps:
-            with suppress(asyncio.CancelledError):
-                await pump
+        for engine_id in self._pumps:
+            self.ignore(engine_id)
+        await asyncio.gather(*self._pumps.values(), return_exceptions=True)
 
     async def _pump(
         self, engine_id: EngineId, engine: Engine, on_failure: Callable[[EngineId, EngineFailed], None]

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import PromptId
     from rollpacker.protocols.backend import Within
     from rollpacker.protocols.trainer import Trainer, UpdateMetrics
+    from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.interval_log import IntervalLog
-    from rollpacker.runtime.rollout.round_record import RoundRecord
 
 
 class Learner:
@@ -68,7 +68,7 @@ class Learner:
         self.num_tokens_streamed = 0
         """Response tokens of the last step that were accumulated, or begun to be, while its rollout ran."""
 
-    def stream(self, batch: RoundRecord, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
+    def stream(self, batch: Batch, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
         """Begin the step now, with the groups that are accepted and those that will be.
 
         Args:
@@ -86,7 +86,7 @@ class Learner:
         """Another group may be trained."""
         self._has_news.set()
 
-    async def accumulate(self, batch: RoundRecord) -> None:
+    async def accumulate(self, batch: Batch) -> None:
         """Train what has not streamed, on all GPUs. The policy is as it was until `update`."""
         if self._streaming is None:
             await self._begin(batch)
@@ -115,7 +115,7 @@ class Learner:
             streaming.cancel()
             await asyncio.gather(streaming, return_exceptions=True)
 
-    async def _begin(self, batch: RoundRecord) -> None:
+    async def _begin(self, batch: Batch) -> None:
         self._accumulated, self.num_tokens_streamed = set(), 0
         # a batch that is complete may be smaller than was planned: dynamic sampling at the end of the data
         num_groups = batch.begin.num_prompts_needed if batch.order is None else len(batch.order)
@@ -128,16 +128,14 @@ class Learner:
         )
         await self._within(self._deadline_s, "the trainer to begin the step", self._trainer.begin_step(shape))
 
-    async def _stream_or_tell(
-        self, batch: RoundRecord, gpus: Collection[int] | None, groups_per_call: int | None
-    ) -> None:
+    async def _stream_or_tell(self, batch: Batch, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
         try:
             await self._stream(batch, gpus, groups_per_call)
         except Exception as error:
             self._on_failure(error)
             raise
 
-    async def _stream(self, batch: RoundRecord, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
+    async def _stream(self, batch: Batch, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
         if gpus is not None:
             await self._within(self._deadline_s, "the trainer to take the lent GPUs", self._trainer.wake(gpus))
         await self._begin(batch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rollpacker.core.commands import Command
 from rollpacker.core.events import Event
-from rollpacker.runtime.rollout.round_record import RoundRecord
+from rollpacker.runtime.rollout.batch import Batch
 
 OnEvent = Callable[[Event, float, tuple[Command, ...]], None]
 """Told of every event with its time and the commands that followed: the event log."""
@@ -15,7 +15,7 @@ OnEvent = Callable[[Event, float, tuple[Command, ...]], None]
 OnProgress = Callable[[int, int], None]
 """Told of groups accepted and groups needed."""
 
-OnStream = Callable[[RoundRecord, frozenset[int] | None, int | None], None]
+OnStream = Callable[[Batch, frozenset[int] | None, int | None], None]
 """Told of the round whose accepted groups the trainer may train from now on, on which of the GPUs that it shares with
 engines, None where it shares none, and how many groups at a time."""
 

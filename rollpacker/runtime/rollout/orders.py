@@ -1,16 +1,18 @@
-"""Orders to engines, gathered per engine, and what is in flight there.
+"""Orders to engines: one line per engine, and what is in flight there.
 
-Commands that one batch of facts led to are sent together, one call per engine, in the order in which they were given.
+Commands that one batch of facts led to are sent together, in the order in which they were given. An engine that takes
+its time to accept them holds no other up: what comes meanwhile gathers in its line. One that does not accept them in
+time is lost, and its requests go elsewhere.
 
 Invariant: a request is in flight from the call that launches it until its engine has given it back or is lost.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from rollpacker.core.commands import Abort, Evict, Launch
 from rollpacker.core.ids import EngineId, RequestId
@@ -26,12 +28,24 @@ class EngineOrders:
     Args:
         engines: The engines in use.
         write: Writes the request of a launch, as it is sent.
+        on_accepted: Told when an engine has accepted all its orders.
+        on_error: Told of an error that is no engine's failure.
     """
 
-    def __init__(self, engines: Engines, write: Callable[[Launch], GenerationRequest]) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        write: Callable[[Launch], GenerationRequest],
+        *,
+        on_accepted: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
         self._engines = engines
         self._write = write
+        self._on_accepted = on_accepted
+        self._on_error = on_error
         self._to_send: dict[EngineId, list[EngineCommand]] = {}
+        self._sending: dict[EngineId, asyncio.Task[None]] = {}
         self._in_flight: dict[RequestId, EngineId] = {}
         self._being_evicted: set[RequestId] = set()
 
@@ -39,15 +53,29 @@ class EngineOrders:
         """Have a command sent with the next ones."""
         self._to_send.setdefault(command.engine, []).append(command)
 
-    @property
-    def is_waiting(self) -> bool:
-        """True while commands are to be sent."""
-        return bool(self._to_send)
+    def send(self) -> None:
+        """Send what has gathered, to each engine that has accepted what it was sent before."""
+        for engine_id in self._to_send:
+            if engine_id not in self._sending:
+                self._sending[engine_id] = asyncio.create_task(self._drain(engine_id), name=f"orders to {engine_id}")
 
-    def take(self) -> list[Coroutine[Any, Any, None]]:
-        """Give the calls that send what has gathered, one per engine."""
-        to_send, self._to_send = self._to_send, {}
-        return [self._send(engine_id, commands) for engine_id, commands in to_send.items()]
+    async def stop(self) -> None:
+        """Send nothing more."""
+        sending = list(self._sending.values())
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+    async def _drain(self, engine_id: EngineId) -> None:
+        try:
+            while commands := self._to_send.pop(engine_id, None):
+                await self._send(engine_id, commands)
+        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
+            self._on_error(error)
+        finally:
+            if self._sending.get(engine_id) is asyncio.current_task():
+                del self._sending[engine_id]
+            self._on_accepted()
 
     async def _send(self, engine_id: EngineId, commands: Sequence[EngineCommand]) -> None:
         engine = self._engines.present[engine_id]
@@ -60,7 +88,7 @@ class EngineOrders:
                 order = partial(engine.abort, requests)
                 if kind is Evict:
                     self._being_evicted.update(requests)
-            if not await self._engines.guarded(engine_id, order):
+            if not await self._engines.guarded(engine_id, "to take its orders", order):
                 return
 
     def _launch(self, command: Launch) -> GenerationRequest:
@@ -71,7 +99,8 @@ class EngineOrders:
 
     @property
     def is_any_in_flight(self) -> bool:
-        return bool(self._in_flight)
+        """True until every engine has accepted its orders and given back its requests."""
+        return bool(self._in_flight or self._to_send or self._sending)
 
     def came_back(self, request: RequestId, engine: EngineId) -> tuple[bool, bool]:
         """Note that an engine gave a request back.
@@ -90,6 +119,9 @@ class EngineOrders:
     def forget(self, engine: EngineId) -> None:
         """Drop what a lost engine was to be sent, and what was in flight on it."""
         self._to_send.pop(engine, None)
+        sending = self._sending.pop(engine, None)
+        if sending is not None and sending is not asyncio.current_task():
+            sending.cancel()
         lost = {request for request, holder in self._in_flight.items() if holder == engine}
         self._in_flight = {request: holder for request, holder in self._in_flight.items() if request not in lost}
         self._being_evicted -= lost

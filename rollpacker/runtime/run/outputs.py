@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollpacker.metrics.event_log import EventLogWriter
     from rollpacker.metrics.table_writer import MetricsWriter
+    from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.interval_log import IntervalLog
-    from rollpacker.runtime.rollout.round_record import RoundRecord
     from rollpacker.runtime.run.progress import Progress
     from rollpacker.runtime.run.recorder import StepRecorder, StepResult
     from rollpacker.runtime.run.status import StatusBoard
@@ -27,7 +27,7 @@ class RunOutputs:
     status: StatusBoard
     interval_log: IntervalLog
 
-    def record(self, recorder: StepRecorder, batch: RoundRecord, result: StepResult) -> int:
+    def record(self, recorder: StepRecorder, batch: Batch, result: StepResult) -> int:
         """Write a step's metrics and show them; returns the number of finished steps."""
         interval_log = self.interval_log.take()
         step_row = recorder.step_row(batch, result, interval_log)

@@ -18,9 +18,10 @@ from rollpacker.core.ids import Domain, EngineId, PromptId
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
+from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.interval_log import Interval
-from rollpacker.runtime.rollout.round_record import RequestRecord, RoundRecord
+from rollpacker.runtime.rollout.request_book import RequestRecord
 from rollpacker.runtime.waiting.clock import RunClock
 
 Row = dict[str, Any]
@@ -70,26 +71,26 @@ class StepRecorder:
         finally:
             self._times.spans[name] = (began, self._clock.now())
 
-    def step_row(self, record: RoundRecord, result: StepResult, interval_log: Sequence[Interval]) -> Row:
+    def step_row(self, batch: Batch, result: StepResult, interval_log: Sequence[Interval]) -> Row:
         """The row of the `steps` table."""
         costs, published, turnover = result.costs, result.published, result.turnover
-        requests = list(record.requests.values())
+        requests = list(batch.requests.values())
         accepted = [request for request in requests if request.is_accepted]
         lengths = [_length(request) for request in accepted]
         generated = sum(_length(request) for request in requests)
         trained = sum(lengths)
-        generation_ended = record.generated_at_s or record.ended_at_s
-        rollout_time = generation_ended - record.began_at_s
+        generation_ended = batch.generated_at_s or batch.ended_at_s
+        rollout_time = generation_ended - batch.began_at_s
         busy, idle = costs.growth("busy_slot_steps"), costs.growth("idle_slot_steps")
         finished_at = self._clock.now()
         return {
             "step": self._step,
-            "round": record.begin.round,
-            "round_kind": record.begin.kind.value,
+            "round": batch.begin.round,
+            "round_kind": batch.begin.kind.value,
             "system": self._system,
             "step_time_s": self._step_time_s(),
             "rollout_time_s": rollout_time,
-            "exposed_reward_time_s": record.ended_at_s - generation_ended,
+            "exposed_reward_time_s": batch.ended_at_s - generation_ended,
             "train_time_s": self._times.duration_s("train"),
             "stream_time_s": math.fsum(
                 entry.ended_at_s - entry.started_at_s for entry in interval_log if entry.activity == "stream"
@@ -103,15 +104,15 @@ class StepRecorder:
             "driver_time_s": 0.0 if self._is_modelled else time.process_time() - self._driver_cpu_zero_s,
             "finished_at_s": finished_at,
             "reward_mean": sum(request.verdict.reward for request in accepted if request.verdict) / len(accepted),
-            "trained_reward_mean": sum(record.trained_reward(request) or 0.0 for request in accepted) / len(accepted),
-            "num_prompts": len(record.accepted),
+            "trained_reward_mean": sum(batch.trained_reward(request) or 0.0 for request in accepted) / len(accepted),
+            "num_prompts": len(batch.accepted),
             "num_responses": len(accepted),
             "num_prompts_launched": (
                 len({request.request.prompt for request in requests})
-                if record.dropped
-                else record.begin.num_prompts_launched
+                if batch.dropped
+                else batch.begin.num_prompts_launched
             ),
-            "num_prompts_dropped": len(record.dropped),
+            "num_prompts_dropped": len(batch.dropped),
             "num_responses_launched": len(requests),
             "num_aborted": sum(_finish_reason(request) is FinishReason.ABORTED for request in requests),
             "num_truncated": sum(_finish_reason(request) is FinishReason.LENGTH for request in accepted),
@@ -120,7 +121,7 @@ class StepRecorder:
             "tokens_generated": generated,
             "tokens_trained": trained,
             "tokens_wasted": generated - trained,
-            "tokens_dropped": sum(_length(request) for request in requests if request.request.prompt in record.dropped),
+            "tokens_dropped": sum(_length(request) for request in requests if request.request.prompt in batch.dropped),
             "tokens_streamed": result.num_tokens_streamed,
             "tokens_per_second": generated / rollout_time if rollout_time > 0 else 0.0,
             "decode_slot_steps_busy": busy,
@@ -136,21 +137,21 @@ class StepRecorder:
             "parallelism_gain": costs.parallelism_gain,
             "switch_time_s": turnover.switch_time_s,
             "num_engines_lent": costs.num_engines_lent,
-            "lent_at_share": record.lent_at_share,
+            "lent_at_share": batch.lent_at_share,
             "num_engines_lost": turnover.num_lost,
             "num_engines_replaced": turnover.num_replaced,
-            "policy_version": record.policy_version,
-            "long_queue_length": record.long_queue_length,
+            "policy_version": batch.policy_version,
+            "long_queue_length": batch.long_queue_length,
             **{name: getattr(result.update, name) for name in _UPDATE_COLUMNS},
             "modelled": self._is_modelled,
         }
 
-    def domain_rows(self, record: RoundRecord) -> list[Row]:
+    def domain_rows(self, batch: Batch) -> list[Row]:
         """The rows of the `domains` table, by name."""
         requests: dict[Domain, list[RequestRecord]] = {}
-        for request in record.requests.values():
+        for request in batch.requests.values():
             if request.is_accepted:
-                domain = record.prompts[request.request.prompt.key].prompt.domain
+                domain = batch.prompts[request.request.prompt.key].prompt.domain
                 requests.setdefault(domain, []).append(request)
         return [self._domain_row(domain, requests[domain]) for domain in sorted(requests)]
 
@@ -177,29 +178,29 @@ class StepRecorder:
             "modelled": self._is_modelled,
         }
 
-    def response_rows(self, record: RoundRecord) -> list[Row]:
+    def response_rows(self, batch: Batch) -> list[Row]:
         """The rows of the `responses` table, in launch order; a request lost with the last engine has none."""
         return [
-            self._response_row(record, request)
-            for request in record.requests.values()
+            self._response_row(batch, request)
+            for request in batch.requests.values()
             if request.response is not None and request.finished_at_s is not None
         ]
 
-    def _response_row(self, record: RoundRecord, request: RequestRecord) -> Row:
+    def _response_row(self, batch: Batch, request: RequestRecord) -> Row:
         response, verdict = request.response, request.verdict
         assert response is not None
         name = request.request
-        tokenized = record.prompts[name.prompt.key]
+        tokenized = batch.prompts[name.prompt.key]
         return {
             "step": self._step,
-            "round": record.begin.round,
-            "round_kind": record.begin.kind.value,
+            "round": batch.begin.round,
+            "round_kind": batch.begin.kind.value,
             "epoch": name.prompt.epoch,
             "prompt": name.prompt.key,
             "domain": tokenized.prompt.domain,
             "sample": name.sample,
             "engine": request.engine,
-            "policy_version": record.policy_version,
+            "policy_version": batch.policy_version,
             "num_prompt_tokens": len(tokenized.token_ids),
             "length_tokens": response.num_tokens,
             "finish_reason": response.finish_reason.value,
@@ -209,59 +210,57 @@ class StepRecorder:
             "queue_time_s": response.queue_time_s,
             "generation_time_s": response.generation_time_s,
             "reward": verdict.reward if verdict else None,
-            "trained_reward": record.trained_reward(request),
+            "trained_reward": batch.trained_reward(request),
             "reward_reason": verdict.reason if verdict else None,
             "reward_time_s": verdict.time_s if verdict else None,
             "scored_at_s": request.scored_at_s,
             "race_rank": request.race_rank,
             "accepted": request.is_accepted,
-            "is_raced": record.begin.kind is RoundKind.SHORT,
+            "is_raced": batch.begin.kind is RoundKind.SHORT,
             "modelled": self._is_modelled,
         }
 
-    def interval_rows(self, record: RoundRecord, interval_log: Sequence[Interval]) -> list[Row]:
+    def interval_rows(self, batch: Batch, interval_log: Sequence[Interval]) -> list[Row]:
         """The rows of the `intervals` table: stages of the step, what engines and reward did, and what was logged."""
         rows = [
-            self._interval_row(record, actor, role, activity, span=self._times.spans[activity])
+            self._interval_row(batch, actor, role, activity, span=self._times.spans[activity])
             for activity, actor, role in _STAGE_ACTORS
             if activity in self._times.spans
         ]
         spans: dict[EngineId, tuple[float, float]] = {}
-        for request in record.requests.values():
+        for request in batch.requests.values():
             if request.finished_at_s is not None:
-                placed_at_s, left_at_s = request.placed_at_s, record.left_at_s(request)
-                began, ended = spans.get(request.engine, (placed_at_s, left_at_s))
-                spans[request.engine] = (min(began, placed_at_s), max(ended, left_at_s))
-        for stretch in record.stretches:
+                began, ended = spans.get(request.engine, (request.placed_at_s, request.finished_at_s))
+                spans[request.engine] = (min(began, request.placed_at_s), max(ended, request.finished_at_s))
+        for stretch in batch.book.stretches:
             began, ended = spans.get(stretch.engine, (stretch.began_at_s, stretch.ended_at_s))
             spans[stretch.engine] = (min(began, stretch.began_at_s), max(ended, stretch.ended_at_s))
         rows += [
-            self._interval_row(record, engine, "engine", "generate", span=span)
-            for engine, span in sorted(spans.items())
+            self._interval_row(batch, engine, "engine", "generate", span=span) for engine, span in sorted(spans.items())
         ]
         scoring: dict[str, tuple[float, float]] = {}
-        for request in record.requests.values():
+        for request in batch.requests.values():
             verdict, scored_at_s = request.verdict, request.scored_at_s
             if verdict is not None and scored_at_s is not None:
                 began, ended = scoring.get(verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
                 scoring[verdict.scorer] = (min(began, scored_at_s - verdict.time_s), max(ended, scored_at_s))
         for scorer, span in sorted(scoring.items()):
             role, _, _ = scorer.partition("-")
-            rows.append(self._interval_row(record, scorer, role, "score", span=span))
+            rows.append(self._interval_row(batch, scorer, role, "score", span=span))
         rows += [
             self._interval_row(
-                record,
+                batch,
                 stretch.engine,
                 "engine",
                 "lost" if stretch.is_lost else "evicted",
                 span=(stretch.began_at_s, stretch.ended_at_s),
                 subject=str(stretch.request),
             )
-            for stretch in record.stretches
+            for stretch in batch.book.stretches
         ]
         rows += [
             self._interval_row(
-                record,
+                batch,
                 entry.actor,
                 entry.role,
                 entry.activity,
@@ -274,7 +273,7 @@ class StepRecorder:
 
     def _interval_row(
         self,
-        record: RoundRecord,
+        batch: Batch,
         actor: str,
         role: str,
         activity: str,
@@ -288,7 +287,7 @@ class StepRecorder:
             "activity": activity,
             "subject": subject,
             "step": self._step,
-            "round": record.begin.round,
+            "round": batch.begin.round,
             "started_at_s": span[0],
             "ended_at_s": span[1],
             "modelled": self._is_modelled,

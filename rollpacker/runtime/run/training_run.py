@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rollpacker.protocols.trainer import UpdateMetrics
     from rollpacker.protocols.weights import Published
     from rollpacker.runtime.job.preemption import Preemption
+    from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.costs import RoundCosts
     from rollpacker.runtime.rollout.driver import Driver
     from rollpacker.runtime.rollout.learning import Learner
-    from rollpacker.runtime.rollout.round_record import RoundRecord
     from rollpacker.runtime.run.handover import Handover
     from rollpacker.runtime.run.outputs import RunOutputs
     from rollpacker.runtime.run.saving import Moment, RunSaver
@@ -69,11 +69,11 @@ class TrainingRun:
         """Begin to record a step."""
         return StepRecorder(step=step, system=self.config.system.name, clock=self._clock, is_modelled=self._is_modelled)
 
-    async def roll_out(self, step: int) -> RoundRecord | None:
+    async def roll_out(self, step: int) -> Batch | None:
         """Generate and score the batch of a step; None when all data has been trained."""
         self._outputs.progress.stage("rollout")
         self._costs = None
-        return await self._driver.run_round(step, self.policy_version)
+        return await self._driver.next_batch(step)
 
     @property
     def policy_version(self) -> int:
@@ -90,7 +90,7 @@ class TrainingRun:
         await self.quiesce()
         await self._handover.to_trainer()
 
-    async def learn(self, batch: RoundRecord) -> UpdateMetrics:
+    async def learn(self, batch: Batch) -> UpdateMetrics:
         """Train on a batch: one step of the trainer, part of which may have streamed during the rollout."""
         self._outputs.progress.stage("training")
         await self._learner.accumulate(batch)
@@ -108,7 +108,7 @@ class TrainingRun:
         self._outputs.progress.stage("weight sync")
         self._published = await self._handover.publish()
 
-    async def record(self, recorder: StepRecorder, batch: RoundRecord, update: UpdateMetrics) -> None:
+    async def record(self, recorder: StepRecorder, batch: Batch, update: UpdateMetrics) -> None:
         """Write the step's metrics, and show them."""
         assert self._costs is not None
         assert self._published is not None

@@ -9,12 +9,14 @@ from rollpacker.core.events import EngineLost
 from rollpacker.core.restarts import Restarts
 from rollpacker.data.order import PromptOrder
 from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.driver import Driver
+from rollpacker.runtime.rollout.inbox import Inbox
 from rollpacker.runtime.rollout.learning import Learner
 from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.replacements import Replacements
+from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import sample_seed
-from rollpacker.runtime.rollout.round_record import RoundRecord
 from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.transfer import confirmations
 from tests.fuzz.bugs.harness import Bug, Worlds, around, instead, wherever
@@ -38,10 +40,8 @@ async def _do_not_wait(_, driver):
     driver._reward.forget()
 
 
-async def _first_fact(_, driver):
-    facts = await driver._timeout.within(driver._describe_wait, driver._inbox.collect())
-    driver._report(facts[0])
-    await driver._send()
+async def _first_fact(collect, inbox):
+    return (await collect(inbox))[:1]
 
 
 async def _first_abort_forgotten(send, orders, engine, commands):
@@ -60,9 +60,10 @@ def _rewards_reversed(group, record, prompt):
     return replace(right, rewards=right.rewards[::-1])
 
 
-def _count_verdict_again(scored, record, verdict, now):
-    record.requests[verdict.request].verdict = None
-    scored(record, verdict, now)
+def _count_verdict_again(scored, book, verdict, now):
+    if verdict.request in book.requests:
+        book.requests[verdict.request].verdict = None
+    scored(book, verdict, now)
 
 
 async def _forget_streamed(end_streaming, learner):
@@ -92,9 +93,9 @@ _RUNS = (
         instead(Restarts, "under_way", lambda _: []),
         0,
     ),
-    ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 0),
+    ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 50),
     ("a damaged transfer of weights goes unnoticed", wherever(confirmations._is_right, lambda *_: True), 0),
-    ("the driver drops facts that come together", around(Driver, "_digest", _first_fact), 0),
+    ("the driver drops facts that come together", around(Inbox, "collect", _first_fact), 0),
     ("the driver forgets the first of several aborts", around(EngineOrders, "_send", _first_abort_forgotten), 0),
     ("the driver takes an eviction for an abort", around(Driver, "_report_response", _eviction_as_abort), 0),
     (
@@ -102,8 +103,8 @@ _RUNS = (
         wherever(sample_seed, lambda right, run_seed, request: right(run_seed, request._replace(sample=0))),
         0,
     ),
-    ("a response is trained with another one's reward", around(RoundRecord, "group", _rewards_reversed), 0),
-    ("a duplicated verdict is counted twice", around(RoundRecord, "scored", _count_verdict_again), 40),
+    ("a response is trained with another one's reward", around(Batch, "group", _rewards_reversed), 0),
+    ("a duplicated verdict is counted twice", around(RequestBook, "scored", _count_verdict_again), 40),
     ("a group that streamed is trained again", around(Learner, "end_streaming", _forget_streamed), 0),
     ("a resumed run starts with the first policy", around(RunSaver, "load_trainer", _nothing), 0),
     (

@@ -24,7 +24,7 @@ rm --force "$ROLLPACKER_REQUEUE_FILE"
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=96 --kill-on-bad-exit=0 --wait=300 bash -c 'set -euo pipefail
+srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=96 --kill-on-bad-exit=0 --wait=0 bash -c 'set -euo pipefail
 expand() { # PATH with $NAME or ${NAME} in it; fails where one is unset or empty
     local rest="$1" expanded="" name
     while [[ "$rest" =~ ^([^$]*)\$\{?([A-Za-z_][A-Za-z_0-9]*)\}?(.*)$ ]]; do

@@ -8,7 +8,7 @@ from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.planning import cluster_size, placed_actors
-from rollpacker.runtime.placing.topology import colocated_engines, shared_by_judges
+from rollpacker.runtime.placing.topology import colocated_engines, shared_by_judges, spare_nodes
 from tests.runtime.allocations import allocation
 
 
@@ -27,6 +27,15 @@ def nodes_of(config, *numbers):
 def test_trainer_and_reward_work_beside_the_driver_and_engines_on_every_node():
     nodes = nodes_of(configured("engine.num_engines=2"), 2, 4, 0)
     assert nodes == {"engine-0": 0, "engine-1": 1, "trainer": 0, "reward": 0}
+
+
+def test_a_run_can_spare_the_nodes_that_hold_nothing_but_engines():
+    engines_only = placed_actors(configured("engine.num_engines=3"), size(3, 4, 0))
+    assert spare_nodes(engines_only) == {1, 2}
+    words = ("engine.resources.num_gpus=1", "trainer.resources.num_gpus=1", "reward.judge.resources.num_gpus=1")
+    with_judge = placed_actors(configured(*JUDGED, *words), size(2, 16, 4))
+    assert {actor.node for actor in with_judge} == {0, 1}
+    assert spare_nodes(with_judge) == set(), "a judge is on the second one"
 
 
 def test_engines_spread_evenly_and_neighbours_in_number_are_neighbours_in_place():

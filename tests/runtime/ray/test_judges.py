@@ -17,8 +17,10 @@ from rollpacker.runtime.ray.judges import RoutedReward
 from tests.runtime.driving import until
 
 
-def section(**keys):
-    judge = JudgeSection(model=ModelSection(path="judge"), max_open=2, restart_pause_s=0, max_restarts=2)
+def section(*, stall_s=300, **keys):
+    judge = JudgeSection(
+        model=ModelSection(path="judge"), max_open=2, restart_pause_s=0, max_restarts=2, stall_s=stall_s
+    )
     return RewardSection(name="walk", domains={"qa": "judge"}, judge=judge, **keys)
 
 
@@ -197,6 +199,44 @@ async def test_answers_wait_for_the_one_that_takes_the_place_of_the_last_judge(j
         await reward.collect()
     await reward.close()
     assert fresh.is_closed
+
+
+async def test_a_judge_that_gives_no_verdict_is_replaced_and_what_it_says_late_is_not_heard(judges):
+    notes, replacer = [], Replacer()
+    del judges["judge-0"]
+    hung = judges["judge-1"]
+    reward = RoutedReward(section(stall_s=0.1), None, judges, note=notes.append, replace_judge=replacer)
+    await reward.score(answers(2))
+    assert await hung.samples(2) == [0, 1]
+    await until(lambda: "judge-1-r1" in replacer.started)
+    first, second = answers(2)
+    hung.judge(first.request)
+    assert await replacer.started["judge-1-r1"].samples(2) == [0, 1]
+    replacer.started["judge-1-r1"].judge(first.request, second.request)
+    verdicts = [*await reward.collect()]
+    assert [(verdict.request.sample, verdict.scorer) for verdict in verdicts] == [(0, "judge-1-r1"), (1, "judge-1-r1")]
+    assert notes[0].startswith("judge-1 has 2 answers and gave no verdict for 0.1 s. The answers that it had go to")
+    await reward.close()
+
+
+async def test_judges_that_sleep_or_have_nothing_to_do_are_not_taken_for_hung(judges):
+    replacer = Replacer()
+    reward = RoutedReward(
+        section(stall_s=0.1),
+        None,
+        judges,
+        note=lambda _: None,
+        replace_judge=replacer,
+        colocated=["judge-0", "judge-1"],
+    )
+    await reward.score(answers(1))
+    await asyncio.sleep(0.5)
+    judges["judge-0"].judge(answers(1)[0].request)
+    await reward.collect()
+    await reward.wake()
+    await asyncio.sleep(0.5)
+    assert (replacer.asked, reward.colocated) == ([], ["judge-0", "judge-1"])
+    await reward.close()
 
 
 async def test_judges_on_the_trainers_gpus_sleep_while_it_works_and_an_empty_place_there_waits_for_its_end(judges):

@@ -1,5 +1,6 @@
 """The driver carries facts in and commands out, over any engines and any reward."""
 
+import asyncio
 import itertools
 import random
 from fractions import Fraction
@@ -12,7 +13,7 @@ from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.core.settings import ParallelismSettings, StreamSettings
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.runtime.rollout.requests import sample_seed
-from tests.runtime.driving import PROMPTS, batch_of, driving, fleet_of, settings, weights
+from tests.runtime.driving import PROMPTS, batch_of, driving, fleet_of, settings, until, weights
 from tests.runtime.scripted import ScriptedEngine, ScriptedReward
 
 STALL_S = 0.5
@@ -24,7 +25,7 @@ async def test_a_plain_batch_is_the_same_in_whatever_order_its_responses_finish(
     rng = random.Random(seed)
     engines = [ScriptedEngine(f"engine-{i}", lambda _: rng.randrange(30)) for i in range(2)]
     async with driving(tmp_path, engines) as driver:
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         await driver.quiesce()
     assert record.begin.kind is RoundKind.PLAIN
     assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
@@ -44,7 +45,7 @@ async def test_in_a_short_round_the_slow_are_aborted_and_run_again_in_the_long_r
         for step in range(3):
             if step == 2:
                 slow.clear()
-            record = await driver.run_round(step, policy_version=0)
+            record = await driver.next_batch(step)
             await driver.quiesce()
             kinds.append(record.begin.kind)
             trained += [group.prompt for group in record.groups()]
@@ -58,7 +59,7 @@ async def test_in_a_short_round_the_slow_are_aborted_and_run_again_in_the_long_r
 async def test_quiesce_waits_until_every_engine_has_confirmed_its_aborts(tmp_path):
     engine = ScriptedEngine("engine-0", lambda request: 1 if request.prompt.key < "4" else None)
     async with driving(tmp_path, [engine], policy=settings("tail")) as driver:
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         await driver.quiesce()
         await driver.publish(weights(1))
     assert all(request.response is not None for request in record.requests.values())
@@ -69,7 +70,7 @@ async def test_the_requests_of_a_lost_engine_run_on_the_others(tmp_path):
     healthy = ScriptedEngine("engine-0", lambda _: 2)
     async with driving(tmp_path, [healthy, dying]) as driver:
         dying.die()
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4)]
         assert {request.engine for request in record.requests.values()} == {"engine-0"}
         assert list(driver.engines) == ["engine-0"]
@@ -84,20 +85,20 @@ async def test_losing_the_last_engine_ends_the_round_with_its_name(tmp_path):
     async with driving(tmp_path, [engine]) as driver:
         engine.die()
         with pytest.raises(EngineFailed, match="engine-0"):
-            await driver.run_round(step=0, policy_version=0)
+            await driver.next_batch(0)
 
 
 async def test_a_stalled_rollout_says_what_it_waits_for(tmp_path):
     engines = [ScriptedEngine("engine-0", lambda _: 1), ScriptedEngine("engine-1", lambda _: None)]
     async with driving(tmp_path, engines, stall_s=STALL_S) as driver:
         with pytest.raises(DeadlineExceeded, match="4 responses of engine-1"):
-            await driver.run_round(step=0, policy_version=0)
+            await driver.next_batch(0)
 
 
 async def test_an_abort_that_an_engine_ignores_is_named_too(tmp_path):
     deaf = ScriptedEngine("engine-0", lambda request: 1 if request.prompt.key < "4" else None, ignores_aborts=True)
     async with driving(tmp_path, [deaf], policy=settings("tail"), stall_s=STALL_S) as driver:
-        await driver.run_round(step=0, policy_version=0)
+        await driver.next_batch(0)
         with pytest.raises(DeadlineExceeded, match="responses of engine-0"):
             await driver.quiesce()
 
@@ -108,10 +109,42 @@ async def test_nothing_waits_for_the_aborts_of_an_engine_that_is_lost(tmp_path):
         for i in range(2)
     ]
     async with driving(tmp_path, engines, policy=settings("tail"), stall_s=STALL_S) as driver:
-        await driver.run_round(step=0, policy_version=0)
+        await driver.next_batch(0)
         engines[1].die()
         await driver.quiesce()
         assert list(driver.engines) == ["engine-0"]
+
+
+class Unhearing(ScriptedEngine):
+    """Accepts no order, and does not say so."""
+
+    async def generate(self, requests):
+        del requests
+        await asyncio.Event().wait()
+
+
+async def test_an_engine_that_accepts_no_orders_holds_no_other_up_and_is_lost_in_the_end(tmp_path):
+    well = ScriptedEngine("engine-1", lambda _: 1)
+    async with driving(tmp_path, [Unhearing("engine-0", lambda _: 1), well], engine_call_s=STALL_S) as driver:
+        rolling = asyncio.create_task(driver.next_batch(0))
+        await until(lambda: len(well.requests) == 4 and not well.running)
+        assert list(driver.engines) == ["engine-0", "engine-1"], "the one that works has finished before that"
+        batch = await rolling
+        assert len(batch.accepted) == 4
+        assert {record.engine for record in batch.requests.values()} == {"engine-1"}
+        assert list(driver.engines) == ["engine-1"]
+        assert f"Waited {STALL_S:g} s for engine-0 to take its orders" in driver.notes[0]
+        await driver.quiesce()
+
+
+async def test_facts_that_come_while_the_trainer_learns_are_noted_when_they_come(tmp_path):
+    """Nobody awaits the driver meanwhile."""
+    engine = ScriptedEngine("engine-0", lambda request: 1 if request.prompt.key < "4" else None)
+    async with driving(tmp_path, [engine], policy=settings("tail")) as driver:
+        batch = await driver.next_batch(0)
+        unfinished = [record for record in batch.requests.values() if record.response is None]
+        assert unfinished
+        await until(lambda: all(record.finished_at_s is not None for record in unfinished))
 
 
 async def test_a_reward_that_fails_ends_the_rollout_with_its_reason(tmp_path):
@@ -120,14 +153,14 @@ async def test_a_reward_that_fails_ends_the_rollout_with_its_reason(tmp_path):
 
     async with driving(tmp_path, [ScriptedEngine("engine-0", lambda _: 1)], reward=ScriptedReward(fail)) as driver:
         with pytest.raises(RollpackerError, match="the checker is broken"):
-            await driver.run_round(step=0, policy_version=0)
+            await driver.next_batch(0)
 
 
 async def test_a_run_over_finite_data_ends_when_every_prompt_was_trained_once(tmp_path):
     trained = []
     async with driving(tmp_path, [ScriptedEngine("engine-0", lambda _: 1)], policy=settings("tail")) as driver:
         for step in range(100):
-            record = await driver.run_round(step, policy_version=0)
+            record = await driver.next_batch(step)
             await driver.quiesce()
             if record is None:
                 break
@@ -138,7 +171,7 @@ async def test_a_run_over_finite_data_ends_when_every_prompt_was_trained_once(tm
 async def test_every_sample_has_a_seed_of_its_own_that_depends_on_its_names_only(tmp_path):
     engines = [ScriptedEngine(f"engine-{i}", lambda _: 1) for i in range(3)]
     async with driving(tmp_path, engines) as driver:
-        await driver.run_round(step=0, policy_version=0)
+        await driver.next_batch(0)
         await driver.quiesce()
     seeds = {request: sent.seed for engine in engines for request, sent in engine.requests.items()}
     assert len(set(seeds.values())) == 8
@@ -152,7 +185,7 @@ async def test_lent_engines_sleep_once_their_requests_went_on_elsewhere_and_wake
     engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
     policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
     async with driving(tmp_path, engines, policy=policy) as driver:
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         [(round_number, gpus)] = driver.lent
         [lent] = [engine for index, engine in enumerate(engines) if index in gpus]
         [kept] = [engine for engine in engines if engine is not lent]
@@ -167,7 +200,7 @@ async def test_lent_engines_sleep_once_their_requests_went_on_elsewhere_and_wake
         assert costs.num_engines_lent == 1
         await driver.publish(weights(1))
         assert not lent.is_asleep
-        await driver.run_round(step=1, policy_version=1)
+        await driver.next_batch(1)
         await driver.quiesce()
 
 
@@ -175,12 +208,12 @@ async def test_an_engine_lost_while_it_is_lent_costs_nothing_but_itself(tmp_path
     engines = [ScriptedEngine(f"engine-{i}", lambda request: 1 if request.prompt.key < "2" else 60) for i in range(2)]
     policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
     async with driving(tmp_path, engines, policy=policy) as driver:
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         [lent] = [engine for engine in engines if engine.is_asleep]
         lent.die()
         await driver.quiesce()
         await driver.publish(weights(1))
-        following = await driver.run_round(step=1, policy_version=1)
+        following = await driver.next_batch(1)
         await driver.quiesce()
     assert len(batch_of(record)) == len(batch_of(following)) == 4
     assert [note.split(". ")[0] for note in driver.notes] == [f"The process of {lent.engine} died"]
@@ -196,7 +229,7 @@ async def test_a_planner_moves_a_run_to_the_other_fleet_between_two_rounds(tmp_p
     async with driving(tmp_path, policy=policy, fleets=fleets) as driver:
         degrees, switches = [], []
         for step in range(3):
-            record = await driver.run_round(step, policy_version=step)
+            record = await driver.next_batch(step)
             assert len(batch_of(record)) == 4
             await driver.quiesce()
             degrees.append((await driver.measure_round()).tensor_parallel)
@@ -215,4 +248,4 @@ async def test_a_stream_that_fails_ends_the_round_that_runs_at_once(tmp_path):
     async with driving(tmp_path, engines) as driver:
         driver.interrupt(EngineFailed("The process of trainer-1 died."))
         with pytest.raises(EngineFailed, match="trainer-1"):
-            await driver.run_round(step=0, policy_version=0)
+            await driver.next_batch(0)

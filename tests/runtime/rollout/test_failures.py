@@ -61,7 +61,7 @@ async def test_a_failure_that_the_replacement_repeats_ends_the_round_after_one_r
     async with driving(tmp_path, [engine], replace=replace, max_restarts=3) as driver:
         engine.fail(raised("engine-0", "The model's logits are not finite numbers."))
         with pytest.raises(RepeatedFailure, match="engine-0 failed alike with the same weights") as caught:
-            await driver.run_round(step=0, policy_version=0)
+            await driver.next_batch(0)
     assert len(brought) == 1
     assert "logits are not finite" in caught.value.problem
     assert caught.value.remedy == "Lower it."

@@ -56,7 +56,7 @@ async def test_without_an_engine_a_round_waits_for_the_replacement_which_has_a_n
     engine, bringer = ScriptedEngine("engine-0", never), Bringer()
     async with driving(tmp_path, [engine], replace=bringer) as driver:
         engine.die()
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         assert batch_of(record) == WHOLE_BATCH
         assert engines_of(record) == {"engine-0-r1"}
         assert bringer.asked == [("engine-0", "engine-0-r1")]
@@ -72,7 +72,7 @@ async def test_the_others_go_on_until_the_replacement_joins_the_round(tmp_path):
     """The round can only end on the newcomer: the other engine never finishes what it got first."""
     dying, stuck, bringer = ScriptedEngine("engine-0", never), ScriptedEngine("engine-1", never), Bringer()
     async with driving(tmp_path, [dying, stuck], replace=bringer) as driver:
-        rolling = asyncio.create_task(driver.run_round(step=0, policy_version=0))
+        rolling = asyncio.create_task(driver.next_batch(0))
         await until(lambda: len(stuck.running) == 4)
         dying.die()
         await until(lambda: len(stuck.running) == 8)
@@ -87,7 +87,7 @@ async def test_the_others_go_on_until_the_replacement_joins_the_round(tmp_path):
 async def test_what_a_lost_engine_says_late_is_not_taken_for_a_word_of_its_successor(tmp_path):
     deaf, bringer = Deaf("engine-0", lambda _: 50), Bringer(num_turns=lambda _: 500)
     async with driving(tmp_path, [deaf], replace=bringer) as driver:
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         assert engines_of(record) == {"engine-0-r1"}
         assert {response.engine for group in record.groups() for response in group.responses} == {"engine-0-r1"}
         await driver.quiesce()
@@ -98,13 +98,13 @@ async def test_an_engine_that_starts_while_new_weights_are_published_ends_up_wit
     bringer.may_start.clear()
     async with driving(tmp_path, engines, replace=bringer) as driver:
         engines[0].die()
-        await driver.run_round(step=0, policy_version=0)
+        await driver.next_batch(0)
         await driver.quiesce()
         await driver.publish(weights(1))
         assert list(driver.engines) == ["engine-1"]
         bringer.may_start.set()
         engines[1]._num_turns = never
-        rolling = asyncio.create_task(driver.run_round(step=1, policy_version=1))
+        rolling = asyncio.create_task(driver.next_batch(1))
         await until(lambda: "engine-0-r1" in driver.engines)
         assert bringer.brought["engine-0-r1"].policy_version == 1
         engines[1].die()
@@ -126,7 +126,7 @@ async def test_new_weights_wait_for_an_engine_that_takes_the_old_ones_and_reach_
     async with driving(tmp_path, engines, replace=bringer) as driver:
         engines[0].die()
         await until(lambda: loading)
-        await driver.run_round(step=0, policy_version=0)
+        await driver.next_batch(0)
         await driver.quiesce()
         publishing = asyncio.create_task(driver.publish(weights(1)))
         for _ in range(20):
@@ -138,7 +138,7 @@ async def test_new_weights_wait_for_an_engine_that_takes_the_old_ones_and_reach_
             "engine-1": 1,
             "engine-0-r1": 1,
         }
-        record = await driver.run_round(step=1, policy_version=1)
+        record = await driver.next_batch(1)
         assert engines_of(record) == {"engine-1", "engine-0-r1"}
         await driver.quiesce()
 
@@ -146,12 +146,12 @@ async def test_new_weights_wait_for_an_engine_that_takes_the_old_ones_and_reach_
 async def test_an_engine_that_is_ready_between_two_rounds_joins_with_the_next_weights(tmp_path):
     engines, bringer = [ScriptedEngine(f"engine-{i}", quick) for i in range(2)], Bringer()
     async with driving(tmp_path, engines, replace=bringer) as driver:
-        await driver.run_round(step=0, policy_version=0)
+        await driver.next_batch(0)
         await driver.quiesce()
         engines[0].die()  # while the trainer works
         await until(lambda: "engine-0-r1" in bringer.brought)
         await driver.publish(weights(1))
-        record = await driver.run_round(step=1, policy_version=1)
+        record = await driver.next_batch(1)
         assert "engine-0-r1" in driver.engines
         assert batch_of(record) == [(f"{index}@0", [0, 1]) for index in range(4, 8)]
         await driver.quiesce()
@@ -164,7 +164,7 @@ async def test_a_crash_loop_ends_the_run_with_the_last_error_and_the_name_of_its
 
     async with driving(tmp_path, [Dying("engine-0", never)], replace=Bringer(make=Dying), max_restarts=2) as driver:
         with pytest.raises(EngineFailed, match=r"engine-0-r2 ran out of memory(.|\n)*engine-0-r2\.log"):
-            await driver.run_round(step=0, policy_version=0)
+            await driver.next_batch(0)
         assert driver.notes[-1].endswith("It is not replaced: engine.max_restarts=2.")
 
 
@@ -175,7 +175,7 @@ async def test_an_engine_that_never_starts_again_is_done_without(tmp_path):
     engines = [ScriptedEngine("engine-0", never), ScriptedEngine("engine-1", quick)]
     async with driving(tmp_path, engines, replace=refuse) as driver:
         engines[0].die()
-        assert engines_of(await driver.run_round(step=0, policy_version=0)) == {"engine-1"}
+        assert engines_of(await driver.next_batch(0)) == {"engine-1"}
         await until(lambda: len(driver.notes) == 4)
         assert driver.notes[1:] == [
             "engine-0-r1 found no memory. engine-0-r2 is to take its place: restart 2 of 3.",
@@ -185,7 +185,7 @@ async def test_an_engine_that_never_starts_again_is_done_without(tmp_path):
         await driver.quiesce()
         engines[1].die()
         with pytest.raises(EngineFailed, match=r"engine-1-r3 found no memory\. No engine is left"):
-            await driver.run_round(step=1, policy_version=0)
+            await driver.next_batch(1)
 
 
 async def test_an_engine_that_does_not_start_in_time_counts_as_failed(tmp_path):
@@ -195,7 +195,7 @@ async def test_an_engine_that_does_not_start_in_time_counts_as_failed(tmp_path):
     async with driving(tmp_path, [engine], replace=bringer, max_restarts=1, start_s=0.01) as driver:
         engine.die()
         with pytest.raises(EngineFailed, match="for engine-0-r1 to start, in vain"):
-            await driver.run_round(step=0, policy_version=0)
+            await driver.next_batch(0)
 
 
 async def test_an_engine_with_other_weights_than_the_round_has_does_not_join_it(tmp_path):
@@ -207,7 +207,7 @@ async def test_an_engine_with_other_weights_than_the_round_has_does_not_join_it(
     engine, bringer = ScriptedEngine("engine-0", never), Bringer(on_weights=load)
     async with driving(tmp_path, [engine], replace=bringer) as driver:
         engine.die()
-        assert engines_of(await driver.run_round(step=0, policy_version=0)) == {"engine-0-r2"}
+        assert engines_of(await driver.next_batch(0)) == {"engine-0-r2"}
         assert not bringer.brought["engine-0-r1"].requests
         assert any("engine-0-r1 holds weights with checksum 00000bad" in note for note in driver.notes)
         await driver.quiesce()
@@ -225,7 +225,7 @@ async def test_who_does_not_get_new_weights_is_replaced_and_the_others_do_not_wa
         assert list(published.lost) == ["engine-0"]
         assert list(driver.engines) == ["engine-1"]
         engines[1]._num_turns = never
-        rolling = asyncio.create_task(driver.run_round(step=0, policy_version=1))
+        rolling = asyncio.create_task(driver.next_batch(0))
         await until(lambda: "engine-0-r1" in driver.engines)
         engines[1].die()
         assert batch_of(await rolling) == WHOLE_BATCH
@@ -246,7 +246,7 @@ async def test_no_engine_is_brought_where_the_trainer_has_the_gpus_until_it_give
     policy = settings(stream=StreamSettings(replicas=((0,), (1,)), max_response_tokens=8))
     bringer = Bringer()
     async with driving(tmp_path, engines, policy=policy, replace=bringer) as driver:
-        await driver.run_round(step=0, policy_version=0)
+        await driver.next_batch(0)
         [lent] = [engine for engine in engines if engine.is_asleep]
         lent.die()
         await driver.quiesce()
@@ -254,7 +254,7 @@ async def test_no_engine_is_brought_where_the_trainer_has_the_gpus_until_it_give
             await asyncio.sleep(0)
         assert bringer.asked == []
         await driver.publish(weights(1))
-        await driver.run_round(step=1, policy_version=1)
+        await driver.next_batch(1)
         await until(lambda: bringer.asked == [(lent.engine, f"{lent.engine}-r1")])
         await driver.quiesce()
 
@@ -271,7 +271,7 @@ async def test_a_replacement_of_the_fleet_that_goes_to_sleep_is_cancelled_and_co
     async with driving(tmp_path, policy=policy, fleets=fleets, replace=bringer) as driver:
         single[0].die()
         for step in range(6):
-            await driver.run_round(step, policy_version=step)
+            await driver.next_batch(step)
             await driver.measure_round()
             await driver.quiesce()
             await driver.publish(weights(step + 1))
@@ -289,7 +289,7 @@ async def test_a_driver_that_stops_calls_off_what_is_under_way(tmp_path):
     bringer.may_start.clear()
     async with driving(tmp_path, [engine], replace=bringer) as driver:
         engine.die()
-        rolling = asyncio.create_task(driver.run_round(step=0, policy_version=0))
+        rolling = asyncio.create_task(driver.next_batch(0))
         await until(lambda: bringer.asked)
         rolling.cancel()
         await asyncio.gather(rolling, return_exceptions=True)
@@ -312,7 +312,7 @@ async def test_a_replaced_engine_may_be_lost_and_replaced_again(tmp_path):
     async with driving(
         tmp_path, [Once("engine-0", quick)], reward=rewards, replace=Bringer(make=Once), max_restarts=10
     ) as driver:
-        record = await driver.run_round(step=0, policy_version=0)
+        record = await driver.next_batch(0)
         assert batch_of(record) == WHOLE_BATCH
         assert sorted(rewards.scored) == sorted(set(rewards.scored)), "nothing twice"
         assert len(engines_of(record)) == 8

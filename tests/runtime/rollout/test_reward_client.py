@@ -36,7 +36,7 @@ async def test_the_place_of_an_engine_that_dies_is_taken_while_the_reward_stands
     dying, other = ScriptedEngine("engine-0", never), ScriptedEngine("engine-1", quick)
     bringer, reward = Bringer(), StandingReward()
     async with driving(tmp_path, [dying, other], reward=reward, replace=bringer) as driver:
-        rolling = asyncio.create_task(driver.run_round(step=0, policy_version=0))
+        rolling = asyncio.create_task(driver.next_batch(0))
         await until(lambda: reward.num_calls == 1)
         dying.die()
         await until(lambda: "engine-0-r1" in driver.engines)
@@ -61,7 +61,7 @@ def test_a_reward_that_stands_still_ends_the_run_by_the_name_of_what_it_has_what
     async def main():
         async with driving(tmp_path, [engine("engine-0", quick)], reward=StandingReward(), stall_s=15) as driver:
             with pytest.raises(DeadlineExceeded) as caught:
-                await driver.run_round(step=0, policy_version=0)
+                await driver.next_batch(0)
             return str(caught.value).splitlines()[0], asyncio.get_running_loop().time()
 
     words, at_s = run_in_virtual_time(main())
@@ -79,7 +79,7 @@ def test_a_reward_that_brings_one_verdict_after_the_other_may_take_its_time(tmp_
 
     async def main():
         async with driving(tmp_path, [ScriptedEngine("engine-0", quick)], reward=SlowReward(), stall_s=15) as driver:
-            return batch_of(await driver.run_round(step=0, policy_version=0)), asyncio.get_running_loop().time()
+            return batch_of(await driver.next_batch(0)), asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(main()) == (WHOLE_BATCH, 80)
 

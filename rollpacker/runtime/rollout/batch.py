@@ -1,0 +1,85 @@
+"""One batch: which of a round's responses are trained, in which order, and what the round did to get them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rollpacker.core.commands import BeginRound
+from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.protocols.rollout import RolloutGroup, TokenizedPrompt
+from rollpacker.rewards.overlong import NO_PUNISHMENT, OverlongPunishment
+from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """The batch of one step, from the beginning of its round on. Times are seconds since the run began."""
+
+    begin: BeginRound
+    policy_version: int
+    began_at_s: float
+    prompts: Mapping[str, TokenizedPrompt]
+    """By key."""
+    book: RequestBook
+    overlong: OverlongPunishment = NO_PUNISHMENT
+    accepted: dict[PromptId, tuple[int, ...]] = field(default_factory=dict)
+    dropped: dict[PromptId, None] = field(default_factory=dict)
+    """Prompts without variance, in the order in which they were dropped."""
+    order: tuple[PromptId, ...] | None = None
+    """The batch in its canonical order; None while the round runs."""
+    long_queue_length: int = 0
+    generated_at_s: float = 0.0
+    """When the last response before the end of the round came."""
+    ended_at_s: float = 0.0
+    lent_at_share: float | None = None
+    """Of the launched requests, how many had finished when engines were chosen to be lent; None where none were."""
+
+    @property
+    def requests(self) -> Mapping[RequestId, RequestRecord]:
+        """Every request of the round."""
+        return self.book.requests
+
+    def accept(self, prompt: PromptId, samples: tuple[int, ...]) -> None:
+        self.accepted[prompt] = samples
+        for record in self._records(prompt):
+            record.is_accepted = True
+
+    def lend(self) -> None:
+        """Engines were chosen to be lent to the trainer: note how far the round was."""
+        self.lent_at_share = sum(record.is_finished for record in self.requests.values()) / len(self.requests)
+
+    @property
+    def num_needed_tokens(self) -> int:
+        """Of the responses without which the batch would not be complete: accepted ones, those of dropped prompts."""
+        return sum(
+            record.response.num_tokens
+            for request, record in self.requests.items()
+            if record.response is not None and (record.is_accepted or request.prompt in self.dropped)
+        )
+
+    def groups(self) -> Iterator[RolloutGroup]:
+        """The batch, in canonical order."""
+        assert self.order is not None
+        return (self.group(prompt) for prompt in self.order)
+
+    def group(self, prompt: PromptId) -> RolloutGroup:
+        """What is trained of an accepted prompt."""
+        records = self._records(prompt)
+        tokenized = self.prompts[prompt.key]
+        return RolloutGroup(
+            prompt=prompt,
+            domain=tokenized.prompt.domain,
+            prompt_token_ids=tokenized.token_ids,
+            responses=tuple(record.response for record in records if record.response is not None),
+            rewards=tuple(reward for reward in map(self.trained_reward, records) if reward is not None),
+        )
+
+    def trained_reward(self, record: RequestRecord) -> float | None:
+        """The reward as it is trained: as scored, less what over-long shaping takes off; None while there is none."""
+        if record.verdict is None or record.response is None:
+            return None
+        return self.overlong.shape(record.verdict.reward, record.response.num_tokens)
+
+    def _records(self, prompt: PromptId) -> list[RequestRecord]:
+        return [self.requests[RequestId(self.begin.round, prompt, sample)] for sample in self.accepted[prompt]]

@@ -1,0 +1,98 @@
+"""The life of every request: the source of batches and of the `responses` table.
+
+One entry per launched request, aborted ones too, whatever batch it may come into. The driver writes facts in as they
+arrive; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """The life of one request. Times are seconds since the run began."""
+
+    request: RequestId
+    engine: EngineId
+    launched_at_s: float
+    placed_at_s: float
+    """When the engine that has it now was asked for it."""
+    response: Response | None = None
+    finished_at_s: float | None = None
+    verdict: Verdict | None = None
+    scored_at_s: float | None = None
+    race_rank: int | None = None
+    """1 for the first of its prompt to have its reward."""
+    is_accepted: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.response is not None and self.response.finish_reason is not FinishReason.ABORTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """What a request spent on an engine that did not finish it."""
+
+    request: RequestId
+    engine: EngineId
+    began_at_s: float
+    ended_at_s: float
+    is_lost: bool
+    """With its engine; otherwise it was evicted and kept its tokens."""
+
+
+@dataclass(slots=True)
+class RequestBook:
+    """The requests of the round that runs, or ran last, to the last late fact."""
+
+    requests: dict[RequestId, RequestRecord] = field(default_factory=dict)
+    """In launch order."""
+    stretches: list[Stretch] = field(default_factory=list)
+    """In the order in which the requests moved on."""
+    _num_scored: dict[PromptId, int] = field(default_factory=dict)
+
+    def launched(self, request: RequestId, engine: EngineId, now: float) -> Response | None:
+        """A request went to an engine: for the first time, again after its engine was lost, or on after an eviction.
+
+        Gives what it has so far, which is something only after an eviction.
+        """
+        earlier = self.requests.get(request)
+        begun = earlier.response if earlier else None
+        launched_at_s = earlier.launched_at_s if earlier and begun else now
+        if earlier:
+            self.stretches.append(
+                Stretch(
+                    request=request,
+                    engine=earlier.engine,
+                    began_at_s=earlier.placed_at_s,
+                    ended_at_s=earlier.finished_at_s if earlier.finished_at_s is not None else now,
+                    is_lost=begun is None,
+                )
+            )
+        self.requests[request] = RequestRecord(
+            request=request, engine=engine, launched_at_s=launched_at_s, placed_at_s=now
+        )
+        return begun
+
+    def came_back(self, response: Response, now: float) -> None:
+        """An engine gave a request back, finished or not."""
+        record = self.requests[response.request]
+        if record.response is None:  # else a duplicate
+            record.response = response
+            record.finished_at_s = now
+
+    def scored(self, verdict: Verdict, now: float) -> None:
+        """The reward has scored a response."""
+        record = self.requests.get(verdict.request)
+        if record is None or record.verdict is not None:
+            return  # of an earlier round, or a duplicate
+        prompt = verdict.request.prompt
+        self._num_scored[prompt] = self._num_scored.get(prompt, 0) + 1
+        record.verdict = verdict
+        record.scored_at_s = now
+        record.race_rank = self._num_scored[prompt]
