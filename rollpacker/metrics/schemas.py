@@ -21,7 +21,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -170,7 +170,13 @@ STEPS = TableSchema(
         ),
         _count("num_engines_lost", "Engines that failed, from the end of the last step to the end of this one"),
         _count("num_engines_replaced", "Engines that joined in the place of lost ones in the same time"),
-        _count("policy_version", "Version that generated the batch"),
+        _count("num_engines", "Engines that worked when the round was over"),
+        _count("policy_version", "Version that the batch trains"),
+        _number(
+            "staleness_mean",
+            "How many versions behind policy_version the one was that generated a trained token; mean over tokens",
+        ),
+        _count("staleness_max", "The same of the oldest trained token"),
         _count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
         _number("loss", "Training loss; null when modelled", is_nullable=True),
         _number("grad_norm", "Norm of the gradient before clipping; null when modelled", is_nullable=True),
@@ -233,7 +239,8 @@ RESPONSES = TableSchema(
         _DOMAIN,
         _count("sample", "Index within the prompt's group, from 0"),
         _text("engine", "Engine that generated it"),
-        _count("policy_version", "Version that generated it"),
+        _count("policy_version", "Version that generated its last token"),
+        _count("first_policy_version", "Version that generated its first token"),
         _tokens("num_prompt_tokens", "Length of the prompt"),
         _tokens("length_tokens", "Length of the response; of an aborted one, what was generated until then"),
         _text("finish_reason", "stop (end of sequence), length (length limit) or aborted"),

@@ -384,7 +384,7 @@ def fill(writer: MetricsWriter) -> None:
 def test_a_file_size_limit_ends_the_writing_and_earlier_steps_stay_readable(
     run_dir: Path, writer: MetricsWriter, file_size_limit: Callable[[int], AbstractContextManager[None]]
 ) -> None:
-    with file_size_limit(30_000), pytest.raises(StorageFailed, match="larger than the limit"):
+    with file_size_limit(60_000), pytest.raises(StorageFailed, match="larger than the limit"):
         fill(writer)
     assert steps_of(run_dir) == list(range(len(steps_of(run_dir)))) != []
     assert not list(run_dir.rglob(".tmp-*"))

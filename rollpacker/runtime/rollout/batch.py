@@ -81,5 +81,10 @@ class Batch:
             return None
         return self.overlong.shape(record.verdict.reward, record.response.num_tokens)
 
+    def ages(self, record: RequestRecord) -> list[tuple[int, int]]:
+        """How many versions behind the batch's its spans are, each with its number of tokens."""
+        spans = record.response.spans if record.response else ()
+        return [(self.policy_version - span.policy_version, span.num_tokens) for span in spans]
+
     def _records(self, prompt: PromptId) -> list[RequestRecord]:
         return [self.requests[RequestId(self.begin.round, prompt, sample)] for sample in self.accepted[prompt]]

@@ -77,6 +77,7 @@ class StepRecorder:
         requests = list(batch.requests.values())
         accepted = [request for request in requests if request.is_accepted]
         lengths = [_length(request) for request in accepted]
+        ages = [(age, num_tokens) for request in accepted for age, num_tokens in batch.ages(request)]
         generated = sum(_length(request) for request in requests)
         trained = sum(lengths)
         generation_ended = batch.generated_at_s or batch.ended_at_s
@@ -140,7 +141,10 @@ class StepRecorder:
             "lent_at_share": batch.lent_at_share,
             "num_engines_lost": turnover.num_lost,
             "num_engines_replaced": turnover.num_replaced,
+            "num_engines": len(costs.after),
             "policy_version": batch.policy_version,
+            "staleness_mean": sum(age * num_tokens for age, num_tokens in ages) / max(trained, 1),
+            "staleness_max": max((age for age, _ in ages), default=0),
             "long_queue_length": batch.long_queue_length,
             **{name: getattr(result.update, name) for name in _UPDATE_COLUMNS},
             "modelled": self._is_modelled,
@@ -200,7 +204,8 @@ class StepRecorder:
             "domain": tokenized.prompt.domain,
             "sample": name.sample,
             "engine": request.engine,
-            "policy_version": batch.policy_version,
+            "policy_version": response.spans[-1].policy_version if response.spans else batch.policy_version,
+            "first_policy_version": response.spans[0].policy_version if response.spans else batch.policy_version,
             "num_prompt_tokens": len(tokenized.token_ids),
             "length_tokens": response.num_tokens,
             "finish_reason": response.finish_reason.value,
