@@ -45,6 +45,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "value that is no number": ([*RUN, "run.seed=one"], ["run.seed=one", "an integer, at least 0"]),
     "not a number": ([*RUN, "trainer.learning_rate=nan"], ["trainer.learning_rate=nan", "at least 1e-09"]),
     "infinity": ([*RUN, "trainer.learning_rate=inf"], ["trainer.learning_rate=inf", "at least 1e-09"]),
+    "a path that is empty": (["model.path=m", "data.path="], ["data.path.0.path= is not legal", "is a path"]),
     "a profile that is not there": ([*RUN, "engine.profile=/no/such.parquet"], ["/no/such.parquet is no file"]),
     "a template that is a device": (
         [*RUN, "data.chat_template=/dev/zero"],

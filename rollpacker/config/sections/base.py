@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Final, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 LARGEST: Final = 1_000_000_000
@@ -81,6 +82,15 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_empty_path(cls, value: object, info: ValidationInfo) -> object:
+        """pathlib takes an empty name for the current folder."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if value == "" and (annotation is Path or Path in get_args(annotation)):
+            raise PydanticCustomError("path_type", "Input should be a path")
+        return value
 
 
 def _refuse_boolean(value: object) -> object:
