@@ -71,6 +71,9 @@ class StepRun:
 
         self._wait(has_come, timeout_s)
 
+    def wait_for_output(self, text: str, timeout_s: float = 120) -> None:
+        self._wait(lambda: text in self.output(), timeout_s)
+
     def wait_for_engines_on(self, nodes: set[str], timeout_s: float = 300) -> None:
         """Until an engine's process is on each of these nodes, and on no other."""
         self._wait(lambda: {node for node, _ in self.engines()} == nodes, timeout_s)
