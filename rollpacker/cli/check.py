@@ -161,7 +161,7 @@ def _prompts(config: RunConfig, resolved: ResolvedRun) -> str:
     workload = config.workload.name if config.workload else ""
     source = f"in {files}" if files else f"made up for the workload {workload}"
     text = f"{sum(domains.values()):,} {source}: {by_domain}"
-    if config.reward.domains:
+    if config.backend.name == "ray" and (config.reward.domains or config.reward.name_of() != config.reward.name):
         text += "\nrewards: " + ", ".join(f"{domain} by {config.reward.name_of(domain)}" for domain in domains)
     return text
 

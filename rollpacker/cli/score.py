@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 HELP = CommandHelp(
     purpose="Score given responses with a reward: one line of id, reward and reason per response.",
-    usage="reward=OPTION data.path=FILE responses=FILE out=FILE [key=value] ...",
-    examples=("rollpacker score reward=math data.path=prompts.jsonl \\\n    responses=answers.jsonl out=scores.jsonl",),
+    usage="reward=OPTION|reward.KEY=... data.path=FILE responses=FILE out=FILE [key=value] ...",
+    examples=(
+        "rollpacker score reward=math data.path=prompts.jsonl \\\n    responses=answers.jsonl out=scores.jsonl",
+        "rollpacker score reward.function=my_reward.py:score data.path=prompts.jsonl \\\n"
+        "    responses=answers.jsonl out=scores.jsonl",
+    ),
     lists_keys_of="score",
 )
 
@@ -39,11 +43,12 @@ def run(arguments: Arguments) -> None:
         for reason, number in summary.num_by_reason.items()
     ]
     output(beside=config.out).print(
-        heading(f"Reward {config.reward.name}"),
+        heading(f"Reward {config.reward.name_of()}"),
         facts(
             [
                 ("responses", f"{summary.num_responses:,}"),
                 ("mean reward", f"{summary.reward_mean:.4f}"),
+                *((f"mean of {name}", f"{mean:.4f}") for name, mean in summary.parts_mean.items()),
                 *reasons,
                 ("written to", str(config.out)),
             ]

@@ -42,6 +42,9 @@ _NAMES_ELSEWHERE = {
     "cluster.gpus_per_node": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node",
     "tracker.wandb": "use_wandb report_to logger",
     "tracker.wandb_project": "project_name",
+    "reward.function": "reward_funcs custom_reward_function custom_rm_path reward_fn",
+    "reward.url": "remote_rm_url rm_url",
+    "reward.parts": "reward_weights",
     "reward.overlong_buffer_tokens": "overlong_buffer overlong_buffer_len",
 }
 """Our key, and the last parts of other tools' keys for it."""

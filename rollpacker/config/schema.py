@@ -377,6 +377,6 @@ class ScoreConfig(Section):
     responses: Path
     """A JSONL file; each line has `id` and `response`. An id may come several times."""
     out: Path
-    """The JSONL file to write; each line has `id`, `reward` and `reason`."""
+    """The JSONL file to write; each line has `id`, `reward` and `reason`, and `parts` where the reward has some."""
     data: ScoredDataSection
     reward: RewardSection = RewardSection()

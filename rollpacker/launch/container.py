@@ -72,7 +72,7 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     given = [config.model.path, config.data.chat_template, *(file.path for file in config.data.path or ())]
     if config.workload is not None:
         given.append(config.workload.lengths)
-    given += [config.reward.judge.model.path, config.reward.judge.template]
+    given += [config.reward.judge.model.path, config.reward.judge.template, *config.reward.folders]
     paths: dict[Path, None] = {}
     for path in given:
         if path is not None:

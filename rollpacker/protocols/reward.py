@@ -75,6 +75,8 @@ class ScoringRequest:
     """As a `ResponseToScore` has them."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """Of the prompt."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """Of the prompt, without a chat template; empty where it is a plain text."""
 
 
 class RewardWorker(Protocol):

@@ -110,6 +110,8 @@ class Verdict:
     """Time spent scoring, without waiting."""
     case_runs: tuple[CaseRun, ...] = ()
     """One per test case that was run; empty where nothing runs in a sandbox."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward is made of, by name and without weights; empty where it has no parts."""
     scorer: str = "reward"
     """Name of the actor that scored it, such as `judge-0`."""
 

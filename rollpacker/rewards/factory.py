@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError, DataError
@@ -9,13 +10,15 @@ from rollpacker.core.ids import Domain
 from rollpacker.data.jsonl import shown
 from rollpacker.protocols.references import AnswerReference, CodeReference, JudgeReference
 from rollpacker.rewards import math_truths, walk
-from rollpacker.rewards.routing import RoutingRewardWorker
+from rollpacker.rewards.remote import UrlRewardWorker
+from rollpacker.rewards.routing import RoutingRewardWorker, SummingRewardWorker
 from rollpacker.rewards.worker import InPlaceRewardWorker, KillableRewardWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rollpacker.config.sections.reward import RewardName, RewardSection
+    from rollpacker.config.sections.reward import RewardSection
+    from rollpacker.config.sections.reward_checks import Check, CheckKind, Scoring
     from rollpacker.protocols.references import Reference
     from rollpacker.protocols.reward import RewardWorker
     from rollpacker.protocols.rollout import Prompt
@@ -32,17 +35,19 @@ def make_reward_worker(section: RewardSection, judge: RewardWorker | None = None
     Raises:
         ConfigError: A reward scores no texts.
     """
-    workers: dict[RewardName, RewardWorker] = {}
-    for name in section.names:
-        if name != "judge":
-            workers[name] = _make(name, section)
-    if judge is not None:
-        workers["judge"] = judge
-    default = workers.get(section.name) or next(iter(workers.values()))
+    workers: dict[Scoring, RewardWorker] = {}
+    for scoring in section.scorings:
+        if scoring[0].check.kind != "judge":
+            workers[scoring] = _make_all(scoring, section)
+        elif judge is not None:
+            workers[scoring] = judge
+    default = workers.get(section.scoring_of()) or next(iter(workers.values()))
     if len(workers) == 1:
         return default
-    by_domain = {Domain(domain): workers[name] for domain, name in section.domains.items() if name in workers}
-    return RoutingRewardWorker(default, by_domain)
+    scorings = {Domain(domain): section.scoring_of(domain) for domain in section.domains}
+    return RoutingRewardWorker(
+        default, {domain: workers[scoring] for domain, scoring in scorings.items() if scoring in workers}
+    )
 
 
 def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
@@ -52,32 +57,37 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
         DataError: Test cases for a reward that runs none, a rubric for one that reads none, neither for one that needs
             them, an answer that the reward cannot read, or tests that import what the sandbox lacks.
     """
+    scorings = functools.cache(section.scoring_of)
     for prompt in prompts:
-        name = section.name_of(prompt.domain)
-        if name in {"math", "walk", "judge"} and prompt.reference == AnswerReference(text=""):
-            raise DataError(
-                f"{prompt.line}: the prompt {prompt.key!r} has a blank answer, which no response could give",
-                f"Allowed with {name}: {_NEEDS[name]}",
-                "Fill it in, or leave out the prompt",
-            )
-        if isinstance(prompt.reference, AnswerReference) and (problem := _problem(name, prompt.reference.text)):
-            raise DataError(
-                f"{prompt.line}: the prompt {prompt.key!r} has the answer {shown(prompt.reference.text)}, {problem}",
-                f"Allowed with {name}: {_NEEDS[name]}",
-                "Correct it, or leave out the prompt",
-            )
-        if isinstance(prompt.reference, CodeReference) and name == "sandbox":
-            _check_packages(section, prompt, prompt.reference)
-        if not isinstance(prompt.reference, _REFERENCES_OF[name]):
-            raise DataError(
-                f"{prompt.line}: the prompt {prompt.key!r} has {_in_words(prompt.reference)}, which the reward of its "
-                f"domain `{prompt.domain}`, {name}, cannot use",
-                f"Allowed with {name}: {_NEEDS[name]}",
-                _remedy(prompt),
-            )
+        for each in scorings(prompt.domain):
+            _check_reference(section, each.check.kind, prompt)
 
 
-def _problem(name: RewardName, answer: str) -> str | None:
+def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) -> None:
+    if name in {"math", "walk", "judge"} and prompt.reference == AnswerReference(text=""):
+        raise DataError(
+            f"{prompt.line}: the prompt {prompt.key!r} has a blank answer, which no response could give",
+            f"Allowed with {name}: {_NEEDS[name]}",
+            "Fill it in, or leave out the prompt",
+        )
+    if isinstance(prompt.reference, AnswerReference) and (problem := _problem(name, prompt.reference.text)):
+        raise DataError(
+            f"{prompt.line}: the prompt {prompt.key!r} has the answer {shown(prompt.reference.text)}, {problem}",
+            f"Allowed with {name}: {_NEEDS[name]}",
+            "Correct it, or leave out the prompt",
+        )
+    if isinstance(prompt.reference, CodeReference) and name == "sandbox":
+        _check_packages(section, prompt, prompt.reference)
+    if not isinstance(prompt.reference, _REFERENCES_OF[name]):
+        raise DataError(
+            f"{prompt.line}: the prompt {prompt.key!r} has {_in_words(prompt.reference)}, which the reward of its "
+            f"domain `{prompt.domain}`, {name}, cannot use",
+            f"Allowed with {name}: {_NEEDS[name]}",
+            _remedy(prompt),
+        )
+
+
+def _problem(name: CheckKind, answer: str) -> str | None:
     """Explain why no response could match an answer, from its text alone, without parsing it."""
     match name:
         case "walk" if walk.read_task(answer) is None:
@@ -99,38 +109,55 @@ def _check_packages(section: RewardSection, prompt: Prompt, reference: CodeRefer
             )
 
 
-def _make(name: RewardName, section: RewardSection) -> RewardWorker:
-    match name:
+def _make_all(scoring: Scoring, section: RewardSection) -> RewardWorker:
+    """Make the worker of one way to score; parts share none, for each collects all verdicts of its worker."""
+    if not scoring[0].part:
+        return _make(scoring[0].check, section)
+    return SummingRewardWorker({each.part: (_make(each.check, section), each.weight) for each in scoring})
+
+
+def _make(check: Check, section: RewardSection) -> RewardWorker:
+    match check.kind:
         case "walk":
-            return InPlaceRewardWorker(walk)
+            return InPlaceRewardWorker(walk.score)
         case "math":
-            return KillableRewardWorker("rollpacker.rewards.math", section.num_workers, section.timeout_s)
+            return KillableRewardWorker("rollpacker.rewards.math:score", section.num_workers, section.timeout_s)
+        case "function":
+            return KillableRewardWorker(check.source, section.num_workers, section.timeout_s)
+        case "url":
+            return UrlRewardWorker(check.source, section.num_workers, section.timeout_s)
         case "sandbox":
             from rollpacker.rewards.sandbox.worker import SandboxRewardWorker
 
             return SandboxRewardWorker(section.sandbox)
         case "modelled" | "judge":
             raise ConfigError(
-                f"reward.name={name} scores no texts by itself.",
-                "Texts are scored by math, walk or sandbox.",
+                f"reward.name={check} scores no texts by itself.",
+                "Texts are scored by math, walk, sandbox, a function or a server.",
                 "Choose reward=math.",
             )
 
 
-_REFERENCES_OF: dict[RewardName, tuple[type[Reference], ...]] = {
+_ANY_REFERENCE: tuple[type[Reference], ...] = (AnswerReference, CodeReference, JudgeReference)
+
+_REFERENCES_OF: dict[CheckKind, tuple[type[Reference], ...]] = {
     "math": (AnswerReference,),
     "walk": (AnswerReference,),
     "sandbox": (CodeReference,),
     "judge": (JudgeReference, AnswerReference),
-    "modelled": (AnswerReference, CodeReference, JudgeReference),
+    "modelled": _ANY_REFERENCE,
+    "function": _ANY_REFERENCE,
+    "url": _ANY_REFERENCE,
 }
 
-_NEEDS: dict[RewardName, str] = {
+_NEEDS: dict[CheckKind, str] = {
     "math": "an answer in `ground_truth`, as text, LaTeX or a number",
     "walk": "start and target in `ground_truth`, as in `3 20`, the target not below the start",
     "sandbox": "test cases",
     "judge": "a `rubric`, a `reference_answer`, or an answer in `ground_truth`",
     "modelled": "any reference",
+    "function": "any reference",
+    "url": "any reference",
 }
 
 

@@ -25,7 +25,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtra
 from sympy import And, Eq, Expr, FiniteSet, Number, expand
 from sympy.core.function import AppliedUndef
 
-from rollpacker.rewards.reward_module import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
+from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 
 _WRONG_ANSWER = Score(0.0, "wrong_answer")
 _NO_ANSWER = Score(0.0, "no_answer")
@@ -64,17 +64,17 @@ _NUM_CACHED_TRUTHS = 64
 """Of one prompt come several responses in a row; more would only hold memory."""
 
 
-def score(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Score:  # noqa: ARG001, PLR0911 the protocol's signature; a verdict each
+def score(response: str, ground_truth: str, is_truncated: bool) -> Score:  # noqa: PLR0911 a verdict each
     """Score one answer. May never return."""
     truth = _parse_truth(ground_truth)
     if not truth:
         return UNPARSABLE_GROUND_TRUTH
     truth_words = _words(truth)
     can_announce_words = any(word in _VERDICTS or word.upper() in _CHOICES for word in truth_words)
-    answer = _parse_answer(response_text, is_truncated, can_announce_words)
+    answer = _parse_answer(response, is_truncated, can_announce_words)
     if not answer:
         return TRUNCATED if is_truncated else _NO_ANSWER
-    if not isinstance(answer[0], FiniteSet) and _offers_several(response_text):
+    if not isinstance(answer[0], FiniteSet) and _offers_several(response):
         return _WRONG_ANSWER
     if truth_words & _words(answer):
         return CORRECT
@@ -85,14 +85,14 @@ def score(prompt_text: str, response_text: str, is_truncated: bool, ground_truth
     return _WRONG_ANSWER if _has_formula(truth) else UNPARSABLE_GROUND_TRUTH
 
 
-def prepare() -> None:
+def prepare_scoring() -> None:
     """Compile the expressions and load the grammar, which takes a good part of a second the first time."""
     # It warns that its time limits are off; ours is the process.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for is_truncated in (False, True):
-        score("", "So $x = 1$. The answer is \\boxed{\\frac{1}{2}}.", is_truncated, "0.5")
-        score("", "The answer is Yes.", is_truncated, "Yes")
-    score("", "\\boxed{\\{1, 2\\}}", is_truncated=False, ground_truth="[1, 2)")
+        score("So $x = 1$. The answer is \\boxed{\\frac{1}{2}}.", "0.5", is_truncated)
+        score("The answer is Yes.", "Yes", is_truncated)
+    score("\\boxed{\\{1, 2\\}}", "[1, 2)", is_truncated=False)
 
 
 @functools.lru_cache(maxsize=_NUM_CACHED_TRUTHS)

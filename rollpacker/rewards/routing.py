@@ -1,42 +1,48 @@
-"""Sends each response to the worker of its domain, so that one run may hold domains with different rewards.
+"""Several reward workers as one: each domain has a reward of its own, and a reward may be the sum of parts.
 
-Invariant: each request goes to exactly one worker, and its verdict comes back from `collect` exactly once. A domain
-that no worker is named for goes to the default one. A worker that fails makes `collect` raise what it raised.
+Invariant: the verdict on a request comes back from `collect` exactly once, unless it was forgotten. A worker that fails
+makes `collect` raise what it raised.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from rollpacker.protocols.rollout import Verdict
 from rollpacker.rewards.outbox import Outbox
+from rollpacker.rewards.scores import FAILURES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from rollpacker.core.ids import Domain
+    from rollpacker.core.ids import Domain, RequestId
     from rollpacker.protocols.reward import RewardWorker, ScoringRequest
-    from rollpacker.protocols.rollout import Verdict
 
 
-class RoutingRewardWorker:
-    """Several reward workers as one; it owns them. Domains may share a worker."""
+class _CombinedRewardWorker(ABC):
+    """Hands requests to workers that it owns."""
 
-    def __init__(self, default: RewardWorker, by_domain: Mapping[Domain, RewardWorker]) -> None:
-        self._default = default
-        self._by_domain = dict(by_domain)
-        self._workers = tuple(dict.fromkeys([default, *by_domain.values()]))
+    def __init__(self, workers: Iterable[RewardWorker]) -> None:
+        self._workers = tuple(dict.fromkeys(workers))
         self._outbox = Outbox()
         self._collectors: list[asyncio.Task[None]] = []
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
-        shares: dict[RewardWorker, list[ScoringRequest]] = {}
-        for request in requests:
-            shares.setdefault(self._by_domain.get(request.domain, self._default), []).append(request)
         if not self._collectors:
             self._collectors = [asyncio.create_task(self._collect_from(worker)) for worker in self._workers]
-        for worker, share in shares.items():
+        for worker, share in self._shares(requests).items():
             await worker.score(share)
+
+    @abstractmethod
+    def _shares(self, requests: Sequence[ScoringRequest]) -> Mapping[RewardWorker, Sequence[ScoringRequest]]:
+        """What each worker has to score."""
+
+    @abstractmethod
+    def _complete(self, worker: RewardWorker, verdicts: Sequence[Verdict]) -> Iterable[Verdict]:
+        """The verdicts that are complete with these of a worker."""
 
     async def forget(self) -> None:
         for worker in self._workers:
@@ -60,6 +66,71 @@ class RoutingRewardWorker:
     async def _collect_from(self, worker: RewardWorker) -> None:
         try:
             while True:
-                self._outbox.put(await worker.collect())
+                self._outbox.put(self._complete(worker, await worker.collect()))
         except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
             self._outbox.fail(error)
+
+
+class RoutingRewardWorker(_CombinedRewardWorker):
+    """Sends each response to the worker of its domain, or to the default one. Domains may share a worker."""
+
+    def __init__(self, default: RewardWorker, by_domain: Mapping[Domain, RewardWorker]) -> None:
+        super().__init__([default, *by_domain.values()])
+        self._default = default
+        self._by_domain = dict(by_domain)
+
+    def _shares(self, requests: Sequence[ScoringRequest]) -> Mapping[RewardWorker, Sequence[ScoringRequest]]:
+        shares: dict[RewardWorker, list[ScoringRequest]] = {}
+        for request in requests:
+            shares.setdefault(self._by_domain.get(request.domain, self._default), []).append(request)
+        return shares
+
+    def _complete(self, worker: RewardWorker, verdicts: Sequence[Verdict]) -> Iterable[Verdict]:  # noqa: ARG002
+        return verdicts  # of any worker
+
+
+class SummingRewardWorker(_CombinedRewardWorker):
+    """Has each response scored by every part. The reward is the weighted sum.
+
+    The reason is that of the first part whose check failed, and of the first part where none did.
+
+    Args:
+        parts: A worker and a weight by the name of the part.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[RewardWorker, float]]) -> None:
+        super().__init__(worker for worker, _ in parts.values())
+        self._names = {worker: name for name, (worker, _) in parts.items()}
+        self._weights = {name: weight for name, (_, weight) in parts.items()}
+        self._open: dict[RequestId, dict[str, Verdict]] = {}
+
+    async def forget(self) -> None:
+        """Drop what has no verdict of every part."""
+        self._open.clear()
+        await super().forget()
+
+    def _shares(self, requests: Sequence[ScoringRequest]) -> Mapping[RewardWorker, Sequence[ScoringRequest]]:
+        self._open |= {request.request: {} for request in requests}
+        return dict.fromkeys(self._workers, requests)
+
+    def _complete(self, worker: RewardWorker, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
+        for verdict in verdicts:
+            scored = self._open.get(verdict.request)
+            if scored is None:
+                continue  # it was forgotten
+            scored[self._names[worker]] = verdict
+            if len(scored) == len(self._weights):
+                yield self._sum(self._open.pop(verdict.request))
+
+    def _sum(self, scored: Mapping[str, Verdict]) -> Verdict:
+        by_part = [(name, scored[name]) for name in self._weights]
+        verdicts = [verdict for _, verdict in by_part]
+        return Verdict(
+            request=verdicts[0].request,
+            reward=math.fsum(weight * scored[name].reward for name, weight in self._weights.items()),
+            reason=next((each.reason for each in verdicts if each.reason in FAILURES), verdicts[0].reason),
+            time_s=max(each.time_s for each in verdicts),
+            case_runs=next((each.case_runs for each in verdicts if each.case_runs), ()),
+            parts={name: verdict.reward for name, verdict in by_part}
+            | {f"{name}.{inner}": value for name, verdict in by_part for inner, value in verdict.parts.items()},
+        )

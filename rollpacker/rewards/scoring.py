@@ -23,6 +23,8 @@ from rollpacker.protocols.reward import ScoringRequest
 from rollpacker.rewards.factory import check_references, make_reward_worker
 from rollpacker.rewards.judge.reading import check_rubrics, dialogue
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
+from rollpacker.rewards.scores import mean_parts
+from rollpacker.rewards.trial import try_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +43,8 @@ class ScoreSummary:
 
     num_responses: int
     reward_mean: float
+    parts_mean: dict[str, float]
+    """By the part's name, without weights; of the responses that have it."""
     num_by_reason: dict[str, int]
     """The most frequent first."""
 
@@ -54,7 +58,7 @@ def score_file(
     *,
     open_judge: Callable[[JudgeSection], RewardWorker] | None = None,
 ) -> ScoreSummary:
-    """Score lines of `id, response` into lines of `id, reward, reason`.
+    """Score lines of `id, response` into lines of `id, reward, reason`, with `parts` where the reward has some.
 
     Args:
         reward: Which reward, with its workers and time limit.
@@ -72,13 +76,17 @@ def score_file(
     _check_output(out_path, *(file.path for file in files), responses_path)
     prompts = {prompt.key: prompt for prompt in load_prompts(files)}
     check_references(reward, prompts.values())
+    try_checks(reward, tuple(prompts.values()))
     if "sandbox" in reward.names:
         check_sandbox(reward.sandbox)
     check_rubrics(reward, prompts.values())
     requests = _read_responses(reward, responses_path, prompts, ", ".join(str(file.path) for file in files))
     verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
     lines = [
-        json.dumps({"id": verdict.request.prompt.key, "reward": verdict.reward, "reason": verdict.reason})
+        json.dumps(
+            {"id": verdict.request.prompt.key, "reward": verdict.reward, "reason": verdict.reason}
+            | ({"parts": verdict.parts} if verdict.parts else {})
+        )
         for verdict in verdicts
     ]
     with open_output(out_path) as file:
@@ -86,6 +94,7 @@ def score_file(
     return ScoreSummary(
         num_responses=len(verdicts),
         reward_mean=sum(verdict.reward for verdict in verdicts) / len(verdicts),
+        parts_mean=mean_parts(verdicts),
         num_by_reason=dict(Counter(verdict.reason for verdict in verdicts).most_common()),
     )
 
@@ -141,6 +150,7 @@ def _read_responses(
                 is_truncated=False,
                 reference=prompt.reference,
                 row=prompt.row,
+                messages=prompt.messages if prompt.text is None else (),
             )
         )
     return requests

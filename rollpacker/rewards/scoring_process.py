@@ -4,26 +4,26 @@
                               (imports once,     (forked from the supervisor,
                                keeps time)        with all imports done)
 
-The supervisor imports the reward module, forks a scorer and passes requests on, one at a time. When the scorer gives no
+The supervisor imports the function, forks a scorer and passes requests on, one at a time. When the scorer gives no
 response within the limit, or dies, the supervisor kills it by its id (its own child, not yet waited for, so the id is
 not reused), responds with `timeout` or `checker_crashed`, and forks another. A fork takes milliseconds where a new
-interpreter with sympy takes seconds, so a check that hangs does not delay the next ones.
+interpreter with sympy takes seconds, so a check that hangs does not delay the next ones. Threads that an import starts
+are not in the scorer.
 
 Invariant: no process outlives the reward worker's, however that dies, and whatever a check does. The supervisor exits
 when its socket closes, and the kernel signals it when its parent dies. The scorer may be in C code, where Python
 handles no signals, so the kernel kills it when the supervisor dies (PR_SET_PDEATHSIG).
 
-Both sides speak JSON lines: requests are `{prompt_text, response_text, is_truncated, ground_truth}`, responses
-`{reward, reason, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+Both sides speak JSON lines: requests are the arguments of `functions.PARAMETERS`, responses `{reward, reason, parts,
+problem, time_s}`. The supervisor first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
 
-Run as `python -m rollpacker.rewards.scoring_process MODULE TIMEOUT_S PARENT_PID`, with the socket as standard input.
+Run as `python -m rollpacker.rewards.scoring_process FUNCTION TIMEOUT_S PARENT_PID`, with the socket as standard input.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import resource
@@ -32,17 +32,16 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import Any
 
+from rollpacker.rewards.functions import Outcome, RewardFunction, UnusableFunction, load_function
 from rollpacker.rewards.processes import exit_when_parent_dies, limit_resource, set_parent_death_signal
-from rollpacker.rewards.reward_module import CHECKER_CRASHED, TIMEOUT, Score
-
-if TYPE_CHECKING:
-    from rollpacker.rewards.reward_module import RewardModule
+from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
 
 _SCORER_MEMORY_BYTES = 4 << 30
-"""Address space of a scorer. A check with sympy needs 0.2 GB; one that wants 4 GB should fail alone, not take the
-node's memory."""
+"""Address space of a scorer beyond that of its imports. A check with sympy needs 0.2 GB; one that wants 4 GB should
+fail alone, not take the node's memory."""
 
 _MAX_CHECKS_PER_SCORER = 1000
 """Then a fresh one is forked, so that caches and leaks of the checked libraries stay small. Costs milliseconds."""
@@ -52,29 +51,29 @@ _RECEIVE_BYTES = 1 << 16
 
 def main(arguments: list[str]) -> int:
     """Serve one reward worker until it closes the socket."""
-    module_name, timeout_s, parent_pid = arguments
+    source, timeout_s, parent_pid = arguments
     requests = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     exit_when_parent_dies(int(parent_pid))
+    sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
     try:
-        module = cast("RewardModule", importlib.import_module(module_name))
-        module.prepare()
-    except Exception as error:  # noqa: BLE001 the process boundary: the parent raises it
-        _send(requests, {"failure": f"{type(error).__name__}: {error}"})
+        function = load_function(source)
+    except UnusableFunction as error:
+        _send(requests, {"failure": str(error)})
         return 1
     gc.freeze()  # or every garbage collection of a scorer would copy the supervisor's memory
     _send(requests, {"is_ready": True})
-    _Supervisor(requests, module, float(timeout_s)).serve()
+    _Supervisor(requests, function, float(timeout_s)).serve()
     return 0
 
 
 class _Supervisor:
     """Owns at most one scorer."""
 
-    def __init__(self, requests: socket.socket, module: RewardModule, timeout_s: float) -> None:
+    def __init__(self, requests: socket.socket, function: RewardFunction, timeout_s: float) -> None:
         self._requests = requests
-        self._module = module
+        self._function = function
         self._timeout_s = timeout_s
         self._scorer_pid = 0
         self._scorer: socket.socket
@@ -89,32 +88,38 @@ class _Supervisor:
 
     def _serve_one(self, line: bytes) -> None:
         started_s = time.monotonic()
-        score = self._score_within_limit(line)
+        answer = self._score_within_limit(line)
         time_s = time.monotonic() - started_s
-        must_replace = score in {TIMEOUT, CHECKER_CRASHED}
+        must_replace = isinstance(answer, Outcome)
         if must_replace:
             self._kill_scorer()
-        _send(self._requests, {"reward": score.reward, "reason": score.reason, "time_s": time_s})
+        _send(self._requests, (_as_json(answer) if isinstance(answer, Outcome) else answer) | {"time_s": time_s})
         self._num_checks += 1
         if must_replace or self._num_checks >= _MAX_CHECKS_PER_SCORER:
             self._kill_scorer()
             self._fork_scorer()
 
-    def _score_within_limit(self, line: bytes) -> Score:
-        """Raises EOFError when the parent closed the socket meanwhile."""
+    def _score_within_limit(self, line: bytes) -> dict[str, Any] | Outcome:
+        """Give the scorer's answer, or what came of it where it gave none.
+
+        Raises:
+            EOFError: The parent closed the socket meanwhile.
+        """
         deadline_s = time.monotonic() + self._timeout_s
         with contextlib.suppress(ConnectionError):
             self._scorer.sendall(line)
             answer = b""
             while not answer.endswith(b"\n"):
                 if not self._wait_for_scorer(deadline_s):
-                    return TIMEOUT
+                    return Outcome(score=TIMEOUT, problem=f"it took longer than {self._timeout_s:g} s")
                 received = self._scorer.recv(_RECEIVE_BYTES)
                 if not received:
-                    return CHECKER_CRASHED
+                    break
                 answer += received
-            return Score(*json.loads(answer))
-        return CHECKER_CRASHED
+            else:
+                scored: dict[str, Any] = json.loads(answer)
+                return scored
+        return Outcome(score=CHECKER_CRASHED, problem="its process died")
 
     def _wait_for_scorer(self, deadline_s: float) -> bool:
         poll = select.poll()
@@ -134,7 +139,7 @@ class _Supervisor:
             try:
                 ours.close()
                 os.close(self._requests.fileno())  # close() would wait for the file made from it
-                _score_until_killed(theirs, self._module, supervisor_pid)
+                _score_until_killed(theirs, self._function, supervisor_pid)
             finally:
                 # Whatever a check raises, SystemExit too: the supervisor's code must not go on in here.
                 os._exit(1)
@@ -149,17 +154,24 @@ class _Supervisor:
             self._scorer.close()
 
 
-def _score_until_killed(requests: socket.socket, module: RewardModule, supervisor_pid: int) -> None:
+def _score_until_killed(requests: socket.socket, function: RewardFunction, supervisor_pid: int) -> None:
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         return  # it died before the kernel knew what to do then
-    limit_resource(resource.RLIMIT_AS, _SCORER_MEMORY_BYTES)
+    limit_resource(resource.RLIMIT_AS, _address_space_bytes() + _SCORER_MEMORY_BYTES)
     limit_resource(resource.RLIMIT_CORE, 0)
     os.dup2(0, 2)  # a crash is a verdict; its traceback is not logged
     with requests.makefile("rb") as lines:
         for line in lines:
-            score = module.score(**json.loads(line))
-            _send(requests, score)
+            _send(requests, _as_json(function(json.loads(line))))
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    return outcome.score._asdict() | {"parts": outcome.parts, "problem": outcome.problem}
 
 
 def _send(receiver: socket.socket, message: object) -> None:

@@ -92,6 +92,21 @@ class SupervisorProcess:
         failure = json.loads(line).get("failure") if line else "the process ended"
         return None if failure is None else str(failure)
 
+    def ask(self, line: str, limit_s: float) -> dict[str, Any]:
+        """Give the response to a request of a process that is ready, without an event loop.
+
+        Raises:
+            EngineFailed: It ended, or did not respond within `limit_s`.
+        """
+        self._socket.settimeout(limit_s)
+        try:
+            self._socket.sendall(line.encode() + b"\n")
+            with self._socket.makefile("rb") as lines:
+                response: dict[str, Any] = json.loads(lines.readline())
+        except (OSError, ValueError) as error:
+            raise self._failure(f"gave no response: {error}") from error
+        return response
+
     def send(self, message: Mapping[str, object]) -> None:
         """Send a message that has no response, if the process is connected."""
         if self._writer is not None:

@@ -14,7 +14,7 @@ It cannot hang: one pass over the words. Source: facts/engines.md, section 7.
 
 from __future__ import annotations
 
-from rollpacker.rewards.reward_module import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
+from rollpacker.rewards.scores import CORRECT, TRUNCATED, UNPARSABLE_GROUND_TRUTH, Score
 
 STEPS = {"+1": 1, "+2": 2, "+3": 3, "+4": 4}
 
@@ -26,12 +26,12 @@ _MAX_DIGITS = 18
 """Longer numbers are malformed; Python refuses to read some of them."""
 
 
-def score(prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Score:  # noqa: ARG001 the protocol's signature
+def score(response: str, ground_truth: str, is_truncated: bool) -> Score:
     """Score one walk."""
     task = read_task(ground_truth)
     if task is None:
         return UNPARSABLE_GROUND_TRUTH
-    return _score_walk(response_text.split(), *task, is_truncated)
+    return _score_walk(response.split(), *task, is_truncated)
 
 
 def read_task(ground_truth: str) -> tuple[int, int] | None:
@@ -40,10 +40,6 @@ def read_task(ground_truth: str) -> tuple[int, int] | None:
         case [int(start), int(target)] if start <= target:
             return start, target
     return None
-
-
-def prepare() -> None:
-    """Nothing is slow here."""
 
 
 def _score_walk(words: list[str], start: int, target: int, is_truncated: bool) -> Score:

@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.protocols.references import AnswerReference
+from rollpacker.protocols.references import AnswerReference, JudgeReference
+from rollpacker.rewards.functions import RewardFunction
 from rollpacker.rewards.outbox import Outbox
-from rollpacker.rewards.reward_module import CHECKER_CRASHED, TIMEOUT, Score, verdict_of, verdict_of_crash
+from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT, Score, verdict_of, verdict_of_crash
 from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rollpacker.protocols.reward import ScoringRequest
     from rollpacker.protocols.rollout import Verdict
-    from rollpacker.rewards.reward_module import RewardModule
+
+_log = logging.getLogger(__name__)
+
+_MOST_PROBLEMS = 100
+"""Different ones that a worker logs."""
+
+SCORING_PROCESS = "rollpacker.rewards.scoring_process"
+"""The module that the processes of `KillableRewardWorker` run."""
 
 SUPERVISOR_GRACE_S = 10.0
 """How much longer than the check's limit a supervisor may take to respond, on a node that is busy."""
@@ -31,8 +40,8 @@ SUPERVISOR_GRACE_S = 10.0
 class InPlaceRewardWorker:
     """For rewards that are fast and cannot hang: scores while `score` runs."""
 
-    def __init__(self, module: RewardModule) -> None:
-        self._module = module
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = RewardFunction(function)
         self._outbox = Outbox()
 
     async def score(self, requests: Sequence[ScoringRequest]) -> None:
@@ -50,11 +59,10 @@ class InPlaceRewardWorker:
 
     def _score(self, request: ScoringRequest) -> Verdict:
         started_s = time.perf_counter()
-        try:
-            score = self._module.score(**_arguments(request))
-        except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
-            return verdict_of_crash(request, error)
-        return verdict_of(request, score, time.perf_counter() - started_s)
+        outcome = self._function(arguments_of(request))
+        if outcome.problem:
+            _log.warning("%s is %s: %s", request.request, outcome.score.reason, outcome.problem)
+        return verdict_of(request, outcome.score, time.perf_counter() - started_s, outcome.parts)
 
 
 class PooledRewardWorker(ABC):
@@ -126,31 +134,48 @@ class PooledRewardWorker(ABC):
 
 
 class KillableRewardWorker(PooledRewardWorker):
-    """For rewards that may hang or crash: runs a reward module, with a time limit per check (see `scoring_process`)."""
+    """For rewards that may hang or crash: calls a function with a time limit (see `functions`, `scoring_process`)."""
 
-    def __init__(self, module_name: str, num_workers: int, timeout_s: float) -> None:
-        arguments = [module_name, str(timeout_s)]
-        super().__init__(
-            [SupervisorProcess("rollpacker.rewards.scoring_process", arguments) for _ in range(num_workers)]
-        )
+    def __init__(self, source: str, num_workers: int, timeout_s: float) -> None:
+        super().__init__([SupervisorProcess(SCORING_PROCESS, [source, str(timeout_s)]) for _ in range(num_workers)])
         self._limit_s = timeout_s + SUPERVISOR_GRACE_S
+        self._problems: set[str] = set()
+        """Those that the log has."""
 
     async def _score(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
         try:
-            response = await process.request(json.dumps(_arguments(request)), self._limit_s)
+            response = await process.request(json.dumps(arguments_of(request)), self._limit_s)
         except ProcessDied:
             return verdict_of(request, CHECKER_CRASHED)
         except TimeoutError:
             return verdict_of(request, TIMEOUT, self._limit_s)
-        return verdict_of(request, Score(response["reward"], response["reason"]), response["time_s"])
+        score = Score(response["reward"], response["reason"])
+        self._note(request, score, response["problem"])
+        return verdict_of(request, score, response["time_s"], response["parts"])
+
+    def _note(self, request: ScoringRequest, score: Score, problem: str) -> None:
+        """Log a problem the first time: a function may have the same one with every response."""
+        if problem and problem not in self._problems and len(self._problems) < _MOST_PROBLEMS:
+            self._problems.add(problem)
+            _log.warning("%s is %s: %s", request.request, score.reason, problem)
 
 
-def _arguments(request: ScoringRequest) -> dict[str, Any]:
-    """Of a reward module's `score`. That the reference is an answer was checked before the run began."""
-    assert isinstance(request.reference, AnswerReference), request.reference
+def arguments_of(request: ScoringRequest) -> dict[str, Any]:
+    """A value for each of `functions.PARAMETERS`."""
     return {
-        "prompt_text": request.prompt_text,
-        "response_text": request.response_text,
+        "prompt": list(request.messages) or request.prompt_text,
+        "response": request.response_text,
+        "ground_truth": ground_truth_of(request),
+        "row": dict(request.row),
         "is_truncated": request.is_truncated,
-        "ground_truth": request.reference.text,
     }
+
+
+def ground_truth_of(request: ScoringRequest) -> str:
+    """The answer to compare with; empty where the line has none."""
+    match request.reference:
+        case AnswerReference(text=text):
+            return text
+        case JudgeReference(answer=str() as answer):
+            return answer
+    return ""

@@ -110,11 +110,11 @@ def train_with_trl(config: RunConfig, output: Path) -> Batches:
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
 
     def reward(
-        prompts: list[str], completions: list[str], completion_ids: list[list[int]], ground_truth: list[str], **_: Any
+        completions: list[str], completion_ids: list[list[int]], ground_truth: list[str], **_: Any
     ) -> list[float]:
         rewards = [
-            walk.score(prompt, text, ids[-1] != tokenizer.eos_token_id, truth).reward
-            for prompt, text, ids, truth in zip(prompts, completions, completion_ids, ground_truth, strict=True)
+            walk.score(text, truth, is_truncated=ids[-1] != tokenizer.eos_token_id).reward
+            for text, ids, truth in zip(completions, completion_ids, ground_truth, strict=True)
         ]
         batches.lengths.append([len(ids) for ids in completion_ids])
         batches.rewards.append(sum(rewards) / len(rewards))

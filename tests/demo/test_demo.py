@@ -18,7 +18,7 @@ from rollpacker.rewards import walk
 
 
 def score(walked, answer):
-    return walk.score(walked.prompt, answer, False, walked.ground_truth)
+    return walk.score(answer, walked.ground_truth, is_truncated=False)
 
 
 def test_worked_out_answers_are_right_when_the_bad_habit_does_not_show():

@@ -152,7 +152,7 @@ def test_the_trained_model_earns_in_anybodys_hands_what_it_earns_in_the_run(inpu
         for response in written[:, batch["input_ids"].shape[1] :]:
             is_cut = tokenizer.eos_token_id not in response
             text = tokenizer.decode(response, skip_special_tokens=True)
-            rewards.append(score(prompt["prompt"], text, is_cut, prompt["ground_truth"]).reward)
+            rewards.append(score(text, prompt["ground_truth"], is_cut).reward)
     own = [row["reward"] for row in rows(tail_run.run_dir, "responses") if row["domain"] == "walk" and row["accepted"]]
     assert sum(rewards) / len(rewards) == pytest.approx(sum(own) / len(own), abs=0.15)
 

@@ -75,8 +75,8 @@ def test_links_of_a_model_directory_lead_to_folders_that_are_bound_too(tmp_path:
     prompts.touch()
     link = tmp_path / "model"
     link.symlink_to(snapshot)
-    config = compose([f"model.path={link}", f"data.path={prompts}"])
-    assert paths_to_read(config) == (link, snapshot, blobs, prompts)
+    config = compose([f"model.path={link}", f"data.path={prompts}", f"reward.function={tmp_path}/mine.py:score"])
+    assert paths_to_read(config) == (link, snapshot, blobs, prompts, tmp_path)
 
 
 def test_a_run_without_files_reads_none() -> None:

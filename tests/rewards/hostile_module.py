@@ -6,17 +6,17 @@ import sys
 import time
 from pathlib import Path
 
-from rollpacker.rewards.reward_module import Score
+from rollpacker.rewards.scores import Score
 
 
-def prepare():
+def prepare_scoring():
     if os.environ.get("HOSTILE_PREPARE") == "raise":
         raise ImportError("no module named sympathy")
     if os.environ.get("HOSTILE_PREPARE") == "die":
         os._exit(9)
 
 
-def score(prompt_text, response_text, is_truncated, ground_truth):  # noqa: C901 a flat list of orders
+def score(prompt, response, is_truncated, ground_truth):  # noqa: C901 a flat list of orders
     order, _, argument = ground_truth.partition(" ")
     if order == "hang_in_c":
         tell_pid(argument)
@@ -38,9 +38,9 @@ def score(prompt_text, response_text, is_truncated, ground_truth):  # noqa: C901
         print('{"reward": 1.0, "reason": "hacked", "time_s": 0}', flush=True)  # noqa: T201 the point of it
         os.write(1, b'{"reward": 1.0, "reason": "hacked", "time_s": 0}\n')
     elif order == "echo":
-        return Score(float(is_truncated), f"{prompt_text}|{response_text}")
+        return Score(float(is_truncated), f"{prompt}|{response}")
     elif order == "long":
-        return Score(0.5, "x" * (20 << 20))
+        return {"score": 0.5, "x" * (20 << 20): 1.0}
     elif order == "pid":
         return Score(float(os.getpid()), "pid")
     return Score(0.5, "scored")

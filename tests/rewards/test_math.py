@@ -7,7 +7,7 @@ from rollpacker.rewards import math
 
 
 def reason_of(response, ground_truth, is_truncated=False):
-    score = math.score("", response, is_truncated, ground_truth)
+    score = math.score(response, ground_truth, is_truncated)
     assert score.reward == (1.0 if score.reason == "correct" else 0.0)
     return score.reason
 
@@ -179,7 +179,7 @@ def test_a_ground_truth_that_cannot_be_read_is_named(ground_truth):
 def test_scoring_math_needs_no_torch():
     program = (
         "import sys, rollpacker.rewards.math as math, rollpacker.rewards.scoring_process\n"
-        "math.prepare()\n"
+        "math.prepare_scoring()\n"
         "print(sorted({'torch', 'transformers', 'ray', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -63,8 +63,8 @@ async def test_each_response_is_scored_once_by_the_reward_of_its_domain():
 
 
 async def test_a_check_that_cannot_start_is_not_waited_for_although_the_others_work():
-    broken = KillableRewardWorker("no_such_module", 1, 1.0)
-    worker = RoutingRewardWorker(InPlaceRewardWorker(walk), {Domain("math"): broken})
+    broken = KillableRewardWorker("no_such_module:score", 1, 1.0)
+    worker = RoutingRewardWorker(InPlaceRewardWorker(walk.score), {Domain("math"): broken})
     try:
         await worker.score([request_of(0, "math", "42", "42")])
         with pytest.raises(EngineFailed, match="No module named 'no_such_module'"):
@@ -74,7 +74,7 @@ async def test_a_check_that_cannot_start_is_not_waited_for_although_the_others_w
 
 
 async def test_closing_wakes_who_waits_for_verdicts():
-    worker = RoutingRewardWorker(InPlaceRewardWorker(walk), {Domain("b"): InPlaceRewardWorker(walk)})
+    worker = RoutingRewardWorker(InPlaceRewardWorker(walk.score), {Domain("b"): InPlaceRewardWorker(walk.score)})
     await worker.score([request_of(0, "b", "3 4", "+1 4")])
     assert await collect(worker, 1) == {0: "correct"}
     waiting = asyncio.create_task(worker.collect())

@@ -42,7 +42,7 @@ def request_of(sample, ground_truth, response_text="", prompt_text="", is_trunca
 
 @asynccontextmanager
 async def hostile_worker(timeout_s=LONG_S, num_workers=1):
-    worker = KillableRewardWorker("hostile_module", num_workers, timeout_s)
+    worker = KillableRewardWorker("hostile_module:score", num_workers, timeout_s)
     try:
         yield worker
     finally:
@@ -113,9 +113,9 @@ async def test_a_check_that_crashes_says_so_and_the_next_is_scored(order):
 async def test_a_check_that_raises_in_place_is_a_verdict_and_the_next_is_scored(caplog):
     from tests.rewards import hostile_module
 
-    worker = InPlaceRewardWorker(hostile_module)
+    worker = InPlaceRewardWorker(hostile_module.score)
     assert await score(worker, "raise boom", "ok") == ["checker_crashed", "scored"]
-    assert "r0:a@0#0 is checker_crashed: ValueError: boom" in caplog.text
+    assert "r0:a@0#0 is checker_crashed: it raised ValueError: boom" in caplog.text
 
 
 async def test_a_reward_process_that_cannot_be_started_again_ends_the_run(monkeypatch):
@@ -210,7 +210,7 @@ async def test_closing_ends_every_process_even_in_the_middle_of_a_check(fifo):
 
 
 async def test_closing_before_the_first_request_ends_every_process():
-    worker = KillableRewardWorker("hostile_module", 2, LONG_S)
+    worker = KillableRewardWorker("hostile_module:score", 2, LONG_S)
     with watched(*worker.pids) as wait_for_the_end:
         await worker.close()
         wait_for_the_end()
@@ -228,7 +228,7 @@ async def test_the_end_of_the_thread_that_started_a_worker_is_not_its_end():
     loop = asyncio.get_running_loop()
 
     def start():
-        worker = KillableRewardWorker("hostile_module", 1, LONG_S)
+        worker = KillableRewardWorker("hostile_module:score", 1, LONG_S)
         loop.call_soon_threadsafe(made.set_result, worker)
         may_end.wait()
 
@@ -262,7 +262,7 @@ sys.path.insert(0, {here!r})
 from test_worker import KillableRewardWorker, request_of
 
 async def main(situation, fifo):
-    worker = KillableRewardWorker("hostile_module", 2, 600.0)
+    worker = KillableRewardWorker("hostile_module:score", 2, 600.0)
     print(*worker.pids, flush=True)
     if situation != "starting":
         await worker.score([request_of(0, f"hang_in_c {{fifo}}"), request_of(1, "ok")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +13,7 @@ from rollpacker.config.sections.base import (
     NOT_IN_FINGERPRINT,
     REAL_RUN,
     Count,
+    Kind,
     OnlyWith,
     Positive,
     PositiveSeconds,
@@ -18,19 +21,45 @@ from rollpacker.config.sections.base import (
 )
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.resources import ActorResources
+from rollpacker.config.sections.reward_checks import (
+    Check,
+    RewardPart,
+    Scoring,
+    WeightedCheck,
+    domain_check,
+    function_check,
+    url_check,
+)
 from rollpacker.config.sections.sandbox import SandboxSection
 
-RewardName = Literal["math", "walk", "sandbox", "judge", "modelled"]
-_WITH_RULES = OnlyWith("reward.names", "math", "walk", "modelled")
+_WITH_RULES = OnlyWith("reward.names", "math", "walk", "function", "url", "modelled")
 
 
 class RewardSection(Section):
     """How responses are scored."""
 
-    name: RewardName = "math"
+    name: Literal["math", "walk", "sandbox", "judge", "modelled"] = "math"
     """Which check; `modelled` is for modelled runs, which take their rewards from the workload."""
-    domains: dict[str, Literal["math", "walk", "sandbox", "judge"]] = Field(default_factory=dict)
-    """The check of domains that `name` does not score, such as {code: sandbox}."""
+    function: str | None = None
+    """Your own check, in the place of `name`: my_reward.py:score, or package.module:score. It takes any of the
+    parameters prompt, response, ground_truth, row (the line's other fields) and is_truncated, by name, and returns a
+    number, a number and a reason, or a dict of `score`, perhaps a `reason`, and other numbers, which are logged as
+    parts. It may be async. It runs in processes that are killed after `timeout_s`; a response for which it raises
+    scores 0 with a reason."""
+    url: str | None = None
+    """A server that scores, in the place of `name`. It gets POST requests with JSON lists of up to 64 texts, {query:
+    prompts with responses, prompts: [...], labels: ground truths}, and answers {rewards: [...]}, as OpenRLHF's remote
+    reward models do."""
+    parts: Annotated[
+        dict[str, RewardPart], Kind("a mapping of each part to {name|function|url: CHECK, weight: NUMBER}")
+    ] = Field(default_factory=dict)
+    """Several checks in the place of `name`, such as {accuracy: {name: math}, format: {function: my.py:fmt, weight:
+    0.2}}. The reward is the weighted sum. Each part is logged without its weight; one of weight 0 is only logged."""
+    domains: Annotated[
+        dict[str, str],
+        Kind("a mapping of each domain to math, walk, sandbox, judge, FILE.py:NAME, MODULE:NAME or a URL"),
+    ] = Field(default_factory=dict)
+    """The check of domains that the others do not score, such as {code: sandbox, poems: my.py:rhymes}."""
     overlong_buffer_tokens: Count | None = Field(None, ge=1)
     """Over-long reward shaping (DAPO): the reward of a response falls linearly over so many tokens below
     the length limit, down to `overlong_penalty` less at the limit. null: not at all. What dynamic sampling goes by is
@@ -41,9 +70,9 @@ class RewardSection(Section):
     """Responses that the process of a real reward holds; further ones wait in the driver. Keep it above `num_workers`
     and `sandbox.num_workers`. For LLM judges: judge.max_open."""
     num_workers: Annotated[Count, _WITH_RULES, NOT_IN_FINGERPRINT] = Field(1, ge=1)
-    """Responses that are checked at the same time; programs: sandbox.num_workers."""
+    """Responses that are checked at the same time, or requests to the `url`; programs: sandbox.num_workers."""
     timeout_s: Annotated[PositiveSeconds, _WITH_RULES] = 2.0
-    """A response whose check takes longer scores 0 with reason `timeout`."""
+    """A response whose check takes longer scores 0 with reason `timeout`; so do all of one request to the `url`."""
     resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources(num_cpus=0.5)
     kinds: dict[str, Literal["rule", "sandbox", "judge"]] = Field(default_factory=dict)
     """How a domain's responses are scored in a modelled run. Default: `code` in the sandbox, `judge` by the LLM judge,
@@ -57,14 +86,40 @@ class RewardSection(Section):
     judge: JudgeSection = JudgeSection()
     sandbox: Annotated[SandboxSection, OnlyWith("reward.names", "sandbox", "modelled")] = SandboxSection()
 
-    def name_of(self, domain: str) -> RewardName:
-        """The check that scores a domain."""
-        return self.domains.get(domain, self.name)
+    def scoring_of(self, domain: str | None = None) -> Scoring:
+        """How a domain's responses are scored; without one, those of most domains."""
+        if domain in self.domains:
+            return (WeightedCheck(check=domain_check(f"reward.domains.{domain}", self.domains[domain])),)
+        if self.parts:
+            return tuple(
+                WeightedCheck(part=name, check=part.check(f"reward.parts.{name}"), weight=part.weight)
+                for name, part in self.parts.items()
+            )
+        if self.function is not None:
+            return (WeightedCheck(check=function_check("reward.function", self.function)),)
+        if self.url is not None:
+            return (WeightedCheck(check=url_check("reward.url", self.url)),)
+        return (WeightedCheck(check=Check(kind=self.name)),)
+
+    def name_of(self, domain: str | None = None) -> str:
+        """What scores a domain, or most domains, in words."""
+        return " + ".join(each.part or str(each.check) for each in self.scoring_of(domain))
 
     @property
-    def names(self) -> tuple[RewardName, ...]:
-        """Every check, that of most domains first."""
-        return tuple(dict.fromkeys([self.name, *self.domains.values()]))
+    def scorings(self) -> tuple[Scoring, ...]:
+        """Every way in which some domain is scored, that of most domains first."""
+        return tuple(dict.fromkeys(map(self.scoring_of, [None, *self.domains])))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every kind of check, that of most domains first."""
+        return tuple(dict.fromkeys(each.check.kind for scoring in self.scorings for each in scoring))
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders of files with functions, which may import what lies beside them."""
+        sources = (each.check.source.rpartition(":")[0] for scoring in self.scorings for each in scoring)
+        return tuple(dict.fromkeys(Path(source).parent for source in sources if source.endswith(".py")))
 
     @property
     def has_judge(self) -> bool:
@@ -75,6 +130,32 @@ class RewardSection(Section):
     def has_rules(self) -> bool:
         """Whether some responses are checked by anything else."""
         return self.names != ("judge",)
+
+    @model_validator(mode="after")
+    def _one_reward(self) -> Self:
+        named = [f"name={self.name}"] if self.name != "math" else []
+        given = named + [key for key in ("function", "url", "parts") if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(
+                f"reward.{given[0]} and reward.{given[1]} are both set.\n"
+                "A response has one reward: reward.parts adds several up, reward.domains chooses by domain.\n"
+                f"Leave out reward.{given[1]}" + (", or choose reward=math, which it replaces." if named else ".")
+            )
+        if unfit := [name for name in self.parts if not re.fullmatch(r"[\w.-]+", name)]:
+            raise ValueError(
+                f"reward.parts has a part named {unfit[0]!r}.\n"
+                "A name is letters, digits, _, . and -: it becomes the name of a curve.\n"
+                "Rename it."
+            )
+        if self.parts and not any(part.weight for part in self.parts.values()):
+            raise ValueError(
+                "Every part of reward.parts has weight 0.\n"
+                "The reward is the weighted sum of its parts; it would always be 0.\n"
+                "Give one of them another weight."
+            )
+        for domain in (None, *self.domains):
+            self.scoring_of(domain)  # raises for a check that is none
+        return self
 
     @model_validator(mode="after")
     def _judges_in_reality(self) -> Self:

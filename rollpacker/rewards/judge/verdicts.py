@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.rewards.reward_module import Score
+from rollpacker.rewards.scores import Score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.protocols.rollout import Verdict
 from rollpacker.rewards.judge.verdicts import score_of
 from rollpacker.rewards.outbox import Outbox
-from rollpacker.rewards.reward_module import verdict_of, verdict_of_crash
+from rollpacker.rewards.scores import verdict_of, verdict_of_crash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,8 @@ from rollpacker.core.events import CaseRun
 from rollpacker.data.test_cases import load_test_cases
 from rollpacker.protocols.references import AssertCase, CallCase, CodeReference, StdinCase
 from rollpacker.protocols.rollout import Verdict
-from rollpacker.rewards.reward_module import CHECKER_CRASHED, TRUNCATED, Score, verdict_of
 from rollpacker.rewards.sandbox.program import find_program, is_cut_off
+from rollpacker.rewards.scores import CHECKER_CRASHED, TRUNCATED, Score, verdict_of
 from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
 from rollpacker.rewards.worker import PooledRewardWorker
 

@@ -196,6 +196,7 @@ class RewardActor(Actor):
             reference=response.prompt.reference,
             case_limits_s=response.case_limits_s,
             row=response.prompt.row,
+            messages=response.prompt.messages if response.prompt.text is None else (),
         )
 
     def _question(self, prompt: Prompt) -> str:

@@ -31,6 +31,7 @@ from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
 from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
+from rollpacker.rewards.trial import try_checks
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
@@ -78,6 +79,9 @@ class RealRunFacts:
         check_references(self._config.reward, prompts)
         check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
         check_chat(self._config.data, self._config.model.directory, prompts)
+        if _runs_in_this_environment(self._config):
+            is_elsewhere = self._config.cluster is not None and current_allocation(os.environ) is None
+            try_checks(self._config.reward, prompts, can_reach=not is_elsewhere)
         return dict(Counter(prompt.domain for prompt in prompts))
 
     def cluster(self) -> ClusterSize:

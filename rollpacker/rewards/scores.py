@@ -1,18 +1,17 @@
-"""The interface of a reward module, a pure function `score`, and the scores that every reward shares.
-
-Invariant: a score depends on its four arguments only. So a check may run in any process, in any order, and
-again after a kill.
-"""
+"""Scores that every reward shares, and the verdicts made of them."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 from rollpacker.core.errors import RollpackerError
 from rollpacker.protocols.rollout import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from rollpacker.protocols.reward import ScoringRequest
 
 _log = logging.getLogger(__name__)
@@ -26,16 +25,6 @@ class Score(NamedTuple):
     """Why, in snake_case; each reward has its own set."""
 
 
-class RewardModule(Protocol):
-    """A module such as `rollpacker.rewards.math`, imported by name in the process that runs it."""
-
-    def score(self, prompt_text: str, response_text: str, is_truncated: bool, ground_truth: str) -> Score:
-        """Score one response. An exception counts as `checker_crashed`."""
-
-    def prepare(self) -> None:
-        """Import and fill caches before the first check, whose time limit must not pay for it."""
-
-
 CORRECT = Score(1.0, "correct")
 TRUNCATED = Score(0.0, "truncated")
 """The response ended at the length limit, and what there is of it has no answer."""
@@ -45,11 +34,24 @@ TIMEOUT = Score(0.0, "timeout")
 """The check took too long and was killed."""
 CHECKER_CRASHED = Score(0.0, "checker_crashed")
 """The process of the check died, or the check raised."""
+WRONG_RESULT = Score(0.0, "wrong_result")
+"""What the check returned is no score."""
+NOT_FINITE = Score(0.0, "not_finite")
+"""The check returned NaN, or a number too large to train with."""
+HTTP_ERROR = Score(0.0, "http_error")
+"""The server answered with an error."""
+
+FAILURES = frozenset(each.reason for each in (TIMEOUT, CHECKER_CRASHED, WRONG_RESULT, NOT_FINITE, HTTP_ERROR))
+"""Reasons that say something of the check, and nothing of the response."""
 
 
-def verdict_of(request: ScoringRequest, score: Score, time_s: float = 0.0) -> Verdict:
+def verdict_of(
+    request: ScoringRequest, score: Score, time_s: float = 0.0, parts: Mapping[str, float] | None = None
+) -> Verdict:
     """Make the verdict on a request."""
-    return Verdict(request=request.request, reward=score.reward, reason=score.reason, time_s=time_s)
+    return Verdict(
+        request=request.request, reward=score.reward, reason=score.reason, time_s=time_s, parts=dict(parts or {})
+    )
 
 
 def verdict_of_crash(request: ScoringRequest, error: Exception) -> Verdict:
@@ -62,3 +64,12 @@ def verdict_of_crash(request: ScoringRequest, error: Exception) -> Verdict:
         raise error
     _log.warning("%s is %s: %s: %s", request.request, CHECKER_CRASHED.reason, type(error).__name__, error)
     return verdict_of(request, CHECKER_CRASHED)
+
+
+def mean_parts(verdicts: Iterable[Verdict]) -> dict[str, float]:
+    """The mean of each part over the verdicts that have it, by the part's name."""
+    values: dict[str, list[float]] = {}
+    for verdict in verdicts:
+        for name, value in verdict.parts.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(each) / len(each) for name, each in values.items()}

@@ -1,0 +1,115 @@
+"""The ways to score a response, as the configuration writes them: by name, as a function, or by a URL."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from rollpacker.config.keys import nearest
+from rollpacker.config.sections.base import Number, Section
+
+OwnCheck = Literal["math", "walk", "sandbox", "judge"]
+CheckKind = Literal["math", "walk", "sandbox", "judge", "modelled", "function", "url"]
+
+_OWN_CHECKS: tuple[OwnCheck, ...] = ("math", "walk", "sandbox", "judge")
+
+_NAME = r"[^\W\d]\w*"
+_FUNCTION = re.compile(rf"(?:.+\.py|{_NAME}(?:\.{_NAME})*):{_NAME}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One way to score a response."""
+
+    kind: CheckKind
+    source: str = ""
+    """`FILE.py:NAME` or `PACKAGE.MODULE:NAME` of a function, or a URL; empty of others."""
+    key: str = field(default="reward.name", compare=False)
+    """Where it is configured."""
+
+    def __str__(self) -> str:
+        return self.source or self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedCheck:
+    """A check and its share in the reward."""
+
+    check: Check
+    part: str = ""
+    """Empty where the reward has no parts."""
+    weight: float = 1.0
+
+
+Scoring = tuple[WeightedCheck, ...]
+"""How a response is scored: by one check, or by the weighted sum of parts."""
+
+
+class RewardPart(Section):
+    """A part of a reward: one of `name`, `function` and `url`, and its weight."""
+
+    name: Literal["math", "walk", "sandbox"] | None = None
+    function: str | None = None
+    url: str | None = None
+    weight: Number = 1.0
+
+    def check(self, key: str) -> Check:
+        """Give its check; `key` is that of the part. Raises `ValueError` where it has none, or several."""
+        given = [name for name in ("name", "function", "url") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"{key} has {' and '.join(given) or 'no check'}.\n"
+                "A part has one check: {name: math, walk or sandbox}, {function: FILE.py:NAME} or {url: http://...}.\n"
+                f"Write {key}={{name: math, weight: {self.weight:g}}}, for example."
+            )
+        if self.function is not None:
+            return function_check(f"{key}.function", self.function)
+        if self.url is not None:
+            return url_check(f"{key}.url", self.url)
+        assert self.name is not None
+        return Check(kind=self.name, key=f"{key}.name")
+
+
+def function_check(key: str, source: str) -> Check:
+    """Read a function's name; raises `ValueError` where it is none."""
+    if not _FUNCTION.fullmatch(source):
+        raise ValueError(
+            f"{key}={source} names no function.\n"
+            "A function is named FILE.py:NAME or PACKAGE.MODULE:NAME.\n"
+            + (f"Write {key}={source}:score, for example." if source.endswith(".py") else "Correct it.")
+        )
+    return Check(kind="function", source=source, key=key)
+
+
+def url_check(key: str, url: str) -> Check:
+    """Read a URL; raises `ValueError` where it is none."""
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port
+        is_whole = False
+    if not is_whole or re.search(r"\s", url):
+        raise ValueError(
+            f"{key}={url} is no URL.\n"
+            "It is http://HOST:PORT/PATH, or https://..., with a port below 65536.\n"
+            "Correct it."
+        )
+    return Check(kind="url", source=url, key=key)
+
+
+def domain_check(key: str, text: str) -> Check:
+    """Read a check of any kind; raises `ValueError` where it is none."""
+    if own := next((each for each in _OWN_CHECKS if each == text), None):
+        return Check(kind=own, key=key)
+    if "://" in text:
+        return url_check(key, text)
+    if ":" in text:
+        return function_check(key, text)
+    close = nearest(text, _OWN_CHECKS)
+    raise ValueError(
+        f"{key}={text} is no check.\n"
+        f"It is one of {', '.join(_OWN_CHECKS)}, or a function as FILE.py:NAME or PACKAGE.MODULE:NAME, or a URL.\n"
+        + (f"Write {key}={close[0]}." if close else "Choose one of them.")
+    )

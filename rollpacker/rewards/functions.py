@@ -1,0 +1,202 @@
+"""Functions that score a response: how they are named, called and read. The user's own and ours are the same.
+
+    def score(response, ground_truth):                       # my_reward.py, with reward.function=my_reward.py:score
+        return 1.0 if response.strip() == ground_truth else 0.0
+
+A function takes any of these parameters, by name:
+
+* `prompt`: the line's messages, a list of {role, content}, or its text where it has a plain `prompt`;
+* `response`: the text, decoded without special tokens;
+* `ground_truth`: the line's answer as text; empty where it has none;
+* `row`: the line's other fields, a dict;
+* `is_truncated`: whether the response ended at the length limit.
+
+It returns a number; or a pair of a number and a reason, a word in snake_case; or a dict of `score`, perhaps a `reason`,
+and other numbers, which the tables keep as its parts. It may be `async`. A module may have a function
+`prepare_scoring()`, which runs once before the first call and under no time limit.
+
+Invariant: whatever a function does, the outcome is a score with a finite reward. The source of a function is
+`FILE.py:NAME` or `PACKAGE.MODULE:NAME`; modules are also found in the working directory, and beside the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import importlib.util
+import inspect
+import reprlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.rewards.scores import CHECKER_CRASHED, NOT_FINITE, WRONG_RESULT, Score
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+PARAMETERS = ("prompt", "response", "ground_truth", "row", "is_truncated")
+
+LARGEST_REWARD = 1e9
+"""Its square is finite in float32, and so are advantages."""
+
+_PREPARE = "prepare_scoring"
+_SCORED = "scored"
+"""The reason of a function that gives none."""
+_LONGEST_TEXT = 300
+"""Characters of an error's own words."""
+
+
+class UnusableFunction(Exception):
+    """A source names no function that can score; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one call."""
+
+    score: Score
+    parts: dict[str, float] = field(default_factory=dict)
+    problem: str = ""
+    """What was wrong with the call, in words; empty where the score is the function's own."""
+
+
+class RewardFunction:
+    """A function that scores, with the parameters that it takes."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        """Take a function.
+
+        Raises:
+            UnusableFunction: It has a parameter that no response can fill.
+        """
+        self._function = function
+        self._names = _names_of(function)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Outcome:
+        """Score one response; `arguments` has a value for each of `PARAMETERS`. May never return."""
+        try:
+            value = self._function(**{name: arguments[name] for name in self._names})
+            if inspect.isawaitable(value):
+                self._loop = self._loop or asyncio.new_event_loop()
+                value = self._loop.run_until_complete(value)
+            return outcome_of(value)
+        except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
+            return Outcome(score=CHECKER_CRASHED, problem=f"it raised {_in_words(error)}")
+
+
+def load_function(source: str) -> RewardFunction:
+    """Import a function and prepare it.
+
+    Raises:
+        UnusableFunction: There is none, or its module cannot be imported.
+    """
+    place, _, name = source.rpartition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        if callable(prepare := getattr(module, _PREPARE, None)):
+            prepare()
+    except UnusableFunction:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UnusableFunction(f"importing {place} raised {_in_words(error)}") from error
+    if not hasattr(module, name):
+        close = difflib.get_close_matches(name, [each for each in vars(module) if not each.startswith("_")], n=1)
+        raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{close[0]}`" if close else ""))
+    function = getattr(module, name)
+    if not callable(function) or inspect.isclass(function):
+        raise UnusableFunction(f"`{name}` of {place} is {reprlib.repr(function)}, which is no function")
+    return RewardFunction(function)
+
+
+def outcome_of(value: object) -> Outcome:
+    """Read what a function returned, or a server answered for one response."""
+    reward: object = value
+    reason: object = _SCORED
+    parts: dict[str, float] = {}
+    match value:
+        case {"score": own, **others}:
+            reward, reason = own, others.pop("reason", _SCORED)
+            numbers = ((str(name), _number(each)) for name, each in others.items())
+            parts = {name: each for name, each in numbers if each is not None and _is_fit(each)}
+        case (own, why):
+            reward, reason = own, why
+    number = _number(reward)
+    if number is None or not isinstance(reason, str):
+        return Outcome(score=WRONG_RESULT, problem=f"it returned {reprlib.repr(value)}, which is no score")
+    if not _is_fit(number):
+        return Outcome(score=NOT_FINITE, problem=f"it returned {number}, which no training bears")
+    return Outcome(score=Score(number, reason[:_LONGEST_TEXT]), parts=parts)
+
+
+def _names_of(function: Callable[..., object]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise UnusableFunction(f"its parameters cannot be read: {error}") from error
+    taken = []
+    for each in parameters:
+        if each.kind is each.VAR_KEYWORD:
+            return PARAMETERS
+        if each.name in PARAMETERS and each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}:
+            taken.append(each.name)
+        elif each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
+            raise UnusableFunction(
+                f"its parameter `{each.name}` is none of {', '.join(PARAMETERS)}, which are given by name, and it has "
+                "no default"
+            )
+    return tuple(taken)
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a file; the folder that it lies in comes last on the path of further imports."""
+    if not path.is_file():
+        raise UnusableFunction(f"there is no file {path}")
+    name = f"reward_function_{path.stem}"  # its own may be that of a library, such as math
+    _search_in(path.resolve().parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _search_in(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _search_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _number(value: object) -> float | None:
+    """A number as Python, numpy or torch have it; None for anything else."""
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        return float(value) if isinstance(value, Real) else None
+    except (ValueError, RuntimeError, OverflowError):  # an array of several numbers, an integer of 400 digits
+        return None
+
+
+def _is_fit(number: float) -> bool:
+    return abs(number) <= LARGEST_REWARD  # false for NaN
+
+
+def _in_words(error: BaseException) -> str:
+    """The error and the line that raised it, of the innermost file that is not part of Python's import system."""
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename not in {__file__, importlib.__file__} and not each.filename.startswith("<")
+    ]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:_LONGEST_TEXT]}{where}"

@@ -1,0 +1,189 @@
+"""Scores by a server: `reward.url`.
+
+    POST   {"query": [prompt + response, ...], "prompts": [prompt, ...], "labels": [ground truth, ...]}
+    answer {"rewards": [0.5, ...]}
+
+One entry per response in each list, in the same order. Prompts are as the model saw them, chat template applied; a
+label is empty where the line has no answer. A reward may be anything that a function returns (see `functions`): a
+number, a pair of a number and a reason, or an object with `score`. Other fields of the answer are not read.
+
+A server that cannot be reached, or answers 429 or 5xx, is asked again after each of `PAUSES_S`. After the last one the
+run ends, or every further response would silently be worth nothing; it resumes from its last checkpoint.
+Anything else is a verdict: `timeout`, `http_error`, `wrong_result`, `not_finite`.
+
+Invariant: each request comes back from `collect` exactly once, unless it was forgotten.
+Source: OpenRLHF's remote reward model (`openrlhf/utils/remote_rm_utils.py`, `openrlhf/cli/serve_rm.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import EngineFailed
+from rollpacker.paths import reason_of
+from rollpacker.rewards.functions import Outcome, outcome_of
+from rollpacker.rewards.outbox import Outbox
+from rollpacker.rewards.scores import HTTP_ERROR, TIMEOUT, WRONG_RESULT, verdict_of
+from rollpacker.rewards.worker import ground_truth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.protocols.reward import ScoringRequest
+    from rollpacker.protocols.rollout import Verdict
+
+MOST_AT_ONCE = 64
+"""Responses in a request."""
+
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Before a server is asked again: half a minute, in which one that was restarted is back."""
+
+_ANSWER_BYTES = 16 << 20
+"""More is no answer."""
+
+_TOO_MANY, _FIRST_SERVER_ERROR = 429, 500
+
+_log = logging.getLogger(__name__)
+
+
+class ServerUnreachable(Exception):
+    """It did not answer, or said that it cannot now; the message says why."""
+
+
+class UrlRewardWorker:
+    """Scores by POST requests, `num_workers` at a time. What waits meanwhile goes with the next one."""
+
+    def __init__(self, url: str, num_workers: int, timeout_s: float, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        self._url = url
+        self._num_workers = num_workers
+        self._timeout_s = timeout_s
+        self._pauses_s = pauses_s
+        self._waiting: deque[ScoringRequest] = deque()
+        self._has_news = asyncio.Condition()
+        self._outbox = Outbox()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_forgotten = 0
+        """Times that everything was."""
+
+    async def score(self, requests: Sequence[ScoringRequest]) -> None:
+        self._outbox.refuse_when_closed()
+        async with self._has_news:
+            self._waiting.extend(requests)
+            self._has_news.notify_all()
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._serve()) for _ in range(self._num_workers)]
+
+    async def forget(self) -> None:
+        """Drop what waits; verdicts of requests under way are dropped when they come."""
+        self._num_forgotten += 1
+        self._waiting.clear()
+
+    async def collect(self) -> Sequence[Verdict]:
+        """Wait until at least one verdict is there, and take all that are.
+
+        Raises:
+            EngineFailed: The server cannot be reached.
+        """
+        return await self._outbox.collect()
+
+    async def close(self) -> None:
+        """End the requests; a thread that waits for the server ends with its time limit."""
+        self._outbox.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                async with self._has_news:
+                    await self._has_news.wait_for(lambda: self._waiting)
+                    batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+                num_forgotten, began = self._num_forgotten, time.perf_counter()
+                outcomes = await self._ask(batch)
+                if num_forgotten == self._num_forgotten:
+                    time_s = (time.perf_counter() - began) / len(batch)
+                    self._outbox.put(
+                        verdict_of(request, outcome.score, time_s, outcome.parts)
+                        for request, outcome in zip(batch, outcomes, strict=True)
+                    )
+        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
+            self._outbox.fail(error)
+
+    async def _ask(self, batch: Sequence[ScoringRequest]) -> Sequence[Outcome]:
+        problem = ""
+        for pause_s in (0.0, *self._pauses_s):
+            await asyncio.sleep(pause_s)
+            try:
+                outcomes = await asyncio.to_thread(ask, self._url, batch, self._timeout_s)
+            except ServerUnreachable as error:
+                problem = str(error)
+                _log.warning("%s: %s", self._url, problem)
+                continue
+            if problem := next((each.problem for each in outcomes if each.problem), ""):
+                _log.warning("%s: %s", self._url, problem)
+            return outcomes
+        raise EngineFailed(
+            f"The reward server {self._url} cannot be used: {problem}",
+            f"It is asked {1 + len(self._pauses_s)} times, in {sum(self._pauses_s):.0f} s.",
+            "Start it again, and resume the run.",
+        )
+
+
+def ask(url: str, requests: Sequence[ScoringRequest], timeout_s: float) -> list[Outcome]:
+    """Have a server score some responses; waits for it.
+
+    Raises:
+        ServerUnreachable: It may answer later.
+    """
+    question = {
+        "query": [request.prompt_text + request.response_text for request in requests],
+        "prompts": [request.prompt_text for request in requests],
+        "labels": [ground_truth_of(request) for request in requests],
+    }
+    post = urllib.request.Request(  # noqa: S310 the configuration takes http and https only
+        url, json.dumps(question).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(post, timeout=timeout_s) as answer:  # noqa: S310 likewise
+            body = answer.read(_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        problem = f"it answered with status {error.code}"
+        if error.code == _TOO_MANY or error.code >= _FIRST_SERVER_ERROR:
+            raise ServerUnreachable(problem) from error
+        return [Outcome(score=HTTP_ERROR, problem=problem)] * len(requests)
+    except TimeoutError:
+        return [Outcome(score=TIMEOUT, problem=f"it took longer than {timeout_s:g} s")] * len(requests)
+    except urllib.error.URLError as error:
+        raise ServerUnreachable(_reason(error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerUnreachable(reason_of(error)) from error
+    return _read(body, len(requests))
+
+
+def _read(body: bytes, num_requests: int) -> list[Outcome]:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return _wrong("its answer is no JSON", num_requests)
+    rewards = answer.get("rewards") if isinstance(answer, dict) else None
+    if not isinstance(rewards, list) or len(rewards) != num_requests:
+        return _wrong(f"its answer has no list `rewards` of {num_requests}", num_requests)
+    return [outcome_of(reward) for reward in rewards]
+
+
+def _wrong(problem: str, num_requests: int) -> list[Outcome]:
+    return [Outcome(score=WRONG_RESULT, problem=problem)] * num_requests
+
+
+def _reason(error: urllib.error.URLError) -> str:
+    reason = error.reason
+    return reason_of(reason) if isinstance(reason, Exception) else str(reason)

@@ -1,0 +1,123 @@
+"""A reward of several parts: the weighted sum, each part on its own, and what becomes of a part that fails."""
+
+import asyncio
+import textwrap
+
+import pytest
+
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.protocols.references import AnswerReference
+from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.rewards.factory import make_reward_worker
+from rollpacker.rewards.routing import SummingRewardWorker
+from rollpacker.rewards.worker import InPlaceRewardWorker
+
+
+def request_of(sample, truth, response, domain="walk"):
+    return ScoringRequest(
+        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
+        domain=Domain(domain),
+        prompt_text="",
+        response_text=response,
+        is_truncated=False,
+        reference=AnswerReference(text=truth),
+    )
+
+
+async def score(worker, *requests):
+    try:
+        await worker.score(requests)
+        verdicts = []
+        while len(verdicts) < len(requests):
+            verdicts += await worker.collect()
+        assert len(verdicts) == len(requests)
+        return sorted(verdicts, key=lambda verdict: verdict.request.sample)
+    finally:
+        await worker.close()
+
+
+@pytest.fixture
+def functions(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            def is_short(response):
+                return {"score": len(response) < 8, "reason": "short", "num_characters": len(response)}
+
+            def fail(response):
+                raise ValueError("no")
+            """
+        )
+    )
+    return path
+
+
+async def test_the_reward_is_the_weighted_sum_and_every_part_is_kept(functions):
+    section = RewardSection(
+        parts={
+            "accuracy": {"name": "walk", "weight": 2.0},
+            "brevity": {"function": f"{functions}:is_short", "weight": 0.5},
+            "seen": {"function": f"{functions}:is_short", "weight": 0.0},
+        },
+        timeout_s=20.0,
+    )
+    right, wrong, long = await score(
+        make_reward_worker(section),
+        request_of(0, "3 4", "+1 4"),
+        request_of(1, "3 4", "+1 5"),
+        request_of(2, "3 6", "+1 4 +1 5 +1 6"),
+    )
+    assert [right.reward, wrong.reward, long.reward] == [2.5, 0.5, 2.0]
+    assert [right.reason, wrong.reason, long.reason] == ["correct", "wrong_sum", "correct"]
+    assert {"accuracy": 1.0, "brevity": 1.0, "seen": 1.0, "brevity.num_characters": 4.0}.items() <= right.parts.items()
+    assert long.parts["brevity"] == 0.0
+
+
+async def test_the_reason_of_a_part_that_failed_stands_before_all_others(functions):
+    section = RewardSection(
+        parts={"accuracy": {"name": "walk"}, "mine": {"function": f"{functions}:fail"}}, timeout_s=20.0
+    )
+    [verdict] = await score(make_reward_worker(section), request_of(0, "3 4", "+1 4"))
+    assert (verdict.reward, verdict.reason) == (1.0, "checker_crashed")
+    assert verdict.parts == {"accuracy": 1.0, "mine": 0.0}
+
+
+async def test_a_domain_may_have_a_check_of_its_own_beside_parts(functions):
+    section = RewardSection(
+        parts={"accuracy": {"name": "walk", "weight": 3.0}, "more": {"name": "walk"}},
+        domains={"poems": f"{functions}:is_short"},
+        timeout_s=20.0,
+    )
+    walk, poem = await score(
+        make_reward_worker(section), request_of(0, "3 4", "+1 4"), request_of(1, "", "roses", domain="poems")
+    )
+    assert (walk.reward, walk.parts) == (4.0, {"accuracy": 1.0, "more": 1.0})
+    assert (poem.reward, poem.reason, poem.parts) == (1.0, "short", {"num_characters": 5.0})
+
+
+class LateWorker(InPlaceRewardWorker):
+    """Gives its verdicts when it may."""
+
+    def __init__(self, function):
+        super().__init__(function)
+        self.may_answer = asyncio.Event()
+
+    async def collect(self):
+        await self.may_answer.wait()
+        return await super().collect()
+
+
+async def test_a_response_that_was_forgotten_between_its_parts_has_no_verdict():
+    early, late = InPlaceRewardWorker(lambda: 1.0), LateWorker(lambda: 2.0)
+    worker = SummingRewardWorker({"early": (early, 1.0), "late": (late, 1.0)})
+    try:
+        await worker.score([request_of(0, "", "")])
+        await worker.forget()
+        await worker.score([request_of(1, "", "")])
+        late.may_answer.set()
+        [verdict] = await worker.collect()
+        assert (verdict.request.sample, verdict.reward) == (1, 3.0)
+    finally:
+        await worker.close()

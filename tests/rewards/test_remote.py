@@ -1,0 +1,133 @@
+"""A reward by URL, against a real server on this machine."""
+
+import asyncio
+import threading
+
+import pytest
+
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.protocols.references import AnswerReference
+from rollpacker.protocols.reward import ScoringRequest
+from rollpacker.rewards.remote import MOST_AT_ONCE, UrlRewardWorker
+from tests.rewards.servers import lengths, reward_server
+
+
+def request_of(sample, response):
+    return ScoringRequest(
+        request=RequestId(round=0, prompt=PromptId(epoch=0, key="a"), sample=sample),
+        domain=Domain("poems"),
+        prompt_text="Rhyme.",
+        response_text=response,
+        is_truncated=False,
+        reference=AnswerReference(text="none"),
+    )
+
+
+async def score(url, responses, num_workers=1, timeout_s=30.0, pauses_s=()):
+    """Give reward and reason of each response."""
+    worker = UrlRewardWorker(url, num_workers, timeout_s, pauses_s)
+    try:
+        await worker.score([request_of(sample, response) for sample, response in enumerate(responses)])
+        verdicts = []
+        while len(verdicts) < len(responses):
+            verdicts += await worker.collect()
+        in_order = sorted(verdicts, key=lambda verdict: verdict.request.sample)
+        return [(verdict.reward, verdict.reason) for verdict in in_order]
+    finally:
+        await worker.close()
+
+
+async def test_responses_are_posted_in_batches_and_each_has_its_own_reward():
+    responses = ["x" * length for length in range(150)]
+    with reward_server(lengths) as (url, questions):
+        assert await score(url, responses, num_workers=2) == [(float(length), "scored") for length in range(150)]
+    sizes = [len(question["query"]) for question in questions]
+    assert sorted(sizes) == [150 - 2 * MOST_AT_ONCE, MOST_AT_ONCE, MOST_AT_ONCE]
+    first = next(question for question in questions if "Rhyme." in question["query"])
+    assert first.keys() == {"query", "prompts", "labels"}
+    assert (first["query"][1], first["prompts"][1], first["labels"][1]) == ("Rhyme.x", "Rhyme.", "none")
+
+
+async def test_a_reward_may_be_all_that_a_function_returns():
+    answers = [0.5, [1.0, "rhymes"], {"score": 0.25, "metre": 1}, float("nan"), "good"]
+    with reward_server(lambda _question: (200, {"rewards": answers})) as (url, _):
+        rewards = await score(url, [""] * len(answers))
+    assert rewards == [(0.5, "scored"), (1.0, "rhymes"), (0.25, "scored"), (0.0, "not_finite"), (0.0, "wrong_result")]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (200, b"<html>", "wrong_result"),
+        (200, {"rewards": [1.0]}, "wrong_result"),
+        (200, {"scores": [1.0, 1.0]}, "wrong_result"),
+        (200, [1.0, 1.0], "wrong_result"),
+        (404, {}, "http_error"),
+    ],
+)
+async def test_a_wrong_answer_is_a_reason_and_the_next_is_scored(status, body, reason):
+    answers = iter([(status, body)])
+    with reward_server(lambda question: next(answers, None) or lengths(question)) as (url, _):
+        worker = UrlRewardWorker(url, 1, 30.0, ())
+        try:
+            await worker.score([request_of(0, "x"), request_of(1, "x")])
+            assert {verdict.reason for verdict in await worker.collect()} == {reason}
+            await worker.score([request_of(2, "xyz")])
+            [verdict] = await worker.collect()
+            assert (verdict.reward, verdict.reason) == (3.0, "scored")
+        finally:
+            await worker.close()
+
+
+async def test_a_server_that_takes_too_long_is_a_timeout():
+    may_end = threading.Event()
+
+    def hang(question):
+        may_end.wait()
+        return lengths(question)
+
+    with reward_server(hang) as (url, _):
+        try:
+            assert await score(url, ["x"], timeout_s=0.1) == [(0.0, "timeout")]
+        finally:
+            may_end.set()
+
+
+@pytest.mark.parametrize("trouble", [(503, {}), (429, {}), (None, None)])
+async def test_a_server_in_trouble_is_asked_again(trouble):
+    answers = iter([trouble, trouble])
+    with reward_server(lambda question: next(answers, None) or lengths(question)) as (url, questions):
+        assert await score(url, ["xy"], pauses_s=(0.0, 0.0)) == [(2.0, "scored")]
+        assert len(questions) == 3
+
+
+async def test_a_server_that_stays_away_ends_the_run():
+    """Or every further response would silently be worth nothing."""
+    with reward_server(lengths) as (url, _):
+        pass
+    with pytest.raises(EngineFailed, match="cannot be used: Connection refused"):
+        await score(url, ["x"], pauses_s=(0.0,))
+
+
+async def test_what_was_forgotten_has_no_verdict():
+    came, may_answer = threading.Event(), threading.Event()
+
+    def answer(question):
+        came.set()
+        may_answer.wait()
+        return lengths(question)
+
+    with reward_server(answer) as (url, _):
+        worker = UrlRewardWorker(url, 1, 30.0, ())
+        try:
+            await worker.score([request_of(0, "x")])
+            await asyncio.to_thread(came.wait)
+            await worker.score([request_of(1, "xx")])
+            await worker.forget()
+            await worker.score([request_of(2, "xxx")])
+            may_answer.set()
+            assert [verdict.request.sample for verdict in await worker.collect()] == [2]
+        finally:
+            may_answer.set()
+            await worker.close()
