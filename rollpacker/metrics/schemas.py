@@ -26,7 +26,7 @@ SCHEMA_VERSION = 7
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
 
-ColumnType = Literal["int", "float", "bool", "text"]
+ColumnType = Literal["int", "float", "bool", "text", "floats by name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,13 @@ class TableSchema:
         )
 
 
-_ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+_ARROW_TYPES = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "text": pa.string(),
+    "floats by name": pa.map_(pa.string(), pa.float64()),
+}
 
 
 def _count(name: str, description: str, *, unit: str = "1", is_nullable: bool = False) -> Column:
@@ -91,6 +97,10 @@ def _text(name: str, description: str, *, is_nullable: bool = False) -> Column:
 
 def _flag(name: str, description: str) -> Column:
     return Column(name=name, type="bool", unit="", description=description)
+
+
+def _numbers(name: str, description: str) -> Column:
+    return Column(name=name, type="floats by name", unit="1", description=description, is_nullable=True)
 
 
 _STEP = _count("step", "Training step, from 0")
@@ -213,6 +223,7 @@ DOMAINS = TableSchema(
         _count("num_prompts", "Prompts of the domain in the trained batch"),
         _count("num_responses", "Responses of the domain in the trained batch"),
         _number("reward_mean", "Mean reward of the domain's trained responses"),
+        _numbers("reward_parts_mean", "Mean of each part of the reward, without weights; null where it has no parts"),
         _number("solve_rate", "Share of the domain's prompts with a trained response that has a reward above 0"),
         _number(
             "no_signal_share",
@@ -255,6 +266,7 @@ RESPONSES = TableSchema(
             "Its reward less what over-long shaping takes off; null when it was not scored",
             is_nullable=True,
         ),
+        _numbers("reward_parts", "Each part of the reward, without weights; null where it has none or was not scored"),
         _text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
         _seconds("reward_time_s", "Time spent scoring, without waiting; null when not scored", is_nullable=True),
         _seconds("scored_at_s", "When the reward was known, since the run began; null when not", is_nullable=True),

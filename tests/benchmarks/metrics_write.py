@@ -39,6 +39,8 @@ def value(column: Column, row: int, generator: random.Random) -> object:
             return row % 2 == 0
         case "text":
             return f"{column.name}-{row // 10}"
+        case "floats by name":
+            return None
 
 
 def measure_tables() -> None:

@@ -28,7 +28,7 @@ from rollpacker.metrics.schemas import SCHEMA_VERSION, STEPS, TABLES, Column, de
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import read_frame, read_last_steps, read_table
 
-VALUES: dict[str, object] = {"int": 7, "float": 0.5, "bool": True, "text": "word"}
+VALUES: dict[str, object] = {"int": 7, "float": 0.5, "bool": True, "text": "word", "floats by name": [("a", 0.5)]}
 
 Row = dict[str, object]
 
@@ -359,6 +359,14 @@ def test_a_column_that_an_older_version_lacks_is_null_with_a_warning(run_dir: Pa
         table = read_table(run_dir, "steps")
     assert table["tokens_wasted"].to_pylist() == [None]
     assert "gone" not in table.column_names
+
+
+def test_parts_of_a_reward_are_kept_by_name_also_by_another_run_s_names(run_dir: Path, writer: MetricsWriter) -> None:
+    given: list[object] = [{"accuracy": 1.0, "format": -0.5}, None, {"brevity": 0.25}]
+    rows = [make_row("responses", 0, sample=sample, reward_parts=parts) for sample, parts in enumerate(given)]
+    writer.write_step(0, {**make_rows(0), "responses": rows})
+    parts = read_table(run_dir, "responses")["reward_parts"].to_pylist()
+    assert [None if each is None else dict(each) for each in parts] == given
 
 
 def test_files_of_a_newer_version_are_refused(run_dir: Path, writer: MetricsWriter) -> None:

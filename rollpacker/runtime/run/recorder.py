@@ -18,6 +18,7 @@ from rollpacker.core.ids import Domain, EngineId, PromptId
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
+from rollpacker.rewards.scores import mean_parts
 from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.interval_log import Interval
@@ -172,6 +173,7 @@ class StepRecorder:
             "num_prompts": len(rewards),
             "num_responses": len(accepted),
             "reward_mean": sum(map(sum, rewards.values())) / len(accepted),
+            "reward_parts_mean": mean_parts(request.verdict for request in accepted if request.verdict) or None,
             "solve_rate": sum(max(group) > 0 for group in rewards.values()) / len(rewards),
             "no_signal_share": sum(min(group) == max(group) for group in rewards.values()) / len(rewards),
             "response_length_mean_tokens": sum(lengths) / len(lengths),
@@ -216,6 +218,7 @@ class StepRecorder:
             "generation_time_s": response.generation_time_s,
             "reward": verdict.reward if verdict else None,
             "trained_reward": batch.trained_reward(request),
+            "reward_parts": (verdict.parts or None) if verdict else None,
             "reward_reason": verdict.reason if verdict else None,
             "reward_time_s": verdict.time_s if verdict else None,
             "scored_at_s": request.scored_at_s,

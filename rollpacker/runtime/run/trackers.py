@@ -5,7 +5,7 @@ Both packages are optional (`pip install 'rollpacker[trackers]'`) and are import
 the environment. A run keeps its id when it is resumed, so that it stays one curve.
 
 Columns appear as `steps/<column>`: the table's name, then the column's, as in Parquet; those of the table `domains` as
-`domains/<domain>/<column>`.
+`domains/<domain>/<column>`, and parts of the reward as `domains/<domain>/reward_parts_mean/<part>`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +22,7 @@ from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.files import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rollpacker.config.sections.run import TrackerSection
@@ -188,9 +189,11 @@ def _scalars(row: Row, domains: Sequence[Row]) -> dict[str, float]:
 
 
 def _numbers(prefix: str, row: Row) -> dict[str, float]:
-    """Return the finite numbers of a row."""
-    return {
-        f"{prefix}/{name}": float(value)
-        for name, value in row.items()
-        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    """Return the finite numbers of a row, and those by name within it."""
+    numbers: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            numbers |= _numbers(f"{prefix}/{name}", value)
+        elif name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            numbers[f"{prefix}/{name}"] = float(value)
+    return numbers

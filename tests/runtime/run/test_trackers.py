@@ -44,12 +44,14 @@ def test_tensorboard_shows_the_numbers_of_each_step(tmp_path: Path) -> None:
     tracker = make_trackers(TrackerSection(tensorboard=True), tmp_path, "run-1", {})
     tracker.log_step(make_row(0, 0.25))
     assert read_curves(tmp_path / "tensorboard")["steps/reward_mean"] == [(0, 0.25)]
-    tracker.log_step(make_row(1, 0.5), [{"step": 1, "domain": "math", "reward_mean": 0.75, "modelled": False}])
+    domain = {"step": 1, "domain": "math", "reward_mean": 0.75, "reward_parts_mean": {"a": 0.5}, "modelled": False}
+    tracker.log_step(make_row(1, 0.5), [domain])
     tracker.close()
     assert read_curves(tmp_path / "tensorboard") == {
         "steps/reward_mean": [(0, 0.25), (1, 0.5)],
         "steps/num_aborted": [(0, 3.0), (1, 3.0)],
         "domains/math/reward_mean": [(1, 0.75)],
+        "domains/math/reward_parts_mean/a": [(1, 0.5)],
     }
 
 
