@@ -211,8 +211,8 @@ def _option_mistakes(override: Override, options: Sequence[str]) -> Iterator[Use
 
 
 def _is_below_mapping(name: str, keys: Mapping[str, Key]) -> bool:
-    parent = keys.get(name.rpartition(".")[0])
-    return parent is not None and parent.is_mapping
+    ends = (index for index, character in enumerate(name) if character == ".")
+    return any(key.is_mapping for end in ends if (key := keys.get(name[:end])) is not None)
 
 
 def unknown_key(root: Root[BaseModel], name: str) -> ConfigError:

@@ -42,6 +42,13 @@ def test_domains_are_named_by_the_user() -> None:
     assert compose([*INPUTS, "data.domain_weights={qa: 1}"]).data.domain_weights == {"qa": 1}
 
 
+def test_a_key_within_an_entry_of_a_mapping_can_be_set_alone() -> None:
+    parts = "reward.parts={accuracy: {name: math}, format: {function: my.py:fmt, weight: 0.2}}"
+    config = compose([*INPUTS, parts, "reward.parts.format.weight=0.5"])
+    assert {name: part.weight for name, part in config.reward.parts.items()} == {"accuracy": 1.0, "format": 0.5}
+    assert config.reward.names == ("math", "function")
+
+
 def test_a_value_may_refer_to_another_key() -> None:
     config = compose([*INPUTS, "run.dir=runs/${system.name}-${run.seed}", "run.seed=3"])
     assert config.run.dir == Path("runs/rollpacker-3")
