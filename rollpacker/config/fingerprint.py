@@ -32,6 +32,9 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
     values["data.path"] = [[str(real_path(file.path)), file.domain] for file in config.data.path or ()]
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
+    for name in _LEFT_OUT_WHERE_NULL:
+        if values[name] is None:
+            del values[name]
     return values
 
 
@@ -39,6 +42,10 @@ def config_fingerprint(config: RunConfig) -> str:
     """Sixteen hexadecimal digits over `defining_values`, the same on every machine and in every process."""
     text = json.dumps(defining_values(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_LEFT_OUT_WHERE_NULL = ("reward.function", "reward.url")
+"""Keys that were added since there are fingerprints: a run without them is the one that it was before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ def test_what_changes_only_the_place_or_the_speed_leaves_the_fingerprint(overrid
         "model.dtype=bfloat16",
         "data.path=/q.jsonl",
         "data.domain_weights.math=1",
+        "reward.function=my.py:score",
+        "reward.parts={a: {name: math}}",
         "data.shuffle=false",
         "rollout.temperature=0.9",
         "system=verl",
