@@ -17,7 +17,7 @@ HELP = CommandHelp(
     usage="reward=OPTION|reward.KEY=... data.path=FILE responses=FILE out=FILE [key=value] ...",
     examples=(
         "rollpacker score reward=math data.path=prompts.jsonl \\\n    responses=answers.jsonl out=scores.jsonl",
-        "rollpacker score reward.function=mine.py:score data.path=prompts.jsonl \\\n    responses=answers.jsonl out=s.jsonl",
+        "rollpacker score reward.function=my.py:score data.path=prompts.jsonl \\\n    responses=a.jsonl out=s.jsonl",
     ),
     lists_keys_of="score",
 )
