@@ -1,5 +1,6 @@
 """For all tests."""
 
+import os
 import signal
 
 import pytest
@@ -20,8 +21,10 @@ settings.load_profile("rollpacker")
 def pytest_configure() -> None:
     """Let the commands that tests start take Ctrl-C, also when the tests themselves run in a shell's background.
 
-    A shell starts background jobs with SIGINT ignored, and children inherit that.
+    A shell starts background jobs with SIGINT ignored, and children inherit that. And let no test find GPUs that it did
+    not ask for: runs would be placed on them.
     """
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -63,12 +63,17 @@ def run(arguments: Arguments) -> None:
 def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.config.compose import compose
+    from rollpacker.runtime.placing.automatic import Chooser
     from rollpacker.runtime.run.preflight import validate
 
-    config = compose(overrides)
+    chooser = Chooser()
+    config = compose(overrides, chooser.complete)
     resolved = validate(config, run_facts_of)
     console = output()
     _print_configuration(console, config, is_full=is_full)
+    if chooser.chosen:
+        rows = ((f"  {choice.word}", choice.reason) for choice in chooser.chosen)
+        console.print(heading("Chosen for the GPUs (placement=auto)"), facts(rows), "", sep="\n")
     described = _describe(config, resolved, _notes_of_tokens(config))
     console.print(heading("What it will do"), facts(described.items()), sep="\n")
     if not isinstance(resolved.cluster, ModelledCluster):
@@ -96,8 +101,9 @@ def _check_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.cli.screen import tell_points
     from rollpacker.config.multirun import compose_sweep, point_names
     from rollpacker.launch.validation import validate_sweep
+    from rollpacker.runtime.placing.automatic import complete
 
-    sweep = compose_sweep(overrides, tell=tell_points)
+    sweep = compose_sweep(overrides, tell=tell_points, complete=complete)
     resolved_runs = validate_sweep(sweep, run_facts_of)
     are_jobs = sweep.launcher is not None and sweep.launcher.executor == "slurm"
     notes: dict[str, list[str]] = {}  # of points with the same model and data: read once

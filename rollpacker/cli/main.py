@@ -57,6 +57,7 @@ _MODULES = {
 
 _SUMMARIES = {
     "train": "Train a model by reinforcement learning, once or once per value of a sweep (-m).",
+    "init": "Print the command that trains a model on this machine, with the reason for each word.",
     "check": "Print what `train` would do with the same arguments, and start nothing.",
     "jobs": "Show which runs run, wait, failed or were requeued, their steps, and why they stopped.",
     "doctor": "Check this machine, its Slurm and its files for what would stop a run, with a remedy for each.",

@@ -118,10 +118,7 @@ def _engine_memory(engine: EngineMemory, taken: float) -> str:
 
 
 def _rank_memory(rank: RankMemory) -> str:
-    return (
-        f"trainer {gigabytes(rank.state + rank.activations)}: weights {gigabytes(rank.weights)}, gradients "
-        f"{gigabytes(rank.gradients)}, optimizer {gigabytes(rank.optimizer)}, activations {gigabytes(rank.activations)}"
-    )
+    return f"trainer {gigabytes(rank.total)}: {rank.in_words()}"
 
 
 def _notes(size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[str]:
@@ -136,10 +133,10 @@ def _notes(size: ClusterSize, fit: ModelFit | None, *, has_turns: bool) -> list[
         notes.append(f"A GPU has {gigabytes(fit.gpu_bytes)}.")
     if fit is not None:
         notes.append(f"The longest sequence takes {gigabytes(fit.engine.sequence)} of the KV cache.")
-    if fit is not None and fit.gpu_bytes is not None and fit.rank.state + fit.rank.activations > fit.gpu_bytes:
+    if fit is not None and fit.gpu_bytes is not None and fit.rank.total > fit.gpu_bytes:
         notes.append(
             "The trainer's activations may not fit: lower trainer.max_tokens_per_microbatch, or set "
-            "trainer.recompute_activations=true."
+            "trainer.recompute_activations=true or trainer.logits_chunk_tokens=1024."
         )
     if has_turns:
         notes.append("Taking turns: engines sleep while the trainer works; otherwise its state is in host memory.")

@@ -36,8 +36,9 @@ def run(arguments: Arguments) -> None:
     else:
         from rollpacker.config.compose import compose
         from rollpacker.launch import ranks
+        from rollpacker.runtime.placing.automatic import complete
 
-        ranks.train(compose(arguments.words), _validate)
+        ranks.train(compose(arguments.words, complete), _validate)
 
 
 def run_point(composed: DictConfig) -> None:
@@ -45,9 +46,10 @@ def run_point(composed: DictConfig) -> None:
     from rollpacker.cli.screen import show_error
     from rollpacker.config.multirun import config_of_point
     from rollpacker.launch import ranks
+    from rollpacker.runtime.placing.automatic import complete
 
     _ignore_closed_output()
-    config = config_of_point(composed)
+    config = config_of_point(composed, complete)
     try:
         ranks.train(config, _validate)
     except Interrupted as error:
@@ -80,8 +82,9 @@ def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.config.multirun import compose_sweep, run_sweep
     from rollpacker.launch.validation import validate_sweep
     from rollpacker.metrics.files import make_private_folder
+    from rollpacker.runtime.placing.automatic import complete
 
-    sweep = compose_sweep(overrides, tell=tell_points)
+    sweep = compose_sweep(overrides, tell=tell_points, complete=complete)
     validate_sweep(sweep, run_facts_of)
     if sweep.launcher is not None and sweep.launcher.dry_run:
         from rollpacker.cli.screen import output

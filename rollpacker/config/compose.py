@@ -8,8 +8,10 @@ base configuration is the schema's own default tree, so that every legal key can
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import hydra
@@ -40,13 +42,18 @@ if TYPE_CHECKING:
 _KEYS_OF_HYDRA = ("hydra.searchpath", "hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper")
 
 
-def compose(overrides: Sequence[str]) -> RunConfig:
+Complete = Callable[[dict[str, Any], AbstractSet[str]], Mapping[str, object]]
+"""Chooses keys that nobody named, from the composed tree and the names of those that somebody did: words of the command
+line, and what differs from the defaults. Raises a `UserError`."""
+
+
+def compose(overrides: Sequence[str], complete: Complete | None = None) -> RunConfig:
     """Compose and validate the configuration of one training run."""
     overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
         if is_chosen(parse_overrides(session, TRAIN, overrides)):
             raise single_run_mistake()
-        return compose_in(session, TRAIN, overrides)
+        return compose_in(session, TRAIN, overrides, complete=complete)
 
 
 def compose_score(overrides: Sequence[str]) -> ScoreConfig:
@@ -79,7 +86,11 @@ def hydra_session() -> Iterator[Hydra]:
 
 
 def compose_in(
-    session: Hydra, root: Root[Schema_co], overrides: Sequence[str], job_num: int | None = None
+    session: Hydra,
+    root: Root[Schema_co],
+    overrides: Sequence[str],
+    job_num: int | None = None,
+    complete: Complete | None = None,
 ) -> Schema_co:
     """Compose one configuration within a session, as Hydra composes the job `job_num` of a multirun."""
     parsed = parse_overrides(session, root, overrides)
@@ -90,18 +101,36 @@ def compose_in(
             with open_dict(config.hydra.job):
                 config.hydra.job.num = job_num
         HydraConfig.instance().set_config(config)
-    return validate(root, config)
+    return validate(root, config, complete)
 
 
-def validate(root: Root[Schema_co], config: DictConfig) -> Schema_co:
-    """Resolve a composed configuration and validate it by the schema."""
+def validate(root: Root[Schema_co], config: DictConfig, complete: Complete | None = None) -> Schema_co:
+    """Resolve a composed configuration, complete it and validate it by the schema."""
     own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     with translated_errors(root):
         tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
+    given = _without_missing(_with_absent_sections(root, tree))
+    if complete is not None:
+        for name, value in complete(given, _named(root, given)).items():
+            *parents, leaf = name.split(".")
+            node = functools.reduce(lambda inner, part: inner[part], parents, given)
+            node[leaf] = value
     try:
-        return root.schema.model_validate(_without_missing(_with_absent_sections(root, tree)))
+        return root.schema.model_validate(given)
     except ValidationError as error:
         raise combined([_schema_mistake(root, details) for details in error.errors(include_url=False)]) from error
+
+
+def _named(root: Root[BaseModel], tree: Any) -> frozenset[str]:
+    """The keys that Hydra's words name, and those whose values are not the defaults."""
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    keys = [str(word).partition("=")[0].lstrip("+~") for word in words]
+    named = {f"{key}.name" if key in groups(root) else key for key in keys}
+    for key in legal_keys(root.schema).values():
+        value = functools.reduce(lambda node, part: node.get(part) if node else None, key.name.split("."), tree)
+        if value is not None and value != key.default:
+            named.add(key.name)
+    return frozenset(named)
 
 
 def parse_overrides(session: Hydra, root: Root[Schema_co], overrides: Sequence[str]) -> list[Override]:

@@ -29,6 +29,8 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
     values = dict(_flatten(config.model_dump(mode="json", exclude=_left_out(RunConfig)), ""))
     for name, path in (("model.path", config.model.path), ("data.chat_template", config.data.chat_template)):
         values[name] = str(real_path(path)) if path else None
+    for name in [name for name, value in values.items() if value == 0 and name.endswith(_OF_EXPERTS)]:
+        del values[name]  # a dense model's have no part in it
     values["data.path"] = [[str(real_path(file.path)), file.domain] for file in config.data.path or ()]
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
@@ -36,6 +38,12 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
         if values[name] is None:
             del values[name]
     return values
+
+
+_OF_EXPERTS = tuple(
+    f"shape.{key}"
+    for key in ("num_experts", "num_active_experts", "expert_size", "shared_expert_size", "num_dense_layers")
+)
 
 
 def config_fingerprint(config: RunConfig) -> str:

@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rollpacker.config.compose import (
+    Complete,
     compose_in,
     hydra_session,
     parse_overrides,
@@ -76,10 +77,12 @@ def point_names(points: Sequence[Sequence[str]]) -> tuple[str, ...]:
     )
 
 
-def compose_sweep(overrides: Sequence[str], tell: Callable[[int], None] = lambda _: None) -> Sweep:
+def compose_sweep(
+    overrides: Sequence[str], tell: Callable[[int], None] = lambda _: None, complete: Complete | None = None
+) -> Sweep:
     """Expand a multirun and validate every point; two points that would share a `run.dir` are refused.
 
-    `tell` is called with the number of points before they are composed.
+    `tell` is called with the number of points before they are composed; `complete` as `compose` does.
     """
     overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
@@ -93,7 +96,7 @@ def compose_sweep(overrides: Sequence[str], tell: Callable[[int], None] = lambda
         mistakes: list[UserError] = []
         for number, point in enumerate(points):
             with collected(mistakes):
-                configs.append(compose_in(session, TRAIN, point, job_num=number))
+                configs.append(compose_in(session, TRAIN, point, job_num=number, complete=complete))
         raise_mistakes(mistakes)
     _refuse_shared_dirs(configs)
     shared_folder = _shared_folder([config.run.dir for config in configs])
@@ -121,9 +124,9 @@ def run_sweep(sweep: Sweep, task: Callable[[DictConfig], None]) -> None:
         )
 
 
-def config_of_point(config: DictConfig) -> RunConfig:
-    """Validate what Hydra composed for one point."""
-    return validate(TRAIN, config)
+def config_of_point(config: DictConfig, complete: Complete | None = None) -> RunConfig:
+    """Complete and validate what Hydra composed for one point."""
+    return validate(TRAIN, config, complete)
 
 
 def _base(session: Hydra, overrides: Sequence[str]) -> DictConfig:

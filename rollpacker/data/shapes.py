@@ -15,6 +15,7 @@ from rollpacker.core.errors import ModelError
 from rollpacker.paths import read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from rollpacker.config.sections.model import ModelSection
@@ -24,7 +25,7 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A decoder with gated MLPs and grouped-query attention."""
+    """A decoder with gated MLPs, or experts, and grouped-query attention."""
 
     shape: ShapeSection
     bytes_per_number: int
@@ -32,22 +33,34 @@ class Transformer:
 
     @property
     def num_parameters(self) -> int:
+        """All that are held, those of experts that a token is not sent to among them."""
+        return self.num_layer_parameters + self.num_embedding_parameters
+
+    @property
+    def num_embedding_parameters(self) -> int:
+        """Those of embedding and output layer, tied ones once."""
         shape = self.shape
-        embeddings = shape.vocab_size * shape.hidden_size
-        return self.num_multiplied_parameters + (0 if shape.has_tied_embeddings else embeddings)
+        return shape.vocab_size * shape.hidden_size * (1 if shape.has_tied_embeddings else 2)
 
     @property
     def num_multiplied_parameters(self) -> int:
-        """Those that every token is multiplied with: all but the embedding that is only looked up."""
-        return self.num_layer_parameters + self.shape.vocab_size * self.shape.hidden_size
+        """Those that every token is multiplied with: neither the embedding that is looked up, nor idle experts."""
+        return self._layer_parameters(self.shape.num_active_experts) + self.shape.vocab_size * self.shape.hidden_size
 
     @property
     def num_layer_parameters(self) -> int:
         """Those of all decoder layers."""
+        return self._layer_parameters(self.shape.num_experts)
+
+    def _layer_parameters(self, num_experts: int) -> int:
+        """Of all decoder layers, with so many experts of each layer that has any."""
         shape = self.shape
         attention = shape.hidden_size * shape.head_dim * 2 * (shape.num_heads + shape.num_kv_heads)
-        mlp = 3 * shape.hidden_size * shape.intermediate_size
-        return shape.num_layers * (attention + mlp)
+        num_sparse = shape.num_layers - shape.num_dense_layers if shape.num_experts else 0
+        dense = 3 * shape.hidden_size * shape.intermediate_size
+        router = shape.hidden_size * shape.num_experts
+        sparse = 3 * shape.hidden_size * (num_experts * shape.expert_size + shape.shared_expert_size) + router
+        return shape.num_layers * attention + (shape.num_layers - num_sparse) * dense + num_sparse * sparse
 
     @property
     def num_weight_bytes(self) -> int:
@@ -92,6 +105,7 @@ def _read_shape(folder: Path) -> ShapeSection:
             intermediate_size=sizes["intermediate_size"],
             vocab_size=sizes["vocab_size"],
             has_tied_embeddings=bool(sizes.get("tie_word_embeddings", False)),
+            **_experts(sizes),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
@@ -99,3 +113,38 @@ def _read_shape(folder: Path) -> ShapeSection:
             "Read are num_hidden_layers, hidden_size, num_attention_heads, intermediate_size and vocab_size.",
             "Choose a model option with a shape, such as model=qwen2.5-7b, or correct the file.",
         ) from error
+
+
+def num_experts_of(description: Mapping[str, Any]) -> int:
+    """Experts in a layer of the model that a `config.json` describes, by the names of Qwen, DeepSeek and Mixtral.
+
+    0 for a dense one.
+    """
+    text_model = description.get("text_config")
+    sizes = text_model if isinstance(text_model, dict) else description
+    return next((number for name in _NUM_EXPERTS if type(number := sizes.get(name)) is int), 0)
+
+
+def _experts(sizes: Mapping[str, Any]) -> dict[str, int]:
+    """The keys of `ShapeSection` on experts; none for a dense model."""
+    num_experts = num_experts_of(sizes)
+    if not num_experts:
+        return {}
+    size, num_layers = sizes.get("moe_intermediate_size") or sizes["intermediate_size"], sizes["num_hidden_layers"]
+    first, step, dense = (
+        sizes.get(name) for name in ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
+    )
+    is_dense = [
+        layer < (first or 0) or (layer + 1) % (step or 1) > 0 or layer in (dense or ()) for layer in range(num_layers)
+    ]
+    return {
+        "num_experts": num_experts,
+        "num_active_experts": sizes["num_experts_per_tok"],
+        "expert_size": size,
+        "shared_expert_size": sizes.get("shared_expert_intermediate_size")
+        or (sizes.get("n_shared_experts") or 0) * size,
+        "num_dense_layers": sum(is_dense),
+    }
+
+
+_NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")

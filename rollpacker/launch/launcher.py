@@ -28,6 +28,7 @@ from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submissions import Submission, read_submission, write_submission
 from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
+from rollpacker.runtime.placing.automatic import complete
 from rollpacker.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def launch_from_hydra(
         with open_dict(composed):
             composed.hydra.job.num = number
         HydraConfig.instance().set_config(composed)
-        points.append(Point(number=number, name=name, config=config_of_point(composed)))
+        points.append(Point(number=number, name=name, config=config_of_point(composed, complete)))
     launch(points, task, validate_launcher(settings), Path(config.hydra.sweep.dir))
     return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in overrides]
 

@@ -185,12 +185,14 @@ def _off(fitted: Floats, seconds: Floats) -> float:
 def check_model(key: str, path: Path, profile: Profile, wanted: Mapping[str, Any], dtype: str) -> None:
     """Refuse the profile of another model than one of these sizes; raises `ConfigError` that names the key."""
     measured = json.loads(profile.facts.model)
-    if (measured, profile.facts.dtype) != (wanted, dtype):
-        differing = [
-            f"{key} {measured.get(key)}, not {wanted[key]}" for key in wanted if measured.get(key) != wanted[key]
-        ]
-        if profile.facts.dtype != dtype:
-            differing.append(f"{profile.facts.dtype}, not {dtype}")
+    differing = [
+        f"{key} {measured.get(key)}, not {size}"
+        for key, size in wanted.items()
+        if (measured.get(key) or 0) != size  # one that was measured before models had experts has none
+    ]
+    if profile.facts.dtype != dtype:
+        differing.append(f"{profile.facts.dtype}, not {dtype}")
+    if differing:
         raise ConfigError(
             f"{key}={path} is of another model: {', '.join(differing)}.",
             "A profile holds for the model that was measured, in the same number format.",

@@ -129,7 +129,10 @@ class EngineCosts:
         return self.forward_s(num_tokens) + self.hardware.sequence_overhead_s * num_tokens
 
     def forward_s(self, num_tokens: int) -> float:
-        """One forward pass over so many tokens, without their attention and what each sequence takes."""
+        """One forward pass over so many tokens, without their attention and what each sequence takes.
+
+        Every expert is read: some dozens of tokens are sent to nearly all of them.
+        """
         weights_s = self.model.num_weight_bytes / self._memory_rate
         matmul_s = self.model.forward_flops(num_tokens) / self._matmul_rate
         return self.hardware.step_overhead_s + max(weights_s, matmul_s) + self._allreduce_s(num_tokens)

@@ -1,25 +1,125 @@
 """A Hugging Face model's forward pass over a micro-batch.
 
-Shapes: B rows, K last positions that are scored, V vocabulary, N response tokens of the rows one after the other.
+Scored whole, the logits of all response tokens exist at a time, several times over: [N, V], the largest tensors of all.
+Scored in chunks, the output layer gives scores instead of logits: it takes C tokens after the others, and its backward
+pass computes the logits of each chunk once more. Values and gradients are the same to rounding.
+
+Shapes: B rows, T positions, K last positions that are scored, V vocabulary, H width of the model, N response tokens of
+the rows one after the other, C tokens of a chunk.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from rollpacker.core.errors import ModelError
 from rollpacker.trainers.losses import score_tokens
 from rollpacker.trainers.policy import Scores
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
     from rollpacker.trainers.microbatches import MicroBatch
 
+_CHANGES_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""What configurations call a change of the logits after the output layer (Gemma, Cohere, Granite, Falcon-H1)."""
 
-def score_microbatch(model: Any, microbatch: MicroBatch, temperature: float) -> Scores:
-    """Return log-probabilities and entropies of the response tokens."""
-    num_scored = microbatch.num_scored
-    output = model(input_ids=microbatch.input_ids_BT, use_cache=False, logits_to_keep=num_scored)
+
+def score_microbatch(model: Any, microbatch: MicroBatch, temperature: float, chunk_tokens: int | None = None) -> Scores:
+    """Return log-probabilities and entropies of the response tokens.
+
+    `chunk_tokens` is C; None scores whole, as models that change their logits after the output layer are scored anyway.
+
+    Raises:
+        ModelError: The model changes them, and its configuration does not tell.
+    """
+    if chunk_tokens is None or _changes_logits(model):
+        return _score_whole(model, microbatch, temperature)
+    with _scoring_output(model, microbatch, temperature, chunk_tokens) as made:
+        output = _forward(model, microbatch)
+    (scores_N2,) = made
+    if output.logits.data_ptr() != scores_N2.data_ptr():
+        raise ModelError(
+            f"{type(model).__name__} changes its logits after the output layer, so they cannot be scored in chunks",
+            "trainer.logits_chunk_tokens takes models whose logits are the output layer's",
+            "Set trainer.logits_chunk_tokens=null",
+        )
+    # What the model returned, not what the layer made: FSDP2 waits for the gradient of the former.
+    logprobs_N, entropies_N = output.logits.unbind(-1)
+    return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N.detach())
+
+
+def score_in_chunks(
+    score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], hidden_NH: Tensor, ids_N: Tensor, chunk_tokens: int
+) -> Tensor:
+    """Return log-probabilities and entropies, [N, 2]; a chunk's backward pass calls `score` once more.
+
+    Args:
+        score: Log-probabilities with gradient and entropies without, [C] each, of C hidden states and tokens.
+        hidden_NH: What the output layer takes, of any shape between N and H.
+        ids_N: The tokens.
+        chunk_tokens: C.
+    """
+
+    def stacked(hidden_CH: Tensor, ids_C: Tensor) -> Tensor:
+        return torch.stack(score(hidden_CH, ids_C), dim=-1)
+
+    chunks = zip(torch.split(hidden_NH, chunk_tokens), torch.split(ids_N, chunk_tokens), strict=True)
+    return torch.cat(
+        [
+            checkpoint(stacked, hidden_CH, ids_C, use_reentrant=False, preserve_rng_state=False)
+            for hidden_CH, ids_C in chunks
+        ]
+    )
+
+
+def _score_whole(model: Any, microbatch: MicroBatch, temperature: float) -> Scores:
     # The few architectures that ignore logits_to_keep return all T positions.
-    logits_BKV = output.logits[:, -num_scored:]
+    logits_BKV = _forward(model, microbatch).logits[:, -microbatch.num_scored :]
     logprobs_BK, entropies_BK = score_tokens(logits_BKV, microbatch.target_ids_BK, temperature)
     is_response_BK = microbatch.is_response_BK
     return Scores(logprobs_N=logprobs_BK[is_response_BK], entropies_N=entropies_BK[is_response_BK])
+
+
+def _forward(model: Any, microbatch: MicroBatch) -> Any:
+    return model(input_ids=microbatch.input_ids_BT, use_cache=False, logits_to_keep=microbatch.num_scored)
+
+
+def _changes_logits(model: Any) -> bool:
+    config = model.config.get_text_config(decoder=True)
+    return any(getattr(config, name, None) not in {None, 1} for name in _CHANGES_OF_LOGITS)
+
+
+@contextlib.contextmanager
+def _scoring_output(
+    model: Any, microbatch: MicroBatch, temperature: float, chunk_tokens: int
+) -> Iterator[list[Tensor]]:
+    """Let the output layer give scores, [N, 2], in place of logits; yields a list that takes them.
+
+    Within the model's own forward pass, because FSDP2 gathers the layer's weights there, and again for the backward
+    pass.
+    """
+    layer = model.get_output_embeddings()
+    project = layer.forward
+    made: list[Tensor] = []
+
+    def of_chunk(hidden_CH: Tensor, ids_C: Tensor) -> tuple[Tensor, Tensor]:
+        return score_tokens(project(hidden_CH), ids_C, temperature)
+
+    def of_all(hidden_BTH: Tensor) -> Tensor:
+        is_response_BK = microbatch.is_response_BK
+        hidden_NH = hidden_BTH[:, -microbatch.num_scored :][is_response_BK]
+        made.append(score_in_chunks(of_chunk, hidden_NH, microbatch.target_ids_BK[is_response_BK], chunk_tokens))
+        return made[0]
+
+    layer.forward = of_all
+    try:
+        yield made
+    finally:
+        layer.forward = project

@@ -169,7 +169,7 @@ class TorchPolicy:
 
     def _score(self, model: torch.nn.Module | None, microbatch: MicroBatch) -> Scores:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype is torch.bfloat16):
-            return score_microbatch(model, microbatch, self._temperature)
+            return score_microbatch(model, microbatch, self._temperature, self._section.logits_chunk_tokens)
 
     def _read_policy(self, folder: Path) -> dict[str, Tensor]:
         try:

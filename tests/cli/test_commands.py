@@ -18,6 +18,7 @@ from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.metrics.event_log import EventLogWriter
 from tests.cli.inputs import NUM_PARAMETERS, tree_of, write_checkpoint, write_model, write_prompts
+from tests.runtime.placing.test_host import driver_with
 
 RUN = ["model.path=model", "data.path=prompts.jsonl"]
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,25 @@ def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.Cap
     assert "rollout.num_prompts 16 " in text
     assert "max_response_tokens" not in text  # as it is by default
     assert tree_of(workdir) == before
+
+
+def test_check_on_gpus_prints_what_was_chosen_for_them_and_why(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = driver_with(workdir / "driver", *["NVIDIA A100-SXM4-40GB"] * 2)
+    monkeypatch.setattr("rollpacker.runtime.placing.host.DRIVER_GPUS", driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("rollpacker.runtime.placing.gpus.is_vllm_for_gpus_installed", lambda: False)
+    text = _run(["check", *RUN, "run.dir=runs/x"], capsys)
+    assert "placement.engine=all 2 GPUs of 40 GB: engines and trainer take turns on them" in text
+    assert "trainer=fsdp parameters, gradients and optimizer are shared out" in text
+    assert "Taking turns: engines sleep while the trainer works" in text
+    assert "2 engines x 1 CPU + 1 GPU, 2 trainers x 1 CPU + 1 GPU" in text
+    text = _run(["check", *RUN, "run.dir=runs/x", "placement=none"], capsys)
+    assert "Chosen" not in text
+    assert "2 engines x 1 CPU, 1 trainer x 1 CPU" in text
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "Chosen" not in _run(["check", *RUN, "run.dir=runs/x"], capsys)
 
 
 def test_check_full_prints_every_key(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +112,7 @@ def test_check_says_who_works_on_which_gpus_and_what_it_takes_there(
     text = _run(words, capsys)
     assert "0 0-3 engine-0 to engine-1 engine 72.0 GB: weights 7.6 GB, KV cache 64.4 GB" in text
     assert "4-7 engine-2 to engine-3, trainer-0 to trainer-3, taking turns" in text
-    assert "trainer 91.8 GB: weights 7.6 GB, gradients 15.2 GB, optimizer 22.8 GB" in text
+    assert "trainer 51.5 GB: weights 7.6 GB, gradients 15.2 GB, optimizer 22.8 GB" in text
     assert "none reward A GPU has 80.0 GB." in text
     assert "reserving 8.5 CPUs + 8 GPUs of 9 CPUs + 8 GPUs" in text
     assert main([*words, "cluster.gpu_memory_gb=40"]) == 2

@@ -64,6 +64,7 @@ def test_a_rank_streams_while_the_last_engine_is_replaced_and_its_step_is_made_a
         "system.stream=true",
         "system.max_launch_factor=1000",  # few prompts differ, of such a model
         "placement=colocated",
+        "placement.automatic=false",  # the GPUs are not real
         "trainer=fsdp",
         "trainer.data_parallel=2",
         "trainer.shard_ranks=1",

@@ -71,6 +71,7 @@ def test_a_judge_on_the_gpus_of_engine_and_trainer_sleeps_in_the_trainers_turns(
     """The GPU is not real: a number that Ray hands out."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     words = ("placement=colocated", "placement.judge=0", "engine.num_engines=1", "reward.judge.num_replicas=1")
+    words = (*words, "placement.automatic=false")  # the GPU is not real
     run = judged_run(inputs, tmp_path, *words, "run.num_steps=3", "run.checkpoint_every_steps=2")
     assert run.wait() == 0, run.output()
     intervals = rows(run.run_dir, "intervals")

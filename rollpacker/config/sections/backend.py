@@ -40,7 +40,8 @@ class BackendSection(Section):
     """Given to Ray for each node. null takes what Slurm allocated; outside a job the cores that this process may use,
     or what the actors reserve if that is more: on one machine engines and trainer take turns."""
     num_gpus: Annotated[WorkerCount | None, REAL_RUN, NOT_IN_FINGERPRINT] = None
-    """Given to Ray for each node; null counts CUDA_VISIBLE_DEVICES."""
+    """Given to Ray for each node. null counts those that CUDA_VISIBLE_DEVICES names; where it is not set, all that the
+    machine has."""
     object_store_mb: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(256, ge=80)
     """Shared memory of each node for weights and responses in flight; holds at least two policy versions."""
     deadlines: Annotated[DeadlineSection, NOT_IN_FINGERPRINT] = DeadlineSection()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollpacker.config.sections.base import Count, Flag, Section
 
 
 class ShapeSection(Section):
-    """The sizes of a transformer with gated MLPs and grouped-query attention, as its config.json gives them."""
+    """The sizes of a transformer with gated MLPs, or experts, and grouped-query attention, as in its config.json."""
 
     num_layers: Count = Field(ge=1)
     """`num_hidden_layers`."""
@@ -29,6 +29,28 @@ class ShapeSection(Section):
     """Rows of the embedding."""
     has_tied_embeddings: Flag = False
     """The output layer is the embedding."""
+    num_experts: Count = 0
+    """Of each layer with a Mixture of Experts; 0 is a dense model."""
+    num_active_experts: Count = 0
+    """Experts that a token is sent to: `num_experts_per_tok`."""
+    expert_size: Count = 0
+    """Width of one expert: `moe_intermediate_size`."""
+    shared_expert_size: Count = 0
+    """Width of the experts that every token is sent to, together."""
+    num_dense_layers: Count = 0
+    """Layers of a Mixture-of-Experts model that have an MLP of `intermediate_size` instead."""
+
+    @model_validator(mode="after")
+    def _experts_have_sizes(self) -> Self:
+        is_whole = 1 <= self.num_active_experts <= self.num_experts and self.expert_size >= 1
+        if self.num_experts and not (is_whole and self.num_dense_layers <= self.num_layers):
+            raise ValueError(
+                f"model.shape.num_experts={self.num_experts} with num_active_experts={self.num_active_experts}, "
+                f"expert_size={self.expert_size} and num_dense_layers={self.num_dense_layers} of {self.num_layers}.\n"
+                "A token is sent to one expert at least and to all at most, and each of them has a width.\n"
+                "Set the sizes of config.json: num_experts_per_tok and moe_intermediate_size."
+            )
+        return self
 
 
 class ModelSection(Section):

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rollpacker.config.gpu_map import GpuMap
-from rollpacker.config.sections.base import Section
+from rollpacker.config.sections.base import Flag, Section
 
 GpuMapText = Annotated[str, Field(coerce_numbers_to_str=True)]
 """As `rollpacker.config.gpu_map` reads it; a single GPU is a number in YAML."""
@@ -16,10 +16,16 @@ GpuMapText = Annotated[str, Field(coerce_numbers_to_str=True)]
 class PlacementSection(Section):
     """Which GPUs engines, trainer and judge work on. Where engines and trainer name the same one they take turns."""
 
+    automatic: Flag = True
+    """Use the GPUs that the machine, or the job, has: each key that nobody names follows from their number and memory
+    and from the model: engines and trainer take turns on all of them, with engine=vllm where it is installed,
+    trainer=fsdp, model.dtype=bfloat16, degrees and micro-batches that fit. A GPU that nobody uses is then a mistake.
+    Nothing is chosen without GPUs, or where `resources` of engines or trainer name some; `rollpacker check` prints what
+    is."""
     engine: GpuMapText | None = None
     """GPUs of the engines, such as 0-7 (of every node), or 'all 4-7@0' (4 to 7 of node 0, all of the other nodes).
-    Engines take them in order, engine.tensor_parallel each. null, for both roles: every actor has the GPUs that its
-    `resources` ask for, trainer and reward on node 0, and none are shared."""
+    Engines take them in order, engine.tensor_parallel each. null, for both roles, and nothing chosen automatically:
+    every actor has the GPUs that its `resources` ask for, trainer and reward on node 0, and none are shared."""
     trainer: GpuMapText | None = None
     """GPUs of the trainer's ranks, one each, written in the same way. On a GPU that both roles name, the engine sleeps
     while the trainer works, and the other way round."""

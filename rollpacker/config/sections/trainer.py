@@ -61,6 +61,11 @@ class TrainerSection(Section):
     """Optimizer updates per step; 1 is strictly on-policy. Divides `rollout.num_prompts`."""
     max_tokens_per_microbatch: Annotated[Count, NOT_IN_FINGERPRINT] = Field(16384, ge=1)
     """Padded tokens per forward pass."""
+    logits_chunk_tokens: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
+    """Response tokens whose logits exist at a time: log-probabilities and entropies are computed chunk by chunk, and
+    once more in the backward pass, so that no tensor of all tokens times the vocabulary is made. null makes it: 16,384
+    tokens of 152,000 words are 10 GB, several times. With GPUs `placement=auto` sets 1024. Models that change their
+    logits after the output layer are scored whole."""
     tensor_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Ranks that share each layer; Megatron-core only, like the next two."""
     pipeline_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)

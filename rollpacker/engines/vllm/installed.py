@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,3 +112,12 @@ def _argument_names(package: Path) -> frozenset[str]:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         if not statement.target.id.startswith("_")
     )
+
+
+def is_vllm_for_gpus_installed() -> bool:
+    """Whether vLLM's build for GPUs is here: the one for processors is another distribution of the same package."""
+    try:
+        importlib.metadata.distribution("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

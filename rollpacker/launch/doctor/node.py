@@ -21,6 +21,7 @@ from rollpacker.launch.container import SHARED_MEMORY
 from rollpacker.launch.doctor.findings import Finding, fine, probe, problem, problem_of, warning
 from rollpacker.launch.programs import run_program
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
+from rollpacker.runtime.job.allocation import named_gpus
 from rollpacker.runtime.placing.host import cgroup_memory, has_mps_daemon
 from rollpacker.runtime.ray.node_address import free_port, node_address
 from rollpacker.runtime.ray.private_folder import LONGEST_SCRATCH_BYTES, private_folder
@@ -153,11 +154,11 @@ class Gpus:
 
 def gather_gpus(environment: Mapping[str, str]) -> Gpus:
     """Read the GPUs of this node."""
-    visible, given = environment.get("CUDA_VISIBLE_DEVICES"), environment.get("SLURM_GPUS_ON_NODE", "")
+    given = environment.get("SLURM_GPUS_ON_NODE", "")
     names, complaint = _ask("--query-gpu=name")
     computing, _ = _ask("--query-compute-apps=pid") if names else ((), "")
     return Gpus(
-        visible=None if visible is None else tuple(gpu for gpu in visible.split(",") if gpu),
+        visible=named_gpus(environment),
         num_given=int(given) if given.isdecimal() else None,
         names=names,
         complaint=complaint,

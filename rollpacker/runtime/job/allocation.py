@@ -7,6 +7,8 @@ commands know in variables of ours (see `rollpacker/launch/`).
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,11 @@ GRACE_VARIABLE = "ROLLPACKER_GRACE_S"
 """The partition's GraceTime: what a preempted job has between the notice and its end, in seconds; absent, empty or 0
 where it is unknown."""
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
 _MEBIBYTE = 1 << 20
+_GPU_NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
+"""A number, or a UUID. Whatever else ends the list, as CUDA reads it: -1, or Slurm's NoDevFiles for no GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +99,17 @@ def current_allocation(environment: Mapping[str, str]) -> Allocation | None:
         node_names=node_names,
         node_name=environment["SLURMD_NODENAME"],
         num_cpus=int(environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]),
-        gpus=tuple(gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu),
+        gpus=named_gpus(environment) or (),
         memory_bytes=memory_mb * _MEBIBYTE or None,
         end_time=float(end_time) if end_time else None,
         requeue_file=Path(requeue_file) if requeue_file else None,
         grace_s=float(environment.get(GRACE_VARIABLE) or 0) or None,
     )
+
+
+def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None where it is not set."""
+    text = environment.get(VISIBLE_GPUS)
+    if text is None:
+        return None
+    return tuple(itertools.takewhile(_GPU_NAME.fullmatch, (name.strip() for name in text.split(","))))

@@ -104,7 +104,7 @@ def _blocks(
                 f"{text} names GPU {missing} of node {node}.",
                 f"A node has {counted(size.num_gpus, 'GPU')}, counted from 0."
                 if size.num_gpus
-                else "There is no GPU: CUDA_VISIBLE_DEVICES names none, or the job asks for none.",
+                else "There is no GPU: this machine or CUDA_VISIBLE_DEVICES has none, or the job asks for none.",
                 "Name others, or set cluster.gpus_per_node in a job, and backend.num_gpus outside of one.",
             )
         if len(gpus) % degree:

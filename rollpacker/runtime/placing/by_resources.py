@@ -1,4 +1,4 @@
-"""Places actors by what they reserve (`placement=null`): a GPU is shared only by actors that reserve a share of one.
+"""Places actors by what they reserve (`placement=none`): a GPU is shared only by actors that reserve a share of one.
 
 Trainer and reward are placed beside the driver, on node 0, further ranks of the trainer and judges where there is room;
 engines are spread over the nodes.

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import platform
 import re
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+from rollpacker.runtime.job.allocation import named_gpus
+
+DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
+"""Where NVIDIA's driver has a folder for each GPU; in a container for each of those that it was given."""
 
 MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 """The largest share of a GPU's processors that a client of CUDA's Multi-Process Service uses."""
+
+_DRIVER_S = 30.0
+"""Deadline of nvidia-smi, which takes several seconds for eight GPUs whose driver was idle."""
 
 
 def usable_cpus() -> int:
@@ -58,23 +66,21 @@ def _limit_in(file: Path) -> int | None:
     return int(text) if re.fullmatch(r"\d+", text) and int(text) < 1 << 60 else None
 
 
-def visible_gpus() -> int:
-    """GPUs that CUDA_VISIBLE_DEVICES names."""
-    return len(_named_gpus(os.environ))
+def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path | None = None) -> int:
+    """GPUs that this process may use: those that CUDA_VISIBLE_DEVICES names; where it is not set, the driver's."""
+    named = named_gpus(environment)
+    return len(_gpu_models(driver)) if named is None else len(named)
 
 
 def names_of_gpus(gpus: Sequence[int], environment: Mapping[str, str]) -> str:
     """The CUDA_VISIBLE_DEVICES of a process that sees only these of the GPUs that are visible now.
 
     Under Slurm it may name 2 and 3, or GPUs by their UUIDs; GPU 0 of the run is then the first of them. Where it names
-    none, the GPUs are not real (`backend.num_gpus` on a machine without), and their numbers are their names.
+    none, all of the machine's are visible, or they are not real (`backend.num_gpus` on a machine without): their
+    numbers are their names.
     """
-    named = _named_gpus(environment)
+    named = named_gpus(environment)
     return ",".join(named[gpu] if named else str(gpu) for gpu in gpus)
-
-
-def _named_gpus(environment: Mapping[str, str]) -> list[str]:
-    return [gpu.strip() for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu.strip()]
 
 
 def has_mps_daemon(environment: Mapping[str, str]) -> bool:
@@ -91,10 +97,23 @@ def has_mps_daemon(environment: Mapping[str, str]) -> bool:
     return False
 
 
-def gpu_memory_by_name() -> float | None:
-    """Bytes of each GPU of this machine; None where their names do not give them, or where they differ."""
+def gpu_memory() -> float | None:
+    """Bytes of each GPU of this machine, by its name or its driver; None where neither says, or where they differ."""
     sizes = {memory_in_name(name) for name in _gpu_models()}
+    if None in sizes:
+        sizes = set(_memory_by_driver())
     return sizes.pop() if len(sizes) == 1 else None
+
+
+@functools.cache
+def _memory_by_driver() -> frozenset[float]:
+    """Ask nvidia-smi, which comes with the driver and reads NVML; takes up to seconds where the driver was idle."""
+    command = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")  # MiB
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_S, check=True)  # noqa: S603  the driver's own
+        return frozenset(float(line) * (1 << 20) for line in answer.stdout.split())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return frozenset()
 
 
 def memory_in_name(gpu: str) -> float | None:
@@ -111,8 +130,8 @@ def hardware_name(*, has_gpus: bool) -> str:
     return f"{_line_of(Path('/proc/cpuinfo'), 'model name') or platform.machine()}, {usable_cpus()} cores"
 
 
-def _gpu_models() -> list[str]:
-    return [_line_of(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+def _gpu_models(driver: Path | None = None) -> list[str]:
+    return [_line_of(file, "Model") for file in sorted((driver or DRIVER_GPUS).glob("*/information"))]
 
 
 def _line_of(file: Path, label: str) -> str:

@@ -20,7 +20,7 @@ from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.runtime.placing.actors import ClusterSize, Role
 from rollpacker.runtime.placing.fleets import config_of, degrees_of
-from rollpacker.runtime.placing.host import gpu_memory_by_name
+from rollpacker.runtime.placing.host import gpu_memory
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.topology import colocated_engines, shared_by_judges
 
@@ -32,8 +32,8 @@ _FP32 = 4
 """Bytes."""
 _MOMENTS = 2 * _FP32
 """Bytes per parameter of AdamW's state."""
-_LOGIT_COPIES = 2
-"""Logits and their gradient, both in float32."""
+_LOGIT_COPIES = 4
+"""Logits, log-probabilities, probabilities and a gradient, all in float32."""
 _GB = 1e9
 
 
@@ -63,6 +63,17 @@ class RankMemory:
     def state(self) -> float:
         """The part that does not depend on the batch."""
         return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> float:
+        return self.state + self.activations
+
+    def in_words(self) -> str:
+        """Each part."""
+        return (
+            f"weights {gigabytes(self.weights)}, gradients {gigabytes(self.gradients)}, optimizer "
+            f"{gigabytes(self.optimizer)}, activations {gigabytes(self.activations)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +122,12 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
     configs = [config_of(config, degree) for degree in degrees_of(config)]
     for each in configs:
         key = "engine.tensor_parallel" if each is config else "engine.degrees"
-        raise_mistakes(list(_engine_degree_mistakes(each, model.shape, key)))
-    raise_mistakes(list(_trainer_degree_mistakes(config, model.shape)))
+        raise_mistakes(list(engine_degree_mistakes(each, model.shape, key)))
+    raise_mistakes(list(trainer_degree_mistakes(config, model.shape)))
     gpu_bytes = _gpu_bytes(config)
     fit = ModelFit(
-        engine=_engine_memory(config, model, gpu_bytes),
-        rank=_rank_memory(config, model),
+        engine=engine_memory(config, model, gpu_bytes),
+        rank=rank_memory(config, model),
         judge=_judge_memory(config),
         gpu_bytes=gpu_bytes,
     )
@@ -126,7 +137,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
         if is_placed or config.engine.resources.num_gpus:
             share = 1.0 if is_placed else min(config.engine.resources.num_gpus, 1.0)
             for each in configs:
-                _check_engine(each, _engine_memory(each, model, gpu_bytes), gpu_bytes * share, taken["engine"])
+                check_engine(each, engine_memory(each, model, gpu_bytes), gpu_bytes * share, taken["engine"])
         if is_placed or config.trainer.resources.num_gpus:
             share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
             _check_rank(config, fit.rank, gpu_bytes * (share - taken["trainer"]))
@@ -166,13 +177,17 @@ def _judge_memory(config: RunConfig) -> JudgeMemory | None:
 
 def _gpu_bytes(config: RunConfig) -> float | None:
     if config.cluster is None:
-        return gpu_memory_by_name()
+        return gpu_memory()
     return None if config.cluster.gpu_memory_gb is None else config.cluster.gpu_memory_gb * _GB
 
 
-def _engine_degree_mistakes(config: RunConfig, shape: ShapeSection, key: str) -> Iterator[ConfigError]:
+def engine_degree_mistakes(
+    config: RunConfig, shape: ShapeSection, key: str = "engine.tensor_parallel"
+) -> Iterator[ConfigError]:
+    """What an engine's degree of tensor parallelism does not divide of the model."""
     degree, heads = config.engine.tensor_parallel, shape.num_kv_heads
-    divided = ("attention heads", shape.num_heads), ("columns of an MLP", shape.intermediate_size)
+    columns = shape.expert_size or shape.intermediate_size
+    divided = ("attention heads", shape.num_heads), ("columns of an MLP", columns)
     if mistakes := list(_division_mistakes((key, degree, what, number) for what, number in divided)):
         yield mistakes[0]
     if heads % degree and degree % heads:
@@ -183,7 +198,8 @@ def _engine_degree_mistakes(config: RunConfig, shape: ShapeSection, key: str) ->
         )
 
 
-def _trainer_degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigError]:
+def trainer_degree_mistakes(config: RunConfig, shape: ShapeSection) -> Iterator[ConfigError]:
+    """What the trainer's degrees do not divide of the model."""
     trainer = config.trainer
     yield from _division_mistakes(
         (
@@ -208,7 +224,8 @@ def _division_mistakes(divisions: Iterable[tuple[str, int, str, int]]) -> Iterat
             return
 
 
-def _engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None) -> EngineMemory:
+def engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None) -> EngineMemory:
+    """Estimate what an engine takes of each of its GPUs."""
     engine = config.engine
     heads_held = max(1.0, model.shape.num_kv_heads / engine.tensor_parallel)  # a head is replicated, not split
     kv_bytes_per_token = model.kv_bytes_per_token * heads_held / model.shape.num_kv_heads
@@ -223,7 +240,11 @@ def _engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | Non
     return EngineMemory(weights=weights, sequence=kv_bytes_per_token * longest, kv_cache=kv_cache)
 
 
-def _rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
+def rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
+    """Estimate what a rank of the trainer takes of its GPU.
+
+    FSDP2 gathers two layers at a time, and holds embedding and output layer through a whole pass, with their gradient.
+    """
     trainer, shape, number = config.trainer, model.shape, model.bytes_per_number
     num_parameters, num_replicas = float(model.num_parameters), trainer.data_parallel or 1
     num_references = 1 if trainer.kl_coefficient > 0 else 0
@@ -233,9 +254,12 @@ def _rank_memory(config: RunConfig, model: Transformer) -> RankMemory:
             gradients, optimizer = _FP32 * num_parameters, _MOMENTS * num_parameters
         case "fsdp":
             num_sharing = trainer.shard_ranks or num_replicas
-            whole_layers = 2 * number * num_parameters / shape.num_layers  # the current one and the next one
-            weights = _FP32 * num_parameters * (1 + num_references) / num_sharing + whole_layers
-            gradients = _FP32 * num_parameters / (num_replicas if trainer.shard_gradients else 1)
+            outermost = number * float(model.num_embedding_parameters)
+            gathered = 2 * number * model.num_layer_parameters / shape.num_layers + outermost
+            weights = _FP32 * num_parameters * (1 + num_references) / num_sharing + gathered
+            gradients = _FP32 * num_parameters
+            if trainer.shard_gradients:
+                gradients = gradients / num_replicas + outermost
             optimizer = _MOMENTS * num_parameters / num_sharing
         case "megatron":
             cut = num_parameters / (trainer.tensor_parallel * trainer.pipeline_parallel)
@@ -260,7 +284,8 @@ def _activation_bytes(config: RunConfig, model: Transformer) -> float:
     per_layer = num_tokens * shape.hidden_size * (10 + 24 / trainer.tensor_parallel) * model.bytes_per_number / 2
     kept = num_tokens * shape.hidden_size * model.bytes_per_number
     layers = shape.num_layers * kept + per_layer if trainer.recompute_activations else shape.num_layers * per_layer
-    logits = num_tokens * shape.vocab_size / trainer.tensor_parallel * _FP32 * _LOGIT_COPIES
+    num_scored = min(num_tokens, trainer.logits_chunk_tokens or num_tokens)
+    logits = num_scored * shape.vocab_size / trainer.tensor_parallel * _FP32 * _LOGIT_COPIES
     return layers + logits
 
 
@@ -275,8 +300,8 @@ def _check_judge(config: RunConfig, judge: JudgeMemory, gpu_bytes: float) -> Non
         )
 
 
-def _check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float, taken: float) -> None:
-    """`taken` is the share of the GPU that a judge has."""
+def check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float, taken: float = 0.0) -> None:
+    """Raise `ConfigError` for an engine that does not fit. `taken` is the share of the GPU that a judge has."""
     share = config.engine.vllm.memory_share if config.engine.name == "vllm" else 1.0
     needed = engine.weights + engine.sequence
     if needed > gpu_bytes * (share - taken):
@@ -287,7 +312,8 @@ def _check_engine(config: RunConfig, engine: EngineMemory, gpu_bytes: float, tak
             f"A GPU has {gigabytes(gpu_bytes)}"
             + (f", of which engine.vllm.memory_share={share:g} is the engine's" if share < 1 else "")
             + (f", less a judge's {taken:g} (reward.judge.memory_share)." if taken else "."),
-            "Raise engine.tensor_parallel, or set model.dtype=bfloat16, or lower rollout.max_response_tokens.",
+            f"{'Raise' if config.engine.name == 'vllm' else 'Choose engine=vllm and raise'} engine.tensor_parallel, or "
+            "set model.dtype=bfloat16, or lower rollout.max_response_tokens.",
         )
 
 

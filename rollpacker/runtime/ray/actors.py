@@ -33,7 +33,8 @@ from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRe
 from rollpacker.protocols.rollout import Prompt
 from rollpacker.protocols.trainer import TensorTrainer, TrainerRank
 from rollpacker.protocols.weights import Weights
-from rollpacker.runtime.placing.host import MPS_SHARE, VISIBLE_GPUS, names_of_gpus
+from rollpacker.runtime.job.allocation import VISIBLE_GPUS
+from rollpacker.runtime.placing.host import MPS_SHARE, names_of_gpus
 from rollpacker.runtime.ray.node_address import free_port
 from rollpacker.transfer.offers import Delivery, SendingOptions
 

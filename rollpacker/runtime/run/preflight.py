@@ -41,6 +41,7 @@ from rollpacker.runtime.run.folder_checks import check_run_dir
 from rollpacker.runtime.run.run_folder import find_resumable
 from rollpacker.runtime.run.trackers import check_trackers
 from rollpacker.trainers.megatron.installed import check_megatron
+from rollpacker.trainers.trainable import check_trainable
 
 Found = TypeVar("Found")
 
@@ -110,11 +111,10 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     if num_prompts_by_domain is not None:
         settings = look(lambda: supplied_settings(config, num_prompts_by_domain))
     cluster = look(run_facts.cluster)
-    fit = (
-        look(lambda: validate_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
-        if config.backend.name == "ray" and model is not None
-        else None
-    )
+    fit = None
+    if config.backend.name == "ray" and model is not None:
+        look(lambda: check_trainable(config))
+        fit = look(lambda: validate_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
     finished_steps = look(lambda: _finished_steps(config))
     look(lambda: _check_engine(config))
     look(lambda: _check_trainer(config))

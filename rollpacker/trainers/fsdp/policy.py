@@ -219,7 +219,7 @@ class FsdpPolicy:
         )
 
     def _score(self, model: nn.Module, microbatch: MicroBatch) -> Scores:
-        return score_microbatch(model, microbatch, self._temperature)
+        return score_microbatch(model, microbatch, self._temperature, self._section.logits_chunk_tokens)
 
     def _score_all(self, model: nn.Module, microbatches: Sequence[MicroBatch]) -> list[Scores]:
         num_idle = self._num_passes(microbatches) - len(microbatches)

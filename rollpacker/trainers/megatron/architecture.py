@@ -1,7 +1,7 @@
 """What Megatron-core must know of a model, from its Hugging Face configuration.
 
-Invariant: a model whose computation would differ from the Hugging Face one in anything is refused here, before a weight
-is read. Known shapes: Qwen2 and Qwen2.5, Qwen3, Llama 2 to 3.3, with their rotary scaling; dense, full attention.
+Invariant: a model whose computation would differ from the Hugging Face one in anything is refused before a weight is
+read (`rollpacker.trainers.trainable`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from torch.nn.functional import silu
 
 from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.causal_models import REFUSALS
+from rollpacker.trainers.trainable import refuse_unknown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rollpacker.config.sections.trainer import TrainerSection
-
-_FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
-_ALLOWED = "trainer=megatron knows dense Qwen2, Qwen2.5, Qwen3 and Llama models with full attention and no dropout"
-_REMEDY = "Use trainer=fsdp, which trains any Hugging Face causal language model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +60,7 @@ def read_architecture(model_path: Path) -> Architecture:
             "A local directory in Hugging Face format",
             "Check model.path",
         ) from error
-    if config.model_type not in _FAMILIES:
-        raise _unknown(model_path, f"is of model_type {config.model_type}")
-    for problem in _deviations(config):
-        raise _unknown(model_path, problem)
+    refuse_unknown(model_path, config.to_dict())
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
     return Architecture(
@@ -153,31 +147,9 @@ def _leave(_: torch.Tensor) -> None:
     """Initialize nothing."""
 
 
-def _deviations(config: Any) -> list[str]:
-    """What of a model of a known family Megatron-core would not compute as transformers does."""
-    rope_type = config.rope_parameters["rope_type"]
-    return [
-        problem
-        for is_so, problem in (
-            (rope_type not in {"default", "llama3"}, f"scales its rotary embedding by {rope_type}"),
-            (config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0, "rotates a part of each head only"),
-            (getattr(config, "use_sliding_window", False), "attends within a sliding window"),
-            (config.hidden_act != "silu", f"activates with {config.hidden_act}"),
-            (config.model_type != "qwen2" and getattr(config, "attention_bias", False), "has biases in attention"),
-            (getattr(config, "mlp_bias", False), "has biases in its feed-forward layers"),
-            (getattr(config, "quantization_config", None) is not None, "is quantized"),
-        )
-        if is_so
-    ]
-
-
 def _scaled_frequencies(config: Any) -> tuple[float, ...]:
     """By transformers itself: Megatron-core's own scaling has fixed constants."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     return tuple(frequencies.tolist())
-
-
-def _unknown(model_path: Path, problem: str) -> ModelError:
-    return ModelError(f"The model in {model_path} {problem}", _ALLOWED, _REMEDY)

@@ -4,13 +4,14 @@ The layers are Megatron-core's own without Transformer Engine, whatever is insta
 alike; attention is `PackedAttention`. Only positions that predict response tokens reach the output layer: a vocabulary
 of logits for every prompt token would be the largest tensor of all.
 
-Shapes: L positions of this rank, n those that are scored, H width of the model, V columns of the vocabulary here.
+Shapes: L positions of this rank, n those that are scored, C of a chunk of them, H width of the model, V columns of the
+vocabulary here.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
@@ -20,6 +21,8 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
 from rollpacker.trainers.megatron.attention import PackedAttention
+from rollpacker.trainers.megatron.vocabulary import score_split_tokens
+from rollpacker.trainers.scoring import score_in_chunks
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -59,38 +62,74 @@ def build_model(architecture: Architecture, config: TransformerConfig) -> GPTMod
 
 
 class ScoringModel:
-    """This rank's part of a model whose output layer sees the scored positions only."""
+    """This rank's part of a model, and the scores of response tokens from its output layer.
 
-    def __init__(self, architecture: Architecture, config: TransformerConfig) -> None:
+    The layer sees the scored positions only. With `chunk_tokens` it gives their scores instead of logits, so that no
+    more than a chunk's logits exist at a time (`rollpacker.trainers.scoring`).
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: TransformerConfig,
+        *,
+        temperature: float = 1.0,
+        chunk_tokens: int | None = None,
+    ) -> None:
         self.own = build_model(architecture, config)
         """Megatron-core's module, with this rank's parameters."""
+        self._temperature = temperature
+        self._chunk_tokens = chunk_tokens
         num_columns = architecture.padded_vocabulary_size(config.tensor_model_parallel_size)
         num_columns //= config.tensor_model_parallel_size
-        self.first_token_id: int = parallel_state.get_tensor_model_parallel_rank() * num_columns
+        self._first_token_id: int = parallel_state.get_tensor_model_parallel_rank() * num_columns
         """What this rank's first column of logits stands for."""
-        self._num_columns = min(num_columns, architecture.vocabulary_size - self.first_token_id)
-        self._scored_n: Tensor | None = None
+        self._num_columns = min(num_columns, architecture.vocabulary_size - self._first_token_id)
+        self._rows: PackedRows | None = None
         if self.own.post_process:
-            self.own.output_layer.register_forward_pre_hook(self._select)
+            self._project = self.own.output_layer.forward
+            self.own.output_layer.forward = self._output
 
     def parameters(self) -> dict[str, Tensor]:
         """This rank's, without gradient, under Megatron-core's names."""
         return {name: parameter.detach() for name, parameter in self.own.named_parameters()}
 
     def forward(self, wrapped: torch.nn.Module, rows: PackedRows) -> Tensor:
-        """Return logits [n, V] from the last pipeline stage, hidden states [L, 1, H] from the others.
+        """Return what `scores` takes from the last pipeline stage, hidden states [L, 1, H] from the others.
 
         `wrapped` is `own`, or what wraps it.
         """
-        self._scored_n = rows.scored_n
+        self._rows = rows
         output: Tensor = wrapped(
             input_ids=rows.token_ids_1L, position_ids=None, attention_mask=None, packed_seq_params=rows.sequences
         )
-        if not self.own.post_process:
-            return output
-        # Columns that fill the vocabulary up are no tokens.
-        return output.squeeze(0)[:, : self._num_columns]
+        return output.squeeze(0) if self.own.post_process else output
 
-    def _select(self, _: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        assert self._scored_n is not None
-        return inputs[0].index_select(0, self._scored_n), *inputs[1:]
+    def scores(self, output: Tensor, rows: PackedRows) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities, [n] with gradient, and entropies, [n] without, from the last stage's output."""
+        if self._chunk_tokens is None:
+            return self._scores_of_logits(output, rows.target_ids_n)
+        logprobs_n, entropies_n = output.unbind(-1)
+        return logprobs_n, entropies_n.detach()
+
+    def _scores_of_logits(self, logits_nV: Tensor, ids_n: Tensor) -> tuple[Tensor, Tensor]:
+        return score_split_tokens(
+            logits_nV[:, : self._num_columns],  # what fills the vocabulary up is no token
+            ids_n,
+            self._temperature,
+            self._first_token_id,
+            parallel_state.get_tensor_model_parallel_group(),
+        )
+
+    def _output(self, hidden_L1H: Tensor, **options: Any) -> tuple[Tensor, None]:
+        """Stand in for the output layer: logits [n, 1, V], or scores [n, 1, 2]."""
+        assert self._rows is not None
+        hidden_n1H = hidden_L1H.index_select(0, self._rows.scored_n)
+        if self._chunk_tokens is None:
+            return self._project(hidden_n1H, **options)[0], None
+
+        def of_chunk(hidden_C1H: Tensor, ids_C: Tensor) -> tuple[Tensor, Tensor]:
+            return self._scores_of_logits(self._project(hidden_C1H, **options)[0].squeeze(1), ids_C)
+
+        scores_n2 = score_in_chunks(of_chunk, hidden_n1H, self._rows.target_ids_n, self._chunk_tokens)
+        return scores_n2.unsqueeze(1), None

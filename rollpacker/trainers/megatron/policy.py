@@ -14,11 +14,12 @@ Invariants:
   shared out over the replicas. Small updates add up in the main weights.
 * No wait is endless: every collective of every group of ranks has the deadline of a call of the trainer.
 
-Shapes: N response tokens of a micro-batch, n those that this rank scores, V columns of the vocabulary here.
+Shapes: N response tokens of a micro-batch, n those that this rank scores.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -51,7 +52,6 @@ from rollpacker.trainers.megatron.host_memory import HostCopies
 from rollpacker.trainers.megatron.model import ScoringModel
 from rollpacker.trainers.megatron.optimizer import ShardedAdamW
 from rollpacker.trainers.megatron.packing import pack_rows
-from rollpacker.trainers.megatron.vocabulary import score_split_tokens
 from rollpacker.trainers.megatron.weight_files import check_weights, full_tensors, read_parameters
 from rollpacker.trainers.policy import Progress, Scores
 from rollpacker.trainers.process_group import all_reduce, leave, on_rank_0, own_device
@@ -102,11 +102,13 @@ class MegatronPolicy:
         model_parallel_cuda_manual_seed(seed)
         self._model_path = model_path
         self._architecture = architecture
-        self._temperature = temperature
-        self._model = ScoringModel(architecture, config)
+        make = functools.partial(
+            ScoringModel, architecture, config, temperature=temperature, chunk_tokens=section.logits_chunk_tokens
+        )
+        self._model = make()
         self._reference: ScoringModel | None = None
         if section.kl_coefficient > 0:
-            self._reference = ScoringModel(architecture, config)
+            self._reference = make()
             self._reference.own.requires_grad_(requires_grad=False)
             own = self._reference.parameters()
             for name, values in read_parameters(self._reference.own, architecture, model_path):
@@ -247,8 +249,13 @@ class MegatronPolicy:
             microbatch = next(remaining)
             rows = pack_rows(microbatch, num_parts, part)
 
-            def finish(logits_nV: Tensor) -> tuple[Tensor, Tensor, Any]:
-                loss, kept = use(microbatch, self._scores(logits_nV, microbatch, rows))
+            def finish(output: Tensor) -> tuple[Tensor, Tensor, Any]:
+                logprobs_n, entropies_n = model.scores(output, rows)
+                scores = Scores(
+                    logprobs_N=self._of_all_parts(logprobs_n, microbatch, rows),
+                    entropies_N=self._of_all_parts(entropies_n, microbatch, rows),
+                )
+                loss, kept = use(microbatch, scores)
                 return loss, no_tokens, kept
 
             return model.forward(wrapped, rows), finish
@@ -264,19 +271,6 @@ class MegatronPolicy:
             forward_only=is_forward_only,
         )
         return kept
-
-    def _scores(self, logits_nV: Tensor, microbatch: MicroBatch, rows: PackedRows) -> Scores:
-        logprobs_n, entropies_n = score_split_tokens(
-            logits_nV,
-            rows.target_ids_n,
-            self._temperature,
-            self._model.first_token_id,
-            parallel_state.get_tensor_model_parallel_group(),
-        )
-        return Scores(
-            logprobs_N=self._of_all_parts(logprobs_n, microbatch, rows),
-            entropies_N=self._of_all_parts(entropies_n, microbatch, rows),
-        )
 
     @staticmethod
     def _of_all_parts(values_n: Tensor, microbatch: MicroBatch, rows: PackedRows) -> Tensor:

@@ -2,11 +2,13 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
 from rollpacker.launch.doctor.node import check_mps
-from rollpacker.runtime.placing.host import has_mps_daemon, memory_in_name, names_of_gpus
+from rollpacker.runtime.placing import host
+from rollpacker.runtime.placing.host import gpu_memory, has_mps_daemon, memory_in_name, names_of_gpus, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,51 @@ def test_the_runs_first_gpu_is_the_first_one_that_the_node_has(visible, named):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert names_of_gpus((0, 2), environment) == named
     assert names_of_gpus((), environment) == ""
+
+
+def driver_with(folder: Path, *names: str) -> Path:
+    """NVIDIA's folder in /proc on a machine of these GPUs."""
+    for index, name in enumerate(names):
+        gpu = folder / f"0000:{index:02x}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 42\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("visible", "number"),
+    [
+        (None, 2),  # outside of Slurm nobody sets it: the driver's count
+        ("", 0),
+        ("-1", 0),
+        ("NoDevFiles", 0),  # Slurm's, for a job without GPUs
+        ("1", 1),
+        ("0,1,5", 3),
+        ("0,-1,1", 1),  # CUDA reads up to what names none
+        ("GPU-a1, MIG-b2", 2),
+    ],
+)
+def test_gpus_are_counted_by_the_variable_and_without_it_by_the_driver(tmp_path, visible, number):
+    driver = driver_with(tmp_path / "gpus", "NVIDIA A10", "NVIDIA A10")
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environment, driver) == number
+
+
+def test_without_a_driver_there_are_no_gpus(tmp_path):
+    assert visible_gpus({}, tmp_path / "nowhere") == 0
+
+
+def test_memory_comes_from_the_name_or_else_from_the_driver(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "DRIVER_GPUS", driver_with(tmp_path / "named", *["NVIDIA H100 80GB HBM3"] * 2))
+    assert gpu_memory() == 80e9
+    monkeypatch.setattr(host, "DRIVER_GPUS", driver_with(tmp_path / "nameless", "NVIDIA H200", "NVIDIA H200"))
+    for answer, expected in (("echo 143771; echo 143771", 143771 * 2**20), ("exit 9", None), ("echo soon", None)):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "nvidia-smi").chmod(0o700)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        host._memory_by_driver.cache_clear()
+        assert gpu_memory() == expected
+    host._memory_by_driver.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import UserError
+from rollpacker.data.shapes import transformer_of
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import validate_fit
 
@@ -60,9 +61,9 @@ def test_what_the_memory_share_leaves_beside_the_weights_is_the_cache(model):
     [
         (["trainer=torch"], [30.5, 30.5, 60.9]),
         (["trainer=torch", "trainer.kl_coefficient=0.1"], [60.9, 30.5, 60.9]),
-        (["trainer.name=fsdp", "trainer.data_parallel=8"], [4.9, 30.5, 7.6]),
-        (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_gradients=true"], [4.9, 3.8, 7.6]),
-        (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_ranks=4"], [8.7, 30.5, 15.2]),
+        (["trainer.name=fsdp", "trainer.data_parallel=8"], [6.9, 30.5, 7.6]),
+        (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_gradients=true"], [6.9, 6.0, 7.6]),
+        (["trainer.name=fsdp", "trainer.data_parallel=8", "trainer.shard_ranks=4"], [10.7, 30.5, 15.2]),
         (
             ["trainer.name=megatron", "trainer.tensor_parallel=2", "trainer.data_parallel=4"],
             [7.6, 15.2, 11.4],
@@ -82,6 +83,33 @@ def test_recomputed_activations_are_a_fraction_and_long_responses_count(model):
     plain = fit_of(model).rank.activations
     assert fit_of(model, "trainer.recompute_activations=true").rank.activations < plain / 2
     assert fit_of(model, "rollout.max_response_tokens=31744").rank.activations == pytest.approx(2 * plain)
+
+
+def test_logits_in_chunks_take_no_more_than_a_chunk(model):
+    whole, chunked = (fit_of(model, f"trainer.logits_chunk_tokens={size}").rank.activations for size in ("null", 1024))
+    assert whole - chunked == pytest.approx((16384 - 1024) * 152064 * 4 * 4)
+
+
+def test_every_expert_is_held_and_a_token_is_multiplied_with_some(tmp_path):
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
+    sizes = dict(zip(QWEN_7B, (48, 2048, 32, 4, 6144, 151936), strict=True))
+
+    def shape_of(**changes):
+        (tmp_path / "config.json").write_text(json.dumps(sizes | experts | changes))
+        return transformer_of(compose([*REAL, f"model.path={tmp_path}", "model.dtype=bfloat16"]).model)
+
+    qwen3 = shape_of()
+    assert qwen3.num_weight_bytes == pytest.approx(61.06e9, rel=1e-3)  # Qwen3-30B-A3B's files: 61.06 GB
+    assert qwen3.num_multiplied_parameters == pytest.approx(3.03e9, rel=1e-2)
+    assert qwen3 == shape_of(num_experts=None, n_routed_experts=128)  # DeepSeek's name
+    mixtral = shape_of(num_experts=None, num_local_experts=128, moe_intermediate_size=None, intermediate_size=768)
+    assert qwen3.num_parameters == mixtral.num_parameters
+    layer = 128 * 3 * 2048 * 768 + 2048 * 128
+    for of_two_layers in ({"mlp_only_layers": [0, 1]}, {"first_k_dense_replace": 2}):
+        saved = qwen3.num_parameters - shape_of(**of_two_layers).num_parameters
+        assert saved == 2 * (layer - 3 * 2048 * 6144)
+    assert shape_of(decoder_sparse_step=2).shape.num_dense_layers == 24
+    assert shape_of(n_shared_experts=2).num_parameters - qwen3.num_parameters == 48 * 3 * 2048 * 2 * 768
 
 
 @pytest.mark.parametrize(

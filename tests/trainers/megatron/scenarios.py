@@ -22,6 +22,7 @@ from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.grpo import GrpoTrainer
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.policy import Progress
+from tests.trainers.logits import LogitsWatch
 from tests.trainers.streaming import Difference, compare
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ async def step(trainer: GrpoTrainer, groups: Sequence[RolloutGroup], number: int
             assert all(tensor.untyped_storage().nbytes() == 0 for tensor in trainer._policy._tensors())
             await trainer.wake()
     return await trainer.finish_step()
+
+
+def most_rows_of_logits(work: Work, samples: Sequence[Sample], width: int) -> int:
+    """While this rank scores samples and takes their gradient; `width` are its columns of the vocabulary."""
+    policy = make_policy(work)
+    microbatches = pack(list(samples), 512, policy.device)
+    with LogitsWatch(width) as watch:
+        policy.accumulate(microbatches, lambda _, scores: scores.logprobs_N.sum())
+    return watch.most_rows
 
 
 def relabelled(group: RolloutGroup, version: int) -> RolloutGroup:

@@ -123,6 +123,21 @@ def test_two_ranks_train_as_one_process_of_torch_does(ranks: Ranks, plain_torch:
     assert_equal_training(ranks.run(scenarios.train, work), plain_torch.train(model))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_that_score_in_chunks_train_as_one_process_does_whole(ranks: Ranks, plain_torch: Torch, batches, layout):
+    section = {**LAYOUTS[layout], "logits_chunk_tokens": 3}
+    for model in ("qwen2-tied", "llama"):
+        work = Work(model_path=plain_torch.models[model], section=section, batches=batches[model])
+        assert_equal_training(ranks.run(scenarios.train, work), plain_torch.train(model))
+
+
+def test_a_rank_makes_no_more_than_a_chunk_of_logits(ranks: Ranks, models, samples):
+    section, width = LAYOUTS["tensor"], 13  # 25 tokens over two ranks; a hidden state has 16 numbers
+    for chunk, is_legal in ((None, lambda rows: rows == 35), (16, lambda rows: rows == 16)):
+        work = Work(model_path=models["llama"], section={**section, "logits_chunk_tokens": chunk})
+        assert is_legal(ranks.run(scenarios.most_rows_of_logits, work, samples, width)[0])
+
+
 @pytest.mark.parametrize("layout", ["pipeline", "data"])
 def test_a_batch_that_streams_in_gives_the_gradient_of_the_whole(
     ranks: Ranks, plain_torch: Torch, models, batches, layout

@@ -1,0 +1,81 @@
+"""`rollpacker init`: prints the `rollpacker train` command for a machine and a model, with the reason for each word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.runtime.placing.gpus import Gpus
+
+DEFAULTS = {"model": "", "data": ""}
+
+HELP = CommandHelp(
+    purpose=(
+        "Print the command that trains a model on this machine, with the reason for each word, and validate it as "
+        "`rollpacker check` does. Creates nothing."
+    ),
+    usage="model=DIR data=FILE|RECIPE [key=value | group=option] ...",
+    arguments=(
+        ("model", "The model, as model.path takes it."),
+        ("data", "Prompts, as data.path takes them, or a recipe of the group `experiment`: gsm8k, dapo-math."),
+        KEYS_OF_TRAIN,
+    ),
+    examples=("rollpacker init model=DIR data=prompts.jsonl", "rollpacker init model=DIR data=gsm8k"),
+)
+
+
+def run(arguments: Arguments) -> None:
+    """Print the command; raises what `rollpacker check` would for it."""
+    from rich.text import Text
+
+    from rollpacker.cli.run_facts import run_facts_of
+    from rollpacker.cli.screen import facts, heading, output, show_notes
+    from rollpacker.config.compose import compose
+    from rollpacker.runtime.placing.automatic import Chooser
+    from rollpacker.runtime.run.preflight import validate
+
+    words = _words(arguments.words)
+    chooser = Chooser()
+    config = compose([word for word, _ in words], chooser.complete)
+    rows = [*words, *((choice.word, choice.reason) for choice in chooser.chosen)]
+    command = " \\\n    ".join(["rollpacker train", *(word for word, _ in rows)])
+    console = output()
+    console.print(heading("Train by"), Text(command), "", heading("Why"), sep="\n", soft_wrap=True)
+    console.print(facts([*((f"  {word}", reason) for word, reason in rows), *_without_choice(config, chooser.gpus)]))
+    show_notes(validate(config, run_facts_of).notes)
+
+
+def _words(given: Sequence[str]) -> list[tuple[str, str]]:
+    """The words that are the user's, and those that every run needs, each with its reason."""
+    from rollpacker.cli.settings import parse_settings
+    from rollpacker.config.roots import TRAIN, groups
+
+    keys, settings = parse_settings("init", given, DEFAULTS, example="model=DIR data=prompts.jsonl", takes_keys=True)
+    for name, value in settings.items():
+        if not value:
+            raise ConfigError(f"`rollpacker init` has no {name}.", HELP.arguments[name == "data"][1], f"Add {name}=...")
+    is_recipe = settings["data"] in groups(TRAIN)["experiment"].options
+    named = {word.partition("=")[0] for word in keys}
+    wanted = [
+        ("model.path", settings["model"], "the policy"),
+        ("experiment", settings["data"], "the recipe: data, reward, batch, lengths")
+        if is_recipe
+        else ("data.path", settings["data"], "the prompts"),
+        *([] if is_recipe else [("reward", "math", "answers are compared; others: sandbox, judge")]),
+        ("run.dir", "runs/first", "everything that the run writes is below it"),
+    ]
+    words = [(f"{key}={value}", reason) for key, value, reason in wanted if key not in named]
+    return [*words, *((word, "yours") for word in keys)]
+
+
+def _without_choice(config: RunConfig, gpus: Gpus) -> Iterator[tuple[str, str]]:
+    """Why nothing was chosen for GPUs, where nothing was."""
+    if not gpus.number:
+        yield "  no GPU is seen", f"engine={config.engine.name} and trainer={config.trainer.name} work on cores"

@@ -1,0 +1,57 @@
+"""`rollpacker init` prints a command that `rollpacker check` accepts, and why each word is in it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from rollpacker.cli.main import main
+from tests.cli.inputs import tree_of
+from tests.runtime.placing.test_host import driver_with
+
+
+def printed(capsys, *words):
+    assert main(["init", *words]) == 0
+    return capsys.readouterr().out
+
+
+def command_in(text):
+    lines = text.partition("rollpacker train")[2].partition("\n\n")[0]
+    return shlex.split(lines.replace("\\\n", " "))
+
+
+def test_without_gpus_the_command_is_short_and_says_so(workdir, capsys):
+    before = tree_of(workdir)
+    text = printed(capsys, "model=model", "data=prompts.jsonl")
+    assert command_in(text) == ["model.path=model", "data.path=prompts.jsonl", "reward=math", "run.dir=runs/first"]
+    assert "no GPU is seen engine=torch and trainer=torch work on cores" in " ".join(text.split())
+    assert tree_of(workdir) == before
+
+
+def test_on_gpus_the_command_names_what_was_chosen_and_check_accepts_it(workdir, capsys, monkeypatch):
+    driver = driver_with(workdir / "driver", *["NVIDIA A100-SXM4-40GB"] * 2)
+    monkeypatch.setattr("rollpacker.runtime.placing.host.DRIVER_GPUS", driver)
+    monkeypatch.setattr("rollpacker.runtime.placing.gpus.is_vllm_for_gpus_installed", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    command = command_in(
+        printed(capsys, "model=model", "data=prompts.jsonl", "run.dir=runs/x", "rollout.num_prompts=8")
+    )
+    assert {"placement.engine=all", "trainer=fsdp", "trainer.data_parallel=2", "run.dir=runs/x"} <= set(command)
+    assert main(["check", *command]) == 0
+    assert "Chosen" not in capsys.readouterr().out  # everything is named
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "has no model"),
+        (["model=model"], "has no data"),
+        (["model=model", "data=nothing.jsonl"], "nothing.jsonl"),
+        (["model=model", "data=prompts.jsonl", "rollout.num_promts=8"], "rollout.num_prompts"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_answered_as_check_does(workdir, capsys, words, said):
+    assert main(["init", *words]) == 2
+    assert said in capsys.readouterr().err

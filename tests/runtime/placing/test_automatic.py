@@ -1,0 +1,147 @@
+"""With GPUs every key that nobody names follows from them and from the model; without, nothing changes."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.config.compose import compose, hydra_session
+from rollpacker.config.record import differences, to_yaml
+from rollpacker.config.roots import TRAIN
+from rollpacker.core.errors import UserError
+from rollpacker.launch.shape import job_shape, ray_size
+from rollpacker.runtime.placing import gpus as gpus_module
+from rollpacker.runtime.placing.actors import ClusterSize
+from rollpacker.runtime.placing.automatic import Chooser, complete
+from rollpacker.runtime.placing.gpus import Gpus
+from rollpacker.runtime.placing.planning import placed_actors
+from tests.golden.placements import WORDS, write_models
+
+
+@pytest.fixture
+def models(tmp_path):
+    return write_models(tmp_path)
+
+
+def chosen(model, *words, number=8, card=80, nodes=1, has_vllm=True):
+    gpus = Gpus(num_nodes=nodes, per_node=number, num_bytes=card and card * 1e9, has_vllm=has_vllm)
+    return compose([f"model.path={model}", *WORDS, *words], Chooser(gpus).complete)
+
+
+def test_a_command_without_a_word_on_gpus_uses_all_of_them_in_turns(models):
+    config = chosen(models["7B"])
+    assert (config.engine.name, config.engine.num_engines, config.engine.tensor_parallel) == ("vllm", 8, 1)
+    assert (config.trainer.name, config.trainer.num_ranks, config.model.dtype) == ("fsdp", 8, "bfloat16")
+    assert (config.placement.engine, config.placement.trainer) == ("all", "all")
+    assert config.trainer.recompute_activations
+    assert config.trainer.logits_chunk_tokens == 1024
+    placed = placed_actors(config, ClusterSize(num_nodes=1, num_cpus=64, num_gpus=8))
+    assert {actor.gpus for actor in placed if actor.role == "engine"} == {(gpu,) for gpu in range(8)}
+
+
+def test_without_gpus_the_configuration_is_what_it_was(models):
+    words = [f"model.path={models['7B']}", *WORDS]
+    assert to_yaml(chosen(models["7B"], number=0)) == to_yaml(compose(words))
+    assert chosen(models["7B"], "placement=none") == compose([*words, "placement=none"])
+    assert chosen(models["7B"], "backend=sim", "hardware=h800", "workload=math").engine.name == "torch"
+
+
+def test_a_trainer_that_streams_keeps_two_copies_where_they_fit_and_shards_gradients_elsewhere(models):
+    lending = chosen(models["7B"], "system=rollpacker").trainer
+    assert (lending.shard_ranks, lending.shard_gradients) == (4, False)
+    for trainer in (chosen(models["7B"], "system=tail").trainer, chosen(models["14B"], "system=rollpacker").trainer):
+        assert (trainer.shard_ranks, trainer.shard_gradients) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["engine=torch"], {"engine.name": "torch", "engine.num_engines": 8}),
+        (["engine.tensor_parallel=4"], {"engine.name": "vllm", "engine.num_engines": 2}),
+        (["engine.num_engines=2"], {"engine.num_engines": 2, "engine.tensor_parallel": 4}),  # also the default
+        (["model.dtype=float32"], {"model.dtype": "float32", "engine.tensor_parallel": 1}),
+        (["trainer=torch", "model.dtype=float32"], {"trainer.name": "torch", "placement.trainer": "0@0"}),
+        (["trainer=megatron"], {"trainer.tensor_parallel": 1, "trainer.data_parallel": 8}),
+        (["trainer=megatron", "trainer.context_parallel=2"], {"trainer.data_parallel": 4}),
+        (
+            ["trainer=megatron", "trainer.tensor_parallel=2", "trainer.data_parallel=4"],
+            {"trainer.pipeline_parallel": 1},
+        ),
+        (["placement=separate"], {"placement.engine": "0-3", "engine.num_engines": 4, "trainer.data_parallel": 4}),
+        (["trainer.max_tokens_per_microbatch=3000"], {"trainer.max_tokens_per_microbatch": 3000}),
+        (["trainer.data_parallel=4", "engine.num_engines=8"], {"placement.trainer": "0-3@0"}),
+    ],
+    ids=" ".join,
+)
+def test_what_is_named_is_kept_and_the_rest_follows(models, words, expected):
+    config = chosen(models["0.5B" if "trainer=torch" in words else "7B"], *words)
+    for key, value in expected.items():
+        assert functools.reduce(getattr, key.split("."), config) == value, key
+
+
+def test_weights_that_leave_no_half_to_the_cache_are_cut(models):
+    assert chosen(models["7B"], card=24, nodes=2).engine.tensor_parallel == 2
+    assert chosen(models["32B"], card=141).engine.tensor_parallel == 2
+    assert chosen(models["7B"], card=80, has_vllm=False).engine.name == "torch"
+
+
+def test_memory_that_is_unknown_is_taken_for_the_usual_one_and_refuses_nothing(models):
+    assert chosen(models["7B"], card=None).engine.tensor_parallel == 1
+    assert chosen(models["32B"], card=None, number=1).trainer.num_ranks == 1
+
+
+def test_several_nodes_are_one_trainer_and_engines_within_nodes(models):
+    config = chosen(models["32B"], number=4, nodes=2, card=141)
+    assert (config.trainer.num_ranks, config.engine.num_engines * config.engine.tensor_parallel) == (8, 8)
+    placed_actors(config, ClusterSize(num_nodes=2, num_cpus=32, num_gpus=4))
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "gpus", "said"),
+    [
+        ("7B", [], {"number": 1}, ["7.6 billion parameters", "1 GPU of 80 GB", "Take 2 such GPUs"]),
+        ("32B", [], {"number": 8, "card": 24}, ["cannot be trained on 8 GPUs of 24 GB", "by an estimate"]),
+        ("30B-A3B", [], {}, ["Mixture of Experts, 128 in a layer", "dense"]),
+        ("7B", ["engine.num_engines=4", "engine.tensor_parallel=1", "trainer.data_parallel=4"], {}, ["4 of 8 GPUs"]),
+        ("7B", ["engine.resources.num_gpus=1", "trainer.resources.num_gpus=1"], {}, ["5 of 8 GPUs", "placement=none"]),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_and_a_gpu_that_nobody_uses_are_refused(models, model, words, gpus, said):
+    with pytest.raises(UserError) as raised:
+        chosen(models[model], *words, **gpus)
+    assert all(part in str(raised.value) for part in said), str(raised.value)
+
+
+def test_gpus_that_maps_leave_out_are_said(models):
+    assert chosen(models["0.5B"], "placement.engine=0-1", "placement.trainer=0-1").engine.num_engines == 2
+
+
+def test_a_job_is_placed_on_what_it_asks_for(models):
+    words = [f"model.path={models['14B']}", *WORDS, "cluster=h800", "cluster.num_nodes=2"]
+    config = compose([*words, "cluster.container.image=image.sif"], complete)
+    assert (config.engine.name, config.trainer.num_ranks, job_shape(config).num_nodes) == ("vllm", 16, 2)
+    assert len(placed_actors(config, ray_size(config))) == 16 + 16 + 1
+
+
+def test_what_was_chosen_is_recorded_and_not_chosen_again(models):
+    config = chosen(models["7B"], "system=tail")
+    again = TRAIN.schema.model_validate(config.model_dump(mode="json"))
+    assert again == config
+    with hydra_session():
+        given = dict.fromkeys(differences(config))
+        assert Chooser(Gpus(per_node=2, num_bytes=80e9, has_vllm=True)).complete(again.model_dump(), set(given)) == {}
+
+
+def test_check_refuses_what_does_not_fit_on_this_machine(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus_module, "visible_gpus", lambda: 4)
+    monkeypatch.setattr(gpus_module, "gpu_memory", lambda: 24e9)
+    monkeypatch.setattr(gpus_module, "is_vllm_for_gpus_installed", lambda: True)
+    assert main(["check", f"model.path={models['14B']}", *WORDS]) == 2
+    told = capsys.readouterr().err
+    assert "cannot be trained on 4 GPUs of 24 GB" in told
+    assert main(["check", f"model.path={models['30B-A3B']}", *WORDS]) == 2
+    assert "Mixture of Experts" in capsys.readouterr().err
