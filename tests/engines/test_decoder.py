@@ -120,9 +120,9 @@ def test_tokens_come_as_often_as_the_model_says(model: Any) -> None:
 def test_a_greedy_request_and_one_of_few_tokens_follow_the_forward_pass_beside_any_others(model: Any) -> None:
     greedy = make_request("greedy", seed=5, temperature=0.0, max_response_tokens=20)
     few = replace(make_request("few", seed=6, max_response_tokens=20), top_k=3, top_p=0.8)
-    generations = run_all(model, [greedy, *mixed_requests(12), few], max_num_seqs=5)
+    generations = run_all(make_decoder(model, max_num_seqs=5), [greedy, *mixed_requests(12), few])
     for request in (greedy, few):
-        generation = generations[request.request]
+        generation = generations[request.request.prompt.key]
         known = request.prompt_token_ids.tolist()
         for token in generation.token_ids.tolist():
             with torch.no_grad():
