@@ -228,9 +228,9 @@ class Scheduler:
 
     def _evaluate(self, event: EvaluationOffered) -> tuple[Command, ...]:
         """Evaluate with all engines, if it is due."""
+        self._require_rest(event)
         if self._evaluation is None or self._batching.running_requests():
             raise ImpossibleEvent(f"An evaluation was offered in a round, or without held-out sets: {event}")
-        self._require_rest(event)
         decisions = self._evaluation.handle(event)
         self._router.reopen(Closing.LENT)
         return self._carry_out(decisions)
@@ -239,11 +239,10 @@ class Scheduler:
         """Refuse to begin while engines change, during an evaluation, or with another policy version."""
         if self._router.is_changing:
             raise ImpossibleEvent(
-                f"{type(event).__name__} of step {event.step} came before the engines had changed.",
-                "Every engine that was there at UseParallelism retires first.",
+                f"{event} came before the engines had changed.", "Those that were there at UseParallelism retire first."
             )
         if self._evaluation and self._evaluation.is_open:
-            raise ImpossibleEvent(f"{type(event).__name__} of step {event.step} came during an evaluation.")
+            raise ImpossibleEvent(f"{event} came during an evaluation.")
         self._router.require_version(event.policy_version)
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
@@ -326,10 +325,10 @@ class Scheduler:
                 case EndRound():
                     self._end_round()
                     commands.append(decision)
-                case BeginEvaluation() | EndEvaluation():
-                    commands.append(decision)
-                case DropPrompt() | AcceptGroup() | DrawPrompts() | FailRun() | EndRun():
+                case DropPrompt() | EndRun():
                     self._tell_stream(decision)
+                    commands.append(decision)
+                case AcceptGroup() | DrawPrompts() | FailRun() | BeginEvaluation() | EndEvaluation():
                     commands.append(decision)
                 case _:
                     assert_never(decision)
@@ -341,11 +340,11 @@ class Scheduler:
             self._planner.begin_round(decision)
         return self._stream.begin_round(decision) if self._stream else ()
 
-    def _tell_stream(self, decision: DropPrompt | AcceptGroup | DrawPrompts | FailRun | EndRun) -> None:
+    def _tell_stream(self, decision: DropPrompt | EndRun) -> None:
         """Let stream scaling count, and rest when the run ends in a round."""
         if self._stream and isinstance(decision, DropPrompt):
             self._stream.count_drop()
-        elif self._stream and isinstance(decision, EndRun):
+        elif self._stream:
             self._stream.end_round()
 
     def _end_round(self) -> None:
