@@ -69,6 +69,11 @@ def held_out_prompt(set_name: str, key: str) -> PromptId:
     return PromptId(HELD_OUT, f"{set_name}/{key}")
 
 
+def set_of(request: RequestId) -> str:
+    """The held-out set that a response is of."""
+    return request.prompt.key.partition("/")[0]
+
+
 def is_held_out(request: RequestId) -> bool:
     """Tell a response of an evaluation from one that may be trained."""
     return request.prompt.epoch == HELD_OUT

@@ -21,6 +21,7 @@ from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.chat_templates import check_chat
+from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
@@ -75,9 +76,12 @@ class RealRunFacts:
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
         prompts = load_prompts(self._config.data.files)
-        check_references(self._config.reward, prompts)
-        check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
-        check_chat(self._config.data, self._config.model.directory, prompts)
+        held_out = load_held_out(self._config.evaluation)
+        check_apart(prompts, held_out)
+        for each in (prompts, *held_out.values()):
+            check_references(self._config.reward, each)
+            check_rubrics(self._config.reward, each, can_ask=_runs_in_this_environment(self._config))
+            check_chat(self._config.data, self._config.model.directory, each)
         return dict(Counter(prompt.domain for prompt in prompts))
 
     def cluster(self) -> ClusterSize:
@@ -154,16 +158,18 @@ def _model_facts(config: RunConfig) -> ModelFacts:
     check_model_files(path, can_ask=_runs_in_this_environment(config))
     description = read_object(path / "config.json")
     max_positions = _max_positions(path)
-    needed = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.longest_response_tokens
+    key = "rollout" if longest == config.rollout.max_response_tokens else "evaluation"
+    needed = config.data.max_prompt_tokens + longest
     if max_positions is not None and needed > max_positions:
-        remaining = max_positions - config.rollout.max_response_tokens
+        remaining = max_positions - longest
         raise ConfigError(
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.max_response_tokens="
-            f"{config.rollout.max_response_tokens} add up to {needed} tokens.",
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and {key}.max_response_tokens={longest} add up to "
+            f"{needed} tokens.",
             f"The model in {path} has {max_positions} positions.",
             f"Set data.max_prompt_tokens={remaining} or lower; longer prompts are dropped."
             if remaining > 0
-            else f"Set rollout.max_response_tokens below {max_positions}.",
+            else f"Set {key}.max_response_tokens below {max_positions}.",
         )
     tensors = read_tensors(path)
     return ModelFacts(
