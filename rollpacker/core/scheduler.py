@@ -237,12 +237,8 @@ class Scheduler:
 
     def _require_rest(self, event: StepStarted | EvaluationOffered) -> None:
         """Refuse to begin while engines change, during an evaluation, or with another policy version."""
-        if self._router.is_changing:
-            raise ImpossibleEvent(
-                f"{event} came before the engines had changed.", "Those that were there at UseParallelism retire first."
-            )
-        if self._evaluation and self._evaluation.is_open:
-            raise ImpossibleEvent(f"{event} came during an evaluation.")
+        if self._router.is_changing or (self._evaluation and self._evaluation.is_open):
+            raise ImpossibleEvent(f"{event} came before the engines had changed, or during an evaluation.")
         self._router.require_version(event.policy_version)
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:

@@ -93,8 +93,7 @@ def _line(step: int, rows: Sequence[Row]) -> str:
     for row in rows:
         error = row["se_given_prompts"] if row["se_given_prompts"] is not None else row["se_over_prompts"]
         error_text = "" if error is None else f" +- {error:.3f}"
-        scores.append(
-            f"{row['set']} {row['reward_mean']:.3f}{error_text} ({row['num_prompts']} x {row['num_samples']})"
-        )
+        size = f"({row['num_prompts']} x {row['num_samples']})"
+        scores.append(f"{row['set']} {row['reward_mean']:.3f}{error_text} {size}")
     when = "before training" if step == 0 else f"after {step} step{'s' if step > 1 else ''}"
     return f"Held out {when}: {', '.join(scores)}"

@@ -83,9 +83,13 @@ class TrainingRun:
         """
         if self._outputs.evaluations is None:
             return
+        self._outputs.progress.stage("evaluation")
         async with self.preemptible(step):
             record = await self._driver.evaluate(step, is_last=is_last)
-        if record is not None and self._outputs.evaluated(record) and self.config.run.keep_best:
+        if record is None:
+            return
+        is_best = self._outputs.evaluated(record)
+        if is_best and self.config.run.keep_best and step > 0:  # before the first step it is that of model.path
             await self.checkpoint(step)
             self._saver.mark_best(step)
 
