@@ -145,6 +145,9 @@ class RunFacts(Protocol[ClusterT_co]):
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
         """In the order of the data; before prompts that are too long are dropped."""
 
+    def num_held_out(self) -> Mapping[str, int]:
+        """Prompts of each held-out set, by its name; the same."""
+
     def cluster(self) -> ClusterT_co:
         """The nodes and GPUs of engines and trainer."""
 

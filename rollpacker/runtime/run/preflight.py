@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
 from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
+from rollpacker.protocols.rollout import Prompt
 from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
@@ -55,6 +57,8 @@ class ResolvedRun:
     model: ModelFacts
     num_prompts_by_domain: Mapping[Domain, int]
     """In the order of the file; before prompts that are too long are dropped."""
+    num_held_out: Mapping[str, int]
+    """Prompts of each held-out set."""
     settings: SchedulerSettings
     cluster: ClusterSize | ModelledCluster
     fit: ModelFit | None
@@ -75,14 +79,26 @@ class RealRunFacts:
         return _model_facts(self._config)
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
-        prompts = load_prompts(self._config.data.files)
+        self._check(self._prompts)
+        return dict(Counter(prompt.domain for prompt in self._prompts))
+
+    def num_held_out(self) -> Mapping[str, int]:
         held_out = load_held_out(self._config.evaluation)
-        check_apart(prompts, held_out)
-        for each in (prompts, *held_out.values()):
-            check_references(self._config.reward, each)
-            check_rubrics(self._config.reward, each, can_ask=_runs_in_this_environment(self._config))
-            check_chat(self._config.data, self._config.model.directory, each)
-        return dict(Counter(prompt.domain for prompt in prompts))
+        for prompts in held_out.values():
+            self._check(prompts)
+        if held_out:
+            check_apart(self._prompts, held_out)
+        return {name: len(prompts) for name, prompts in held_out.items()}
+
+    @cached_property
+    def _prompts(self) -> tuple[Prompt, ...]:
+        return load_prompts(self._config.data.files)
+
+    def _check(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that the rewards or the chat template have no use for."""
+        check_references(self._config.reward, prompts)
+        check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
+        check_chat(self._config.data, self._config.model.directory, prompts)
 
     def cluster(self) -> ClusterSize:
         return cluster_size(self._config, current_allocation(os.environ))
@@ -106,6 +122,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
 
     model = look(run_facts.model)
     num_prompts_by_domain = look(lambda: enough_prompts(config, run_facts.num_prompts_by_domain()))
+    num_held_out = look(run_facts.num_held_out)
     settings = None
     if num_prompts_by_domain is not None:
         settings = look(lambda: supplied_settings(config, num_prompts_by_domain))
@@ -126,12 +143,14 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None
+    assert num_held_out is not None
     assert settings is not None
     assert cluster is not None
     assert finished_steps is not None
     return ResolvedRun(
         model=model,
         num_prompts_by_domain=num_prompts_by_domain,
+        num_held_out=num_held_out,
         settings=settings,
         cluster=cluster,
         fit=fit,
