@@ -25,7 +25,7 @@ from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream
 from rollpacker.sim.variance import share_without_variance
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
