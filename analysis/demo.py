@@ -5,8 +5,8 @@
 The first run is the baseline. All numbers come from the `steps` table; runs of unequal length are compared over the
 steps that both have. Speedups are ratios of sums over the steps, as in the paper.
 
-How well a system learned is what its policy scores on held-out prompts. The reward of the batches that it trained stands
-beside it, in grey: a race selects short responses and a long round hard prompts, so it is not the policy's.
+How well a system learned is what its policy scores on held-out prompts. The reward of the batches that it trained
+stands beside it, in grey: a race selects short responses and a long round hard prompts, so it is not the policy's.
 """
 
 from __future__ import annotations

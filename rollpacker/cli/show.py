@@ -1,0 +1,142 @@
+"""`rollpacker show`: prints what a run's policy wrote."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.cli.command_help import CommandHelp
+from rollpacker.report.words import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pandas as pd
+    from rich.text import Text
+
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.terminal import Terminal
+
+SETTINGS = ("step", "prompt", "kind", "sort", "num", "lines")
+SORTS = ("", "reward", "-reward", "length", "-length", "step", "-step")
+KINDS = ("", "training", "evaluation")
+
+HELP = CommandHelp(
+    purpose=(
+        "Print prompts, responses and rewards of a run, finished or not: of its newest step and its newest evaluation, "
+        "of one step, or of one prompt over all steps. A run keeps the texts of run.samples_per_step prompts of each "
+        "step and of evaluation.num_texts prompts of each held-out set."
+    ),
+    usage="RUN [step=N] [prompt=ID] [kind=training|evaluation] [sort=reward] [num=N] [lines=N]",
+    arguments=(
+        ("RUN", "The run.dir of a run."),
+        ("step", "The step, counted from 1, and the evaluation after it; 0 is the evaluation before the first step."),
+        ("prompt", "The id of a prompt: all that was kept of it, in the order of the steps."),
+        ("kind", "Only what training generated, or only evaluations."),
+        ("sort", "By reward, length or step; with a minus the largest first."),
+        ("num", "Prints so many responses at most. Default: 6"),
+        ("lines", "Cuts the middle out of longer texts; 0 prints all of them. Default: 12"),
+    ),
+    examples=("rollpacker show runs/x", "rollpacker show runs/x sort=-length", "rollpacker show runs/x prompt=17"),
+)
+
+
+def run(arguments: Arguments) -> None:
+    """Print some samples."""
+    from rollpacker.cli.settings import choice, parse_runs, whole_number
+
+    (run_dir,), given = parse_runs("show", arguments.words, SETTINGS, max_runs=1)
+    settings = {**given, "num": given["num"] or "6", "lines": given["lines"] or "12"}
+    kind, sort = choice(settings, "kind", KINDS), choice(settings, "sort", SORTS)
+    num, num_lines = whole_number(settings, "num"), whole_number(settings, "lines", least=0)
+    step = whole_number(settings, "step", least=0) if settings["step"] else None
+
+    from rollpacker.cli.screen import output
+    from rollpacker.metrics.samples import read_samples
+    from rollpacker.timeline.run_tables import refuse_other_folders
+
+    refuse_other_folders(run_dir)
+    samples = read_samples(run_dir)
+    chosen = _choose(samples, run_dir, step=step, prompt=settings["prompt"], kind=kind)
+    if sort:
+        column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))
+        chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
+    console = output()
+    for row in chosen.head(num).to_dict("records"):
+        console.print(_heading(row))
+        for text, style in ((row["prompt_text"], "dim"), (row["response_text"], "")):
+            for line in _lines(console, text, num_lines):
+                console.print(f"    {line}", style=style, soft_wrap=True)
+        console.print()
+    if len(chosen) > num:
+        console.print(f"{num} of {len(chosen)} responses; num={len(chosen)} prints all.", style="dim")
+
+
+def _choose(samples: pd.DataFrame, run_dir: Path, *, step: int | None, prompt: str, kind: str) -> pd.DataFrame:
+    from rollpacker.core.errors import DataError
+
+    if samples.empty:
+        raise DataError(
+            f"{run_dir} has kept no text.",
+            "A real run keeps those of run.samples_per_step prompts of each step; a modelled one writes none.",
+            "Set run.samples_per_step=2 or more, and train some steps.",
+        )
+    chosen = samples[samples["kind"] == kind] if kind else samples
+    if prompt:
+        chosen = chosen[chosen["prompt"] == prompt]
+    if step is not None:
+        chosen = chosen[chosen["step"] == step]
+    elif not prompt and len(chosen):
+        newest = chosen.groupby("kind")["step"].transform("max")
+        chosen = chosen[chosen["step"] == newest]
+    if chosen.empty:
+        known = samples[samples["kind"] == kind] if kind else samples
+        steps = sorted(set(known["step"]))
+        prompts = list(dict.fromkeys(known["prompt"]))
+        raise DataError(
+            f"{run_dir} has kept no {kind or 'text'} " + " ".join(_asked(step, prompt)) + ".",
+            f"Texts are of the steps {_some(steps)} and the prompts {_some(prompts)}." if steps else "It has none.",
+            "Ask for one of these, or leave out step= and prompt=.",
+        )
+    return chosen
+
+
+def _asked(step: int | None, prompt: str) -> list[str]:
+    return [*([f"of step {step}"] if step is not None else []), *([f"of the prompt {prompt!r}"] if prompt else [])]
+
+
+def _some(values: list[object]) -> str:
+    shown = [str(value) for value in values]
+    return ", ".join(shown) if len(shown) <= 6 else f"{', '.join(shown[:3])} ... {', '.join(shown[-2:])}"  # noqa: PLR2004
+
+
+def _heading(row: Mapping[str, Any]) -> Text:
+    """Which response it is, its reward and its length."""
+    from rich.text import Text
+
+    is_training, step = row["kind"] == "training", row["step"]
+    when = f"step {step}" if is_training else f"after {plural(step, 'step')}" if step else "before training"
+    is_scored = not math.isnan(row["reward"])
+    reward = f"reward {row['reward']:g}, {row['reward_reason']}" if is_scored else "no reward"
+    fate = ", not trained" if is_training and not row["accepted"] else ""
+    cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
+    return Text.assemble(
+        (f"{when}  ", "bold"),
+        (f"{row['group']} {row['prompt']} #{row['sample']}  ", "cyan"),
+        (reward, "green" if is_scored and row["reward"] > 0 else "red"),
+        (f", {plural(row['length_tokens'], 'token')}{cut}{fate}", "dim"),
+    )
+
+
+def _lines(console: Terminal, text: str, num_lines: int) -> list[str]:
+    """Wrap a text, and cut its middle out where it fills more lines than are to be printed."""
+    from rich.text import Text
+
+    lines = [line.plain.rstrip() for line in Text(text).wrap(console, max(20, console.width - 4))]
+    if not num_lines or len(lines) <= num_lines:
+        return lines
+    num_last = num_lines // 3
+    num_first = num_lines - num_last
+    left_out = f"... {plural(len(lines) - num_lines, 'line')}; lines=0 prints all ..."
+    return [*lines[:num_first], left_out, *lines[len(lines) - num_last :]]
