@@ -6,6 +6,7 @@ counted as people do: what was generated in the tenth step, and the evaluation a
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -31,10 +32,8 @@ def read_samples(run_dir: Path) -> pd.DataFrame:
         DataError: The run has no metrics, or these cannot be read.
     """
     parts = [_with_texts(run_dir, "responses", "training", "domain")]
-    try:
+    with contextlib.suppress(DataError):  # nothing is held out
         parts.append(_with_texts(run_dir, "evaluation_responses", "evaluation", "set"))
-    except DataError:  # nothing is held out
-        pass
     parts[0]["step"] += 1
     samples = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return samples.sort_values("step", kind="stable", ignore_index=True)
