@@ -104,7 +104,7 @@ class Evaluation:
     def _require_known(self, request: RequestId) -> None:
         num_samples = self._num_samples.get(request.prompt, 0)
         if not (0 <= request.sample < num_samples and 0 <= request.round <= self._last):
-            raise ImpossibleEvent(f"{request} was never launched.", f"The last evaluation is that of step {self._last}.")
+            raise ImpossibleEvent(f"{request} was never launched.", f"The last evaluation was of step {self._last}.")
 
     def running_requests(self) -> list[RequestId]:
         """List what was started and has not finished."""

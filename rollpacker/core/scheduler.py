@@ -129,10 +129,8 @@ class Scheduler:
         match event:
             case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
                 return self._follow_request(event)
-            case StepStarted() | PromptsDrawn() | RoundMeasured():
+            case StepStarted() | EvaluationOffered() | PromptsDrawn() | RoundMeasured():
                 return self._prepare_round(event)
-            case EvaluationOffered():
-                return self._evaluate(event)
             case EngineUpdated():
                 self._router.update(event.engine, event.policy_version)
                 return ()
@@ -206,10 +204,14 @@ class Scheduler:
 
     # Steps and engines
 
-    def _prepare_round(self, event: StepStarted | PromptsDrawn | RoundMeasured) -> tuple[Command, ...]:
+    def _prepare_round(
+        self, event: StepStarted | EvaluationOffered | PromptsDrawn | RoundMeasured
+    ) -> tuple[Command, ...]:
         match event:
             case StepStarted():
                 return self._start_step(event)
+            case EvaluationOffered():
+                return self._evaluate(event)
             case PromptsDrawn():
                 return self._carry_out(self._batching.handle(event))
             case RoundMeasured():

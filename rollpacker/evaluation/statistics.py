@@ -10,12 +10,12 @@ questions:
   responses to one prompt are no independent witnesses, so they are clustered (Miller, "Adding Error Bars to Evals",
   2024, section 2.2).
 
-The seed of a sample is the same in both of two evaluations, so that they are compared pair by pair: the error is that of
-the differences r[p, i] - r'[p, i], by the same two formulas (the same, section 4.2).
+The seed of a sample is the same in both of two evaluations, so that they are compared pair by pair: the error is that
+of the differences r[p, i] - r'[p, i], by the same two formulas (the same, section 4.2).
 
-pass@k is the chance that at least one of k responses passes. With c of a prompt's n responses passing, 1 - C(n - c, k) /
-C(n, k) is unbiased, which 1 - (1 - c / n)^k is not (Chen et al., "Evaluating Large Language Models Trained on Code",
-2021, section 2.1).
+pass@k is the chance that at least one of k responses passes. With c of a prompt's n responses passing, the estimate
+1 - C(n - c, k) / C(n, k) is unbiased, which 1 - (1 - c / n)^k is not (Chen et al., "Evaluating Large Language Models
+Trained on Code", 2021, section 2.1).
 """
 
 from __future__ import annotations

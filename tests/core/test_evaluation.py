@@ -64,9 +64,7 @@ class EvaluatedPlayer(Player):
 
     def finish(self, request: RequestId) -> tuple[Command, ...]:
         span = VersionSpan(self.version, 5)
-        return self.tell(
-            ResponseFinished(request=request, engine=self.engine_of[request], num_tokens=5, spans=(span,))
-        )
+        return self.tell(ResponseFinished(request=request, engine=self.engine_of[request], num_tokens=5, spans=(span,)))
 
 
 @pytest.mark.parametrize(

@@ -96,4 +96,6 @@ def test_a_quantile_is_the_first_value_that_enough_values_do_not_exceed(values: 
     ascending = sorted(values)
     found = quantile(ascending, percent)
     assert sum(value <= found for value in values) * 100 >= percent * len(values)
-    assert all(sum(value <= lower for value in values) * 100 < percent * len(values) for lower in values if lower < found)
+    assert all(
+        sum(value <= lower for value in values) * 100 < percent * len(values) for lower in values if lower < found
+    )

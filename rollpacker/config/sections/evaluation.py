@@ -14,11 +14,15 @@ SET_NAME = r"^[\w.=-]+$"
 """A name that may be part of a path and of a tracker's key."""
 
 
+COLDEST = 0.01
+"""Lowest temperature above 0: below it logits overflow, and vLLM samples at it instead."""
+
+
 def _legal_temperature(value: float | None) -> float | None:
-    if value is not None and 0 < value < 0.01:
+    if value is not None and 0 < value < COLDEST:
         raise ValueError(
-            f"The temperature {value:g} is neither 0 nor at least 0.01.\n"
-            "0 takes the likeliest token (greedy); between 0 and 0.01 logits overflow.\nSet it to 0, or raise it."
+            f"The temperature {value:g} is neither 0 nor at least {COLDEST}.\n"
+            f"0 takes the likeliest token (greedy); between 0 and {COLDEST} logits overflow.\nSet it to 0, or raise it."
         )
     return value
 
@@ -118,8 +122,8 @@ class EvaluationSection(Section):
     pass_reward: Annotated[Number, _WITH_SETS] = 1.0
     """A response passes with this reward or more."""
     seed: Annotated[Seed, _WITH_SETS] = 0
-    """A sample's generator depends on it, on the set, the prompt and the sample, and on nothing else: two steps, runs or
-    systems are compared sample by sample."""
+    """A sample's generator depends on it, on the set, the prompt and the sample, and on nothing else: two steps, runs
+    or systems are compared sample by sample."""
     num_texts: Annotated[Count, _WITH_SETS] = 8
     """Of each set, the first response to so many prompts is kept as text, those of the file's beginning each time."""
 

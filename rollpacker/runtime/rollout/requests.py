@@ -27,7 +27,7 @@ class SamplingRules:
     """By key."""
     held_out: Mapping[str, TokenizedPrompt] = field(default_factory=dict)
     """The same of held-out prompts, whose keys begin with their sets."""
-    evaluation: EvaluationSection = EvaluationSection()
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     rollout: RolloutSection
     rewards: RewardSection
     overlong: OverlongPunishment
