@@ -316,6 +316,16 @@ EVALUATIONS = TableSchema(
             "beyond this set; null with one prompt",
             is_nullable=True,
         ),
+        _number(
+            "diff_to_first",
+            "reward_mean less that of the run's first evaluation of the set, sample by sample; null in that one, and "
+            "where its samples were others",
+            is_nullable=True,
+        ),
+        _number(
+            "se_diff_given_prompts", "As se_given_prompts, of diff_to_first: is this policy better?", is_nullable=True
+        ),
+        _number("se_diff_over_prompts", "As se_over_prompts, of diff_to_first", is_nullable=True),
         _number("pass_share", "Share of the responses with evaluation.pass_reward or more"),
         _number("truncated_share", "Share of the responses that ended at the length limit"),
         _number("length_mean_tokens", "Mean length of the responses", unit="tokens"),

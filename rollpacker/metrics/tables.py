@@ -111,7 +111,7 @@ def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) 
         raise DataError(
             f"{run_dir} has no evaluation",
             "A run evaluates where evaluation.path names held-out sets, the first time before its first step",
-            "Set evaluation.path and resume the run, or evaluate it alone: rollpacker evaluate",
+            "Set evaluation.path, and resume the run or start another one",
         )
     if result is None:
         raise DataError(

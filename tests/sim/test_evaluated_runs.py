@@ -99,6 +99,10 @@ def test_the_table_says_what_its_responses_say(tmp_path: Path, held_out: list[st
         assert row.tokens_generated == own["length_tokens"].sum()
         assert of_pass.loc[(row.step, row.set, 1), "value"] == pytest.approx((own["reward"] >= 1).mean())
         assert of_pass.loc[(row.step, row.set, 2), "value"] >= of_pass.loc[(row.step, row.set, 1), "value"]
+    last, first = (responses[responses["step"] == step]["reward"].to_numpy() for step in (2, 0))
+    shift = scores.set_index(["step", "set"])["diff_to_first"]
+    assert shift[0].isna().all()
+    assert shift[2, "math-new"] == pytest.approx((last - first)[:20].mean())
     assert responses["response_text"].isna().all()  # a model of an engine writes none
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import set_of
-from rollpacker.evaluation.statistics import mean_reward, pass_at, quantile
+from rollpacker.evaluation.statistics import mean_difference, mean_reward, pass_at, quantile
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
 
 if TYPE_CHECKING:
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+Rewards = Mapping[tuple[str, int], float]
+"""Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
+
 
 def evaluation_tables(
     record: EvaluationRecord,
     section: EvaluationSection,
     texts: Mapping[RequestId, tuple[str, str]],
+    first: Mapping[str, Rewards],
     *,
     is_modelled: bool,
 ) -> dict[str, list[Row]]:
@@ -31,6 +35,7 @@ def evaluation_tables(
         record: Every response is there and scored.
         section: Of the run.
         texts: Prompt and response of those that are kept as text.
+        first: Of the run's first evaluation of each set, to compare with; a set that had none is left out.
         is_modelled: Whether the times are a model's.
     """
     marks = {"step": record.begin.step, "modelled": is_modelled}
@@ -41,6 +46,7 @@ def evaluation_tables(
     for rule in section.rules:
         requests = sorted(by_set[rule.name], key=_place_in(record))
         row, of_pass = _scores(requests, rule, section)
+        row |= _difference(rewards_of(requests), first.get(rule.name))
         tables["evaluations"].append(
             marks
             | row
@@ -62,6 +68,28 @@ def _place_in(record: EvaluationRecord) -> Any:
     """The order of the file: a request that was launched again after its engine was lost keeps its place."""
     places = {key: place for place, key in enumerate(record.prompts)}
     return lambda request: (places[request.request.prompt.key], request.request.sample)
+
+
+def rewards_of(requests: Sequence[RequestRecord]) -> Rewards:
+    """The rewards of a set, by prompt and sample."""
+    return {(each.request.prompt.key, each.request.sample): _verdict(each).reward for each in requests}
+
+
+def _difference(rewards: Rewards, first: Rewards | None) -> Row:
+    """How much better than at first, where the same samples were drawn then."""
+    if first is None or first.keys() != rewards.keys():
+        return dict.fromkeys(("diff_to_first", "se_diff_given_prompts", "se_diff_over_prompts"))
+    pairs: dict[str, tuple[list[float], list[float]]] = {}
+    for (prompt, sample), reward in rewards.items():
+        now, then = pairs.setdefault(prompt, ([], []))
+        now.append(reward)
+        then.append(first[prompt, sample])
+    difference = mean_difference([now for now, _ in pairs.values()], [then for _, then in pairs.values()])
+    return {
+        "diff_to_first": difference.value,
+        "se_diff_given_prompts": difference.se_given_prompts,
+        "se_diff_over_prompts": difference.se_over_prompts,
+    }
 
 
 def _scores(requests: Sequence[RequestRecord], rule: HeldOutFile, section: EvaluationSection) -> tuple[Row, list[Row]]:

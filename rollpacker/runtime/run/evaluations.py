@@ -10,11 +10,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import DataError
+from rollpacker.core.ids import held_out_prompt, set_of
 from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import EVALUATION_FOLDER, read_table
-from rollpacker.runtime.run.evaluation_rows import Row, evaluation_tables
+from rollpacker.runtime.run.evaluation_rows import Rewards, Row, evaluation_tables, rewards_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ class Evaluations:
         self._writer = MetricsWriter(folder, EVALUATION_TABLES)
         self._writer.truncate_after(last_step)
         self._best = self._best_so_far()
+        self._first = self._first_rewards()
 
     def close(self) -> None:
         self._writer.close()
@@ -59,7 +61,11 @@ class Evaluations:
     def record(self, record: EvaluationRecord) -> tuple[Sequence[Row], bool]:
         """Write an evaluation and show it; gives its rows of `evaluations`, and whether no score was better so far."""
         texts = self._texts.of_evaluation(record)
-        tables = evaluation_tables(record, self._config.evaluation, texts, is_modelled=self._is_modelled)
+        section = self._config.evaluation
+        tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
+        for rule in section.rules:
+            requests = [each for each in record.requests.values() if set_of(each.request) == rule.name]
+            self._first.setdefault(rule.name, rewards_of(requests))
         self._writer.write_step(record.begin.step, tables)
         rows = tables["evaluations"]
         self._note(_line(record.begin.step, rows))
@@ -72,6 +78,20 @@ class Evaluations:
         """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets."""
         chosen = [row["reward_mean"] for row in rows if self._config.run.best_by in {None, row["set"]}]
         return fmean(chosen)
+
+    def _first_rewards(self) -> dict[str, Rewards]:
+        """Of the first evaluation of each set by earlier attempts."""
+        try:
+            rows = read_table(self._config.run.dir, "evaluation_responses").to_pylist()
+        except DataError:
+            return {}
+        first_steps: dict[str, int] = {}
+        rewards: dict[str, dict[tuple[str, int], float]] = {}
+        for row in rows:  # by step
+            if first_steps.setdefault(row["set"], row["step"]) == row["step"]:
+                key = held_out_prompt(row["set"], row["prompt"]).key, row["sample"]
+                rewards.setdefault(row["set"], {})[key] = row["reward"]
+        return dict(rewards)
 
     def _best_so_far(self) -> float | None:
         """The best score of earlier attempts, as far as it was of the sets of this one."""
@@ -88,12 +108,20 @@ class Evaluations:
 
 
 def _line(step: int, rows: Sequence[Row]) -> str:
-    """Such as `Held out after 10 steps: aime24 0.312 +- 0.011 (30 x 32)`."""
+    """Such as `Held out after 10 steps: aime24 0.312 +- 0.011 (30 x 32), +0.020 +- 0.008 since the first`."""
     scores = []
     for row in rows:
         error = row["se_given_prompts"] if row["se_given_prompts"] is not None else row["se_over_prompts"]
         error_text = "" if error is None else f" +- {error:.3f}"
         size = f"({row['num_prompts']} x {row['num_samples']})"
-        scores.append(f"{row['set']} {row['reward_mean']:.3f}{error_text} {size}")
+        scores.append(f"{row['set']} {row['reward_mean']:.3f}{error_text} {size}{_since_the_first(row)}")
     when = "before training" if step == 0 else f"after {step} step{'s' if step > 1 else ''}"
     return f"Held out {when}: {', '.join(scores)}"
+
+
+def _since_the_first(row: Row) -> str:
+    given, over = row["se_diff_given_prompts"], row["se_diff_over_prompts"]
+    error = given if given is not None else over
+    if row["diff_to_first"] is None or error is None:
+        return ""
+    return f", {row['diff_to_first']:+.3f} +- {error:.3f} since the first"
