@@ -111,7 +111,7 @@ def _some(values: list[object]) -> str:
     return ", ".join(shown) if len(shown) <= 6 else f"{', '.join(shown[:3])} ... {', '.join(shown[-2:])}"  # noqa: PLR2004
 
 
-def _heading(row: Mapping[str, Any]) -> Text:
+def _heading(row: Mapping[Any, Any]) -> Text:
     """Which response it is, its reward and its length."""
     from rich.text import Text
 

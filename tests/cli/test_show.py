@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path) -> Path:
     for step in range(2):
         responses = [
             response(step, f"p{step}", 0, 1.0, "It is\\boxed{7}.", length_tokens=9),
-            response(step, f"p{step}", 1, None, "word " * 400, length_tokens=400, finish_reason="length"),
+            response(step, f"p{step}", 1, None, "word " * 400, length_tokens=400),
             response(step, f"p{step}", 2, 0.0, None),
         ]
         responses[1]["finish_reason"] = "length"
