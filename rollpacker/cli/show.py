@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.cli.command_help import CommandHelp
+from rollpacker.core.errors import DataError
 from rollpacker.report.words import plural
 
 if TYPE_CHECKING:
@@ -53,12 +54,10 @@ def run(arguments: Arguments) -> None:
     step = whole_number(settings, "step", least=0) if settings["step"] else None
 
     from rollpacker.cli.screen import output
-    from rollpacker.metrics.samples import read_samples
     from rollpacker.timeline.run_tables import refuse_other_folders
 
     refuse_other_folders(run_dir)
-    samples = read_samples(run_dir)
-    chosen = _choose(samples, run_dir, step=step, prompt=settings["prompt"], kind=kind)
+    chosen = _chosen(run_dir, step=step, prompt=settings["prompt"], kind=kind)
     if sort:
         column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))
         chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
@@ -73,33 +72,37 @@ def run(arguments: Arguments) -> None:
         console.print(f"{num} of {len(chosen)} responses; num={len(chosen)} prints all.", style="dim")
 
 
-def _choose(samples: pd.DataFrame, run_dir: Path, *, step: int | None, prompt: str, kind: str) -> pd.DataFrame:
-    from rollpacker.core.errors import DataError
+def _chosen(run_dir: Path, *, step: int | None, prompt: str, kind: str) -> pd.DataFrame:
+    """Read what was asked for, and no other steps; raises `DataError` when there is none."""
+    from rollpacker.metrics.samples import read_newest_samples, read_samples
 
+    if prompt or step is not None:
+        samples = read_samples(run_dir, None if step is None else (step, step))
+    else:
+        samples = read_newest_samples(run_dir)
+    for column, value in (("kind", kind), ("prompt", prompt)):
+        if value:
+            samples = samples[samples[column] == value]
     if samples.empty:
-        raise DataError(
-            f"{run_dir} has kept no text.",
-            "A real run keeps those of run.samples_per_step prompts of each step; a modelled one writes none.",
-            "Set run.samples_per_step=2 or more, and train some steps.",
+        raise _nothing(run_dir, read_samples(run_dir), step=step, prompt=prompt, kind=kind)
+    return samples
+
+
+def _nothing(run_dir: Path, samples: pd.DataFrame, *, step: int | None, prompt: str, kind: str) -> DataError:
+    known = samples[samples["kind"] == kind] if kind else samples
+    if known.empty:
+        return DataError(
+            f"{run_dir} has kept no text{f' of {kind}' if kind else ''}.",
+            "A real run keeps those of run.samples_per_step prompts of each step, and of evaluation.num_texts prompts "
+            "of each held-out set; a modelled one writes none.",
+            "Set these above 0, and train some steps.",
         )
-    chosen = samples[samples["kind"] == kind] if kind else samples
-    if prompt:
-        chosen = chosen[chosen["prompt"] == prompt]
-    if step is not None:
-        chosen = chosen[chosen["step"] == step]
-    elif not prompt and len(chosen):
-        newest = chosen.groupby("kind")["step"].transform("max")
-        chosen = chosen[chosen["step"] == newest]
-    if chosen.empty:
-        known = samples[samples["kind"] == kind] if kind else samples
-        steps = sorted(set(known["step"]))
-        prompts = list(dict.fromkeys(known["prompt"]))
-        raise DataError(
-            f"{run_dir} has kept no {kind or 'text'} " + " ".join(_asked(step, prompt)) + ".",
-            f"Texts are of the steps {_some(steps)} and the prompts {_some(prompts)}." if steps else "It has none.",
-            "Ask for one of these, or leave out step= and prompt=.",
-        )
-    return chosen
+    steps, prompts = sorted(set(known["step"])), list(dict.fromkeys(known["prompt"]))
+    return DataError(
+        f"{run_dir} has kept no text {' '.join(_asked(step, prompt))}.",
+        f"Texts are of the steps {_some(steps)} and the prompts {_some(prompts)}.",
+        "Ask for one of these, or leave out step= and prompt=.",
+    )
 
 
 def _asked(step: int | None, prompt: str) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.samples import read_samples
+from rollpacker.metrics.samples import read_newest_samples
 from rollpacker.metrics.tables import read_frame
 from rollpacker.report.figures import Line, Panel, color, curves
 from rollpacker.report.style import CYCLE_STEPS
@@ -50,8 +50,8 @@ def read_held_out(run_dir: Path) -> HeldOut:
             scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
         except DataError:
             scores = of_pass = pd.DataFrame()
-        samples = read_samples(run_dir)
-    newest = samples.groupby("kind", sort=False).tail(NUM_TEXTS // 2)
+        samples = read_newest_samples(run_dir)
+    newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)
     return HeldOut(scores, of_pass, newest)
 
 

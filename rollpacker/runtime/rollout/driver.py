@@ -218,6 +218,7 @@ class Driver:
         if record is not None:
             await self._until(lambda: record.is_over)
             self._stats = await self._engines.stats()
+            self._evaluation = None  # its responses may be large
         return record
 
     async def quiesce(self) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from rollpacker.config.effects import keys_without_effect
 from rollpacker.config.mistakes import raise_mistakes
-from rollpacker.config.schema import RunConfig
+from rollpacker.config.schema import MOST_RESPONSES, RunConfig
 from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings
@@ -122,7 +122,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
 
     model = look(run_facts.model)
     num_prompts_by_domain = look(lambda: enough_prompts(config, run_facts.num_prompts_by_domain()))
-    num_held_out = look(run_facts.num_held_out)
+    num_held_out = look(lambda: _few_enough(config, run_facts.num_held_out()))
     settings = None
     if num_prompts_by_domain is not None:
         settings = look(lambda: supplied_settings(config, num_prompts_by_domain))
@@ -170,6 +170,18 @@ def validate_all(configs: Sequence[RunConfig], run_facts_of: RunFactsOf = RealRu
             mistakes.setdefault(str(mistake), mistake)
     raise_mistakes(list(mistakes.values()))
     return tuple(resolved_runs)
+
+
+def _few_enough(config: RunConfig, num_prompts: Mapping[str, int]) -> Mapping[str, int]:
+    """Give the sizes of the held-out sets back if the driver can hold their responses; raises `ConfigError`."""
+    num_responses = sum(num_prompts[rule.name] * (rule.num_samples or 1) for rule in config.evaluation.rules)
+    if num_responses > MOST_RESPONSES:
+        raise ConfigError(
+            f"An evaluation has {num_responses:,} responses: every prompt of evaluation.path, each num_samples times.",
+            f"At most {MOST_RESPONSES:,}: the driver holds all of them until the last one has its reward.",
+            "Lower evaluation.num_samples, or name smaller files.",
+        )
+    return num_prompts
 
 
 def _model_facts(config: RunConfig) -> ModelFacts:
