@@ -10,7 +10,7 @@ from rollpacker.demo import task
 from rollpacker.metrics.samples import read_samples
 from rollpacker.rewards.walk import score
 from rollpacker.runtime.rollout.replay import replay
-from tests.e2e.invariants import assert_all_holds
+from tests.e2e.invariants import assert_each_step_once
 from tests.e2e.launched import LaunchedRun, batches, rows, small_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -41,7 +41,7 @@ def test_it_is_evaluated_at_the_start_in_between_and_at_the_end_and_says_so(eval
     assert [row["policy_version"] for row in rows(evaluated_run.run_dir, "evaluations")][::2] == [0, 2, NUM_STEPS]
     assert "Held out before training: greedy " in evaluated_run.output()
     assert "Held out after 2 steps: greedy " in evaluated_run.output()
-    assert_all_holds(evaluated_run.run_dir)
+    assert_each_step_once(evaluated_run.run_dir)
     assert replay(evaluated_run.run_dir).attempts == 1
 
 
