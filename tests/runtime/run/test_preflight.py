@@ -146,7 +146,6 @@ def test_held_out_sets_are_counted(inputs: list[str], tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["evaluation.path=nowhere.jsonl"], "nowhere.jsonl does not exist"),
-        (["EVALUATION", "reward=judge", "reward.judge.model.path=MODEL"], "new.jsonl, line 1"),
         (["EVALUATION", "evaluation.max_response_tokens=1025"], "evaluation.max_response_tokens=1025 add up to 2049"),
         (["EVALUATION", "evaluation.num_samples=1000000"], "An evaluation has 2,000,000 responses"),
         (["TRAINED"], "asks what"),
@@ -156,7 +155,7 @@ def test_held_out_sets_that_cannot_be_evaluated_are_refused_before_the_start(
     inputs: list[str], tmp_path: Path, words: list[str], message: str
 ) -> None:
     places = {"EVALUATION": held_out(tmp_path, "New?", "And?"), "TRAINED": f"evaluation.path={tmp_path}/prompts.jsonl"}
-    named = [places.get(word, word.replace("MODEL", f"{tmp_path}/model")) for word in words]
+    named = [places.get(word, word) for word in words]
     with pytest.raises(UserError, match=message):
         validate(compose([*inputs, *named]))
 
