@@ -1,9 +1,12 @@
-"""What tail batching saved in the demo: a table, and rollout time and reward over the steps of both systems.
+"""What tail batching saved in the demo: a table, and rollout time and held-out score over the steps of both systems.
 
     rollpacker analysis demo RUN [RUN ...] [out=DIR]
 
 The first run is the baseline. All numbers come from the `steps` table; runs of unequal length are compared over the
 steps that both have. Speedups are ratios of sums over the steps, as in the paper.
+
+How well a system learned is what its policy scores on held-out prompts. The reward of the batches that it trained
+stands beside it, in grey: a race selects short responses and a long round hard prompts, so it is not the policy's.
 """
 
 from __future__ import annotations
@@ -41,9 +44,20 @@ def summarise(run: Run, baseline: Run) -> dict[str, float]:
         "wasted_share": steps["tokens_wasted"].sum() / max(1, steps["tokens_generated"].sum()),
         "reward_first": steps["reward_mean"].head(num_end).mean(),
         "reward_last": steps["reward_mean"].tail(num_end).mean(),
+        **_held_out(run),
         "rollout_speedup": base["rollout_time_s"].sum() / steps["rollout_time_s"].sum(),
         "step_speedup": base["step_time_s"].sum() / steps["step_time_s"].sum(),
     }
+
+
+def _held_out(run: Run) -> dict[str, float]:
+    """First and last score, mean over the sets, and the larger error of the two; none where nothing was held out."""
+    scores = run.evaluations
+    if scores.empty:
+        return {}
+    means = scores.groupby("step")["reward_mean"].mean()
+    errors = scores.groupby("step")["se_over_prompts"].apply(lambda each: (each**2).sum() ** 0.5 / len(each))
+    return {"held_out_first": means.iloc[0], "held_out_last": means.iloc[-1], "held_out_error": errors.max()}
 
 
 def _seconds(value: float) -> str:
@@ -60,8 +74,11 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("longest response", "longest_response_tokens", lambda value: f"{value:.0f} tokens"),
     ("bubble ratio (idle slots)", "bubble_ratio", _percent),
     ("tokens wasted", "wasted_share", _percent),
-    ("reward, first steps", "reward_first", lambda value: f"{value:.2f}"),
-    ("reward, last steps", "reward_last", lambda value: f"{value:.2f}"),
+    ("held-out score before", "held_out_first", lambda value: f"{value:.3f}"),
+    ("held-out score after", "held_out_last", lambda value: f"{value:.3f}"),
+    ("its standard error, at most", "held_out_error", lambda value: f"{value:.3f}"),
+    ("training reward, first steps", "reward_first", lambda value: f"{value:.2f}"),
+    ("training reward, last steps", "reward_last", lambda value: f"{value:.2f}"),
     ("rollout speedup", "rollout_speedup", lambda value: f"{value:.2f} x"),
     ("step speedup", "step_speedup", lambda value: f"{value:.2f} x"),
 )
@@ -78,7 +95,8 @@ def table_of(runs: Sequence[Run]) -> Table:
     for run in runs:
         table.add_column(run.system, justify="right")
     for title, key, render in ROWS:
-        table.add_row(title, *(render(summary[key]) for summary in summaries))
+        if any(key in summary for summary in summaries):
+            table.add_row(title, *(render(summary[key]) if key in summary else "" for summary in summaries))
     return table
 
 
@@ -97,7 +115,10 @@ def draw(runs: Sequence[Run], stem: Path) -> tuple[Path, Path]:
     times.margins(x=0.02)
     _name_means(times, runs)
     figure.legend(*times.get_legend_handles_labels(), loc="outside lower left", ncols=4, columnspacing=1.4)
-    rewards.set_title(f"Mean reward of each batch, and over {CYCLE_STEPS} steps (thick)")
+    if any(len(run.evaluations) for run in runs):
+        rewards.set_title(f"Held-out score with its 95 % band; in grey the training reward over {CYCLE_STEPS} steps")
+    else:
+        rewards.set_title(f"Mean reward of each batch, and over {CYCLE_STEPS} steps (thick)")
     rewards.set_ylabel("reward")
     rewards.set_xlabel("training step")
     paths = save_figure(figure, stem)
@@ -140,8 +161,19 @@ def _name_means(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def _draw_rewards(axes: Axes, run: Run, color: str) -> None:
-    steps = run.steps
+    steps, scores = run.steps, run.evaluations
     smooth = steps["reward_mean"].rolling(CYCLE_STEPS).mean()
+    if len(scores):
+        axes.plot(
+            steps["step"] + 1, smooth, color="0.75", linewidth=1.4, linestyle="-" if run.system == "verl" else ":"
+        )
+        for _, of_set in scores.groupby("set"):
+            band = 1.96 * of_set["se_over_prompts"].fillna(0)
+            low, high = of_set["reward_mean"] - band, of_set["reward_mean"] + band
+            axes.fill_between(of_set["step"], low, high, color=color, alpha=0.15, linewidth=0)
+            axes.plot(of_set["step"], of_set["reward_mean"], color=color, linewidth=2.2, marker="o", markersize=4)
+        axes.margins(x=0.02)
+        return
     axes.plot(steps["step"] + 1, steps["reward_mean"], color=color, alpha=0.3, linewidth=0.8)
     axes.plot(steps["step"] + 1, smooth, color=color, linewidth=2.2)
     axes.margins(x=0.02)

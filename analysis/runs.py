@@ -14,6 +14,7 @@ import yaml
 
 from rollpacker.config.record import CONFIG_FILE
 from rollpacker.core.errors import DataError
+from rollpacker.metrics.schemas import EVALUATIONS
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.run.status import read_status
 
@@ -108,6 +109,14 @@ class Run:
         """What the run took of a processor, if it did so in one attempt; of a modelled run that is all it takes."""
         status = read_status(self.folder)
         return status.processor_s if status and status.attempt == 0 else None
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """The `evaluations` table; without rows where the run has none."""
+        try:
+            return read_frame(self.folder, "evaluations")
+        except DataError:
+            return pd.DataFrame(columns=[column.name for column in EVALUATIONS.columns])
 
     @cached_property
     def task(self) -> str:

@@ -63,6 +63,7 @@ async def train(
     async with open_run(config, backend, watch, preemption or Preemption()) as run:
         num_finished = config.run.num_steps
         for step in run.remaining_steps():
+            await run.evaluate(step)
             recorder = run.recorder(step)
             if run.is_checkpoint_due(step):
                 with recorder.stage("checkpoint"):
@@ -83,4 +84,5 @@ async def train(
             with recorder.stage("weight_sync"):
                 await run.publish_weights()
             await run.record(recorder, batch, update)
+        await run.evaluate(num_finished, is_last=True)
         await run.checkpoint(num_finished)

@@ -25,7 +25,7 @@ from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream
 from rollpacker.sim.variance import share_without_variance
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
@@ -143,6 +143,7 @@ def _describe(
         "rollout": _rollout(config, resolved.settings),
         "techniques": _techniques(config, resolved.cluster),
         "steps": _steps(config, resolved),
+        **({"evaluation": _evaluation(config, resolved.num_held_out)} if resolved.num_held_out else {}),
         "actors": _actors(config, resolved.cluster, is_job=is_job),
         **({"job": _job(config)} if is_job else {}),
         "writes": _writes(config),
@@ -311,6 +312,29 @@ def _steps(config: RunConfig, resolved: ResolvedRun) -> str:
         return f"about {num_steps:,}, limited by {limit}; an epoch is {_number(per_epoch)} steps"
     epochs = Fraction(config.run.num_steps) / per_epoch
     return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
+
+
+def _evaluation(config: RunConfig, num_prompts: Mapping[str, int]) -> str:
+    """What is evaluated, when, and what it costs in responses."""
+    section, num_steps = config.evaluation, config.run.num_steps
+    sizes = {rule.name: (num_prompts[rule.name], rule.num_samples or 1) for rule in section.rules}
+    num_responses = sum(prompts * samples for prompts, samples in sizes.values())
+    turns = range(section.every_steps, num_steps + 1, section.every_steps) if section.every_steps else range(0)
+    steps = {*turns, *([0] if section.at_start else []), *([num_steps] if section.at_end else [])}
+    when = [
+        *(["before the first step"] if section.at_start else []),
+        *([f"every {section.every_steps} steps"] if section.every_steps else []),
+        *(["after the last one"] if section.at_end else []),
+    ]
+    per_step = config.rollout.num_prompts * config.rollout.num_responses
+    listed = ", ".join(f"{name} {prompts:,} x {samples}" for name, (prompts, samples) in sizes.items())
+    if not steps:
+        return f"{listed}: never, by evaluation.every_steps, at_start and at_end"
+    return (
+        f"{listed}: {num_responses:,} responses, {' and '.join(when)}\n"
+        f"{len(steps):,} evaluations, {len(steps) * num_responses:,} responses in all, where training has "
+        f"{num_steps * per_step:,}"
+    )
 
 
 def _actors(config: RunConfig, cluster: ClusterSize | ModelledCluster, *, is_job: bool) -> str:

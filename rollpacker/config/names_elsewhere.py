@@ -17,6 +17,9 @@ _NAMES_ELSEWHERE = {
     "run.checkpoint_every_steps": "save_steps save_freq save_interval",
     "run.keep_checkpoints": "save_total_limit max_ckpt_num max_ckpt_to_keep max_actor_ckpt_to_keep",
     "run.resume": "resume_from_checkpoint resume_mode load_checkpoint",
+    "evaluation.path": "val_files eval_dataset eval_prompt_data test_files",
+    "evaluation.every_steps": "test_freq eval_steps eval_interval val_period eval_every",
+    "evaluation.at_start": "val_before_train eval_on_start val_at_start",
     "engine.num_engines": "vllm_num_engines rollout_num_engines",
     "engine.max_num_seqs": "vllm_max_num_seqs",
     "engine.tensor_parallel": "tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size "

@@ -25,6 +25,7 @@ from rollpacker.config.sections.base import (
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection, ScoredDataSection
 from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.config.sections.model import ModelSection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.placement import PlacementSection
@@ -55,6 +56,7 @@ class RunConfig(Section):
     reward: RewardSection = RewardSection()
     placement: Annotated[PlacementSection, NOT_IN_FINGERPRINT] = PlacementSection()
     weight_sync: Annotated[WeightSyncSection, REAL_RUN, NOT_IN_FINGERPRINT] = WeightSyncSection()
+    evaluation: Annotated[EvaluationSection, NOT_IN_FINGERPRINT] = EvaluationSection()
     backend: BackendSection = BackendSection()
     hardware: Annotated[HardwareSection | None, MODELLED_RUN] = None
     """Only of a modelled run."""
@@ -63,6 +65,12 @@ class RunConfig(Section):
     cluster: Annotated[ClusterSection | None, NOT_IN_FINGERPRINT] = None
     """Only of a run that is submitted to Slurm."""
     tracker: Annotated[TrackerSection, NOT_IN_FINGERPRINT] = TrackerSection()
+
+    @property
+    def longest_response_tokens(self) -> int:
+        """Of any response that an engine is asked for, trained or held out."""
+        held_out = (rule.max_response_tokens or 0 for rule in self.evaluation.rules)
+        return max(self.rollout.max_response_tokens, *held_out, 0)
 
     @model_validator(mode="after")
     def _responses_of_a_step_can_be_held(self) -> Self:
@@ -208,6 +216,22 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _best_is_of_a_held_out_set(self) -> Self:
+        names = [rule.name for rule in self.evaluation.rules]
+        if self.run.keep_best and not names:
+            raise ValueError(
+                "run.keep_best=true without evaluation.path.\n"
+                "The best checkpoint is the one with the best held-out score.\n"
+                "Name held-out files in evaluation.path, or leave run.keep_best out."
+            )
+        if self.run.keep_best and self.run.best_by not in {None, *names}:
+            raise ValueError(
+                f"run.best_by={self.run.best_by} is no held-out set.\n"
+                f"The sets of evaluation.path are {', '.join(names)}.\nName one of them, or leave it out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _real_run_has_what_it_needs(self) -> Self:
         if self.backend.name == "sim":
             return self
@@ -236,11 +260,15 @@ class RunConfig(Section):
                 f"An engine of {engine.name} works on one device; one of vllm may share the model among several.\n"
                 "Set engine.tensor_parallel=1, or choose engine=vllm or backend=sim."
             )
-        if engine.name == "vllm" and self.rollout.temperature > VLLM_HOTTEST:
-            raise ValueError(
-                f"rollout.temperature={self.rollout.temperature:g} with engine.name=vllm.\n"
-                f"vLLM samples at {VLLM_HOTTEST:g} or below.\nLower rollout.temperature, or choose engine=torch."
-            )
+        temperatures = {"rollout.temperature": self.rollout.temperature} | {
+            f"evaluation.temperature of {rule.name}": rule.temperature or 0.0 for rule in self.evaluation.rules
+        }
+        for key, temperature in temperatures.items():
+            if engine.name == "vllm" and temperature > VLLM_HOTTEST:
+                raise ValueError(
+                    f"{key}={temperature:g} with engine.name=vllm.\n"
+                    f"vLLM samples at {VLLM_HOTTEST:g} or below.\nLower it, or choose engine=torch."
+                )
         for key, degree, able in (
             ("trainer.tensor_parallel", trainer.tensor_parallel, ("megatron",)),
             ("trainer.pipeline_parallel", trainer.pipeline_parallel, ("megatron",)),

@@ -119,6 +119,22 @@ class EndRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginEvaluation:
+    """The policy is evaluated on the held-out sets; the `Launch` commands follow at once."""
+
+    step: int
+    """Finished steps."""
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEvaluation:
+    """Every held-out response has its reward."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureProgress:
     """Ask every engine how far its requests are; answered by one `ProgressMeasured`."""
 
@@ -213,6 +229,8 @@ Command = (
     | AcceptGroup
     | DropPrompt
     | EndRound
+    | BeginEvaluation
+    | EndEvaluation
     | MeasureProgress
     | LendEngines
     | StreamGroups

@@ -106,6 +106,18 @@ class StepStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOffered:
+    """Between two steps, every engine holds the policy after so many of them: it may be evaluated now."""
+
+    step: int
+    """Finished steps, from 0."""
+    policy_version: int
+    """That every engine holds."""
+    is_last: bool
+    """No step comes after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsDrawn:
     """The prompt order answered a `DrawPrompts`."""
 
@@ -225,6 +237,7 @@ Event = (
     | EngineStartFailed
     | TimerFired
     | StepStarted
+    | EvaluationOffered
     | PromptsDrawn
     | ResponseFinished
     | ResponseAborted

@@ -5,12 +5,15 @@ Ids are tuples, because the machines hash millions of them and a tuple hashes in
 * A prompt is trained once per epoch, so its id carries the epoch: the same text in the next epoch is another prompt.
 * A request carries its round, or a late finish of round 3 passes for the same prompt's re-run in round 4.
 
+A held-out prompt has the epoch -1, because it belongs to no pass over the training data, and its set before its key;
+the round of its requests is the step that is evaluated.
+
 For the same reason an engine that takes the place of a lost one has another id (`successor_of`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 EngineId = NewType("EngineId", str)
 """One inference engine of the run, such as `engine-0`, or `engine-0-r1`, which was started in its place."""
@@ -19,13 +22,17 @@ Domain = NewType("Domain", str)
 """A kind of task with its own reward and its own share of every batch, such as `math`."""
 
 
+HELD_OUT: Final = -1
+"""The epoch of held-out prompts."""
+
+
 class PromptId(NamedTuple):
     """One appearance of a prompt in the run's order."""
 
     epoch: int
-    """Which pass over the data, from 0."""
+    """Which pass over the data, from 0; `HELD_OUT` where it is none."""
     key: str
-    """The `id` field of the user's prompt file."""
+    """The `id` field of the user's prompt file; of a held-out prompt `set/id`."""
 
     def __str__(self) -> str:
         return f"{self.key}@{self.epoch}"
@@ -35,7 +42,8 @@ class RequestId(NamedTuple):
     """One response that an engine is asked for."""
 
     round: int
-    """Number of the rollout round, from 0, never reused within a run."""
+    """Number of the rollout round, from 0, never reused within a run; of a held-out prompt the step that is
+    evaluated."""
     prompt: PromptId
     sample: int
     """Index within the prompt's group, from 0; larger than the group size for speculative samples."""
@@ -54,3 +62,18 @@ class VersionSpan(NamedTuple):
 def successor_of(engine: EngineId, number: int) -> EngineId:
     """Name the engine that takes a lost one's place; `number` counts the restarts of the run's attempt, from 1."""
     return EngineId(f"{engine}-r{number}")
+
+
+def held_out_prompt(set_name: str, key: str) -> PromptId:
+    """Name a prompt of a held-out set; the set's name has no slash."""
+    return PromptId(HELD_OUT, f"{set_name}/{key}")
+
+
+def set_of(request: RequestId) -> str:
+    """The held-out set that a response is of."""
+    return request.prompt.key.partition("/")[0]
+
+
+def is_held_out(request: RequestId) -> bool:
+    """Tell a response of an evaluation from one that may be trained."""
+    return request.prompt.epoch == HELD_OUT

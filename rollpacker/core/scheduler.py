@@ -8,12 +8,13 @@
     BeginRound ──> stream scaling ──> StreamGroups
     ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
                                            StreamGroups, when what was lent is empty
+    EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
 changes. A fact that comes late changes nothing and gives no command; only the reward budget learns from a late reward.
-The requests that the router holds in flight are those that the batching machine waits for, whether an engine runs them
-or none is there.
+The requests that the router holds in flight are those that the batching machine or the evaluation waits for, whether an
+engine runs them or none is there; one of the two is at rest.
 
 Adding a machine
 ================
@@ -35,10 +36,12 @@ from typing import Any, Final, Self, assert_never
 from rollpacker.core.batching_machine import BatchingMachine, Decision, StartRequests, StopRequests
 from rollpacker.core.commands import (
     AcceptGroup,
+    BeginEvaluation,
     BeginRound,
     Command,
     DrawPrompts,
     DropPrompt,
+    EndEvaluation,
     EndRound,
     EndRun,
     FailRun,
@@ -49,7 +52,8 @@ from rollpacker.core.commands import (
     StreamGroups,
 )
 from rollpacker.core.dynamic_sampling import DynamicSampling
-from rollpacker.core.errors import CheckpointError, ImpossibleEvent
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
@@ -57,6 +61,7 @@ from rollpacker.core.events import (
     EngineStarted,
     EngineStartFailed,
     EngineUpdated,
+    EvaluationOffered,
     Event,
     ProgressMeasured,
     PromptsDrawn,
@@ -71,19 +76,17 @@ from rollpacker.core.events import (
     StepStarted,
     TimerFired,
 )
-from rollpacker.core.ids import EngineId, RequestId
+from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.plain_batching import PlainBatching
 from rollpacker.core.restarts import RestartEvent, Restarts
 from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Closing, Router
 from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.snapshots import SNAPSHOT_FORMAT, check_snapshot, kind_of
 from rollpacker.core.stream_scaling import StreamScaling
 from rollpacker.core.tail_batching import TailBatching
 from rollpacker.core.timers import PendingTimers
-
-SNAPSHOT_FORMAT: Final = 5
-"""Raised by one whenever a machine's snapshot changes its meaning."""
 
 _BATCHING: Final[dict[str, type[BatchingMachine]]] = {
     "plain": PlainBatching,
@@ -93,21 +96,17 @@ _BATCHING: Final[dict[str, type[BatchingMachine]]] = {
 }
 
 
-def _kind(settings: SchedulerSettings) -> str:
-    """Of batching: a snapshot is restored by the same."""
-    return f"{settings.batching} with dynamic sampling" if settings.dynamic_sampling else settings.batching
-
-
 class Scheduler:
     """Decides everything about the rollouts of one run."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self._batching = _BATCHING[_kind(settings)](settings)
+        self._batching = _BATCHING[kind_of(settings)](settings)
         self._router = Router()
         self._budget = RewardBudget(settings.reward_budget) if settings.reward_budget else None
         self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
         self._stream = StreamScaling(settings.stream) if settings.stream else None
+        self._evaluation = Evaluation(settings.evaluation) if settings.evaluation else None
         self._restarts = Restarts(settings.restarts)
         self._timers = PendingTimers()
 
@@ -130,7 +129,7 @@ class Scheduler:
         match event:
             case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
                 return self._follow_request(event)
-            case StepStarted() | PromptsDrawn() | RoundMeasured():
+            case StepStarted() | EvaluationOffered() | PromptsDrawn() | RoundMeasured():
                 return self._prepare_round(event)
             case EngineUpdated():
                 self._router.update(event.engine, event.policy_version)
@@ -155,13 +154,13 @@ class Scheduler:
             case RewardComputed():
                 return self._reward(event)
             case ResponseEvicted():
-                self._batching.handle(event)  # for the batching it runs on
+                self._machine_of(event.request).handle(event)  # for it, the request runs on
                 launches = self._router.move(event.request, event.engine)
                 self._router.note_answer(event.request, event.engine)
                 return tuple(launches)
             case ResponseAborted():
                 self._check_abort(event)
-                decisions = self._batching.handle(event)
+                decisions = self._machine_of(event.request).handle(event)
                 self._router.note_answer(event.request, event.engine)
                 return self._carry_out(decisions)
             case _:
@@ -172,21 +171,30 @@ class Scheduler:
         if self._router.has_moved(event.request, event.engine):
             self._router.note_answer(event.request, event.engine)
             return ()
-        decisions = self._batching.handle(event)
+        decisions = self._machine_of(event.request).handle(event)
         self._router.note_answer(event.request, event.engine)
         is_news = self._router.finish(event.request)
         commands = self._carry_out(decisions)
-        if is_news and self._stream:
+        if is_news and self._stream and not is_held_out(event.request):
             commands += self._stream.count_finish(event.num_tokens)
         return commands
 
     def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
-        if self._budget:
-            self._budget.validate(event)
-        decisions = self._batching.handle(event)
-        if self._budget:
-            self._budget.learn(event)
+        budget = None if is_held_out(event.request) else self._budget
+        if budget:
+            budget.validate(event)
+        decisions = self._machine_of(event.request).handle(event)
+        if budget:
+            budget.learn(event)
         return self._carry_out(decisions)
+
+    def _machine_of(self, request: RequestId) -> BatchingMachine | Evaluation:
+        """The one that waits for a request."""
+        if not is_held_out(request):
+            return self._batching
+        if self._evaluation is None:
+            raise ImpossibleEvent(f"{request} is of an evaluation, and this run has none.")
+        return self._evaluation
 
     def _check_abort(self, event: ResponseAborted) -> None:
         """Refuse the abort of a request that was not told to stop."""
@@ -196,10 +204,14 @@ class Scheduler:
 
     # Steps and engines
 
-    def _prepare_round(self, event: StepStarted | PromptsDrawn | RoundMeasured) -> tuple[Command, ...]:
+    def _prepare_round(
+        self, event: StepStarted | EvaluationOffered | PromptsDrawn | RoundMeasured
+    ) -> tuple[Command, ...]:
         match event:
             case StepStarted():
                 return self._start_step(event)
+            case EvaluationOffered():
+                return self._evaluate(event)
             case PromptsDrawn():
                 return self._carry_out(self._batching.handle(event))
             case RoundMeasured():
@@ -209,17 +221,27 @@ class Scheduler:
 
     def _start_step(self, event: StepStarted) -> tuple[Command, ...]:
         """Begin a step with all engines: the trainer has given back what was lent."""
-        if self._router.is_changing:
-            raise ImpossibleEvent(
-                f"Step {event.step} started before the engines had changed.",
-                "Every engine that was there at UseParallelism retires first.",
-            )
-        self._router.require_version(event.policy_version)
+        self._require_rest(event)
         decisions = self._batching.handle(event)
         self._router.reopen(Closing.LENT)
         if self._planner:
             self._planner.start_step()
         return self._carry_out(decisions)
+
+    def _evaluate(self, event: EvaluationOffered) -> tuple[Command, ...]:
+        """Evaluate with all engines, if it is due."""
+        self._require_rest(event)
+        if self._evaluation is None or self._batching.running_requests():
+            raise ImpossibleEvent(f"An evaluation was offered in a round, or without held-out sets: {event}")
+        decisions = self._evaluation.handle(event)
+        self._router.reopen(Closing.LENT)
+        return self._carry_out(decisions)
+
+    def _require_rest(self, event: StepStarted | EvaluationOffered) -> None:
+        """Refuse to begin while engines change, during an evaluation, or with another policy version."""
+        if self._router.is_changing or (self._evaluation and self._evaluation.is_open):
+            raise ImpossibleEvent(f"{event} came before the engines had changed, or during an evaluation.")
+        self._router.require_version(event.policy_version)
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
         """Change the engines for the next round, if the planner says so."""
@@ -285,7 +307,7 @@ class Scheduler:
 
     # Decisions
 
-    def _carry_out(self, decisions: Sequence[Decision]) -> tuple[Command, ...]:
+    def _carry_out(self, decisions: Sequence[Decision | EvaluationDecision]) -> tuple[Command, ...]:
         """Turn decisions into commands: the router says where requests start and stop."""
         commands: list[Command] = []
         for decision in decisions:
@@ -301,8 +323,10 @@ class Scheduler:
                 case EndRound():
                     self._end_round()
                     commands.append(decision)
-                case DropPrompt() | AcceptGroup() | DrawPrompts() | FailRun() | EndRun():
+                case DropPrompt() | EndRun():
                     self._tell_stream(decision)
+                    commands.append(decision)
+                case AcceptGroup() | DrawPrompts() | FailRun() | BeginEvaluation() | EndEvaluation():
                     commands.append(decision)
                 case _:
                     assert_never(decision)
@@ -314,11 +338,11 @@ class Scheduler:
             self._planner.begin_round(decision)
         return self._stream.begin_round(decision) if self._stream else ()
 
-    def _tell_stream(self, decision: DropPrompt | AcceptGroup | DrawPrompts | FailRun | EndRun) -> None:
+    def _tell_stream(self, decision: DropPrompt | EndRun) -> None:
         """Let stream scaling count, and rest when the run ends in a round."""
         if self._stream and isinstance(decision, DropPrompt):
             self._stream.count_drop()
-        elif self._stream and isinstance(decision, EndRun):
+        elif self._stream:
             self._stream.end_round()
 
     def _end_round(self) -> None:
@@ -327,7 +351,7 @@ class Scheduler:
                 machine.end_round()
 
     def _with_limits(self, order: ScoreResponse) -> ScoreResponse:
-        if not self._budget:
+        if not self._budget or is_held_out(order.request):
             return order
         return ScoreResponse(request=order.request, case_limits_s=self._budget.limits(order.request.prompt.key))
 
@@ -373,11 +397,13 @@ class Scheduler:
             InvariantViolated: The state contradicts itself.
         """
         self._batching.check()
-        self._router.check(self._batching.running_requests())
-        if self._budget:
-            self._budget.check()
-        if self._planner:
-            self._planner.check()
+        running = [*self._batching.running_requests()]
+        if self._evaluation:
+            running += self._evaluation.running_requests()
+        self._router.check(running)
+        for machine in (self._budget, self._planner, self._evaluation):
+            if machine:
+                machine.check()
         if self._stream:
             self._stream.check(self._router.engines)
         self._restarts.check()
@@ -386,12 +412,13 @@ class Scheduler:
         """Give the whole state as JSON data that shares nothing with the scheduler; legal between any two events."""
         return {
             "format": SNAPSHOT_FORMAT,
-            "kind": _kind(self._settings),
+            "kind": kind_of(self._settings),
             "batching": self._batching.snapshot(),
             "router": self._router.snapshot(),
             "reward_budget": self._budget and self._budget.snapshot(),
             "parallelism": self._planner and self._planner.snapshot(),
             "stream": self._stream and self._stream.snapshot(),
+            "evaluation": self._evaluation and self._evaluation.snapshot(),
             "restarts": self._restarts.snapshot(),
             "timers": self._timers.snapshot(),
         }
@@ -406,28 +433,9 @@ class Scheduler:
         Raises:
             CheckpointError: The snapshot is of another format, another kind of batching, or other machines.
         """
-        machines = {
-            "reward_budget": settings.reward_budget,
-            "parallelism": settings.parallelism,
-            "stream": settings.stream,
-        }
-        for key, found, wanted in (
-            ("format", snapshot.get("format"), SNAPSHOT_FORMAT),
-            ("kind", snapshot.get("kind"), _kind(settings)),
-            (
-                "machines",
-                [name for name in machines if snapshot.get(name)],
-                [name for name, wanted in machines.items() if wanted],
-            ),
-        ):
-            if found != wanted:
-                raise CheckpointError(
-                    f"The scheduler's snapshot has {key}={found!r}.",
-                    f"This run restores {key}={wanted!r}.",
-                    "Resume with the configuration and version that wrote the checkpoint, or choose a fresh run.dir.",
-                )
+        check_snapshot(settings, snapshot)
         scheduler = cls(settings)
-        scheduler._batching = _BATCHING[_kind(settings)].restore(settings, snapshot["batching"])
+        scheduler._batching = _BATCHING[kind_of(settings)].restore(settings, snapshot["batching"])
         scheduler._router = Router.restore(snapshot["router"])
         if settings.reward_budget:
             scheduler._budget = RewardBudget.restore(settings.reward_budget, snapshot["reward_budget"])
@@ -435,6 +443,8 @@ class Scheduler:
             scheduler._planner = ParallelismPlanner.restore(settings.parallelism, snapshot["parallelism"])
         if settings.stream:
             scheduler._stream = StreamScaling.restore(settings.stream, snapshot["stream"])
+        if settings.evaluation and snapshot.get("evaluation"):
+            scheduler._evaluation = Evaluation.restore(settings.evaluation, snapshot["evaluation"])
         scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
         scheduler._timers = PendingTimers.restore(snapshot["timers"])
         return scheduler

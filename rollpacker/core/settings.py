@@ -124,6 +124,42 @@ class DynamicSamplingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutSet:
+    """A set of prompts that are evaluated and never trained."""
+
+    name: str
+    """Without a slash."""
+    keys: tuple[str, ...]
+    """Of its prompts, in launch order."""
+    num_samples: int
+    """Responses per prompt."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name) and "/" not in self.name, f"name={self.name!r} of a held-out set")
+        _require(0 < len(self.keys) == len(set(self.keys)), f"the keys of {self.name}: at least one, and each once")
+        _require(self.num_samples >= 1, f"num_samples={self.num_samples} of {self.name} is below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """What is evaluated, and when."""
+
+    sets: tuple[HeldOutSet, ...]
+    """In launch order."""
+    every_steps: int
+    """After each so many steps; 0 is never."""
+    at_start: bool
+    """Before the first step."""
+    at_end: bool
+    """After the last step."""
+
+    def __post_init__(self) -> None:
+        names = [held_out.name for held_out in self.sets]
+        _require(0 < len(names) == len(set(names)), f"held-out sets {names}: at least one, and each name once")
+        _require(self.every_steps >= 0, f"every_steps={self.every_steps} is below 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartSettings:
     """How often a lost engine, or judge, is replaced."""
 
@@ -166,6 +202,8 @@ class SchedulerSettings:
     """None: every round runs on the engines that are there."""
     stream: StreamSettings | None = None
     """None: the trainer gets a batch when its round is over."""
+    evaluation: EvaluationSettings | None = None
+    """None: nothing is held out."""
     restarts: RestartSettings = NO_RESTARTS
 
     def __post_init__(self) -> None:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollpacker.core.errors import DataError
+from rollpacker.data.held_out import load_held_out
 from rollpacker.protocols.rollout import TokenizedPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rollpacker.config.sections.data import DataSection
+    from rollpacker.config.sections.evaluation import EvaluationSection
     from rollpacker.core.ids import Domain
     from rollpacker.data.tokenization import PromptTokenizer
     from rollpacker.protocols.rollout import Prompt, TokenIds
@@ -92,6 +94,15 @@ def fit_prompts(prompts: Sequence[Prompt], tokenizer: PromptTokenizer, section: 
         num_shortened=Counter(prompt.domain for prompt in too_long if prompt.key in kept),
         unknown=[key for key, each in kept.items() if np.isin(each.token_ids, unknown).any()] if unknown else [],
     )
+
+
+def fit_held_out(
+    section: EvaluationSection, tokenizer: PromptTokenizer, data: DataSection
+) -> tuple[dict[str, Mapping[str, TokenizedPrompt]], list[str]]:
+    """Read, tokenize and fit the held-out sets, by name and key; also gives what a person should know of them."""
+    fitting = {name: fit_prompts(prompts, tokenizer, data) for name, prompts in load_held_out(section).items()}
+    notes = [f"Held-out set {name}: {note}" for name, each in fitting.items() for note in each.notes(data)]
+    return {name: each.prompts for name, each in fitting.items()}, notes
 
 
 def _shorten(prompt: Prompt, tokenizer: PromptTokenizer, limit: int, *, keeps_end: bool) -> TokenizedPrompt | None:

@@ -23,6 +23,8 @@ NUM_PROMPTS = 4096
 PROMPT_SEED = 2
 """Not the warm-up's, so that few walks are equal: there are 19,900 different ones, and short ones are common."""
 
+NUM_UNSEEN = 600
+"""Held-out walks: one response to each has a standard error of 0.01 at a score of 0.93."""
 
 _Write = Callable[[Path], None]
 """Makes a model in a folder."""
@@ -43,6 +45,11 @@ class Inputs:
     @property
     def prompts(self) -> Path:
         return self.folder / "prompts.jsonl"
+
+    @property
+    def unseen(self) -> Path:
+        """Held-out prompts; a mixed job has none."""
+        return self.folder / "unseen.jsonl"
 
     @property
     def judge(self) -> Path:
@@ -68,7 +75,11 @@ def make_inputs(inputs: Inputs, make_model: _Write, make_judge: _Write | None = 
     if inputs.folder.exists():
         shutil.rmtree(inputs.folder)
     prompt_file = mixed.prompt_file if inputs.is_mixed else task.prompt_file
-    write_atomically(inputs.prompts, prompt_file(NUM_PROMPTS, random.Random(PROMPT_SEED)).encode())
+    prompts = prompt_file(NUM_PROMPTS, random.Random(PROMPT_SEED))
+    write_atomically(inputs.prompts, prompts.encode())
+    if not inputs.is_mixed:
+        unseen = task.unseen_file(NUM_UNSEEN, random.Random(PROMPT_SEED + 1), prompts)
+        write_atomically(inputs.unseen, unseen.encode())
     make_model(inputs.model)
     if inputs.is_mixed:
         assert make_judge is not None, "responses of the domain judge need one"

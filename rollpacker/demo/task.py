@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,9 +115,23 @@ WALKS = Language(words=WORDS, example=_worked_out)
 
 def prompt_file(num_prompts: int, rng: random.Random) -> str:
     """Write the lines of a prompt file as users have them."""
-    lines = []
-    for number in range(num_prompts):
+    return _lines(draw_walk(rng) for _ in range(num_prompts))
+
+
+def unseen_file(num_prompts: int, rng: random.Random, prompts: str) -> str:
+    """Write the lines of a held-out file: different walks, none of them in the lines of a prompt file."""
+    seen = {json.loads(line)["ground_truth"] for line in prompts.splitlines()}
+    walks: dict[Walk, None] = {}
+    while len(walks) < num_prompts:
         walk = draw_walk(rng)
+        if walk.ground_truth not in seen:
+            walks[walk] = None
+    return _lines(walks)
+
+
+def _lines(walks: Iterable[Walk]) -> str:
+    lines = []
+    for number, walk in enumerate(walks):
         record = {
             "id": f"walk-{number:05d}",
             "domain": DOMAIN,

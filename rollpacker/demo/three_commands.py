@@ -33,6 +33,10 @@ SYSTEMS = ("verl", "rollpacker")
 """The baseline first."""
 
 
+EVERY_STEPS = 20
+"""Between evaluations: with the one at the start five times 600 responses, beside the 10,240 of training."""
+
+
 def run_demo(overrides: Sequence[str]) -> int:
     """Run the demo; returns the exit code of the first command that failed, or 0."""
     keep_writing("stdout")
@@ -59,7 +63,7 @@ def words_of(inputs: Inputs) -> list[str]:
     """The experiment, and where its inputs are."""
     words = [f"model.path={inputs.model}", f"data.path={inputs.prompts}"]
     if not inputs.is_mixed:
-        return ["experiment=demo", *words]
+        return ["experiment=demo", *words, f"evaluation.path={inputs.unseen}", f"evaluation.every_steps={EVERY_STEPS}"]
     judge = [f"reward.judge.model.path={inputs.judge}", f"reward.judge.template={inputs.template}"]
     return ["experiment=mixed", *words, *judge]
 

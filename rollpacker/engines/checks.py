@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineRaised, ImpossibleEvent, WeightSyncFailed
@@ -55,8 +56,13 @@ def check_request(request: GenerationRequest, max_tokens_per_seq: int) -> None:
             f"Both are at least 1, and together at most {max_tokens_per_seq}, what the engine was made for.",
             "Drop longer prompts by data.max_prompt_tokens.",
         )
-    if not request.temperature > 0:
-        raise ImpossibleEvent(f"Request {request.request} has temperature {request.temperature}.", "It is above 0.")
+    for name, value, is_legal, allowed in (
+        ("temperature", request.temperature, 0 <= request.temperature < math.inf, "It is 0 (greedy) or above."),
+        ("top_p", request.top_p, 0 < request.top_p <= 1, "It is above 0 and at most 1 (all tokens)."),
+        ("top_k", request.top_k, request.top_k >= 0, "It is 0 (all tokens) or above."),
+    ):
+        if not is_legal:
+            raise ImpossibleEvent(f"Request {request.request} has {name} {value}.", allowed)
 
 
 def logits_not_finite(request: RequestId) -> EngineRaised:

@@ -17,7 +17,7 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
 
     It holds no policy yet; raises `UserError` when it cannot serve the model.
     """
-    max_tokens_per_seq = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    max_tokens_per_seq = config.data.max_prompt_tokens + config.longest_response_tokens
     match config.engine.name:
         case "torch":
             from rollpacker.engines.torch.engine import TorchEngine

@@ -69,7 +69,8 @@ def container_command(
 
 def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     """Collect what a run reads, and where links in it lead: a model directory of the Hugging Face hub is all links."""
-    given = [config.model.path, config.data.chat_template, *(file.path for file in config.data.path or ())]
+    files = (*(config.data.path or ()), *config.evaluation.files)
+    given = [config.model.path, config.data.chat_template, *(file.path for file in files)]
     if config.workload is not None:
         given.append(config.workload.lengths)
     given += [config.reward.judge.model.path, config.reward.judge.template, *config.reward.folders]

@@ -86,7 +86,10 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: Any) -> T:
-    """Undo `to_plain`, for a dataclass; raises ValueError, saying what does not fit, and what `kind` raises."""
+    """Undo `to_plain`, for a dataclass; a field that is missing has its default, if it has one.
+
+    Raises ValueError, saying what does not fit, and what `kind` raises.
+    """
     value: T = _decoder_of(kind)(plain)
     return value
 
@@ -209,11 +212,13 @@ def _decode_one_of(texts: tuple[str, ...], plain: Any) -> Any:
     return plain
 
 
-def _decode_fields(kind: Callable[..., Any], decoders: Mapping[str, Decoder], plain: Any) -> Any:
+def _decode_fields(kind: type[Any], decoders: Mapping[str, Decoder], plain: Any) -> Any:
     fields = _decode_exactly(dict, plain)
-    if fields.keys() != decoders.keys():
+    absent = decoders.keys() - fields.keys()  # an older version did not know them
+    has_default = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    if fields.keys() - decoders.keys() or absent - has_default:
         raise ValueError(f"the fields are {', '.join(decoders)}, not {', '.join(fields)}")
-    return kind(**{field: decode(fields[field]) for field, decode in decoders.items()})
+    return kind(**{field: decoders[field](value) for field, value in fields.items()})
 
 
 def _decode_tuple(decode_item: Decoder, plain: Any) -> tuple[Any, ...]:

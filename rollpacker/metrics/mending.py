@@ -18,14 +18,16 @@ from rollpacker.metrics.schemas import TABLES
 from rollpacker.metrics.tables import MANIFEST, DamagedTables, Manifest, Part, load_manifest, read_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from rollpacker.metrics.schemas import TableSchema
 
 _PART_NAME = re.compile(r"steps?-(\d{6,})(?:-(\d{6,}))?\.parquet")
 
 
-def mend_tables(folder: Path) -> list[str]:
-    """Set aside what cannot be read in `<run.dir>/metrics`; gives what a person should know of it, in sentences.
+def mend_tables(folder: Path, tables: Mapping[str, TableSchema] = TABLES) -> list[str]:
+    """Set aside what cannot be read of some tables; gives what a person should know of it, in sentences.
 
     Only the one writer of the tables may call, before it opens them.
 
@@ -43,12 +45,12 @@ def mend_tables(folder: Path) -> list[str]:
         manifest, problem = None, "was damaged"
         _move(folder / MANIFEST, aside / MANIFEST)
     if manifest is None:
-        manifest = Manifest(parts=_parts_by_name(folder), num_truncations=1)
+        manifest = Manifest(parts=_parts_by_name(folder, tables), num_truncations=1)
         if manifest.parts or problem == "was damaged":
             notes.append(f"{folder / MANIFEST} {problem}; it was made again from the parts beside it.")
-    broken = {part: problem for part in manifest.parts if (problem := _problem_of(folder, part))}
+    broken = {part: problem for part in manifest.parts if (problem := _problem_of(folder, tables, part))}
     for part, told in broken.items():
-        for table in TABLES:
+        for table in tables:
             if (folder / table / part.file_name).exists():
                 _move(folder / table / part.file_name, aside / table / part.file_name)
         steps = f"step {part.first}" if part.first == part.last else f"steps {part.first} to {part.last}"
@@ -60,9 +62,9 @@ def mend_tables(folder: Path) -> list[str]:
     return notes
 
 
-def _problem_of(folder: Path, part: Part) -> str:
-    """Say what is wrong with the files of a part; empty when nothing is."""
-    for table in TABLES:
+def _problem_of(folder: Path, tables: Mapping[str, TableSchema], part: Part) -> str:
+    """Say what is wrong with the files of a part; empty when nothing is. The first table has a row of each step."""
+    for index, table in enumerate(tables):
         path = folder / table / part.file_name
         try:
             with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
@@ -71,16 +73,16 @@ def _problem_of(folder: Path, part: Part) -> str:
             return f"{path} is missing"
         except DamagedTables as error:
             return error.problem
-        if table == "steps":
+        if index == 0:
             steps = rows["step"].to_pylist()
             if not steps or (steps[0], steps[-1]) != (part.first, part.last):
                 return f"{path} holds other steps"
     return ""
 
 
-def _parts_by_name(folder: Path) -> tuple[Part, ...]:
+def _parts_by_name(folder: Path, tables: Mapping[str, TableSchema]) -> tuple[Part, ...]:
     """The parts that every table has; of two that overlap the larger one, which was made from the other."""
-    named = [{path.name for path in (folder / table).glob("step*.parquet")} for table in TABLES]
+    named = [{path.name for path in (folder / table).glob("step*.parquet")} for table in tables]
     return tuple(_without_overlap(list(_parsed(set.intersection(*named)))))
 
 

@@ -2,6 +2,9 @@
 
 One table per grain: `steps` has a row per training step, `domains` a row per step and domain, `responses` a row per
 response that was launched, aborted ones too, `intervals` a row per stretch of time in which an actor did one thing.
+Evaluations have tables of their own, beside these and not among them, since they have steps of their own: the row of
+step 10 says how good the policy is after ten of them, and it is there before step 10 begins.
+
 Every number's unit stands in its field's metadata. Times of day never appear: `_at_s` columns count seconds since the
 run began, on the driver's clock. Which attempt of a resumed run made a step is no column, so that a resumed modelled
 run gives the bytes of an unbroken one: the event logs, one per attempt, record it.
@@ -270,6 +273,8 @@ RESPONSES = TableSchema(
         _text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
         _seconds("reward_time_s", "Time spent scoring, without waiting; null when not scored", is_nullable=True),
         _seconds("scored_at_s", "When the reward was known, since the run began; null when not", is_nullable=True),
+        _text("prompt_text", "What the policy saw, of the prompts that run.samples_per_step keeps", is_nullable=True),
+        _text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
         _count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
         _flag("accepted", "True when it was trained"),
         _flag("is_raced", "True when its round launched more than it needed"),
@@ -297,16 +302,108 @@ INTERVALS = TableSchema(
     ),
 )
 
-TABLES: Mapping[str, TableSchema] = MappingProxyType(
-    {table.name: table for table in (STEPS, DOMAINS, RESPONSES, INTERVALS)}
+_FINISHED = _count("step", "Training steps that the policy had behind it; 0 is the model that training began with")
+_SET = _text("set", "Name of the held-out set")
+
+EVALUATIONS = TableSchema(
+    name="evaluations",
+    grain="One row per evaluation and held-out set, in the order of evaluation.path",
+    columns=(
+        _FINISHED,
+        _count("policy_version", "Version that generated the responses"),
+        _SET,
+        _count("num_prompts", "Prompts of the set"),
+        _count("num_samples", "Responses to each prompt"),
+        _number("temperature", "That they were sampled at; 0 is greedy"),
+        _number("reward_mean", "Mean reward, avg@num_samples"),
+        _number(
+            "se_given_prompts",
+            "Standard error of reward_mean over other samples of the same prompts: for comparing checkpoints on this "
+            "set; null with one sample",
+            is_nullable=True,
+        ),
+        _number(
+            "se_over_prompts",
+            "Standard error of reward_mean over other prompts of the same kind, clustered by prompt: for what it says "
+            "beyond this set; null with one prompt",
+            is_nullable=True,
+        ),
+        _number(
+            "diff_to_first",
+            "reward_mean less that of the run's first evaluation of the set, sample by sample; null in that one, and "
+            "where its samples were others",
+            is_nullable=True,
+        ),
+        _number(
+            "se_diff_given_prompts", "As se_given_prompts, of diff_to_first: is this policy better?", is_nullable=True
+        ),
+        _number("se_diff_over_prompts", "As se_over_prompts, of diff_to_first", is_nullable=True),
+        _number("pass_share", "Share of the responses with evaluation.pass_reward or more"),
+        _number("truncated_share", "Share of the responses that ended at the length limit"),
+        _number("length_mean_tokens", "Mean length of the responses", unit="tokens"),
+        _tokens("length_p50_tokens", "Length that half of the responses do not exceed"),
+        _tokens("length_p90_tokens", "Length that 90 % of the responses do not exceed"),
+        _tokens("tokens_generated", "Response tokens of the set"),
+        _seconds("started_at_s", "Begin of the evaluation, all sets together, since the run began"),
+        _seconds("time_s", "Time that it took, all sets together"),
+        _MODELLED,
+    ),
 )
-"""Every table by its name."""
+
+PASS_AT_K = TableSchema(
+    name="pass_at_k",
+    grain="One row per evaluation, held-out set and k of evaluation.pass_at",
+    columns=(
+        _FINISHED,
+        _SET,
+        _count("k", "Responses of which one must pass"),
+        _number("value", "Chance that one of k passes: the mean of 1 - C(n - c, k) / C(n, k) over the prompts"),
+        _number("se_over_prompts", "Its standard error over other prompts; null with one prompt", is_nullable=True),
+        _MODELLED,
+    ),
+)
+
+EVALUATION_RESPONSES = TableSchema(
+    name="evaluation_responses",
+    grain="One row per held-out response; sets in their order, then prompts in the file's, then samples",
+    columns=(
+        _FINISHED,
+        _SET,
+        _text("prompt", "The id field of the prompt file"),
+        _DOMAIN,
+        _count("sample", "Index among the prompt's responses, from 0; the same sample has the same seed in every step"),
+        _text("engine", "Engine that generated it"),
+        _tokens("length_tokens", "Length of the response"),
+        _text("finish_reason", "stop (end of sequence) or length (length limit)"),
+        _number("reward", "Its reward"),
+        _text("reward_reason", "Why the reward is what it is, one word"),
+        _seconds("launched_at_s", "When the driver asked for it, since the run began"),
+        _seconds("finished_at_s", "When the driver learned of its end, since the run began"),
+        _seconds("scored_at_s", "When the reward was known, since the run began"),
+        _text("prompt_text", "What the policy saw, of those that evaluation.num_texts keeps", is_nullable=True),
+        _text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
+        _MODELLED,
+    ),
+)
+
+
+def _by_name(*tables: TableSchema) -> Mapping[str, TableSchema]:
+    return MappingProxyType({table.name: table for table in tables})
+
+
+TABLES = _by_name(STEPS, DOMAINS, RESPONSES, INTERVALS)
+"""The tables of training, by their names."""
+
+EVALUATION_TABLES = _by_name(EVALUATIONS, PASS_AT_K, EVALUATION_RESPONSES)
+"""Those of evaluations."""
+
+ALL_TABLES: Mapping[str, TableSchema] = MappingProxyType({**TABLES, **EVALUATION_TABLES})
 
 
 def describe_tables() -> str:
     """Render every table as Markdown, for the documentation."""
     lines = []
-    for table in TABLES.values():
+    for table in ALL_TABLES.values():
         lines += [f"### `{table.name}`", f"{table.grain}.", "", "| column | type | unit | what |", "|---|---|---|---|"]
         for column in table.columns:
             kind = f"{column.type}, nullable" if column.is_nullable else column.type

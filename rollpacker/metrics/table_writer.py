@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from rollpacker.metrics.schemas import TableSchema
     from rollpacker.metrics.tables import Row
 
 STEPS_PER_MERGED_PART = 64
@@ -38,15 +39,15 @@ class MetricsWriter:
     Opening a folder continues where its manifest ends, and deletes what a killed writer left half done.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Open or create the tables in `folder`, which is `<run.dir>/metrics`."""
+    def __init__(self, folder: Path, tables: Mapping[str, TableSchema] = TABLES) -> None:
+        """Open or create some tables in `folder`, such as `<run.dir>/metrics`; they have the same steps."""
         self.folder = folder
-        self._schemas = {name: table.to_arrow() for name, table in TABLES.items()}
+        self._schemas = {name: table.to_arrow() for name, table in tables.items()}
         self._manifest = load_manifest(folder) or Manifest()
         self._unsynced: list[Path] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics-merge")
         self._merge: _Merge | None = None
-        for table in TABLES:
+        for table in tables:
             with storage_errors(folder / table):
                 (folder / table).mkdir(parents=True, exist_ok=True)
             remove_temporaries(folder / table)
@@ -70,10 +71,10 @@ class MetricsWriter:
                 "Steps are written once, in ascending order",
                 "Call truncate_after before a resumed run writes its first step",
             )
-        if rows.keys() != TABLES.keys():
+        if rows.keys() != self._schemas.keys():
             raise InternalError(
                 f"rows for the tables {sorted(rows)} were given for step {step}",
-                f"A step has rows, possibly none, for each of {sorted(TABLES)}",
+                f"A step has rows, possibly none, for each of {sorted(self._schemas)}",
                 "Fix the caller of write_step",
             )
         part = Part(first=step, last=step)
@@ -134,7 +135,7 @@ class MetricsWriter:
                 sources = self._next_merge()
                 if not sources:
                     return
-                encoded = self._thread.submit(_encode_merged, self.folder, sources)
+                encoded = self._thread.submit(_encode_merged, self.folder, tuple(self._schemas), sources)
                 self._merge = _Merge(sources=sources, encoded=encoded)
             if not (can_wait or self._merge.encoded.done()):
                 return
@@ -152,20 +153,22 @@ class MetricsWriter:
         parts = [part for part in self._manifest.parts if part not in merge.sources]
         self._commit(tuple(sorted([*parts, merged], key=lambda part: part.first)))
         for part in merge.sources:
-            for name in TABLES:
+            for name in self._schemas:
                 _remove(self.folder / name / part.file_name)
 
     def _cut(self, part: Part, step: int) -> Part:
-        shortened = Part(first=part.first, last=step)
-        for name in TABLES:
+        kept: dict[str, pa.Table] = {}
+        for name in self._schemas:
             table = read_parts(self.folder, name, (part,))
-            table = table.filter(pc.less_equal(table["step"], step))
+            kept[name] = table.filter(pc.less_equal(table["step"], step))
+        shortened = Part(first=part.first, last=max(pc.max(table["step"]).as_py() or 0 for table in kept.values()))
+        for name, table in kept.items():
             self._write_part(name, shortened, _to_parquet(table, "zstd"))
         return shortened
 
     def _remove_uncounted_parts(self) -> None:
         counted = {part.file_name for part in self._manifest.parts}
-        for name in TABLES:
+        for name in self._schemas:
             for path in sorted((self.folder / name).glob("step*.parquet")):
                 if path.name not in counted:
                     _remove(path)
@@ -231,8 +234,8 @@ def _wrong_columns(table_name: str, names: Sequence[str], rows: Sequence[Row]) -
     )
 
 
-def _encode_merged(folder: Path, sources: Sequence[Part]) -> dict[str, pa.Buffer]:
-    return {name: _to_parquet(read_parts(folder, name, sources), "zstd") for name in TABLES}
+def _encode_merged(folder: Path, tables: Sequence[str], sources: Sequence[Part]) -> dict[str, pa.Buffer]:
+    return {name: _to_parquet(read_parts(folder, name, sources), "zstd") for name in tables}
 
 
 def _to_parquet(table: pa.Table, compression: Literal["snappy", "zstd"]) -> pa.Buffer:

@@ -4,6 +4,8 @@
     <run.dir>/metrics/steps/steps-000000-000063.parquet 64 steps in one file, once they are complete
     <run.dir>/metrics/steps/step-000064.parquet         one step; the same names in domains/, responses/ ...
 
+    <run.dir>/evaluation/manifest.json                  the same for the tables of evaluations, which have other steps
+
 Invariant: the manifest names complete parts only, each step in exactly one of them, and it changes by one atomic
 rename. So a step appears in all tables at once, and a kill at any point leaves the tables as they were after
 some step. A part that the manifest does not name does not count; the next `table_writer` deletes it.
@@ -29,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.schemas import SCHEMA_VERSION, TABLES, VERSION_KEY, TableSchema
+from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES, SCHEMA_VERSION, VERSION_KEY, TableSchema
 from rollpacker.paths import open_to_read, read_bytes
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 
 METRICS_FOLDER = "metrics"
 """Below the run directory."""
+
+EVALUATION_FOLDER = "evaluation"
+"""The same, of the tables of evaluations."""
 
 MANIFEST = "manifest.json"
 
@@ -89,18 +94,25 @@ def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) 
     the last of these steps, and no other file is opened. Raises `DataError` when there is no (such) step yet, or when a
     newer version wrote the files.
     """
-    if table not in TABLES:
+    if table not in ALL_TABLES:
         raise DataError(
-            f"there is no table {table!r}", f"A run has the tables {', '.join(TABLES)}", "Ask for one of them"
+            f"there is no table {table!r}", f"A run has the tables {', '.join(ALL_TABLES)}", "Ask for one of them"
         )
+    is_of_evaluations = table in EVALUATION_TABLES
     first, last = steps or (0, sys.maxsize)
     result = _read_counted(
-        run_dir / METRICS_FOLDER,
+        run_dir / (EVALUATION_FOLDER if is_of_evaluations else METRICS_FOLDER),
         table,
         lambda parts: tuple(part for part in parts if part.first <= last and part.last >= first),
     )
     if result is not None and steps is not None:
         result = result.filter(pc.and_(pc.greater_equal(result["step"], first), pc.less_equal(result["step"], last)))
+    if result is None and is_of_evaluations:
+        raise DataError(
+            f"{run_dir} has no evaluation",
+            "A run evaluates where evaluation.path names held-out sets, the first time before its first step",
+            "Set evaluation.path, and resume the run or start another one",
+        )
     if result is None:
         raise DataError(
             f"{run_dir} has no metrics",
@@ -148,7 +160,7 @@ def _read_counted(folder: Path, table: str, choose: Callable[[tuple[Part, ...]],
 def read_frame(run_dir: Path, table: str, steps: tuple[int, int] | None = None) -> pd.DataFrame:
     """Read one of a run's tables as `read_table` does; `attrs["units"]` maps each column to its unit."""
     frame: pd.DataFrame = read_table(run_dir, table, steps).to_pandas()
-    frame.attrs["units"] = {column.name: column.unit for column in TABLES[table].columns}
+    frame.attrs["units"] = {column.name: column.unit for column in ALL_TABLES[table].columns}
     return frame
 
 
@@ -193,7 +205,7 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
         DamagedTables: One of them is no Parquet file.
         DataError: A newer version wrote it.
     """
-    schema = TABLES[table_name].to_arrow()
+    schema = ALL_TABLES[table_name].to_arrow()
     tables = []
     for part in parts:
         path = folder / table_name / part.file_name
@@ -208,7 +220,7 @@ def read_parts(folder: Path, table_name: str, parts: Sequence[Part]) -> pa.Table
                 "Parts are written by the run and never by hand",
                 "Restore the file from a copy, or resume the run: run.resume=auto sets such parts aside",
             ) from error
-        tables.append(_in_current_schema(path, TABLES[table_name], schema, table))
+        tables.append(_in_current_schema(path, ALL_TABLES[table_name], schema, table))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rollpacker.core.round_time_model import DegreeCosts
     from rollpacker.protocols.engine import Engine
     from rollpacker.protocols.reward import ColocatedJudges, RewardService
-    from rollpacker.protocols.rollout import TokenizedPrompt
+    from rollpacker.protocols.rollout import Prompt, TokenIds, TokenizedPrompt
     from rollpacker.protocols.trainer import Trainer
     from rollpacker.protocols.weights import WeightSync
 
@@ -66,16 +66,30 @@ class Rebuild(Protocol):
         """
 
 
+class TextReader(Protocol):
+    """The model's tokenizer, as far as texts for people need it."""
+
+    def text(self, prompt: Prompt, /) -> str:
+        """The prompt as the policy sees it."""
+
+    def decode(self, token_ids: TokenIds, /) -> str:
+        """The text of tokens, without special ones."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
     """The workers of a backend, started; the engines hold no policy yet."""
 
     prompts: Mapping[str, TokenizedPrompt]
     """By key, in the order of the file; those that are too long are left out."""
+    held_out: Mapping[str, Mapping[str, TokenizedPrompt]] = field(default_factory=dict)
+    """Held-out prompts by set and key, in the order of the files."""
     fleets: Mapping[int, Fleet]
     """By tensor-parallel degree. One of them is awake at a time; the first one, unless a checkpoint says otherwise."""
     trainer: Trainer
     reward: RewardService
+    text_reader: TextReader | None = None
+    """None in a modelled run, whose tokens mean nothing."""
     weight_sync: WeightSync | None = None
     """How the trainer's policy reaches the engines; None lets them load a snapshot (`transfer.snapshots`)."""
     trainer_parts: tuple[tuple[int, ...], ...] = ()
@@ -130,6 +144,9 @@ class RunFacts(Protocol[ClusterT_co]):
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
         """In the order of the data; before prompts that are too long are dropped."""
+
+    def num_held_out(self) -> Mapping[str, int]:
+        """Prompts of each held-out set, by its name; the same."""
 
     def cluster(self) -> ClusterT_co:
         """The nodes and GPUs of engines and trainer."""

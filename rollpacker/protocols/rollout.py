@@ -70,6 +70,11 @@ class GenerationRequest:
     """Seeds this sample's own generator, so that what else is in the batch does not change its tokens."""
     max_response_tokens: int
     temperature: float
+    """Divides the logits; 0 takes the likeliest token, whatever the seed (greedy)."""
+    top_p: float = 1.0
+    """Draws among the likeliest tokens that have at least this probability together; above 0, and 1 is all."""
+    top_k: int = 0
+    """Draws among so many likeliest tokens, ahead of `top_p`; 0 is all."""
     begun: Response | None = None
     """What another engine generated of it before it was evicted there, by the same policy version. The response
     continues it and contains it; its limit counts from the first token."""

@@ -47,6 +47,8 @@ class Line(NamedTuple):
     color: str
     x: npt.NDArray[np.float64]
     y: npt.NDArray[np.float64]
+    error: npt.NDArray[np.float64] | None = None
+    """Drawn as a band of so much on each side."""
 
 
 class Panel(NamedTuple):
@@ -280,6 +282,8 @@ def curves(shown: Sequence[Panel], description: str) -> Markup:
                 drawn = axes.plot(line.x[CYCLE_STEPS - 1 :], smooth, linewidth=2.2, **style)[0]
             else:
                 drawn = axes.plot(line.x, line.y, linewidth=1.6, **style)[0]
+            if line.error is not None:
+                axes.fill_between(line.x, line.y - line.error, line.y + line.error, color=line.color, alpha=0.15, lw=0)
             drawn.set_gid(f"tip: {line.name}: {line.y[0]:.3g} to {line.y[-1]:.3g}")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))

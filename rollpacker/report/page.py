@@ -16,7 +16,7 @@ import numpy as np
 
 from rollpacker import __version__
 from rollpacker.paths import real_path
-from rollpacker.report import figures
+from rollpacker.report import figures, held_out
 from rollpacker.report.figures import Line, Panel
 from rollpacker.report.story import STAGES
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
@@ -99,6 +99,7 @@ def render(stories: Sequence[RunStory]) -> str:
         **_time(runs),
         **_activities(runs),
         **_lengths(runs),
+        **held_out.section(runs),
         **_curves(runs),
         tokens=figures.per_step(
             {run.name: run.story.waste for run in runs},

@@ -17,6 +17,7 @@ import pandas as pd
 from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.core.errors import DataError
 from rollpacker.paths import real_path
+from rollpacker.report.held_out import HeldOut, read_held_out
 from rollpacker.report.waits import Wait, Waits
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 from rollpacker.timeline.run_tables import open_run
@@ -101,6 +102,7 @@ class RunStory:
     domains: pd.DataFrame
     picture: RoundPicture
     waits: tuple[Wait, ...]
+    held_out: HeldOut
     engines: dict[str, EngineUse] = field(default_factory=dict)
     lengths: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Of each domain's trained responses, ascending."""
@@ -177,6 +179,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         stages=pd.concat(gathered.stages),
         domains=pd.concat(gathered.domains, ignore_index=True),
         picture=gathered.picture,
+        held_out=read_held_out(run_dir),
         waits=waits.worst(float(tables.steps["step_time_s"].mean())),
         engines=gathered.engines,
         lengths={domain: np.sort(np.concatenate(parts)) for domain, parts in sorted(gathered.lengths.items())},

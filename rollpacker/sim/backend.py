@@ -93,6 +93,7 @@ class ModelledBackend:
             reward = CalledReward(reward, plan.profile.calls)
         yield Workers(
             prompts=workload.prompts,
+            held_out=workload.held_out,
             fleets=fleets,
             trainer=ModelledTrainer(plan.trainer),
             reward=reward,

@@ -155,7 +155,7 @@ def _other_degrees(config: RunConfig) -> list[int]:
 def _needed_kv_tokens(config: RunConfig) -> int:
     """Of the longest sequence that may come."""
     assert config.workload is not None
-    return max(config.workload.prompt_tokens, config.data.max_prompt_tokens) + config.rollout.max_response_tokens
+    return max(config.workload.prompt_tokens, config.data.max_prompt_tokens) + config.longest_response_tokens
 
 
 def _check_memory(config: RunConfig, engine: PassCosts) -> None:

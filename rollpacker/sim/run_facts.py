@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.data.held_out import load_held_out
 from rollpacker.data.shapes import transformer_of
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster
 from rollpacker.sim.plan import plan_cluster
@@ -33,6 +34,9 @@ class ModelledRunFacts:
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
         return Workload(self._config).num_prompts_by_domain
+
+    def num_held_out(self) -> Mapping[str, int]:
+        return {name: len(prompts) for name, prompts in load_held_out(self._config.evaluation).items()}
 
     def cluster(self) -> ModelledCluster:
         plan = plan_cluster(self._config, needs_judge=Workload(self._config).needs_judge)

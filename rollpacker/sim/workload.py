@@ -30,7 +30,8 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 from rollpacker.core.errors import ConfigError, DataError
-from rollpacker.core.ids import Domain
+from rollpacker.core.ids import Domain, RequestId, is_held_out
+from rollpacker.data.held_out import load_held_out
 from rollpacker.data.prompts import load_prompts
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
@@ -97,6 +98,14 @@ class Workload:
         self._sandbox_start_s = 0.0
         self.prompts: Mapping[str, TokenizedPrompt] = self._make_prompts(config)
         self.num_long_prompts = self._fit_long_prompts(config)
+        self.held_out = {
+            name: {
+                prompt.key: _blank_prompt(prompt.key, prompt.domain, self._section.prompt_tokens) for prompt in prompts
+            }
+            for name, prompts in load_held_out(config.evaluation).items()
+        }
+        for prompts in self.held_out.values():
+            self._check_domains(prompts)
         self._prompt_shifts: dict[str, tuple[float, float]] = {}
         self._check_names(config)
 
@@ -107,7 +116,7 @@ class Workload:
     def length_of(self, request: GenerationRequest) -> ResponseLength:
         """How long a response will be, and whether the limit cuts it."""
         name = request.request
-        domain = self.prompts[name.prompt.key].prompt.domain
+        domain = self._prompt_of(name).prompt.domain
         length = self._lengths.length(name, domain, self._uniforms(name.prompt.key, request.seed))
         length = self._tail.scale(domain, length) * self._drift.factor(name.round)
         if length >= request.max_response_tokens:
@@ -136,9 +145,8 @@ class Workload:
     def score_of(self, response: ResponseToScore) -> ModelledScore:
         """Whether a response is right, and what work it is to tell."""
         name, domain = response.request, response.prompt.domain
-        luck, run_time_p = self._two_uniforms(
-            f"judgement/{name.round}/{name.prompt.epoch}/{name.prompt.key}/{name.sample}"
-        )
+        when = "held out" if is_held_out(name) else f"{name.round}/{name.prompt.epoch}"  # held-out samples are paired
+        luck, run_time_p = self._two_uniforms(f"judgement/{when}/{name.prompt.key}/{name.sample}")
         luck = self._correlated_luck(name.prompt.key, luck)
         solve_rate = self._solve_rate(domain, name.round)
         is_right = luck < solve_rate and not response.is_truncated
@@ -148,7 +156,7 @@ class Workload:
             reward, reason = recorded
         match self._kind(domain):
             case "judge" if self._section.reward_time_s is None:
-                num_prompt_tokens = len(self.prompts[name.prompt.key].token_ids)
+                num_prompt_tokens = len(self._prompt_of(name).token_ids)
                 num_tokens = num_prompt_tokens + len(response.token_ids) + self._template_tokens
                 return ModelledScore(reward=reward, reason=reason, judge_tokens=num_tokens)
             case "sandbox" if not response.is_truncated:
@@ -164,6 +172,12 @@ class Workload:
                 )
             case _:
                 return ModelledScore(reward=reward, reason=reason, time_s=self._or_fixed(self._rule_time_s))
+
+    def _prompt_of(self, name: RequestId) -> TokenizedPrompt:
+        if is_held_out(name):
+            set_name, _, key = name.prompt.key.partition("/")
+            return self.held_out[set_name][key]
+        return self.prompts[name.prompt.key]
 
     def _kind(self, domain: Domain) -> RewardKind:
         return self._kinds.get(domain, "rule")

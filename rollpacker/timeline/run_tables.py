@@ -79,7 +79,7 @@ def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:
     Raises:
         DataError: There is no such folder, it is no run, no step is finished, or none of those that were asked for.
     """
-    _refuse_other_folders(run_dir)
+    refuse_other_folders(run_dir)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         frame = read_table(run_dir, "steps").to_pandas().sort_values("step", ignore_index=True)
@@ -116,7 +116,8 @@ def _logged_of(run_dir: Path, steps: pd.Series[int]) -> tuple[LoggedMoments, str
     return logged, ""
 
 
-def _refuse_other_folders(run_dir: Path) -> None:
+def refuse_other_folders(run_dir: Path) -> None:
+    """Raise `DataError` for what is no run with a finished step, and say where one may be."""
     allowed = "A run is the folder run.dir of `rollpacker train`, in which metrics/ holds a table per kind"
     if not run_dir.is_dir():
         what = "is a file" if run_dir.exists() else "does not exist"

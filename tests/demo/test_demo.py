@@ -9,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.evaluation import EvaluationSection
+from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.demo import inputs, mixed, task
@@ -55,6 +57,16 @@ def test_the_prompt_file_is_one_that_a_run_accepts(tmp_path):
     prompts = load_prompts([PromptFile(path=file)])
     assert len(prompts) == 50
     assert json.loads(file.read_text().splitlines()[0]).keys() == {"id", "domain", "prompt", "ground_truth"}
+
+
+def test_the_held_out_walks_are_all_different_and_none_is_trained(tmp_path):
+    trained = task.prompt_file(500, random.Random(0))
+    unseen = task.unseen_file(100, random.Random(1), trained)
+    (tmp_path / "prompts.jsonl").write_text(trained)
+    (tmp_path / "unseen.jsonl").write_text(unseen)
+    held_out = load_held_out(EvaluationSection(path=[tmp_path / "unseen.jsonl"]))
+    assert len({prompt.text for prompt in held_out["unseen"]}) == 100
+    check_apart(load_prompts([PromptFile(path=tmp_path / "prompts.jsonl")]), held_out)
 
 
 def test_the_model_is_an_ordinary_directory_and_the_same_for_the_same_seed(tmp_path):

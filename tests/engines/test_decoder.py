@@ -117,6 +117,23 @@ def test_tokens_come_as_often_as_the_model_says(model: Any) -> None:
     assert chi_square < likely.sum() + 6 * np.sqrt(2 * likely.sum())
 
 
+def test_a_greedy_request_and_one_of_few_tokens_follow_the_forward_pass_beside_any_others(model: Any) -> None:
+    greedy = make_request("greedy", seed=5, temperature=0.0, max_response_tokens=20)
+    few = replace(make_request("few", seed=6, max_response_tokens=20), top_k=3, top_p=0.8)
+    generations = run_all(make_decoder(model, max_num_seqs=5), [greedy, *mixed_requests(12), few])
+    for request in (greedy, few):
+        generation = generations[request.request.prompt.key]
+        known = request.prompt_token_ids.tolist()
+        for token in generation.token_ids.tolist():
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([known])).logits[0, -1]
+            likeliest = logits.argsort(descending=True)[:3]
+            probabilities = logits[likeliest].softmax(-1)
+            num_legal = 1 if request is greedy else int((probabilities.cumsum(0) - probabilities < 0.8).sum())
+            assert token in likeliest[:num_legal].tolist()
+            known.append(token)
+
+
 def test_a_response_ends_with_the_first_end_token_of_several(model: Any) -> None:
     endless = run_all(make_decoder(model, eos=()), mixed_requests(12))
     ended = run_all(make_decoder(model, eos=(EOS, 7, 9)), mixed_requests(12))

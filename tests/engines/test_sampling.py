@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rollpacker.engines.torch.sampling import sample, uniform_numbers
+from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
 
 
 def test_numbers_are_those_of_splitmix64() -> None:
@@ -76,6 +78,59 @@ def test_the_largest_number_still_finds_a_token_when_rounding_lifts_the_total() 
     logits[:, 500:] = float("-inf")
     tokens, _ = sample(logits, None, uniforms)
     assert int(tokens.max()) < 500
+
+
+def test_a_temperature_of_zero_takes_the_likeliest_token_whatever_the_number_is() -> None:
+    logits = torch.tensor([0.5, 3.0, 3.0, -1.0])
+    uniforms = torch.tensor([0.0, 0.5, 1 - 2**-24, 0.5])
+    tokens, logprobs = sample(logits.expand(4, -1), torch.tensor([0.0, 0.0, 0.0, 2.0]), uniforms)
+    assert tokens.tolist()[:3] == [1, 1, 1]
+    torch.testing.assert_close(logprobs[:3], logits.log_softmax(-1)[1].expand(3))
+    torch.testing.assert_close(logprobs[3], (logits / 2).log_softmax(-1)[tokens[3]])
+
+
+@given(
+    st.lists(st.integers(-6, 6), min_size=1, max_size=9),
+    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.integers(0, 10),
+    st.sampled_from([0.05, 0.3, 0.55, 0.9, 0.999, 1.0]),
+)
+def test_only_the_likeliest_tokens_stay_as_counting_them_one_by_one_says(
+    logits: list[int], temperature: float, top_k: int, top_p: float
+) -> None:
+    batch = torch.tensor([logits, logits], dtype=torch.float32)
+    kept = keep_likeliest(batch, torch.tensor([temperature, 1.0]), torch.tensor([top_k, 0]), torch.tensor([top_p, 1.0]))
+    assert (kept[0] > -torch.inf).nonzero()[:, 0].tolist() == _kept_one_by_one(logits, temperature, top_k, top_p)
+    torch.testing.assert_close(kept[0][kept[0] > -torch.inf], batch[0][kept[0] > -torch.inf])
+    torch.testing.assert_close(kept[1], batch[1])  # the other row has its own rules
+
+
+def _kept_one_by_one(logits: list[int], temperature: float, top_k: int, top_p: float) -> list[int]:
+    """The definition, in exact sums: the first of equals is the likelier."""
+    weights = [math.exp(logit / (temperature or 1)) for logit in logits]
+    likeliest = sorted(range(len(logits)), key=lambda token: -logits[token])[: top_k or None]
+    total = math.fsum(weights[token] for token in likeliest)
+    kept: list[int] = []
+    for token in likeliest:
+        share_ahead = math.fsum(weights[each] for each in kept) / total
+        assume(top_p == 1 or abs(share_ahead - top_p) > 1e-4)  # float32 may round it either way
+        if share_ahead >= top_p:
+            break
+        kept.append(token)
+    return sorted(kept)
+
+
+def test_drawn_tokens_follow_the_renormalised_rest_and_their_logprobs_say_so() -> None:
+    num = 40_000
+    logits = torch.tensor([2.0, -1.0, 0.5, 0.0, 1.5, -3.0]).expand(num, -1)
+    kept = keep_likeliest(logits, None, torch.full((num,), 4), torch.full((num,), 0.9))
+    uniforms = torch.from_numpy(uniform_numbers(np.full(num, 3, np.uint64), np.arange(num)))
+    tokens, logprobs = sample(kept, None, uniforms)
+    expected = logits[0][[0, 2, 4]].softmax(-1)  # of the four likeliest they have 0.51, 0.11 and 0.31
+    counts = np.bincount(tokens.numpy(), minlength=6)
+    assert counts[[1, 3, 5]].sum() == 0
+    assert _chi_square(counts[[0, 2, 4]], expected.numpy() * num) < 20  # 2 degrees: p < 5e-5
+    torch.testing.assert_close(logprobs.exp()[tokens == 0][0], expected[0])
 
 
 def test_logprobs_are_float32_for_a_bfloat16_model() -> None:

@@ -18,7 +18,7 @@ from rollpacker.core.errors import DataError, StorageFailed
 from rollpacker.core.events import EngineJoined, Event, ResponseFinished
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.settings import SchedulerSettings
-from rollpacker.metrics.codec import UnionCodec
+from rollpacker.metrics.codec import UnionCodec, from_plain, to_plain
 from rollpacker.metrics.event_log import EventLogWriter, LogRecord, attempt_path, attempt_paths, read_event_log
 
 SETTINGS = SchedulerSettings(
@@ -82,6 +82,15 @@ def test_data_that_no_command_gives_is_refused(plain: object, message: str) -> N
     codec: UnionCodec[Command] = UnionCodec(Command)
     with pytest.raises(ValueError, match=message):
         codec.decode(plain)
+
+
+def test_settings_of_an_older_version_are_read_without_the_machines_that_it_did_not_know() -> None:
+    plain = to_plain(SETTINGS)
+    del plain["evaluation"]
+    assert from_plain(SchedulerSettings, plain) == SETTINGS
+    del plain["num_prompts"]
+    with pytest.raises(ValueError, match="the fields are batching"):
+        from_plain(SchedulerSettings, plain)
 
 
 def test_a_type_that_json_cannot_give_back_fails_at_once() -> None:

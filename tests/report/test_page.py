@@ -19,7 +19,7 @@ from tests.timeline.runs import modelled_run, run_with_lost_engines
 
 VOID = {"meta"}
 SECTIONS = ("What ran", "Where the time went", "One step, actor by actor", "Engines", "The worst waits")
-SECTIONS += ("Response lengths", "Rewards and the long-prompt queue", "Tokens")
+SECTIONS += ("Response lengths", "Held-out scores", "Texts", "Rewards and the long-prompt queue", "Tokens")
 
 
 class Reader(HTMLParser):
@@ -145,6 +145,37 @@ def test_names_from_the_prompt_file_cannot_break_the_page(runs, tmp_path):
         pq.write_table(table.set_column(column, field, names), path)
     page = page_of(copy)
     Reader(page)
+    assert page.count("<script>") == 1
+
+
+def test_held_out_scores_are_drawn_with_the_training_reward_in_grey_and_listed(tmp_path):
+    held_out = tmp_path / "new.jsonl"
+    line = {"id": "q", "domain": "math", "prompt": "New?", "ground_truth": "1"}
+    held_out.write_text("".join(json.dumps(line | {"id": f"q{number}"}) + "\n" for number in range(4)))
+    words = [f"evaluation.path={held_out}", "evaluation.every_steps=2", "evaluation.num_samples=2"]
+    story = read_story(modelled_run(tmp_path / "run", "system=verl", *words))
+    page = render([story])
+    text = Reader(page).text
+    scores = story.held_out.scores
+    assert "held-out score, new" in text
+    assert f"new 0 4 x 2 {scores['reward_mean'].iloc[0]:.3f}" in text
+    assert f"new {scores['step'].iloc[-1]} 4 x 2 {scores['reward_mean'].iloc[-1]:.3f}" in text
+    assert "run, training reward: " in page
+    assert "No text was kept" in text
+
+
+def test_texts_stand_on_the_page_and_cannot_break_it(runs, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(runs["single"], copy)
+    for path in (copy / "metrics" / "responses").glob("*.parquet"):
+        table = pq.read_table(path)
+        for name, said in (("prompt_text", "What is <b>1</b>?"), ("response_text", "</pre><script>" + "x" * 9_000)):
+            column = table.column_names.index(name)
+            table = table.set_column(column, table.schema.field(name), pa.array([said] * len(table)))
+        pq.write_table(table, path)
+    page = page_of(copy)
+    assert "What is <b>1</b>?" in Reader(page).text
+    assert "characters ..." in page
     assert page.count("<script>") == 1
 
 

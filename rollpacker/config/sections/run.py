@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Flag, OnlyWith, Section, Seed
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, REAL_RUN, Count, Flag, OnlyWith, Section, Seed
 
 LABEL = r"^[\w.=-]*$"
 """A name that may be part of a path."""
@@ -31,6 +31,14 @@ class RunSection(Section):
     """0 writes a checkpoint only at the end."""
     keep_checkpoints: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=1)
     """Older ones are removed."""
+    keep_best: Annotated[Flag, NOT_IN_FINGERPRINT] = False
+    """Saves a checkpoint whenever a held-out score is the best so far, and keeps it: `checkpoints/best` leads to it.
+    There is none while nothing was better than the model that training began with. The best of many noisy scores looks
+    better than it is: evaluate it again with another evaluation.seed."""
+    best_by: Annotated[str | None, NOT_IN_FINGERPRINT, OnlyWith("run.keep_best")] = None
+    """The held-out set whose mean reward counts; null takes the mean over all sets."""
+    samples_per_step: Annotated[Count, NOT_IN_FINGERPRINT, REAL_RUN] = 2
+    """Prompts of each step's batch whose responses are kept as text, raced ones too: `rollpacker show`."""
     progress: Annotated[Literal["auto", "live", "plain", "none"], NOT_IN_FINGERPRINT] = "auto"
     """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
     setup: Annotated[str, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)

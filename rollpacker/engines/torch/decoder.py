@@ -25,7 +25,7 @@ from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import RunningRequest
 from rollpacker.engines.checks import check_request, logits_not_finite
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
-from rollpacker.engines.torch.sampling import sample, uniform_numbers
+from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
 from rollpacker.protocols.rollout import FinishReason
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ _ROW = np.dtype(
         ("max_tokens", np.int64),
         ("seed", np.uint64),
         ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int64),
         ("last_token", np.int64),
     ]
 )
@@ -280,7 +282,8 @@ class Decoder:
         if begun is not None:
             self._token_ids[slot, :num_begun] = begun.token_ids
             self._logprobs[slot, :num_begun] = begun.logprobs
-        self._table[row] = (slot, num_begun, request.max_response_tokens, seed, request.temperature, 0)
+        rule = (request.temperature, request.top_p, request.top_k)
+        self._table[row] = (slot, num_begun, request.max_response_tokens, seed, *rule, 0)
         self._slots[slot] = sequence
         self._running[request.request] = sequence
 
@@ -309,9 +312,10 @@ class Decoder:
         """Give every row from `first_row` on its next token, and retire the rows that ended by it."""
         rows = self._table[first_row : self.num_running]
         uniforms_B = torch.from_numpy(uniform_numbers(rows["seed"], rows["num_tokens"])).to(self._device)
-        temperatures_B = None
-        if (rows["temperature"] != 1).any():
-            temperatures_B = torch.from_numpy(rows["temperature"].copy()).to(self._device)
+        temperatures_B = self._unless_all(rows["temperature"], 1)
+        logits_BV = keep_likeliest(
+            logits_BV, temperatures_B, self._unless_all(rows["top_k"], 0), self._unless_all(rows["top_p"], 1)
+        )
         drawn_B, drawn_logprobs_B = sample(logits_BV, temperatures_B, uniforms_B)
         tokens_B, logprobs_B = drawn_B.cpu().numpy(), drawn_logprobs_B.cpu().numpy()
         if not np.isfinite(logprobs_B).all():
@@ -326,6 +330,10 @@ class Decoder:
         ended = np.flatnonzero(is_stop_B | (rows["num_tokens"] >= rows["max_tokens"]))
         reasons = [FinishReason.STOP if is_stop_B[row] else FinishReason.LENGTH for row in ended]
         return self._retire(first_row + ended, reasons)
+
+    def _unless_all(self, values_B: npt.NDArray[Any], neutral: float) -> torch.Tensor | None:
+        """A column of the table for `sample`; None where no row has anything to say."""
+        return torch.from_numpy(values_B.copy()).to(self._device) if (values_B != neutral).any() else None
 
     def _retire(self, rows: npt.NDArray[np.int64], reasons: Sequence[FinishReason]) -> list[Generation]:
         """Free the rows and slots of sequences that ended."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
 
 MIN_TEMPERATURE = 0.01
-"""vLLM takes lower ones as this one."""
+"""vLLM takes lower ones above 0 as this one."""
 
 STREAM_INTERVAL = 16
 """Tokens between two reports of vLLM on one request. With the demo's model and 128 requests in flight, reports of every
@@ -122,11 +122,11 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": F
 
 def check_sampling(request: GenerationRequest) -> None:
     """Refuse what vLLM would change, or could not begin."""
-    if request.temperature < MIN_TEMPERATURE:
+    if 0 < request.temperature < MIN_TEMPERATURE:
         raise ImpossibleEvent(
             f"Request {request.request} has temperature {request.temperature}.",
-            f"vLLM samples at {MIN_TEMPERATURE} or above.",
-            "Raise rollout.temperature.",
+            f"vLLM samples at {MIN_TEMPERATURE} or above, or takes the likeliest token at 0.",
+            "Raise the temperature, or set it to 0.",
         )
     if request.begun is not None and request.begun.num_tokens >= request.max_response_tokens:
         raise ImpossibleEvent(
@@ -140,6 +140,8 @@ def sampling_params(request: GenerationRequest, end_tokens: Sequence[int]) -> Sa
     num_begun = 0 if request.begun is None else request.begun.num_tokens
     return SamplingParams(
         temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
         seed=_seed(request.seed, num_begun),
         max_tokens=request.max_response_tokens - num_begun,
         stop_token_ids=list(end_tokens),

@@ -236,7 +236,7 @@ def engine_memory(config: RunConfig, model: Transformer, gpu_bytes: float | None
             kv_cache = engine.vllm.kv_cache_mb * float(1 << 20)
         elif gpu_bytes is not None:
             kv_cache = gpu_bytes * engine.vllm.memory_share - weights
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.data.max_prompt_tokens + config.longest_response_tokens
     return EngineMemory(weights=weights, sequence=kv_bytes_per_token * longest, kv_cache=kv_cache)
 
 

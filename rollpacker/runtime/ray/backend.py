@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
-from rollpacker.data.fitting import FittingPrompts, fit_prompts
+from rollpacker.data.fitting import FittingPrompts, fit_held_out, fit_prompts
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.rollout import TokenizedPrompt
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 from rollpacker.runtime.placing.planning import cluster_size
@@ -47,11 +48,11 @@ class RayBackend:
     async def open(self, context: BackendContext) -> AsyncIterator[Workers]:
         """Start Ray while the prompts are read, then the actors."""
         config, deadlines = self._config, self._config.backend.deadlines
-        reading = asyncio.create_task(in_daemon_thread(lambda: _tokenized_prompts(config)))
+        reading = asyncio.create_task(in_daemon_thread(lambda: _read_prompts(config)))
         async with self._cluster(context) as cluster:
             context.stage("reading prompts")
-            fitting = await reading
-            for note in fitting.notes(config.data):
+            tokenizer, fitting, held_out, notes = await reading
+            for note in (*fitting.notes(config.data), *notes):
                 context.note(note)
             context.stage("starting engines, trainer and reward")
             actors = await start_actors(config, cluster_size(config, self._allocation), context)
@@ -65,6 +66,8 @@ class RayBackend:
 
             yield Workers(
                 prompts=fitting.prompts,
+                held_out=held_out,
+                text_reader=tokenizer,
                 fleets={
                     degree: Fleet(
                         engines=(engines := actors.slots.engines(degree)),
@@ -99,9 +102,12 @@ class RayBackend:
         )
 
 
-def _tokenized_prompts(config: RunConfig) -> FittingPrompts:
-    """Read and tokenize the prompts; those that fit still fill every batch."""
+def _read_prompts(
+    config: RunConfig,
+) -> tuple[PromptTokenizer, FittingPrompts, Mapping[str, Mapping[str, TokenizedPrompt]], Sequence[str]]:
+    """Read and tokenize the prompts, of which those that fit still fill every batch, and the held-out ones."""
     tokenizer = PromptTokenizer(config.model.directory, config.data)
     fitting = fit_prompts(load_prompts(config.data.files), tokenizer, config.data)
     check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))
-    return fitting
+    held_out, notes = fit_held_out(config.evaluation, tokenizer, config.data)
+    return tokenizer, fitting, held_out, notes

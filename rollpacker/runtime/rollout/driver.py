@@ -22,11 +22,13 @@ from typing import Any, assert_never
 from rollpacker.core.commands import (
     Abort,
     AcceptGroup,
+    BeginEvaluation,
     BeginRound,
     CancelStart,
     Command,
     DrawPrompts,
     DropPrompt,
+    EndEvaluation,
     EndRound,
     EndRun,
     Evict,
@@ -44,6 +46,7 @@ from rollpacker.core.commands import (
 from rollpacker.core.errors import DataError
 from rollpacker.core.events import (
     EngineLost,
+    EvaluationOffered,
     Event,
     ProgressMeasured,
     ResponseAborted,
@@ -64,6 +67,7 @@ from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.engines import Engines
+from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.inbox import (
     EngineDied,
@@ -151,6 +155,7 @@ class Driver:
         """As the last round left them."""
         self._book = RequestBook()
         self._batch: Batch | None = None
+        self._evaluation: EvaluationRecord | None = None
         self._is_run_over = False
         self._sending: asyncio.Handle | None = None
         self._digesting: asyncio.Task[None] | None = None
@@ -203,6 +208,18 @@ class Driver:
         self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
         await self._until(lambda: self._is_run_over or self._is_batch_complete)
         return None if self._is_run_over else self._batch
+
+    async def evaluate(self, step: int, *, is_last: bool) -> EvaluationRecord | None:
+        """Generate and score the held-out responses after so many steps; None when no evaluation is due."""
+        version = self._engines.policy_version
+        self._evaluation = None
+        self._take(EvaluationOffered(step=step, policy_version=version, is_last=is_last))
+        record: EvaluationRecord | None = self._evaluation
+        if record is not None:
+            await self._until(lambda: record.is_over)
+            self._stats = await self._engines.stats()
+            self._evaluation = None  # its responses may be large
+        return record
 
     async def quiesce(self) -> None:
         """Wait until every engine has confirmed its aborts: no request is in flight when new weights arrive.
@@ -310,8 +327,7 @@ class Driver:
         is_aborted = response.finish_reason is FinishReason.ABORTED
         if is_held:
             self._book.came_back(response, now)
-            if not (is_aborted or self._is_batch_complete):
-                assert self._batch is not None
+            if self._batch is not None and not (is_aborted or self._is_batch_complete):
                 self._batch.generated_at_s = now
         if is_aborted and is_evicted:
             self._take(ResponseEvicted(request=request, engine=engine_id, num_tokens=response.num_tokens))
@@ -370,6 +386,11 @@ class Driver:
                 self._to_measure = command
             case BeginRound():
                 self._begin(command, now)
+            case BeginEvaluation():
+                self._begin_evaluation(command, now)
+            case EndEvaluation():
+                assert self._evaluation is not None
+                self._evaluation.is_over, self._evaluation.ended_at_s = True, now
             case AcceptGroup():
                 self._accept(command)
             case DropPrompt():
@@ -409,6 +430,16 @@ class Driver:
             prompts=self._sampling.prompts,
             book=self._book,
             overlong=self._sampling.overlong,
+        )
+
+    def _begin_evaluation(self, command: BeginEvaluation, now: float) -> None:
+        self._book = RequestBook()
+        self._evaluation = EvaluationRecord(
+            begin=command,
+            policy_version=self._engines.policy_version,
+            began_at_s=now,
+            prompts=self._sampling.held_out,
+            book=self._book,
         )
 
     def _accept(self, command: AcceptGroup) -> None:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.evaluation import EvaluationSection, HeldOutFile
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.commands import ScoreResponse
-from rollpacker.core.ids import RequestId
+from rollpacker.core.ids import RequestId, held_out_prompt, is_held_out, set_of
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt
 from rollpacker.rewards.overlong import OverlongPunishment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingRules:
     """How responses are sampled and what their rewards are."""
 
     prompts: Mapping[str, TokenizedPrompt]
     """By key."""
+    held_out: Mapping[str, TokenizedPrompt] = field(default_factory=dict)
+    """The same of held-out prompts, whose keys begin with their sets."""
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     rollout: RolloutSection
     rewards: RewardSection
     overlong: OverlongPunishment
@@ -30,10 +35,21 @@ class SamplingRules:
     """Of the run."""
 
     @classmethod
-    def of(cls, config: RunConfig, prompts: Mapping[str, TokenizedPrompt]) -> Self:
-        """Take them from a configuration."""
+    def of(
+        cls,
+        config: RunConfig,
+        prompts: Mapping[str, TokenizedPrompt],
+        held_out: Mapping[str, Mapping[str, TokenizedPrompt]] | None = None,
+    ) -> Self:
+        """Take them from a configuration; held-out prompts are given by set and key."""
         return cls(
             prompts=prompts,
+            held_out={
+                held_out_prompt(name, key).key: prompt
+                for name, prompts_of_set in (held_out or {}).items()
+                for key, prompt in prompts_of_set.items()
+            },
+            evaluation=config.evaluation,
             rollout=config.rollout,
             rewards=config.reward,
             overlong=OverlongPunishment.of(config),
@@ -42,6 +58,8 @@ class SamplingRules:
 
     def generation(self, request: RequestId, begun: Response | None) -> GenerationRequest:
         """Ask an engine for a response, or for the rest of one that was begun elsewhere."""
+        if is_held_out(request):
+            return self._held_out_generation(request)
         return GenerationRequest(
             request=request,
             prompt_token_ids=self.prompts[request.prompt.key].token_ids,
@@ -51,11 +69,31 @@ class SamplingRules:
             begun=begun,
         )
 
+    def _held_out_generation(self, request: RequestId) -> GenerationRequest:
+        """Ask for a response of an evaluation, which no engine ever passes on."""
+        rule = self._rules[set_of(request)]
+        assert rule.temperature is not None
+        assert rule.top_p is not None
+        assert rule.top_k is not None
+        return GenerationRequest(
+            request=request,
+            prompt_token_ids=self.held_out[request.prompt.key].token_ids,
+            seed=held_out_seed(self.evaluation.seed, request),
+            max_response_tokens=rule.max_response_tokens or self.rollout.max_response_tokens,
+            temperature=rule.temperature,
+            top_p=rule.top_p,
+            top_k=rule.top_k,
+        )
+
+    @cached_property
+    def _rules(self) -> Mapping[str, HeldOutFile]:
+        return {rule.name: rule for rule in self.evaluation.rules}
+
     def scoring(self, command: ScoreResponse, response: Response) -> ResponseToScore:
         """Ask the reward for a verdict."""
         return ResponseToScore(
             request=command.request,
-            prompt=self.prompts[command.request.prompt.key].prompt,
+            prompt=(self.held_out if is_held_out(command.request) else self.prompts)[command.request.prompt.key].prompt,
             token_ids=response.token_ids,
             is_truncated=response.finish_reason is FinishReason.LENGTH,
             case_limits_s=command.case_limits_s,
@@ -65,5 +103,13 @@ class SamplingRules:
 def sample_seed(run_seed: int, request: RequestId) -> int:
     """The seed of one sample: a function of its names, so that no other sample can change it. 63 bits."""
     prompt = request.prompt
-    name = f"{run_seed}/{request.round}/{prompt.epoch}/{prompt.key}/{request.sample}".encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+    return _63_bits(f"{run_seed}/{request.round}/{prompt.epoch}/{prompt.key}/{request.sample}")
+
+
+def held_out_seed(evaluation_seed: int, request: RequestId) -> int:
+    """The seed of one held-out sample: the same in every step, run and system, so that these are compared in pairs."""
+    return _63_bits(f"held out/{evaluation_seed}/{request.prompt.key}/{request.sample}")
+
+
+def _63_bits(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -15,6 +15,8 @@ from rollpacker.core.quotas import apportion
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.settings import (
     DynamicSamplingSettings,
+    EvaluationSettings,
+    HeldOutSet,
     ParallelismSettings,
     RestartSettings,
     RewardBudgetSettings,
@@ -38,6 +40,7 @@ def scheduler_settings(
     trainer_parts: Sequence[tuple[int, ...]] = (),
     costs: Sequence[DegreeCosts] = (),
     prompt_tokens: int = 0,
+    held_out: Mapping[str, Collection[str]] | None = None,
 ) -> SchedulerSettings:
     """What the scheduler is told; without `data.domain_weights` every domain has its share of the prompts.
 
@@ -49,6 +52,7 @@ def scheduler_settings(
         trainer_parts: The GPUs of each part of the trainer that can work alone; empty if it shares none with engines.
         costs: What engines of each degree take for their work, where that is known: the planner's first guess.
         prompt_tokens: Mean length of the prompts, for the same.
+        held_out: The keys of each held-out set, by its name.
 
     Raises:
         ConfigError: A domain has no place in a batch.
@@ -85,6 +89,7 @@ def scheduler_settings(
             else None
         ),
         stream=_stream_settings(config, trainer_parts) if config.system.stream else None,
+        evaluation=_evaluation(config, held_out) if held_out else None,
         restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
     )
 
@@ -156,6 +161,19 @@ def _check_places(num_prompts: int, weights: Mapping[Domain, Fraction]) -> None:
                 "Each domain has at least one place in every batch, or its prompts would never be trained.",
                 f"Raise rollout.num_prompts or data.domain_weights.{domain}, or remove the domain's prompts.",
             )
+
+
+def _evaluation(config: RunConfig, held_out: Mapping[str, Collection[str]]) -> EvaluationSettings:
+    section = config.evaluation
+    return EvaluationSettings(
+        sets=tuple(
+            HeldOutSet(name=rule.name, keys=tuple(held_out[rule.name]), num_samples=rule.num_samples or 1)
+            for rule in section.rules
+        ),
+        every_steps=section.every_steps,
+        at_start=section.at_start,
+        at_end=section.at_end,
+    )
 
 
 def _reward_budget(config: RunConfig) -> RewardBudgetSettings:

@@ -4,6 +4,7 @@
         meta.json                          step, run id, fingerprint, elapsed time, sizes and checksums of the files
         scheduler.json  order.json         snapshots of the machines and of the prompt order
         trainer/                           model (Hugging Face files), optimizer, schedule, generators
+    <run.dir>/checkpoints/best -> step-000010      with run.keep_best, the one with the best held-out score
     <run.dir>/checkpoints/broken-step-000010/   one that was no longer whole when a run was resumed
 
 A checkpoint is taken between steps, when no request is in flight, and holds the state after `step` finished steps. It
@@ -34,6 +35,9 @@ SCHEMA_VERSION = 1
 """Of the files described above and of `run.json`; another version is refused."""
 
 META_FILE = "meta.json"
+
+BEST = "best"
+"""A link to the checkpoint with the best held-out score."""
 
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -143,8 +147,24 @@ class CheckpointStore:
             (folder / "order.json").write_bytes(_to_json(order))
             meta = replace(meta, files=record_files(folder))
             (folder / META_FILE).write_bytes(_to_json(asdict(meta)))
+        self._remove_old()
+
+    def mark_best(self, step: int) -> None:
+        """Point the link `best` at the checkpoint of a step, and keep it until another one is better."""
+        link = self._root / BEST
+        fresh = self._root / f"{BEST}-{step}"
+        with storage_errors(link):
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(self.folder(step).name)
+            fresh.replace(link)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        best = self._root / BEST
+        kept = best.readlink().name if best.is_symlink() else ""
         for step in self.steps()[: -self._keep]:
-            remove_folder(self.folder(step))
+            if self.folder(step).name != kept:
+                remove_folder(self.folder(step))
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint after so many steps is, or would be."""

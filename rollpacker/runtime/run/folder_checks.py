@@ -21,7 +21,7 @@ _SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
 """Their files are not on a disk."""
 _MEMORY = "/dev/shm"  # noqa: S108  it is a file system like any other
 _FILES = (RUN_FILE, CONFIG_FILE, STATUS_FILE, "lock")
-_FOLDERS = ("checkpoints", "metrics", "events", "logs", "jobs")
+_FOLDERS = ("checkpoints", "metrics", "evaluation", "events", "logs", "jobs")
 """The names that a run creates in its folder."""
 _LONGEST_NAME = 255
 """Bytes of a part of a path: NAME_MAX of Linux's file systems."""
@@ -134,5 +134,7 @@ def _check_inputs(config: RunConfig, resolved: Path) -> None:
 def _inputs(config: RunConfig) -> Iterator[tuple[str, Path]]:
     for file in config.data.path or ():
         yield "data.path", file.path
+    for held_out in config.evaluation.files:
+        yield "evaluation.path", held_out.path
     if config.model.path is not None and (config.model.path / "config.json").is_file():
         yield "model.path", config.model.path

@@ -36,12 +36,14 @@ from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
 from rollpacker.runtime.run.attempt import RunAttempt, begin_attempt, locked_folder
 from rollpacker.runtime.run.checkpoints import with_way_back
+from rollpacker.runtime.run.evaluations import Evaluations
 from rollpacker.runtime.run.handover import Handover, SharedGpuHandover
 from rollpacker.runtime.run.outputs import RunOutputs
 from rollpacker.runtime.run.progress import Progress, make_progress
 from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.runtime.run.startup import StartupTimes, process_began_at
 from rollpacker.runtime.run.status import StatusBoard, shown_status
+from rollpacker.runtime.run.texts import TextKeeper
 from rollpacker.runtime.run.trackers import Tracker, make_trackers
 from rollpacker.runtime.run.training_run import TrainingRun
 from rollpacker.runtime.waiting.clock import RunClock
@@ -156,8 +158,15 @@ class _Opening:
         self._stack.callback(event_log.close)
         watched = watch(scheduler, settings, attempt.first_step) if watch else None
         driver, learner = self._make_driver(workers, scheduler, order, _told_to(event_log, watched))
+        texts = TextKeeper(
+            workers.text_reader,
+            num_prompts=self._config.run.samples_per_step,
+            num_held_out=self._config.evaluation.num_texts,
+        )
         outputs = RunOutputs(
             metrics=metrics,
+            evaluations=self._open_evaluations(texts) if settings.evaluation else None,
+            texts=texts,
             event_log=event_log,
             trackers=trackers,
             progress=self._progress,
@@ -214,6 +223,19 @@ class _Opening:
         self._stack.callback(trackers.close)
         return metrics, trackers
 
+    def _open_evaluations(self, texts: TextKeeper) -> Evaluations:
+        first_step, checkpoint = self._attempt.first_step, self._attempt.checkpoint
+        machine = (checkpoint.scheduler.get("evaluation") if checkpoint else None) or {}
+        evaluations = Evaluations(
+            self._config,
+            first_step if machine.get("last") == first_step else first_step - 1,
+            texts=texts,
+            note=self._progress.note,
+            is_modelled=self._is_modelled,
+        )
+        self._stack.callback(evaluations.close)
+        return evaluations
+
     async def _open_workers(self, backend: Backend) -> Workers:
         if not self._is_modelled:  # in virtual time nothing blocks for long, and the heart would beat a million times
             self._watchdog.start()
@@ -252,7 +274,7 @@ class _Opening:
             order=order,
             fleet=FleetParts.of(workers, config),
             reward=workers.reward,
-            sampling=SamplingRules.of(config, workers.prompts),
+            sampling=SamplingRules.of(config, workers.prompts, workers.held_out),
             clock=self._clock,
             watchdog=self._watchdog,
             interval_log=self._interval_log,
@@ -302,6 +324,7 @@ def _settings(config: RunConfig, workers: Workers, progress: Progress) -> Schedu
         list(fleets),
         trainer_parts=parts,
         costs=[fleet.costs for fleet in fleets.values() if fleet.costs],
+        held_out=workers.held_out,
         prompt_tokens=sum(len(prompt.token_ids) for prompt in workers.prompts.values()) // len(workers.prompts),
     )
 

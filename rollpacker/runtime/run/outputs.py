@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from rollpacker.metrics.event_log import EventLogWriter
     from rollpacker.metrics.table_writer import MetricsWriter
     from rollpacker.runtime.rollout.batch import Batch
+    from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
     from rollpacker.runtime.rollout.interval_log import IntervalLog
+    from rollpacker.runtime.run.evaluations import Evaluations
     from rollpacker.runtime.run.progress import Progress
     from rollpacker.runtime.run.recorder import StepRecorder, StepResult
     from rollpacker.runtime.run.status import StatusBoard
+    from rollpacker.runtime.run.texts import TextKeeper
     from rollpacker.runtime.run.trackers import Tracker
 
 
@@ -21,6 +24,9 @@ class RunOutputs:
     """Where the records of a run go."""
 
     metrics: MetricsWriter
+    evaluations: Evaluations | None
+    """None where nothing is held out."""
+    texts: TextKeeper
     event_log: EventLogWriter
     trackers: Tracker
     progress: Progress
@@ -37,7 +43,7 @@ class RunOutputs:
             {
                 "steps": [step_row],
                 "domains": domain_rows,
-                "responses": recorder.response_rows(batch),
+                "responses": recorder.response_rows(batch, self.texts.of_batch(batch)),
                 "intervals": recorder.interval_rows(batch, interval_log),
             },
         )
@@ -47,3 +53,16 @@ class RunOutputs:
         num_finished: int = step_row["step"] + 1
         self.status.step_finished(num_finished)
         return num_finished
+
+    def evaluated(self, record: EvaluationRecord) -> bool:
+        """Write an evaluation and show it; tells whether no earlier one of the run was as good."""
+        assert self.evaluations is not None
+        rows, is_best = self.evaluations.record(record)
+        self.trackers.log_evaluation(rows)
+        return is_best
+
+    def make_durable(self) -> None:
+        """Write all tables through to the disk, ahead of a checkpoint."""
+        self.metrics.make_durable()
+        if self.evaluations is not None:
+            self.evaluations.make_durable()

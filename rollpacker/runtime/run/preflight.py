@@ -11,16 +11,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from rollpacker.config.effects import keys_without_effect
 from rollpacker.config.mistakes import raise_mistakes
-from rollpacker.config.schema import RunConfig
+from rollpacker.config.schema import MOST_RESPONSES, RunConfig
 from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.data.chat_templates import check_chat
+from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
@@ -28,6 +30,7 @@ from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
 from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
+from rollpacker.protocols.rollout import Prompt
 from rollpacker.rewards.factory import check_references
 from rollpacker.rewards.judge.reading import check_rubrics
 from rollpacker.rewards.sandbox.sandbox_check import check_sandbox
@@ -56,6 +59,8 @@ class ResolvedRun:
     model: ModelFacts
     num_prompts_by_domain: Mapping[Domain, int]
     """In the order of the file; before prompts that are too long are dropped."""
+    num_held_out: Mapping[str, int]
+    """Prompts of each held-out set."""
     settings: SchedulerSettings
     cluster: ClusterSize | ModelledCluster
     fit: ModelFit | None
@@ -76,14 +81,29 @@ class RealRunFacts:
         return _model_facts(self._config)
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
-        prompts = load_prompts(self._config.data.files)
+        self._check(self._prompts)
+        return dict(Counter(prompt.domain for prompt in self._prompts))
+
+    def num_held_out(self) -> Mapping[str, int]:
+        held_out = load_held_out(self._config.evaluation)
+        for prompts in held_out.values():
+            self._check(prompts)
+        if held_out:
+            check_apart(self._prompts, held_out)
+        return {name: len(prompts) for name, prompts in held_out.items()}
+
+    @cached_property
+    def _prompts(self) -> tuple[Prompt, ...]:
+        return load_prompts(self._config.data.files)
+
+    def _check(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that the rewards or the chat template have no use for."""
         check_references(self._config.reward, prompts)
         check_rubrics(self._config.reward, prompts, can_ask=_runs_in_this_environment(self._config))
         check_chat(self._config.data, self._config.model.directory, prompts)
         if _runs_in_this_environment(self._config):
             is_elsewhere = self._config.cluster is not None and current_allocation(os.environ) is None
             try_checks(self._config.reward, prompts, can_reach=not is_elsewhere)
-        return dict(Counter(prompt.domain for prompt in prompts))
 
     def cluster(self) -> ClusterSize:
         return cluster_size(self._config, current_allocation(os.environ))
@@ -107,6 +127,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
 
     model = look(run_facts.model)
     num_prompts_by_domain = look(lambda: enough_prompts(config, run_facts.num_prompts_by_domain()))
+    num_held_out = look(lambda: _few_enough(config, run_facts.num_held_out()))
     settings = None
     if num_prompts_by_domain is not None:
         settings = look(lambda: supplied_settings(config, num_prompts_by_domain))
@@ -126,12 +147,14 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None
+    assert num_held_out is not None
     assert settings is not None
     assert cluster is not None
     assert finished_steps is not None
     return ResolvedRun(
         model=model,
         num_prompts_by_domain=num_prompts_by_domain,
+        num_held_out=num_held_out,
         settings=settings,
         cluster=cluster,
         fit=fit,
@@ -153,21 +176,35 @@ def validate_all(configs: Sequence[RunConfig], run_facts_of: RunFactsOf = RealRu
     return tuple(resolved_runs)
 
 
+def _few_enough(config: RunConfig, num_prompts: Mapping[str, int]) -> Mapping[str, int]:
+    """Give the sizes of the held-out sets back if the driver can hold their responses; raises `ConfigError`."""
+    num_responses = sum(num_prompts[rule.name] * (rule.num_samples or 1) for rule in config.evaluation.rules)
+    if num_responses > MOST_RESPONSES:
+        raise ConfigError(
+            f"An evaluation has {num_responses:,} responses: every prompt of evaluation.path, each num_samples times.",
+            f"At most {MOST_RESPONSES:,}: the driver holds all of them until the last one has its reward.",
+            "Lower evaluation.num_samples, or name smaller files.",
+        )
+    return num_prompts
+
+
 def _model_facts(config: RunConfig) -> ModelFacts:
     path = config.model.directory
     check_model_files(path, can_ask=_runs_in_this_environment(config))
     description = read_object(path / "config.json")
     max_positions = _max_positions(path)
-    needed = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.longest_response_tokens
+    key = "rollout" if longest == config.rollout.max_response_tokens else "evaluation"
+    needed = config.data.max_prompt_tokens + longest
     if max_positions is not None and needed > max_positions:
-        remaining = max_positions - config.rollout.max_response_tokens
+        remaining = max_positions - longest
         raise ConfigError(
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and rollout.max_response_tokens="
-            f"{config.rollout.max_response_tokens} add up to {needed} tokens.",
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and {key}.max_response_tokens={longest} add up to "
+            f"{needed} tokens.",
             f"The model in {path} has {max_positions} positions.",
             f"Set data.max_prompt_tokens={remaining} or lower; longer prompts are dropped."
             if remaining > 0
-            else f"Set rollout.max_response_tokens below {max_positions}.",
+            else f"Set {key}.max_response_tokens below {max_positions}.",
         )
     tensors = read_tensors(path)
     return ModelFacts(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rollpacker.core.commands import RoundKind
-from rollpacker.core.ids import Domain, EngineId, PromptId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.evaluation.statistics import quantile
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Published
@@ -177,22 +178,25 @@ class StepRecorder:
             "solve_rate": sum(max(group) > 0 for group in rewards.values()) / len(rewards),
             "no_signal_share": sum(min(group) == max(group) for group in rewards.values()) / len(rewards),
             "response_length_mean_tokens": sum(lengths) / len(lengths),
-            "response_length_p50_tokens": _quantile(lengths, 50),
-            "response_length_p90_tokens": _quantile(lengths, 90),
+            "response_length_p50_tokens": quantile(lengths, 50),
+            "response_length_p90_tokens": quantile(lengths, 90),
             "response_length_max_tokens": lengths[-1],
             "truncated_share": num_truncated / len(accepted),
             "modelled": self._is_modelled,
         }
 
-    def response_rows(self, batch: Batch) -> list[Row]:
-        """The rows of the `responses` table, in launch order; a request lost with the last engine has none."""
+    def response_rows(self, batch: Batch, texts: Mapping[RequestId, tuple[str, str]]) -> list[Row]:
+        """The rows of the `responses` table, in launch order; a request lost with the last engine has none.
+
+        `texts` are prompt and response of those that are kept as text.
+        """
         return [
-            self._response_row(batch, request)
+            self._response_row(batch, request, texts.get(request.request, (None, None)))
             for request in batch.requests.values()
             if request.response is not None and request.finished_at_s is not None
         ]
 
-    def _response_row(self, batch: Batch, request: RequestRecord) -> Row:
+    def _response_row(self, batch: Batch, request: RequestRecord, texts: tuple[str | None, str | None]) -> Row:
         response, verdict = request.response, request.verdict
         assert response is not None
         name = request.request
@@ -222,6 +226,8 @@ class StepRecorder:
             "reward_reason": verdict.reason if verdict else None,
             "reward_time_s": verdict.time_s if verdict else None,
             "scored_at_s": request.scored_at_s,
+            "prompt_text": texts[0],
+            "response_text": texts[1],
             "race_rank": request.race_rank,
             "accepted": request.is_accepted,
             "is_raced": batch.begin.kind is RoundKind.SHORT,
@@ -321,11 +327,6 @@ _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("checkpoint", "trainer", "trainer"),
 )
 """Stage, actor and role."""
-
-
-def _quantile(ascending: Sequence[int], percent: int) -> int:
-    """Return the smallest value that so many percent do not exceed (nearest rank)."""
-    return ascending[-(-len(ascending) * percent // 100) - 1]
 
 
 def _rate(published: Published) -> float:

@@ -87,12 +87,16 @@ class RunSaver:
             attempt=self._attempt.number,
         )
         with self._preemption.deadline.timing_checkpoint():
-            self._outputs.metrics.make_durable()
+            self._outputs.make_durable()
             save = self._attempt.checkpoints.save(
                 meta, scheduler=moment.scheduler, order=moment.order, trainer=self._trainer
             )
             await self._watchdog.within(self._deadline_s, "the trainer's checkpoint", save)
         self._preemption.saved_steps = num_finished_steps
+
+    def mark_best(self, step: int) -> None:
+        """Keep the checkpoint of a step as the best one."""
+        self._attempt.checkpoints.mark_best(step)
 
     async def load_trainer(self) -> None:
         """Restore the trainer from the checkpoint that the attempt resumes; nothing to do without one."""

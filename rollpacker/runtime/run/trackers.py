@@ -5,7 +5,8 @@ Both packages are optional (`pip install 'rollpacker[trackers]'`) and are import
 the environment. A run keeps its id when it is resumed, so that it stays one curve.
 
 Columns appear as `steps/<column>`: the table's name, then the column's, as in Parquet; those of the table `domains` as
-`domains/<domain>/<column>`, and parts of the reward as `domains/<domain>/reward_parts_mean/<part>`.
+`domains/<domain>/<column>`, parts of the reward as `domains/<domain>/reward_parts_mean/<part>`, and those of
+`evaluations` as `evaluation/<set>/<column>`, at the number of finished steps.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Tracker(Protocol):
 
     def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
         """Take a finished step's row of the `steps` table, and those of `domains`."""
+
+    def log_evaluation(self, rows: Sequence[Row]) -> None:
+        """Take an evaluation's rows of `evaluations`, before the step of the same number is logged."""
 
     def close(self) -> None:
         """Write everything and end every process of the tracker."""
@@ -92,6 +96,10 @@ class TrackerGroup:
         for tracker in self._trackers:
             tracker.log_step(row, domains)
 
+    def log_evaluation(self, rows: Sequence[Row]) -> None:
+        for tracker in self._trackers:
+            tracker.log_evaluation(rows)
+
     def close(self) -> None:
         """Close all of them, also when one fails."""
         with ExitStack() as stack:
@@ -115,8 +123,12 @@ class TensorBoardTracker:
         self._has_begun = False
 
     def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
-        step = row["step"]
-        scalars = _scalars(row, domains)
+        self._log(row["step"], _scalars(row, domains))
+
+    def log_evaluation(self, rows: Sequence[Row]) -> None:
+        self._log(rows[0]["step"], _evaluation_scalars(rows))
+
+    def _log(self, step: object, scalars: Mapping[str, float]) -> None:
         values = [self._summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         with storage_errors(self._folder):
             if not self._has_begun:
@@ -175,6 +187,9 @@ class WandbTracker:
     def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
         self._run.log(_scalars(row, domains), step=row["step"])
 
+    def log_evaluation(self, rows: Sequence[Row]) -> None:
+        self._run.log(_evaluation_scalars(rows), step=rows[0]["step"])
+
     def close(self) -> None:
         self._run.finish()
         self._wandb.teardown()  # ends the process that wandb started, which would otherwise live as long as this one
@@ -185,6 +200,13 @@ def _scalars(row: Row, domains: Sequence[Row]) -> dict[str, float]:
     scalars = _numbers("steps", row)
     for domain_row in domains:
         scalars |= _numbers(f"domains/{domain_row['domain']}", domain_row)
+    return scalars
+
+
+def _evaluation_scalars(rows: Sequence[Row]) -> dict[str, float]:
+    scalars: dict[str, float] = {}
+    for row in rows:
+        scalars |= _numbers(f"evaluation/{row['set']}", row)
     return scalars
 
 

@@ -75,6 +75,24 @@ class TrainingRun:
         self._costs = None
         return await self._driver.next_batch(step)
 
+    async def evaluate(self, step: int, *, is_last: bool = False) -> None:
+        """Evaluate the policy after so many steps on the held-out sets, where there are any and it is due.
+
+        Raises:
+            Preempted, Interrupted, WorldError: As `preemptible` does; a later attempt evaluates from the beginning.
+        """
+        if self._outputs.evaluations is None:
+            return
+        self._outputs.progress.stage("evaluation")
+        async with self.preemptible(step):
+            record = await self._driver.evaluate(step, is_last=is_last)
+        if record is None:
+            return
+        is_best = self._outputs.evaluated(record)
+        if is_best and self.config.run.keep_best and step > 0:  # before the first step it is that of model.path
+            await self.checkpoint(step)
+            self._saver.mark_best(step)
+
     @property
     def policy_version(self) -> int:
         """Of the weights that the engines hold."""

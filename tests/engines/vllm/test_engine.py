@@ -158,6 +158,23 @@ async def test_a_sample_has_random_numbers_of_its_own_whatever_is_in_the_batch(s
     assert responses["other"].token_ids.tolist() != first.token_ids.tolist()
 
 
+async def test_a_greedy_request_takes_the_likeliest_token_and_one_of_few_tokens_one_of_these(
+    single: VllmEngine, model: Any
+) -> None:
+    await single.load_weights(weights_of(model, 0))
+    greedy = [make_request(f"greedy{seed}", seed=seed, temperature=0.0, max_response_tokens=8) for seed in range(2)]
+    few = replace(make_request("few", seed=6, max_response_tokens=8), top_k=2, top_p=0.9)
+    await single.generate([*greedy, few, *mixed_requests(6)])
+    responses = await collect(single, 9)
+    for request, num_legal in ((greedy[0], 1), (greedy[1], 1), (few, 2)):
+        known = request.prompt_token_ids.tolist()
+        for token in responses[request.request.prompt.key].token_ids.tolist():
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([known])).logits[0, -1]
+            assert token in logits.argsort(descending=True)[:num_legal].tolist()
+            known.append(token)
+
+
 async def test_a_thousand_aborts_in_flight_lose_nothing(single: VllmEngine) -> None:
     model = make_model(seed=1)
     await single.load_weights(weights_of(model, 4))

@@ -126,3 +126,50 @@ def test_a_locked_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(ConfigError, match="cannot be written"):
         check_creatable("run.dir", tmp_path / "locked" / "x")
+
+
+def held_out(folder: Path, *questions: str) -> str:
+    lines = [
+        {"id": f"q{number}", "domain": "math", "prompt": question, "ground_truth": "1"}
+        for number, question in enumerate(questions)
+    ]
+    (folder / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"evaluation.path={folder}/new.jsonl"
+
+
+def test_held_out_sets_are_counted(inputs: list[str], tmp_path: Path) -> None:
+    resolved = validate(compose([*inputs, held_out(tmp_path, "New?", "And?")]))
+    assert resolved.num_held_out == {"new": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluation.path=nowhere.jsonl"], "nowhere.jsonl does not exist"),
+        (["EVALUATION", "evaluation.max_response_tokens=1025"], "evaluation.max_response_tokens=1025 add up to 2049"),
+        (["EVALUATION", "evaluation.num_samples=1000000"], "An evaluation has 2,000,000 responses"),
+        (["TRAINED"], "asks what"),
+    ],
+)
+def test_held_out_sets_that_cannot_be_evaluated_are_refused_before_the_start(
+    inputs: list[str], tmp_path: Path, words: list[str], message: str
+) -> None:
+    places = {"EVALUATION": held_out(tmp_path, "New?", "And?"), "TRAINED": f"evaluation.path={tmp_path}/prompts.jsonl"}
+    named = [places.get(word, word) for word in words]
+    with pytest.raises(UserError, match=message):
+        validate(compose([*inputs, *named]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run.keep_best=true"], "run.keep_best=true without evaluation.path"),
+        (["evaluation.path=new.jsonl", "run.keep_best=true", "run.best_by=old"], "run.best_by=old is no held-out set"),
+        (["evaluation.path=new.jsonl", "evaluation.temperature=5", "engine=vllm"], "evaluation.temperature of new=5"),
+    ],
+)
+def test_settings_of_evaluation_that_contradict_others_are_refused(
+    inputs: list[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose([*inputs, *words])

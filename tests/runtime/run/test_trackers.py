@@ -55,6 +55,18 @@ def test_tensorboard_shows_the_numbers_of_each_step(tmp_path: Path) -> None:
     }
 
 
+def test_an_evaluation_is_a_curve_per_set_over_the_finished_steps(tmp_path: Path) -> None:
+    tracker = make_trackers(TrackerSection(tensorboard=True), tmp_path, "run-1", {})
+    tracker.log_evaluation([{"step": 0, "set": "aime", "reward_mean": 0.25, "se_given_prompts": None}])
+    tracker.log_step(make_row(0, 0.5))
+    sets = ({"step": 1, "set": name, "reward_mean": reward} for name, reward in (("aime", 0.5), ("gsm", 0.75)))
+    tracker.log_evaluation(list(sets))
+    tracker.close()
+    curves = read_curves(tmp_path / "tensorboard")
+    assert curves["evaluation/aime/reward_mean"] == [(0, 0.25), (1, 0.5)]
+    assert curves["evaluation/gsm/reward_mean"] == [(1, 0.75)]
+
+
 def test_steps_that_a_resumed_run_makes_again_replace_those_before(tmp_path: Path) -> None:
     for first, reward in ((0, 0.1), (2, 0.9)):
         tracker = make_trackers(TrackerSection(tensorboard=True), tmp_path, "run-1", {})

@@ -1,0 +1,145 @@
+"""`rollpacker show`: prints what a run's policy wrote."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.cli.command_help import CommandHelp
+from rollpacker.core.errors import DataError
+from rollpacker.report.words import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pandas as pd
+    from rich.text import Text
+
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.terminal import Terminal
+
+SETTINGS = ("step", "prompt", "kind", "sort", "num", "lines")
+SORTS = ("", "reward", "-reward", "length", "-length", "step", "-step")
+KINDS = ("", "training", "evaluation")
+
+HELP = CommandHelp(
+    purpose=(
+        "Print prompts, responses and rewards of a run, finished or not: of its newest step and its newest evaluation, "
+        "of one step, or of one prompt over all steps. A run keeps the texts of run.samples_per_step prompts of each "
+        "step and of evaluation.num_texts prompts of each held-out set."
+    ),
+    usage="RUN [step=N] [prompt=ID] [kind=training|evaluation] [sort=reward] [num=N] [lines=N]",
+    arguments=(
+        ("RUN", "The run.dir of a run."),
+        ("step", "The step, counted from 1, and the evaluation after it; 0 is the evaluation before the first step."),
+        ("prompt", "The id of a prompt: all that was kept of it, in the order of the steps."),
+        ("kind", "Only what training generated, or only evaluations."),
+        ("sort", "By reward, length or step; with a minus the largest first."),
+        ("num", "Prints so many responses at most. Default: 6"),
+        ("lines", "Cuts the middle out of longer texts; 0 prints all of them. Default: 12"),
+    ),
+    examples=("rollpacker show runs/x", "rollpacker show runs/x sort=-length", "rollpacker show runs/x prompt=17"),
+)
+
+
+def run(arguments: Arguments) -> None:
+    """Print some samples."""
+    from rollpacker.cli.settings import choice, parse_runs, whole_number
+
+    (run_dir,), given = parse_runs("show", arguments.words, SETTINGS, max_runs=1)
+    settings = {**given, "num": given["num"] or "6", "lines": given["lines"] or "12"}
+    kind, sort = choice(settings, "kind", KINDS), choice(settings, "sort", SORTS)
+    num, num_lines = whole_number(settings, "num"), whole_number(settings, "lines", least=0)
+    step = whole_number(settings, "step", least=0) if settings["step"] else None
+
+    from rollpacker.cli.screen import output
+    from rollpacker.timeline.run_tables import refuse_other_folders
+
+    refuse_other_folders(run_dir)
+    chosen = _chosen(run_dir, step=step, prompt=settings["prompt"], kind=kind)
+    if sort:
+        column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))
+        chosen = chosen.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
+    console = output()
+    for row in chosen.head(num).to_dict("records"):
+        console.print(_heading(row))
+        for text, style in ((row["prompt_text"], "dim"), (row["response_text"], "")):
+            for line in _lines(console, text, num_lines):
+                console.print(f"    {line}", style=style, soft_wrap=True)
+        console.print()
+    if len(chosen) > num:
+        console.print(f"{num} of {len(chosen)} responses; num={len(chosen)} prints all.", style="dim")
+
+
+def _chosen(run_dir: Path, *, step: int | None, prompt: str, kind: str) -> pd.DataFrame:
+    """Read what was asked for, and no other steps; raises `DataError` when there is none."""
+    from rollpacker.metrics.samples import read_newest_samples, read_samples
+
+    if prompt or step is not None:
+        samples = read_samples(run_dir, None if step is None else (step, step))
+    else:
+        samples = read_newest_samples(run_dir)
+    for column, value in (("kind", kind), ("prompt", prompt)):
+        if value:
+            samples = samples[samples[column] == value]
+    if samples.empty:
+        raise _nothing(run_dir, read_samples(run_dir), step=step, prompt=prompt, kind=kind)
+    return samples
+
+
+def _nothing(run_dir: Path, samples: pd.DataFrame, *, step: int | None, prompt: str, kind: str) -> DataError:
+    known = samples[samples["kind"] == kind] if kind else samples
+    if known.empty:
+        return DataError(
+            f"{run_dir} has kept no text{f' of {kind}' if kind else ''}.",
+            "A real run keeps those of run.samples_per_step prompts of each step, and of evaluation.num_texts prompts "
+            "of each held-out set; a modelled one writes none.",
+            "Set these above 0, and train some steps.",
+        )
+    steps, prompts = sorted(set(known["step"])), list(dict.fromkeys(known["prompt"]))
+    return DataError(
+        f"{run_dir} has kept no text {' '.join(_asked(step, prompt))}.",
+        f"Texts are of the steps {_some(steps)} and the prompts {_some(prompts)}.",
+        "Ask for one of these, or leave out step= and prompt=.",
+    )
+
+
+def _asked(step: int | None, prompt: str) -> list[str]:
+    return [*([f"of step {step}"] if step is not None else []), *([f"of the prompt {prompt!r}"] if prompt else [])]
+
+
+def _some(values: list[object]) -> str:
+    shown = [str(value) for value in values]
+    return ", ".join(shown) if len(shown) <= 6 else f"{', '.join(shown[:3])} ... {', '.join(shown[-2:])}"  # noqa: PLR2004
+
+
+def _heading(row: Mapping[Any, Any]) -> Text:
+    """Which response it is, its reward and its length."""
+    from rich.text import Text
+
+    is_training, step = row["kind"] == "training", row["step"]
+    when = f"step {step}" if is_training else f"after {plural(step, 'step')}" if step else "before training"
+    is_scored = not math.isnan(row["reward"])
+    reward = f"reward {row['reward']:g}, {row['reward_reason']}" if is_scored else "no reward"
+    fate = ", not trained" if is_training and not row["accepted"] else ""
+    cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
+    return Text.assemble(
+        (f"{when}  ", "bold"),
+        (f"{row['group']} {row['prompt']} #{row['sample']}  ", "cyan"),
+        (reward, "green" if is_scored and row["reward"] > 0 else "red"),
+        (f", {plural(row['length_tokens'], 'token')}{cut}{fate}", "dim"),
+    )
+
+
+def _lines(console: Terminal, text: str, num_lines: int) -> list[str]:
+    """Wrap a text, and cut its middle out where it fills more lines than are to be printed."""
+    from rich.text import Text
+
+    lines = [line.plain.rstrip() for line in Text(text).wrap(console, max(20, console.width - 4))]
+    if not num_lines or len(lines) <= num_lines:
+        return lines
+    num_last = num_lines // 3
+    num_first = num_lines - num_last
+    left_out = f"... {plural(len(lines) - num_lines, 'line')}; lines=0 prints all ..."
+    return [*lines[:num_first], left_out, *lines[len(lines) - num_last :]]

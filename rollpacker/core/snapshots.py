@@ -1,0 +1,47 @@
+"""What a snapshot of the scheduler must have in common with the settings that restore it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rollpacker.core.errors import CheckpointError
+from rollpacker.core.settings import SchedulerSettings
+
+SNAPSHOT_FORMAT: Final = 5
+"""Raised by one whenever a machine's snapshot changes its meaning."""
+
+
+def kind_of(settings: SchedulerSettings) -> str:
+    """The kind of batching: a snapshot is restored by the same."""
+    return f"{settings.batching} with dynamic sampling" if settings.dynamic_sampling else settings.batching
+
+
+def check_snapshot(settings: SchedulerSettings, snapshot: Mapping[str, Any]) -> None:
+    """Refuse a snapshot of another format, another kind of batching, or other machines.
+
+    Evaluation is left out: between two steps it holds nothing that a run with other held-out sets could not go on from.
+
+    Raises:
+        CheckpointError: It is one of these.
+    """
+    machines = {
+        "reward_budget": settings.reward_budget,
+        "parallelism": settings.parallelism,
+        "stream": settings.stream,
+    }
+    for key, found, wanted in (
+        ("format", snapshot.get("format"), SNAPSHOT_FORMAT),
+        ("kind", snapshot.get("kind"), kind_of(settings)),
+        (
+            "machines",
+            [name for name in machines if snapshot.get(name)],
+            [name for name, wanted in machines.items() if wanted],
+        ),
+    ):
+        if found != wanted:
+            raise CheckpointError(
+                f"The scheduler's snapshot has {key}={found!r}.",
+                f"This run restores {key}={wanted!r}.",
+                "Resume with the configuration and version that wrote the checkpoint, or choose a fresh run.dir.",
+            )

@@ -1,0 +1,66 @@
+"""The responses of a run that were kept as text, of training and of evaluations, as one table for people.
+
+`responses` and `evaluation_responses` hold each text once, beside its reward. Here they are together, and steps are
+counted as people do: what was generated in the tenth step, and the evaluation after ten steps, both have the step 10.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow.compute as pc
+
+from rollpacker.core.errors import DataError
+from rollpacker.metrics.tables import EVALUATION_FOLDER, METRICS_FOLDER, load_manifest, read_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COLUMNS = (
+    *("step", "kind", "group", "prompt", "sample", "length_tokens", "reward", "reward_reason", "accepted"),
+    *("finish_reason", "prompt_text", "response_text"),
+)
+"""`kind` is training or evaluation, `group` the domain or the held-out set; `accepted` is null in an evaluation."""
+
+
+def read_samples(run_dir: Path, steps: tuple[int, int] | None = None) -> pd.DataFrame:
+    """Read every response that has a text, by step; within one training first, then as they stand in their tables.
+
+    Args:
+        run_dir: Of the run.
+        steps: The first and the last, both included, as this table counts them; None is all.
+
+    Raises:
+        DataError: The run has no metrics, or these cannot be read.
+    """
+    first, last = steps or (0, sys.maxsize)
+    return _together(run_dir, (first - 1, last - 1), (first, last))
+
+
+def read_newest_samples(run_dir: Path) -> pd.DataFrame:
+    """Read those of the newest step and of the newest evaluation; raises as `read_samples` does."""
+    manifests = (load_manifest(run_dir / folder) for folder in (METRICS_FOLDER, EVALUATION_FOLDER))
+    training, evaluation = (manifest.last_step or 0 if manifest else 0 for manifest in manifests)
+    return _together(run_dir, (training, training), (evaluation, evaluation))
+
+
+def _together(run_dir: Path, training: tuple[int, int], evaluation: tuple[int, int]) -> pd.DataFrame:
+    """Both tables, each of some steps as it counts them itself."""
+    parts = [_with_texts(run_dir, "responses", training, "training", "domain")]
+    with contextlib.suppress(DataError):  # nothing is held out
+        parts.append(_with_texts(run_dir, "evaluation_responses", evaluation, "evaluation", "set"))
+    parts[0]["step"] += 1
+    samples = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    return samples.sort_values("step", kind="stable", ignore_index=True)
+
+
+def _with_texts(run_dir: Path, table: str, steps: tuple[int, int], kind: str, group: str) -> pd.DataFrame:
+    rows = read_table(run_dir, table, steps)
+    frame: pd.DataFrame = rows.filter(pc.is_valid(rows["response_text"])).to_pandas()
+    own: dict[str, Any] = {"kind": kind, "group": frame[group]}
+    if "accepted" not in frame:
+        own["accepted"] = None
+    return frame.assign(**own)[list(COLUMNS)]

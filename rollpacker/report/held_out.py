@@ -1,0 +1,130 @@
+"""What the page shows of held-out scores and of texts.
+
+A score is drawn with its 95 % band over prompts. The training reward of the same run stands beside it, in grey: a race
+trains short responses and a long round hard prompts, so that two systems cannot be compared by it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from rollpacker.core.errors import DataError
+from rollpacker.metrics.samples import read_newest_samples
+from rollpacker.metrics.tables import read_frame
+from rollpacker.report.figures import Line, Panel, color, curves
+from rollpacker.report.style import CYCLE_STEPS
+from rollpacker.report.words import count, share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rollpacker.report.page import ShownRun
+
+NUM_TEXTS = 12
+"""Responses on the page, the newest; `rollpacker show` prints the others."""
+
+_LONGEST_TEXT = 4_000
+"""Characters of one text on the page."""
+
+_NORMAL_95 = 1.96
+"""Standard errors on each side."""
+
+
+class HeldOut(NamedTuple):
+    """The evaluations of a run, and its newest texts; frames without rows where it has none."""
+
+    scores: pd.DataFrame
+    of_pass: pd.DataFrame
+    texts: pd.DataFrame
+
+
+def read_held_out(run_dir: Path) -> HeldOut:
+    """Read what there is."""
+    with warnings.catch_warnings(action="ignore"):  # of columns that an older version did not write
+        try:
+            scores, of_pass = read_frame(run_dir, "evaluations"), read_frame(run_dir, "pass_at_k")
+        except DataError:
+            scores = of_pass = pd.DataFrame()
+        samples = read_newest_samples(run_dir)
+    newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)
+    return HeldOut(scores, of_pass, newest)
+
+
+def section(runs: Sequence[ShownRun]) -> dict[str, Any]:
+    """The figures, tables and texts of the section."""
+    evaluated = [run for run in runs if len(run.story.held_out.scores)]
+    sets = list(dict.fromkeys(name for run in evaluated for name in run.story.held_out.scores["set"]))
+    panels = [Panel(f"held-out score, {name}", list(_lines(evaluated, name)), is_smoothed=False) for name in sets]
+    return {
+        "held_out": curves(panels, "held-out scores") if panels else "",
+        "held_out_rows": [row for run in evaluated for row in _rows(run)],
+        "texts": [(run, list(_texts(run))) for run in runs if len(run.story.held_out.texts)],
+    }
+
+
+def _lines(runs: Sequence[ShownRun], name: str) -> Iterator[Line]:
+    """Of each run that has the set: its training reward, then its score."""
+    for run in runs:
+        scores = run.story.held_out.scores
+        of_set = scores[scores["set"] == name]
+        if not len(of_set):
+            continue
+        rewards = run.story.steps["reward_mean"].rolling(CYCLE_STEPS, min_periods=1).mean()
+        steps = run.story.steps["step"].to_numpy(dtype=float) + 1
+        yield Line(f"{run.name}, training reward", color("rule"), steps, rewards.to_numpy(dtype=float))
+        x, y, error = (of_set[column].to_numpy(dtype=float) for column in ("step", "reward_mean", "se_over_prompts"))
+        yield Line(run.name, run.color, x, y, _NORMAL_95 * np.nan_to_num(error))
+
+
+def _rows(run: ShownRun) -> Iterator[tuple[Any, ...]]:
+    """The first and the last score of each set."""
+    scores, of_pass = run.story.held_out.scores, run.story.held_out.of_pass
+    for name, of_set in scores.groupby("set", sort=False):
+        for step in dict.fromkeys((of_set["step"].iloc[0], of_set["step"].iloc[-1])):
+            row = of_set[of_set["step"] == step].iloc[0]
+            passes = of_pass[(of_pass["set"] == name) & (of_pass["step"] == step)]
+            named = ", ".join(
+                f"{100 * value:.1f} % of {k}" for k, value in zip(passes["k"], passes["value"], strict=True)
+            )
+            yield (
+                run,
+                name,
+                int(step),
+                [
+                    f"{row['num_prompts']} x {row['num_samples']}",
+                    f"{row['reward_mean']:.3f}",
+                    _error(row["se_given_prompts"]),
+                    _error(row["se_over_prompts"]),
+                    named,
+                    share(row["truncated_share"]),
+                    f"{count(row['length_p50_tokens'])} / {count(row['length_p90_tokens'])}",
+                ],
+            )
+
+
+def _error(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.3f}"
+
+
+def _texts(run: ShownRun) -> Iterator[dict[str, Any]]:
+    """A dictionary per response, for the template."""
+    for row in run.story.held_out.texts.to_dict("records"):
+        when = f"step {row['step']}" if row["kind"] == "training" else f"evaluation after step {row['step']}"
+        reward = "no reward" if np.isnan(row["reward"]) else f"reward {row['reward']:g}, {row['reward_reason']}"
+        yield {
+            "title": f"{when}, {row['group']}, {row['prompt']} #{row['sample']}: {reward}",
+            "prompt": _cut(row["prompt_text"]),
+            "response": _cut(row["response_text"]),
+        }
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    half = _LONGEST_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters ...\n{text[-half:]}"

@@ -1,0 +1,153 @@
+"""Turns an evaluation into rows of its tables; the scores are those of `rollpacker.evaluation.statistics`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.ids import set_of
+from rollpacker.evaluation.statistics import mean_difference, mean_reward, pass_at, quantile
+from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+
+if TYPE_CHECKING:
+    from rollpacker.config.sections.evaluation import EvaluationSection, HeldOutFile
+    from rollpacker.core.ids import PromptId, RequestId
+    from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
+    from rollpacker.runtime.rollout.request_book import RequestRecord
+
+Row = dict[str, Any]
+
+Rewards = Mapping[tuple[str, int], float]
+"""Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
+
+
+def evaluation_tables(
+    record: EvaluationRecord,
+    section: EvaluationSection,
+    texts: Mapping[RequestId, tuple[str, str]],
+    first: Mapping[str, Rewards],
+    *,
+    is_modelled: bool,
+) -> dict[str, list[Row]]:
+    """The rows of an evaluation that is over, by table.
+
+    Args:
+        record: Every response is there and scored.
+        section: Of the run.
+        texts: Prompt and response of those that are kept as text.
+        first: Of the run's first evaluation of each set, to compare with; a set that had none is left out.
+        is_modelled: Whether the times are a model's.
+    """
+    marks = {"step": record.begin.step, "modelled": is_modelled}
+    by_set: dict[str, list[RequestRecord]] = {rule.name: [] for rule in section.rules}
+    for request in record.requests.values():
+        by_set[set_of(request.request)].append(request)
+    tables: dict[str, list[Row]] = {"evaluations": [], "pass_at_k": [], "evaluation_responses": []}
+    for rule in section.rules:
+        requests = sorted(by_set[rule.name], key=_place_in(record))
+        row, of_pass = _scores(requests, rule, section)
+        row |= _difference(rewards_of(requests), first.get(rule.name))
+        tables["evaluations"].append(
+            marks
+            | row
+            | {
+                "policy_version": record.policy_version,
+                "started_at_s": record.began_at_s,
+                "time_s": record.ended_at_s - record.began_at_s,
+            }
+        )
+        tables["pass_at_k"] += [marks | {"set": rule.name} | each for each in of_pass]
+        tables["evaluation_responses"] += [
+            marks | {"set": rule.name} | _response_row(record, request, texts.get(request.request, (None, None)))
+            for request in requests
+        ]
+    return tables
+
+
+def _place_in(record: EvaluationRecord) -> Any:
+    """The order of the file: a request that was launched again after its engine was lost keeps its place."""
+    places = {key: place for place, key in enumerate(record.prompts)}
+    return lambda request: (places[request.request.prompt.key], request.request.sample)
+
+
+def rewards_of(requests: Sequence[RequestRecord]) -> Rewards:
+    """The rewards of a set, by prompt and sample."""
+    return {(each.request.prompt.key, each.request.sample): _verdict(each).reward for each in requests}
+
+
+def _difference(rewards: Rewards, first: Rewards | None) -> Row:
+    """How much better than at first, where the same samples were drawn then."""
+    if first is None or first.keys() != rewards.keys():
+        return dict.fromkeys(("diff_to_first", "se_diff_given_prompts", "se_diff_over_prompts"))
+    pairs: dict[str, tuple[list[float], list[float]]] = {}
+    for (prompt, sample), reward in rewards.items():
+        now, then = pairs.setdefault(prompt, ([], []))
+        now.append(reward)
+        then.append(first[prompt, sample])
+    difference = mean_difference([now for now, _ in pairs.values()], [then for _, then in pairs.values()])
+    return {
+        "diff_to_first": difference.value,
+        "se_diff_given_prompts": difference.se_given_prompts,
+        "se_diff_over_prompts": difference.se_over_prompts,
+    }
+
+
+def _scores(requests: Sequence[RequestRecord], rule: HeldOutFile, section: EvaluationSection) -> tuple[Row, list[Row]]:
+    """The row of a set, and its rows of pass@k."""
+    rewards: dict[PromptId, list[float]] = {}
+    for request in requests:
+        rewards.setdefault(request.request.prompt, []).append(_verdict(request).reward)
+    num_samples = rule.num_samples or 1
+    mean = mean_reward(list(rewards.values()))
+    num_passed = [sum(reward >= section.pass_reward for reward in of_prompt) for of_prompt in rewards.values()]
+    lengths = sorted(_response(request).num_tokens for request in requests)
+    num_truncated = sum(_response(request).finish_reason is FinishReason.LENGTH for request in requests)
+    row = {
+        "set": rule.name,
+        "num_prompts": len(rewards),
+        "num_samples": num_samples,
+        "temperature": rule.temperature,
+        "reward_mean": mean.value,
+        "se_given_prompts": mean.se_given_prompts,
+        "se_over_prompts": mean.se_over_prompts,
+        "pass_share": sum(num_passed) / len(requests),
+        "truncated_share": num_truncated / len(requests),
+        "length_mean_tokens": sum(lengths) / len(lengths),
+        "length_p50_tokens": quantile(lengths, 50),
+        "length_p90_tokens": quantile(lengths, 90),
+        "tokens_generated": sum(lengths),
+    }
+    of_pass: list[Row] = []
+    for k in sorted({k for k in section.pass_at if k <= num_samples}):
+        value, error = pass_at(k, num_passed, num_samples)
+        of_pass.append({"k": k, "value": value, "se_over_prompts": error})
+    return row, of_pass
+
+
+def _response_row(record: EvaluationRecord, request: RequestRecord, texts: tuple[str | None, str | None]) -> Row:
+    prompt, response, verdict = record.prompts[request.request.prompt.key].prompt, _response(request), _verdict(request)
+    return {
+        "prompt": prompt.key,
+        "domain": prompt.domain,
+        "sample": request.request.sample,
+        "engine": request.engine,
+        "length_tokens": response.num_tokens,
+        "finish_reason": response.finish_reason.value,
+        "reward": verdict.reward,
+        "reward_reason": verdict.reason,
+        "launched_at_s": request.launched_at_s,
+        "finished_at_s": request.finished_at_s,
+        "scored_at_s": request.scored_at_s,
+        "prompt_text": texts[0],
+        "response_text": texts[1],
+    }
+
+
+def _response(request: RequestRecord) -> Response:
+    assert request.response is not None
+    return request.response
+
+
+def _verdict(request: RequestRecord) -> Verdict:
+    assert request.verdict is not None
+    return request.verdict

@@ -1,0 +1,127 @@
+"""What becomes of an evaluation that is over: its tables, its curves, a line on the screen, and the best checkpoint.
+
+Invariant: the tables hold the evaluations that the run's checkpoint knows of. One that was cut, or made after the
+checkpoint that a later attempt resumes, is taken back and made again.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.errors import DataError
+from rollpacker.core.ids import held_out_prompt, set_of
+from rollpacker.metrics.mending import mend_tables
+from rollpacker.metrics.schemas import EVALUATION_TABLES
+from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.metrics.tables import EVALUATION_FOLDER, read_table
+from rollpacker.runtime.run.evaluation_rows import Rewards, Row, evaluation_tables, rewards_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
+    from rollpacker.runtime.run.texts import TextKeeper
+
+
+class Evaluations:
+    """Writes the evaluations of one attempt.
+
+    Args:
+        config: Of the run.
+        last_step: That the resumed checkpoint was evaluated at, or was before; later evaluations are taken back.
+        texts: Reads responses.
+        note: Shows a person a line.
+        is_modelled: Whether the run's times are a model's.
+    """
+
+    def __init__(
+        self, config: RunConfig, last_step: int, *, texts: TextKeeper, note: Callable[[str], None], is_modelled: bool
+    ) -> None:
+        self._config = config
+        self._texts = texts
+        self._note = note
+        self._is_modelled = is_modelled
+        folder = config.run.dir / EVALUATION_FOLDER
+        for problem in mend_tables(folder, EVALUATION_TABLES):
+            note(problem)
+        self._writer = MetricsWriter(folder, EVALUATION_TABLES)
+        self._writer.truncate_after(last_step)
+        self._best = self._best_so_far()
+        self._first = self._first_rewards()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def make_durable(self) -> None:
+        """Write everything through to the disk, ahead of a checkpoint."""
+        self._writer.make_durable()
+
+    def record(self, record: EvaluationRecord) -> tuple[Sequence[Row], bool]:
+        """Write an evaluation and show it; gives its rows of `evaluations`, and whether no score was better so far."""
+        texts = self._texts.of_evaluation(record)
+        section = self._config.evaluation
+        tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
+        for rule in section.rules:
+            requests = [each for each in record.requests.values() if set_of(each.request) == rule.name]
+            self._first.setdefault(rule.name, rewards_of(requests))
+        self._writer.write_step(record.begin.step, tables)
+        rows = tables["evaluations"]
+        self._note(_line(record.begin.step, rows))
+        score = self._score(rows)
+        is_best = self._best is None or score > self._best
+        self._best = score if self._best is None else max(score, self._best)
+        return rows, is_best
+
+    def _score(self, rows: Sequence[Mapping[str, Any]]) -> float:
+        """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets."""
+        chosen = [row["reward_mean"] for row in rows if self._config.run.best_by in {None, row["set"]}]
+        return fmean(chosen)
+
+    def _first_rewards(self) -> dict[str, Rewards]:
+        """Of the first evaluation of each set by earlier attempts."""
+        try:
+            rows = read_table(self._config.run.dir, "evaluation_responses").to_pylist()
+        except DataError:
+            return {}
+        first_steps: dict[str, int] = {}
+        rewards: dict[str, dict[tuple[str, int], float]] = {}
+        for row in rows:  # by step
+            if first_steps.setdefault(row["set"], row["step"]) == row["step"]:
+                key = held_out_prompt(row["set"], row["prompt"]).key, row["sample"]
+                rewards.setdefault(row["set"], {})[key] = row["reward"]
+        return dict(rewards)
+
+    def _best_so_far(self) -> float | None:
+        """The best score of earlier attempts, as far as it was of the sets of this one."""
+        try:
+            rows = read_table(self._config.run.dir, "evaluations").to_pylist()
+        except DataError:
+            return None
+        sets = {rule.name for rule in self._config.evaluation.rules}
+        by_step: dict[int, list[Row]] = {}
+        for row in rows:
+            by_step.setdefault(row["step"], []).append(row)
+        scores = [self._score(of_step) for of_step in by_step.values() if {row["set"] for row in of_step} == sets]
+        return max(scores, default=None)
+
+
+def _line(step: int, rows: Sequence[Row]) -> str:
+    """Such as `Held out after 10 steps: aime24 0.312 +- 0.011 (30 x 32), +0.020 +- 0.008 since the first`."""
+    scores = []
+    for row in rows:
+        error = row["se_given_prompts"] if row["se_given_prompts"] is not None else row["se_over_prompts"]
+        error_text = "" if error is None else f" +- {error:.3f}"
+        size = f"({row['num_prompts']} x {row['num_samples']})"
+        scores.append(f"{row['set']} {row['reward_mean']:.3f}{error_text} {size}{_since_the_first(row)}")
+    when = "before training" if step == 0 else f"after {step} step{'s' if step > 1 else ''}"
+    return f"Held out {when}: {', '.join(scores)}"
+
+
+def _since_the_first(row: Row) -> str:
+    given, over = row["se_diff_given_prompts"], row["se_diff_over_prompts"]
+    error = given if given is not None else over
+    if row["diff_to_first"] is None or error is None:
+        return ""
+    return f", {row['diff_to_first']:+.3f} +- {error:.3f} since the first"

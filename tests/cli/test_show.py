@@ -1,0 +1,132 @@
+"""`rollpacker show` as a user meets it: what was written, in 80 columns, chosen and sorted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.metrics.samples import read_samples
+from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES
+from rollpacker.metrics.table_writer import MetricsWriter
+from tests.timeline.runs import modelled_run
+
+ZEROS: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False, "text": ""}
+
+
+def row(table: str, **values: Any) -> dict[str, Any]:
+    columns = ALL_TABLES[table].columns
+    return {column.name: None if column.is_nullable else ZEROS[column.type] for column in columns} | values
+
+
+def response(step: int, prompt: str, sample: int, reward: float | None, text: str | None, **values: Any) -> Any:
+    own = {"step": step, "prompt": prompt, "sample": sample, "reward": reward, "reward_reason": "found"}
+    texts = {"prompt_text": text and f"What is {prompt}?", "response_text": text}
+    return row("responses", **own, **texts, domain="math", finish_reason="stop", accepted=sample == 0, **values)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    writer = MetricsWriter(tmp_path / "metrics")
+    for step in range(2):
+        responses = [
+            response(step, f"p{step}", 0, 1.0, "It is\\boxed{7}.", length_tokens=9),
+            response(step, f"p{step}", 1, None, "word " * 400, length_tokens=400),
+            response(step, f"p{step}", 2, 0.0, None),
+        ]
+        responses[1]["finish_reason"] = "length"
+        steps = [row("steps", step=step, round_kind="plain", system="verl")]
+        writer.write_step(step, {"steps": steps, "domains": [], "responses": responses, "intervals": []})
+    writer.close()
+    evaluations = MetricsWriter(tmp_path / "evaluation", EVALUATION_TABLES)
+    for step in (0, 2):
+        answers = [
+            row(
+                "evaluation_responses",
+                step=step,
+                set="aime",
+                prompt="a1",
+                reward=float(step > 0),
+                reward_reason="held",
+                prompt_text="Unseen?",
+                response_text=f"Answer after {step}",
+                finish_reason="stop",
+                length_tokens=3,
+            )
+        ]
+        scores = [row("evaluations", step=step, set="aime")]
+        rows = {"evaluations": scores, "pass_at_k": [], "evaluation_responses": answers}
+        evaluations.write_step(step, rows)
+    evaluations.close()
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(["show", *words]) == code
+    printed = capsys.readouterr()
+    return printed.err if code else printed.out
+
+
+def test_the_samples_of_training_and_of_evaluations_are_one_table(run_dir: Path) -> None:
+    samples = read_samples(run_dir)
+    assert samples[["step", "kind", "prompt", "sample"]].to_numpy().tolist() == [
+        [0, "evaluation", "a1", 0],
+        [1, "training", "p0", 0],
+        [1, "training", "p0", 1],
+        [2, "training", "p1", 0],
+        [2, "training", "p1", 1],
+        [2, "evaluation", "a1", 0],
+    ]
+
+
+def test_the_newest_step_and_evaluation_are_shown_in_80_columns(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(capsys, str(run_dir))
+    assert "step 2  math p1 #0  reward 1, found, 9 tokens" in text
+    assert "#1  no reward, 400 tokens, cut at the limit, not trained" in text
+    assert "after 2 steps  aime a1 #0  reward 1, held" in text
+    assert "It is\\boxed{7}." in text
+    assert "p0" not in text
+    assert "lines=0 prints all" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert said(capsys, str(run_dir), "lines=0").count("word") == 400
+
+
+def test_one_prompt_is_shown_over_the_steps_and_one_step_alone(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(capsys, str(run_dir), "prompt=a1")
+    assert text.index("before training") < text.index("after 2 steps")
+    assert "step 1  math p0" in said(capsys, str(run_dir), "step=1")
+    assert "aime" not in said(capsys, str(run_dir), "step=2", "kind=training")
+
+
+def test_they_are_sorted_and_counted(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, str(run_dir), "sort=-length", "num=1")
+    assert "400 tokens" in text
+    assert "1 of 3 responses; num=3 prints all." in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prompt=nobody"], "no text of the prompt 'nobody'"),
+        (["step=9"], "are of the steps 0, 1, 2"),
+        (["sort=size"], "`sort` is one of reward, -reward"),
+        (["kind=test"], "`kind` is one of training, evaluation"),
+        (["num=0"], "`num` is an integer of at least 1"),
+        (["stpe=1"], "Write step=..."),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert message in " ".join(said(capsys, str(run_dir), *words, code=2).split())
+
+
+def test_a_modelled_run_has_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = modelled_run(tmp_path / "run", "run.num_steps=1")
+    assert "has kept no text" in said(capsys, str(run_dir), code=2)

@@ -1,0 +1,88 @@
+"""Real runs with held-out prompts: greedy and sampled sets, texts, the best checkpoint, and no effect on training."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from rollpacker.demo import task
+from rollpacker.metrics.samples import read_samples
+from rollpacker.rewards.walk import score
+from rollpacker.runtime.rollout.replay import replay
+from tests.e2e.invariants import assert_each_step_once
+from tests.e2e.launched import LaunchedRun, batches, rows, small_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+NUM_STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def evaluated_run(inputs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluated")
+    unseen = task.unseen_file(12, random.Random(5), (inputs / "prompts.jsonl").read_text())
+    (folder / "unseen.jsonl").write_text(unseen)
+    sets = f"{{path:{folder}/unseen.jsonl,name:greedy,temperature:0}}"
+    sets += f",{{path:{folder}/unseen.jsonl,name:sampled,num_samples:4,top_k:20,top_p:0.95,max_response_tokens:64}}"
+    run = LaunchedRun(
+        folder / "run",
+        *small_run(inputs, "system=verl", f"run.num_steps={NUM_STEPS}", "run.keep_best=true", "run.best_by=sampled"),
+        *(f"evaluation.path=[{sets}]", "evaluation.every_steps=2", "evaluation.pass_at=[1,4]"),
+    )
+    assert run.wait() == 0, run.output()
+    return run
+
+
+def test_it_is_evaluated_at_the_start_in_between_and_at_the_end_and_says_so(evaluated_run):
+    assert [(row["step"], row["set"]) for row in rows(evaluated_run.run_dir, "evaluations")] == [
+        (step, name) for step in (0, 2, NUM_STEPS) for name in ("greedy", "sampled")
+    ]
+    assert [row["policy_version"] for row in rows(evaluated_run.run_dir, "evaluations")][::2] == [0, 2, NUM_STEPS]
+    assert "Held out before training: greedy " in evaluated_run.output()
+    assert "Held out after 2 steps: greedy " in evaluated_run.output()
+    assert_each_step_once(evaluated_run.run_dir)
+    assert replay(evaluated_run.run_dir).attempts == 1
+
+
+def test_what_was_kept_as_text_has_the_reward_that_its_text_deserves(evaluated_run):
+    samples = read_samples(evaluated_run.run_dir)
+    assert set(samples["kind"]) == {"training", "evaluation"}
+    assert len(samples[samples["kind"] == "training"]) == NUM_STEPS * 2 * 4
+    assert len(samples[samples["kind"] == "evaluation"]) == 3 * 2 * 8
+    for row in samples.itertuples():
+        is_cut = row.finish_reason == "length"
+        truth = row.prompt_text.removesuffix(" :")
+        assert score(row.prompt_text, row.response_text, is_cut, truth).reward == row.reward
+    shown = subprocess.run(
+        [sys.executable, "-m", "rollpacker.cli", "show", evaluated_run.run_dir, "kind=evaluation", "step=0"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "before training  greedy walk-00000 #0  reward " in shown.stdout
+
+
+def test_each_set_has_its_own_number_of_samples_and_its_own_limit(evaluated_run):
+    responses = rows(evaluated_run.run_dir, "evaluation_responses")
+    first = [row for row in responses if row["step"] == 0 and row["set"] == "sampled"]
+    assert len(first) == 12 * 4
+    assert len({(row["prompt"], row["length_tokens"]) for row in first}) > 12
+    assert max(row["length_tokens"] for row in responses if row["set"] == "greedy") <= 48
+    assert max(row["length_tokens"] for row in responses) <= 64
+
+
+def test_the_training_batches_are_those_of_a_run_without_evaluation(evaluated_run, inputs, tmp_path):
+    plain = LaunchedRun(tmp_path / "run", *small_run(inputs, "system=verl", f"run.num_steps={NUM_STEPS}"))
+    assert plain.wait() == 0, plain.output()
+    assert batches(evaluated_run.run_dir) == batches(plain.run_dir)
+
+
+def test_the_best_checkpoint_is_the_one_of_the_best_score(evaluated_run):
+    scores = {row["step"]: row["reward_mean"] for row in rows(evaluated_run.run_dir, "evaluations")[1::2]}
+    best = evaluated_run.run_dir / "checkpoints" / "best"
+    if max(scores, key=scores.__getitem__) == 0:
+        assert not best.is_symlink()
+    else:
+        assert best.readlink().name == f"step-{max(scores, key=scores.__getitem__):06d}"
+        assert (best / "trainer" / "model" / "config.json").is_file()

@@ -1,0 +1,165 @@
+"""Modelled runs with held-out sets: paired, replayable, resumable, and without any effect on what is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.config.compose import compose
+from rollpacker.core.errors import DataError, WorldError
+from rollpacker.core.ids import is_held_out
+from rollpacker.metrics.tables import read_frame
+from rollpacker.runtime.rollout.replay import replay
+from rollpacker.sim.backend import ModelledBackend
+from rollpacker.sim.virtual_time import run_in_virtual_time
+
+NUM_STEPS = 5
+SMALL = [
+    "backend=sim",
+    "model=qwen2.5-7b",
+    "run.progress=none",
+    "workload.num_prompts=60",
+    "rollout.num_prompts=6",
+    "rollout.num_responses=3",
+    "rollout.max_response_tokens=4096",
+    "engine.num_engines=3",
+    "run.checkpoint_every_steps=2",
+    "run.resume=auto",
+]
+SYSTEMS = ("verl", "rollpacker", "dapo-rollpacker")
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("held out")
+    for name, num_prompts in (("math-new", 5), ("code-new", 3)):
+        domain = name.partition("-")[0]
+        lines = [
+            {"id": f"q{number}", "domain": domain, "prompt": f"{name} {number}?", "ground_truth": "1"}
+            for number in range(num_prompts)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    entries = f"{{path:{folder}/math-new.jsonl,num_samples:4}},{folder}/code-new.jsonl"
+    return [f"evaluation.path=[{entries}]", "evaluation.every_steps=2", "evaluation.num_samples=2"]
+
+
+def train(run_dir: Path, *words: str) -> Path:
+    pipeline.run(compose([*SMALL, f"run.dir={run_dir}", f"run.num_steps={NUM_STEPS}", *words]))
+    return run_dir
+
+
+def trained(run_dir: Path) -> list[tuple[Any, ...]]:
+    """What every batch was made of, in its order."""
+    frame = read_frame(run_dir, "responses")
+    columns = ["step", "round_kind", "prompt", "sample", "length_tokens", "reward", "accepted", "trained_reward"]
+    return [tuple(row) for row in frame.loc[frame["accepted"], columns].itertuples(index=False)]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_batch_is_the_same_with_and_without_evaluation(tmp_path: Path, held_out: list[str], system: str) -> None:
+    evaluated = train(tmp_path / "evaluated", f"system={system}", *held_out)
+    assert trained(evaluated) == trained(train(tmp_path / "plain", f"system={system}"))
+    assert read_frame(evaluated, "evaluations")["step"].tolist() == [0, 0, 2, 2, 4, 4, 5, 5]
+    assert replay(evaluated).attempts == 1
+
+
+def test_a_run_without_held_out_sets_has_no_tables_of_evaluations(tmp_path: Path) -> None:
+    run_dir = train(tmp_path / "run", "run.num_steps=1")
+    assert not (run_dir / "evaluation").exists()
+    with pytest.raises(DataError, match="has no evaluation"):
+        read_frame(run_dir, "evaluations")
+
+
+def test_a_sample_has_the_same_seed_in_every_evaluation_and_every_system(tmp_path: Path, held_out: list[str]) -> None:
+    lengths = {}
+    for system in ("verl", "rollpacker"):
+        frame = read_frame(train(tmp_path / system, f"system={system}", *held_out), "evaluation_responses")
+        for step, rows in frame.groupby("step"):
+            lengths[system, step] = rows[["set", "prompt", "sample", "length_tokens"]].to_numpy().tolist()
+    first = lengths["verl", 0]
+    assert len(first) == 5 * 4 + 3 * 2
+    assert all(each == first for each in lengths.values())
+    other = read_frame(train(tmp_path / "other", *held_out, "evaluation.seed=1"), "evaluation_responses")
+    assert other.loc[other["step"] == 0, "length_tokens"].tolist() != [row[3] for row in first]
+
+
+def test_the_table_says_what_its_responses_say(tmp_path: Path, held_out: list[str]) -> None:
+    run_dir = train(tmp_path / "run", *held_out, "run.num_steps=2", "evaluation.pass_at=[1,2]")
+    responses, scores = read_frame(run_dir, "evaluation_responses"), read_frame(run_dir, "evaluations")
+    of_pass = read_frame(run_dir, "pass_at_k").set_index(["step", "set", "k"])
+    for row in scores.itertuples():
+        own = responses[(responses["step"] == row.step) & (responses["set"] == row.set)]
+        assert len(own) == row.num_prompts * row.num_samples
+        assert row.reward_mean == pytest.approx(own["reward"].mean())
+        assert row.truncated_share == pytest.approx((own["finish_reason"] == "length").mean())
+        assert row.tokens_generated == own["length_tokens"].sum()
+        assert of_pass.loc[(row.step, row.set, 1), "value"] == pytest.approx((own["reward"] >= 1).mean())
+        assert of_pass.loc[(row.step, row.set, 2), "value"] >= of_pass.loc[(row.step, row.set, 1), "value"]
+    last, first = (responses[responses["step"] == step]["reward"].to_numpy() for step in (2, 0))
+    shift = scores.set_index(["step", "set"])["diff_to_first"]
+    assert shift[0].isna().all()
+    assert shift[2, "math-new"] == pytest.approx((last - first)[:20].mean())
+    assert responses["response_text"].isna().all()  # a model of an engine writes none
+
+
+def evaluations_of(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
+    tables = ("evaluations", "pass_at_k", "evaluation_responses", "steps", "responses")
+    return {table: read_frame(run_dir, table).to_dict("records") for table in tables}
+
+
+class Stop(WorldError):
+    pass
+
+
+@pytest.mark.parametrize("num_events", [3, 30, 60, 95])
+def test_an_evaluation_that_was_cut_is_made_again_from_its_beginning(
+    tmp_path: Path, held_out: list[str], num_events: int
+) -> None:
+    unbroken = train(tmp_path / "unbroken", *held_out)
+    broken = tmp_path / "broken"
+    config = compose([*SMALL, f"run.dir={broken}", f"run.num_steps={NUM_STEPS}", *held_out])
+
+    def watch(*_: object) -> Any:
+        num_seen = 0
+
+        def on_event(event: Any, *_: object) -> None:
+            nonlocal num_seen
+            num_seen += hasattr(event, "request") and is_held_out(event.request)
+            if num_seen == num_events:
+                raise Stop("The cluster is gone.")
+
+        return on_event
+
+    with pytest.raises(Stop):
+        run_in_virtual_time(pipeline.train(config, ModelledBackend(config), watch))
+    train(broken, *held_out)
+    assert repr(evaluations_of(broken)) == repr(evaluations_of(unbroken))
+
+
+def test_evaluations_are_kept_when_a_finished_run_goes_on(tmp_path: Path, held_out: list[str]) -> None:
+    run_dir = train(tmp_path / "run", *held_out, "run.num_steps=3")
+    train(run_dir, *held_out)
+    assert sorted(set(read_frame(run_dir, "evaluations")["step"])) == [0, 2, 3, 4, 5]
+
+
+def test_the_best_checkpoint_is_kept_and_linked(tmp_path: Path, held_out: list[str]) -> None:
+    words = ["run.keep_best=true", "run.best_by=math-new", "run.keep_checkpoints=1", "evaluation.every_steps=1"]
+    drift = "workload.solve_rate_drift_per_step=-0.15"
+    run_dir = train(tmp_path / "run", *held_out, *words, "workload.solve_rate=0.9", drift, "evaluation.at_start=false")
+    scores = read_frame(run_dir, "evaluations")
+    of_set = scores[scores["set"] == "math-new"].set_index("step")["reward_mean"]
+    best = run_dir / "checkpoints" / "best"
+    assert best.readlink().name == f"step-{of_set.idxmax():06d}"
+    assert (best / "meta.json").is_file()
+    folders = sorted(path.name for path in (run_dir / "checkpoints").glob("step-*"))
+    assert folders == sorted({best.readlink().name, f"step-{NUM_STEPS:06d}"})
+
+
+def test_where_nothing_beats_the_first_model_there_is_no_best_checkpoint(tmp_path: Path, held_out: list[str]) -> None:
+    drift = "workload.solve_rate_drift_per_step=-0.3"
+    run_dir = train(tmp_path / "run", *held_out, "run.keep_best=true", "workload.solve_rate=0.9", drift)
+    assert not (run_dir / "checkpoints" / "best").is_symlink()
