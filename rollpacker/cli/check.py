@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from rollpacker.cli.command_help import INPUTS, CommandHelp
+from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
 from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
@@ -41,8 +41,8 @@ FULL = "full"
 
 HELP = CommandHelp(
     purpose="Print what a run sets beside the defaults and what it will do. Loads no model, creates nothing.",
-    usage="[full] [-m] [key=value | group=option] ...",
-    arguments=(("full", "Print all keys, not only those that differ from their defaults."),),
+    usage="[full] [-m] [config=FILE] [key=value | group=option] ...",
+    arguments=(("full", "Print all keys, not only those that differ from their defaults."), CONFIG_FILE),
     examples=(
         f"rollpacker check {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
         f"rollpacker check -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
@@ -63,11 +63,12 @@ def run(arguments: Arguments) -> None:
 def _check_run(overrides: Sequence[str], *, is_full: bool) -> None:
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.config.compose import compose
+    from rollpacker.data.hub import with_pinned_names
     from rollpacker.runtime.placing.automatic import Chooser
     from rollpacker.runtime.run.preflight import validate
 
     chooser = Chooser()
-    config = compose(overrides, chooser.complete)
+    config = with_pinned_names(compose(overrides, chooser.complete), can_download=False)
     resolved = validate(config, run_facts_of)
     console = output()
     _print_configuration(console, config, is_full=is_full)
@@ -100,10 +101,13 @@ def _check_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.screen import tell_points
     from rollpacker.config.multirun import compose_sweep, point_names
+    from rollpacker.data.hub import with_pinned_names
     from rollpacker.launch.validation import validate_sweep
     from rollpacker.runtime.placing.automatic import complete
 
-    sweep = compose_sweep(overrides, tell=tell_points, complete=complete)
+    sweep = compose_sweep(overrides, tell=tell_points, complete=complete).with_configs(
+        lambda config: with_pinned_names(config, can_download=False)
+    )
     resolved_runs = validate_sweep(sweep, run_facts_of)
     are_jobs = sweep.launcher is not None and sweep.launcher.executor == "slurm"
     notes: dict[str, list[str]] = {}  # of points with the same model and data: read once
@@ -164,7 +168,7 @@ def _model(config: RunConfig, model: ModelFacts) -> str:
 def _prompts(config: RunConfig, resolved: ResolvedRun) -> str:
     domains = resolved.num_prompts_by_domain
     by_domain = ", ".join(f"{domain} {number:,}" for domain, number in domains.items())
-    files = ", ".join(str(file.path) for file in config.data.path or ())
+    files = ", ".join(file.written for file in config.data.files)
     workload = config.workload.name if config.workload else ""
     source = f"in {files}" if files else f"made up for the workload {workload}"
     text = f"{sum(domains.values()):,} {source}: {by_domain}"

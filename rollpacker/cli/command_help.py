@@ -8,6 +8,12 @@ from typing import Literal
 INPUTS = "model.path=DIR data.path=prompts.jsonl"
 """The inputs of a real run, for examples."""
 
+CONFIG_FILE = (
+    "config",
+    "The config.yaml of a run, its folder, or a YAML file of your own. Other words override its values.",
+)
+"""An argument of commands that compose a run."""
+
 KEYS_OF_TRAIN = ("all others", "As `rollpacker train` takes them; `rollpacker train --help` lists them.")
 """An argument of commands that describe a run."""
 

@@ -36,7 +36,7 @@ def run(arguments: Arguments) -> None:
         check_creatable("out", config.out)
     if config.reward.has_judge:
         import torch  # noqa: F401  # before the judge's tokenizer: see load_tokenizer
-    summary = score_file(config.reward, config.data.path, config.responses, config.out, open_judge=_open_judge)
+    summary = score_file(config.reward, config.data.files, config.responses, config.out, open_judge=_open_judge)
     reasons = [
         (reason, f"{number:,} ({number / summary.num_responses:.1%})")
         for reason, number in summary.num_by_reason.items()

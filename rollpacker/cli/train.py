@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from rollpacker.cli.command_help import INPUTS, CommandHelp
+from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
 from rollpacker.core.errors import Interrupted, Preempted, RollpackerError
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 
 HELP = CommandHelp(
     purpose="Train a model by reinforcement learning. Everything is validated before anything starts.",
-    usage="[-m] [key=value | group=option] ...",
+    usage="[-m] [config=FILE] [key=value | group=option] ...",
+    arguments=(CONFIG_FILE,),
     examples=(
         f"rollpacker train {INPUTS} \\\n    reward=math system=rollpacker run.dir=runs/x",
         f"rollpacker train -m {INPUTS} \\\n    system=verl,rollpacker run.seed=0,1",
         f"rollpacker train -m {INPUTS} \\\n    hydra/launcher=slurm cluster=slurm run.seed=0,1",
+        "rollpacker train config=runs/x/config.yaml run.dir=runs/y run.seed=1",
     ),
     lists_keys_of="train",
 )
@@ -80,11 +83,15 @@ def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.screen import tell_points
     from rollpacker.config.multirun import compose_sweep, run_sweep
+    from rollpacker.data.hub import with_pinned_names
     from rollpacker.launch.validation import validate_sweep
     from rollpacker.metrics.files import make_private_folder
     from rollpacker.runtime.placing.automatic import complete
 
-    sweep = compose_sweep(overrides, tell=tell_points, complete=complete)
+    can_download = "SLURM_JOB_ID" not in os.environ
+    sweep = compose_sweep(overrides, tell=tell_points, complete=complete).with_configs(
+        lambda config: with_pinned_names(config, can_download=can_download)
+    )
     validate_sweep(sweep, run_facts_of)
     if sweep.launcher is not None and sweep.launcher.dry_run:
         from rollpacker.cli.screen import output

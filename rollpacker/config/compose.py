@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from rollpacker.config.given_file import NO_FILE, GivenFile, take_file
 from rollpacker.config.keys import REQUIRED, Key, legal_keys, nearest, section_names
 from rollpacker.config.launching import is_chosen, single_run_mistake
 from rollpacker.config.mistakes import combined, raise_mistakes
@@ -48,12 +49,16 @@ line, and what differs from the defaults. Raises a `UserError`."""
 
 
 def compose(overrides: Sequence[str], complete: Complete | None = None) -> RunConfig:
-    """Compose and validate the configuration of one training run."""
+    """Compose and validate the configuration of one training run.
+
+    A word `config=FILE` takes the values of a file in place of the defaults; the other words override them.
+    """
+    given, overrides = take_file(TRAIN, overrides)
     overrides = without_plus(TRAIN, overrides)
-    with hydra_session() as session:
+    with hydra_session(given) as session:
         if is_chosen(parse_overrides(session, TRAIN, overrides)):
             raise single_run_mistake()
-        return compose_in(session, TRAIN, overrides, complete=complete)
+        return compose_in(session, TRAIN, overrides, given=given, complete=complete)
 
 
 def compose_score(overrides: Sequence[str]) -> ScoreConfig:
@@ -69,10 +74,11 @@ def without_plus(root: Root[BaseModel], overrides: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def hydra_session() -> Iterator[Hydra]:
+def hydra_session(given: GivenFile = NO_FILE) -> Iterator[Hydra]:
     """A Hydra session on the packaged `conf/`; the state of a surrounding Hydra program is restored afterwards."""
     for root in (TRAIN, SCORE):
-        ConfigStore.instance().store(name=root.base_name, node=_base_config(root), provider="rollpacker")
+        node = _base_config(root, given if root is TRAIN else NO_FILE)
+        ConfigStore.instance().store(name=root.base_name, node=node, provider="rollpacker")
     surrounding, surrounding_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
     try:
@@ -89,14 +95,17 @@ def compose_in(
     session: Hydra,
     root: Root[Schema_co],
     overrides: Sequence[str],
+    *,
     job_num: int | None = None,
+    given: GivenFile = NO_FILE,
     complete: Complete | None = None,
 ) -> Schema_co:
-    """Compose one configuration within a session, as Hydra composes the job `job_num` of a multirun."""
+    """Compose one configuration within a session of that file, as Hydra composes the job `job_num` of a multirun."""
     parsed = parse_overrides(session, root, overrides)
     raise_mistakes([mistake for override in parsed for mistake in _sweep_mistakes(override)])
     with translated_errors(root):
-        config = session.config_loader.load_configuration(root.name, list(overrides), run_mode=RunMode.RUN)
+        words = [*given.settled_groups(overrides), *overrides]
+        config = session.config_loader.load_configuration(root.name, words, run_mode=RunMode.RUN)
         if job_num is not None:
             with open_dict(config.hydra.job):
                 config.hydra.job.num = job_num
@@ -169,8 +178,8 @@ def translated_errors(root: Root[BaseModel]) -> Iterator[None]:
         ) from error
 
 
-def _base_config(root: Root[BaseModel]) -> DictConfig:
-    config = OmegaConf.create(root.defaults())
+def _base_config(root: Root[BaseModel], given: GivenFile) -> DictConfig:
+    config = OmegaConf.create(given.over(root.defaults()))
     for key in legal_keys(root.schema).values():
         if key.is_mapping:
             # Hydra refuses new keys in the whole tree; in a mapping the user chooses them.

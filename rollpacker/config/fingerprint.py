@@ -14,24 +14,33 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from rollpacker.config.keys import section_of
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import NotInFingerprint
+from rollpacker.config.sections.data import RowSettings
 from rollpacker.paths import real_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rollpacker.config.hub_names import HubName
+    from rollpacker.config.sections.data import PromptFile
 
 
 def defining_values(config: RunConfig) -> dict[str, Any]:
     """Every value that defines the run's result, as plain data by dotted key; input paths are absolute."""
-    values = dict(_flatten(config.model_dump(mode="json", exclude=_left_out(RunConfig)), ""))
-    for name, path in (("model.path", config.model.path), ("data.chat_template", config.data.chat_template)):
-        values[name] = str(real_path(path)) if path else None
+    tree = config.model_dump(mode="json", exclude=_left_out(RunConfig))
+    tree["data"] = {name: value for name, value in tree["data"].items() if name not in RowSettings.model_fields}
+    values = dict(_flatten(tree, ""))
+    values["model.path"] = _place(config.model.path, config.model.hub_name)
+    values["data.chat_template"] = _place(config.data.chat_template)
+    values["data.path"] = [_prompt_file(file) for file in config.data.files]
     for name in [name for name, value in values.items() if value == 0 and name.endswith(_OF_EXPERTS)]:
         del values[name]  # a dense model's have no part in it
-    values["data.path"] = [[str(real_path(file.path)), file.domain] for file in config.data.path or ()]
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
     for name in _LEFT_OUT_WHERE_NULL:
@@ -44,6 +53,17 @@ _OF_EXPERTS = tuple(
     f"shape.{key}"
     for key in ("num_experts", "num_active_experts", "expert_size", "shared_expert_size", "num_dense_layers")
 )
+
+
+def _prompt_file(file: PromptFile) -> list[Any]:
+    """Its place, its domain and, where there are any, the other settings that hold for it."""
+    others = file.model_dump(mode="json", exclude_defaults=True, exclude={"path", "domain"})
+    return [_place(file.path, file.hub_name), file.domain, *([others] if others else [])]
+
+
+def _place(path: Path | None, name: HubName | None = None) -> str | None:
+    """A name of the Hub has its commit, and may lie in another cache the next time."""
+    return None if path is None else str(name or real_path(path))
 
 
 def config_fingerprint(config: RunConfig) -> str:

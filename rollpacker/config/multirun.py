@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from rollpacker.config.compose import (
     validate,
     without_plus,
 )
+from rollpacker.config.given_file import refuse_file
 from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, launcher_mistakes, validate_launcher
 from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
@@ -61,6 +62,10 @@ class Sweep:
     launcher: LauncherSettings | None
     """None when another launcher than ours runs the points."""
 
+    def with_configs(self, change: Callable[[RunConfig], RunConfig]) -> Sweep:
+        """The same with another configuration of every point."""
+        return replace(self, configs=tuple(change(config) for config in self.configs))
+
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """List the overrides of every point that a multirun would run, in Hydra's order; does not validate their values."""
@@ -84,6 +89,7 @@ def compose_sweep(
 
     `tell` is called with the number of points before they are composed; `complete` as `compose` does.
     """
+    refuse_file(overrides)
     overrides = without_plus(TRAIN, overrides)
     with hydra_session() as session:
         base = _base(session, overrides)

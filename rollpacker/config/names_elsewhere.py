@@ -5,6 +5,8 @@ from __future__ import annotations
 _NAMES_ELSEWHERE = {
     "model.path": "model_name_or_path model_path pretrain hf_checkpoint base_model",
     "data.path": "train_files prompt_data dataset_name dataset train_file",
+    "data.columns": "prompt_key input_key label_key answer_key query_key response_key",
+    "data.split": "train_split dataset_split prompt_split",
     "data.max_prompt_tokens": "max_prompt_length prompt_max_len",
     "data.chat_template": "apply_chat_template",
     "rollout.num_prompts": "batch_size train_batch_size rollout_batch_size per_device_train_batch_size",

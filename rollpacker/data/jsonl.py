@@ -1,4 +1,4 @@
-"""Reads JSON lines from a user's file, with exact places of errors.
+"""Reads JSON lines from a user's file, with exact places of errors; the object of a line is also that of a table's row.
 
 Invariant: every record carries its line, numbered from 1 as editors do, and lines end at a newline byte only (a JSON
 string may hold other separators, such as U+2028). Blank lines are skipped. One line is held at a time, since a file of
@@ -13,8 +13,9 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
@@ -25,26 +26,63 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from rollpacker.protocols.references import Place
+
 MAX_LINE_BYTES = 64 << 20
 """Of one line, which is held as a whole: the largest test cases of public sets take a few MB."""
 MAX_NAME_CHARS = 1_000
 """Of an id or a domain: a path or a hash fits, and they are held and written many times."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ALLOWED = "Allowed: a file of JSON lines, Parquet, Arrow or CSV"
 _MAX_SHOWN_CHARS = 60
 """How much of a wrong value a message repeats."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonLine:
-    """The object of one line, and its errors."""
+    """The object of one line or of one row of a table, and its errors."""
 
-    line: FileLine
+    line: Place
     fields: dict[str, object]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Fields that the file calls otherwise, by our names."""
 
     def error(self, problem: str, allowed: str, remedy: str) -> DataError:
-        """Make an error that names the line."""
+        """Make an error that names the place, and a field as the file does."""
+        for name, column in self.columns.items():
+            problem = problem.replace(f"`{name}`", f"`{column}` (as `{name}`)")
         return DataError(f"{self.line}: {problem}", allowed, remedy)
+
+    def with_columns(self, columns: Mapping[str, str]) -> JsonLine:
+        """Give the fields our names.
+
+        Args:
+            columns: Our name and the file's, in which dots lead into a field.
+
+        Raises:
+            DataError: The file has no such column.
+        """
+        taken = set(columns.values()) - set(columns)
+        fields = {name: value for name, value in self.fields.items() if name not in taken}
+        fields |= {name: self._find(name, column) for name, column in columns.items()}
+        line = replace(self.line, columns=tuple(columns.items())) if isinstance(self.line, FileLine) else self.line
+        return JsonLine(line, fields, columns)
+
+    def _find(self, name: str, column: str) -> object:
+        if column in self.fields:
+            return self.fields[column]
+        found: object = self.fields
+        for part in column.split("."):
+            if not isinstance(found, dict) or part not in found:
+                nearest = difflib.get_close_matches(column, self.fields, n=1)
+                raise self.error(
+                    f"there is no column `{column}`, which is to be `{name}`",
+                    f"Columns: {', '.join(f'`{each}`' for each in self.fields) or 'none'}",
+                    f"Write {{{name}: {nearest[0]}}}" if nearest else "Correct data.columns",
+                )
+            found = found[part]
+        return found
 
     def identifier(self) -> str:
         """Take the field `id`: a non-empty string, or a number, which becomes a string."""
@@ -73,11 +111,14 @@ class JsonLine:
             raise self.missing([name])
         return self.fields[name]
 
-    def missing(self, names: Sequence[str]) -> DataError:
+    def missing(self, names: Sequence[str], remedy: str = "") -> DataError:
         """Make the error of a line that has none of these fields."""
         missing = " or ".join(f"`{name}`" for name in names)
-        present = ", ".join(f"`{field}`" for field in self.fields) or "none"
-        remedy = f"Add {missing} to every line"
+        present = ", ".join(f"`{name}`" for name in self.fields) or "none"
+        remedy = (
+            remedy
+            or f"Add {missing} to every line, or name the column that has it: data.columns={{{names[0]}: COLUMN}}"
+        )
         for name in names:
             if nearest := difflib.get_close_matches(name, self.fields, n=1):
                 remedy = f"Rename `{nearest[0]}` to `{name}` in every line"
@@ -108,7 +149,7 @@ class JsonLine:
 def read_json_lines(path: Path, *, kind: str) -> Iterator[JsonLine]:
     """Yield the lines of a file. `kind` names the file in messages, such as `prompt file`."""
     offset_bytes, is_empty = 0, True
-    with _reading(path, kind), path.open("rb") as file:
+    with reading(path, kind), path.open("rb") as file:
         for number, raw_line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             if len(raw_line) > MAX_LINE_BYTES:
                 raise DataError(
@@ -140,7 +181,7 @@ def read_line_again(line: FileLine) -> JsonLine:
     Raises:
         DataError: The file is gone, or was changed since.
     """
-    with _reading(line.path, "prompt file"), line.path.open("rb") as file:
+    with reading(line.path, "prompt file"), line.path.open("rb") as file:
         file.seek(line.offset_bytes)
         raw = file.read(line.num_bytes)
     if _digest(raw) != line.digest:
@@ -149,7 +190,8 @@ def read_line_again(line: FileLine) -> JsonLine:
             "Allowed: a prompt file that does not change while a run uses it",
             "Restore the file, and start or resume the run",
         )
-    return _parse_line(raw, line)
+    again = _parse_line(raw, line)
+    return again.with_columns(dict(line.columns)) if line.columns else again
 
 
 def shown(value: object) -> str:
@@ -163,32 +205,32 @@ def _digest(raw: bytes) -> bytes:
 
 
 @contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn what the operating system says of a file into a `DataError`; refuse what is no file on a disk."""
     if kind_of_path := special_kind(path):
         raise DataError(
             f"The {kind} {path} is {kind_of_path}",
-            "Allowed: a JSONL file on a disk, since it is read again later",
+            "Allowed: a file on a disk, since it is read again later",
             "Write its lines into a file, and name that",
         )
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"The {kind} {path} does not exist", "Allowed: a JSONL file", _nearest_name(path)) from None
+        raise DataError(f"The {kind} {path} does not exist", _ALLOWED, _nearest_name(path)) from None
     except IsADirectoryError:
-        raise DataError(
-            f"The {kind} {path} is a directory", "Allowed: a JSONL file", "Name a file in that directory"
-        ) from None
+        raise DataError(f"The {kind} {path} is a directory", _ALLOWED, "Name a file in that directory") from None
     except OSError as error:
         raise DataError(
             f"The {kind} {path} cannot be read: {error.strerror}",
-            "Allowed: a JSONL file that this user may read",
+            "Allowed: a file that this user may read",
             "Check the path and its permissions",
         ) from error
 
 
 def _nearest_name(path: Path) -> str:
     if not path.parent.is_dir():
-        return f"Check the path: the directory {path.parent} does not exist either"
+        named = f"; a data set of the Hub is hf://{path}" if re.fullmatch(r"[\w-]+/[\w-]+", str(path)) else ""
+        return f"Check the path: the directory {path.parent} does not exist either{named}"
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
@@ -225,6 +267,6 @@ def _parse_line(raw_line: bytes, line: FileLine) -> JsonLine:
         )
     parsed = JsonLine(line, value)
     if b"\\ud" in raw_line or b"\\uD" in raw_line:
-        for name, field in value.items():
-            parsed.refuse_lone_surrogates(name, field)
+        for name, own in value.items():
+            parsed.refuse_lone_surrogates(name, own)
     return parsed

@@ -94,7 +94,7 @@ def _where_to_get(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
         if nearest := difflib.get_close_matches(path.name, names, n=1):
             return f"Did you mean {path.parent / nearest[0]}?"
-    return "Check the path; first download a model of the Hugging Face Hub: `hf download NAME --local-dir DIR`"
+    return "Check the path; a model of the Hugging Face Hub is named ORG/NAME: `hf download ORG/NAME`"
 
 
 def _refuse_special_files(path: Path) -> None:

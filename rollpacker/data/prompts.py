@@ -1,7 +1,7 @@
-"""Reads the user's prompt files and refuses them at the first line that could not be trained.
+"""Reads the user's prompt files and refuses them at the first row that could not be trained.
 
 Invariant: what comes back has unique ids, valid chat messages, and texts that are not blank, in the order of the files
-and of their lines. A line has
+and of their rows. A row (see `rows`) has
 
 * `id` and `domain` (a file may have a default domain);
 * `messages` (a list, or a string that holds the JSON of a list) or `prompt`; with both, `messages` counts;
@@ -9,7 +9,8 @@ and of their lines. A line has
   for an LLM judge, `rubric`, `reference_answer` or both.
 
 Where there are test cases, `ground_truth` is ignored; beside a `rubric` it is the reference answer. Other fields are
-kept as the prompt's `row`, for the reward. Test cases are checked here and not kept: the prompt holds where its line lies.
+kept as the prompt's `row`, for the reward; of these, `tools` go to the chat template. Test cases are checked here and
+not kept: the prompt holds where its line lies.
 """
 
 from __future__ import annotations
@@ -19,55 +20,61 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import Domain
-from rollpacker.data.jsonl import read_json_lines, shown
+from rollpacker.data.jsonl import shown
+from rollpacker.data.rows import JUDGE_FIELDS, READ_FIELDS, read_prompt_rows
 from rollpacker.data.test_cases import CODE_FIELDS, is_filled, read_code_reference
-from rollpacker.protocols.references import AnswerReference, JudgeReference
+from rollpacker.protocols.references import AnswerReference, FileLine, JudgeReference
 from rollpacker.protocols.rollout import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
     from rollpacker.config.sections.data import PromptFile
     from rollpacker.data.jsonl import JsonLine
-    from rollpacker.protocols.references import FileLine, Reference
+    from rollpacker.protocols.references import Place, Reference
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 """A chat template may refuse some of them."""
 
-_JUDGE_FIELDS = ("rubric", "reference_answer")
-_FIELDS = frozenset({"id", "domain", "prompt", "messages", "ground_truth", *CODE_FIELDS, *_JUDGE_FIELDS})
-"""What a prompt is read from; test cases may be megabytes, and stay in the file."""
-
 
 def load_prompts(files: Iterable[PromptFile]) -> tuple[Prompt, ...]:
-    """Read every prompt of some JSONL files, in their order.
+    """Read every prompt of some files, in their order.
 
     Raises:
-        DataError: A file cannot be read, is empty, or has a wrong line; the message names the line.
+        DataError: A file cannot be read, is empty, or has a wrong row; the message names the row.
     """
-    prompts: list[Prompt] = []
-    first_line_of: dict[str, FileLine] = {}
+    prompts: dict[str, Prompt] = {}
     for file in files:
-        for line in read_json_lines(file.path, kind="prompt file"):
-            prompt = _read_prompt(line, file.domain)
-            first = first_line_of.setdefault(prompt.key, line.line)
-            if first is not line.line:
+        for line, prompt in _read_file(file):
+            first = prompts.setdefault(prompt.key, prompt)
+            if first is not prompt:
                 raise line.error(
-                    f"the id {prompt.key!r} was used in {_place(first, file.path)} already",
-                    'Allowed: an id that no other line has (1 and "1" are the same id)',
-                    "Give one of the two lines another id, or delete it",
+                    f"the id {prompt.key!r} was used in {_place(first.line, line.line)} already",
+                    'Allowed: an id that no other row has (1 and "1" are the same id)',
+                    "Give one of the two rows another id, or delete it",
                 )
-            prompts.append(prompt)
-    return tuple(prompts)
+    return tuple(prompts.values())
 
 
-def _place(line: FileLine, path: Path) -> str:
-    return f"line {line.number}" if line.path == path else str(line)
+def read_prompts(file: PromptFile) -> tuple[Prompt, ...]:
+    """Read every prompt of one file or folder; raises `DataError` as `load_prompts` does."""
+    return load_prompts([file])
 
 
-def _read_prompt(line: JsonLine, default_domain: str | None) -> Prompt:
+def _place(place: Place | None, here: Place) -> str:
+    assert place is not None
+    return str(place).removeprefix(f"{here.path}, ")
+
+
+def _read_file(file: PromptFile) -> Iterator[tuple[JsonLine, Prompt]]:
+    for line in read_prompt_rows(file):
+        yield line, _read_prompt(line, file.domain, file.prompt_suffix)
+
+
+def _read_prompt(line: JsonLine, default_domain: str | None, suffix: str | None) -> Prompt:
     key = line.identifier()
+    if default_domain is None and "domain" not in line.fields:
+        raise line.missing(["domain"], "Set data.domain=NAME for rows without one, such as data.domain=math")
     has_domain = default_domain is None or is_filled(line.fields.get("domain"))
     domain = _read_text(line, "domain") if has_domain else str(default_domain)
     line.refuse_unprintable("domain", domain)
@@ -79,6 +86,12 @@ def _read_prompt(line: JsonLine, default_domain: str | None) -> Prompt:
     else:
         text = _read_text(line, "prompt")
         messages = ({"role": "user", "content": text},)
+    if suffix is not None:
+        text = None if text is None else f"{text}\n{suffix}"
+        messages = _with_suffix(messages, suffix)
+    row = {name: value for name, value in line.fields.items() if name not in READ_FIELDS}
+    if is_filled(row.get("tools")):
+        row["tools"] = _read_tools(line)
     return Prompt(
         key=key,
         domain=Domain(sys.intern(domain)),
@@ -86,8 +99,16 @@ def _read_prompt(line: JsonLine, default_domain: str | None) -> Prompt:
         text=text,
         reference=_read_reference(line),
         line=line.line,
-        row={name: value for name, value in line.fields.items() if name not in _FIELDS},
+        row=row,
     )
+
+
+def _with_suffix(messages: tuple[dict[str, Any], ...], suffix: str) -> tuple[dict[str, Any], ...]:
+    """Append it to the last message of the user; without one, to the last message."""
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    last = users[-1] if users else len(messages) - 1
+    longer = {**messages[last], "content": f"{messages[last]['content']}\n{suffix}"}
+    return (*messages[:last], longer, *messages[last + 1 :])
 
 
 def _read_text(line: JsonLine, name: str) -> str:
@@ -99,7 +120,7 @@ def _read_text(line: JsonLine, name: str) -> str:
 
 def _read_reference(line: JsonLine) -> Reference:
     code_fields, judge_fields = (
-        [name for name in names if is_filled(line.fields.get(name))] for names in (CODE_FIELDS, _JUDGE_FIELDS)
+        [name for name in names if is_filled(line.fields.get(name))] for names in (CODE_FIELDS, JUDGE_FIELDS)
     )
     if code_fields and judge_fields:
         raise line.error(
@@ -108,6 +129,12 @@ def _read_reference(line: JsonLine) -> Reference:
             "Delete one of the two",
         )
     if code_fields:
+        if not isinstance(line.line, FileLine):
+            raise line.error(
+                f"there are test cases (`{code_fields[0]}`) in a table",
+                "Allowed: test cases in JSON lines, of which single ones can be read again when a response is scored",
+                f"Convert the table: rollpacker data rows from={line.line.path} out=FILE.jsonl",
+            )
         return read_code_reference(line)
     if judge_fields:
         rubric = _read_text(line, "rubric") if "rubric" in judge_fields else None
@@ -159,8 +186,22 @@ def _read_messages(line: JsonLine) -> tuple[dict[str, Any], ...]:
     return messages
 
 
+def _read_tools(line: JsonLine) -> list[Any]:
+    """What the chat template tells the model of the functions that it may call."""
+    allowed, remedy = "Allowed: a list of functions as JSON schemas", "Correct `tools`, or call the field otherwise"
+    value = line.fields["tools"]
+    if isinstance(value, str):
+        value = line.parse_text("tools", value, allowed, remedy)
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise line.error(f"`tools` is {shown(value)}", allowed, remedy)
+    return value
+
+
 def _read_message(line: JsonLine, message: object, index: int) -> dict[str, Any]:
-    """The content of a tool may be empty, and that of an assistant who calls tools may be missing."""
+    """The content of a tool may be empty, and that of an assistant who calls tools may be missing.
+
+    Tables fill the fields that a message lacks with null, which is taken out for the chat template.
+    """
     where = f"`messages[{index}]`"
     if not isinstance(message, dict) or "role" not in message or not message.keys() & {"content", "tool_calls"}:
         raise line.error(
@@ -179,4 +220,4 @@ def _read_message(line: JsonLine, message: object, index: int) -> dict[str, Any]
             "Allowed: a text that is not blank",
             "Fill in the content, or delete the message",
         )
-    return {**message, "content": content}
+    return {name: value for name, value in message.items() if value is not None} | {"content": content}

@@ -85,8 +85,7 @@ def transformer_of(model: ModelSection) -> Transformer:
     """The transformer of a configuration; raises `ModelError` for a model directory that does not give its sizes."""
     shape = model.shape
     if shape is None:
-        assert model.path is not None
-        shape = _read_shape(model.path)
+        shape = _read_shape(model.directory)
     return Transformer(shape=shape, bytes_per_number=_BYTES[model.dtype])
 
 

@@ -29,7 +29,15 @@ from typing import TYPE_CHECKING
 
 from rollpacker.data.jsonl import read_line_again, shown
 from rollpacker.data.python_tests import read_tests
-from rollpacker.protocols.references import AssertCase, CallCase, CaseLimits, CodeReference, CodeStyle, StdinCase
+from rollpacker.protocols.references import (
+    AssertCase,
+    CallCase,
+    CaseLimits,
+    CodeReference,
+    CodeStyle,
+    FileLine,
+    StdinCase,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +119,7 @@ def _read(line: JsonLine) -> tuple[CodeReference, tuple[TestCase, ...]]:
         sources, packages = read_tests(line, texts, entry_point)
         for (index, case), source in zip(asserted, sources, strict=True):
             cases[index] = dataclasses.replace(case, source=source)
+    assert isinstance(line.line, FileLine)  # those of a table are refused before
     reference = CodeReference(
         style=style, entry_point=entry_point, num_cases=len(cases), packages=packages, line=line.line
     )

@@ -130,7 +130,11 @@ class PromptTokenizer:
             messages.insert(0, {"role": "system", "content": self._section.system_prompt})
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self._section.template_arguments
+                messages,
+                tools=prompt.row.get("tools") or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self._section.template_arguments,
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)

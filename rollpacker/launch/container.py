@@ -69,16 +69,24 @@ def container_command(
 
 def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     """Collect what a run reads, and where links in it lead: a model directory of the Hugging Face hub is all links."""
-    files = (*(config.data.path or ()), *config.evaluation.files)
-    given = [config.model.path, config.data.chat_template, *(file.path for file in files)]
+    given = [*_inputs(config), config.data.chat_template]
     if config.workload is not None:
         given.append(config.workload.lengths)
-    given += [config.reward.judge.model.path, config.reward.judge.template, *config.reward.folders]
+    given += [config.reward.judge.template, *config.reward.folders]
     paths: dict[Path, None] = {}
     for path in given:
         if path is not None:
             paths |= dict.fromkeys((path.absolute(), real_path(path), *_link_targets(path)))
     return tuple(paths)
+
+
+def _inputs(config: RunConfig) -> Iterator[Path]:
+    """Models and prompts; of a name of the Hub all that the cache has, since the job resolves it again."""
+    for model in (config.model, config.reward.judge.model):
+        if model.path is not None:
+            yield model.hub_name.cached if model.hub_name else model.path
+    for file in (*(config.data.path or ()), *config.evaluation.files):
+        yield file.hub_name.cached if file.hub_name else file.path
 
 
 def check_container(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rollpacker.data.hub import with_pinned_names
 from rollpacker.runtime.job.allocation import Allocation, current_allocation
 from rollpacker.runtime.job.preemption import preemption_of
 from rollpacker.runtime.ray.rendezvous import rendezvous_of
@@ -51,6 +52,7 @@ def _take_part(config: RunConfig, allocation: Allocation, validate: Callable[[Ru
 
 def _train(config: RunConfig, allocation: Allocation | None, validate: Callable[[RunConfig], object]) -> None:
     preemption = preemption_of(config, allocation)  # first of all: signals may come while the run is validated
+    config = with_pinned_names(config, can_download=allocation is None and "SLURM_JOB_ID" not in os.environ)
     validate(config)
     from rollpacker import pipeline
 

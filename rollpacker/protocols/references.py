@@ -25,9 +25,27 @@ class FileLine:
     num_bytes: int
     digest: bytes
     """Of these bytes; it shows that the file was changed since."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """How its fields are called where the file calls them otherwise: our name and the file's."""
 
     def __str__(self) -> str:
         return f"{self.path}, line {self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """A row of a table (Parquet, Arrow, CSV), which is read from its beginning."""
+
+    path: Path
+    number: int
+    """From 1, without a header."""
+
+    def __str__(self) -> str:
+        return f"{self.path}, row {self.number}"
+
+
+Place = FileLine | TableRow
+"""Where a prompt was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rollpacker.core.events import CaseRun
     from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
-    from rollpacker.protocols.references import FileLine, Reference
+    from rollpacker.protocols.references import Place, Reference
 
     TokenIds = npt.NDArray[np.int32]
     """Shape [T]."""
@@ -46,7 +46,7 @@ class Prompt:
     """Set instead of applying the chat template when the file has only a `prompt` field."""
     reference: Reference
     """What its responses are held against."""
-    line: FileLine | None = None
+    line: Place | None = None
     """Where it was read; None of a prompt that a modelled run made up."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the line that nothing else of the prompt was read from, as JSON values: for the reward."""

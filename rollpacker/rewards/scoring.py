@@ -73,14 +73,14 @@ def score_file(
             nothing has been scored then.
         StorageFailed: The output cannot be written.
     """
-    _check_output(out_path, *(file.path for file in files), responses_path)
+    _check_output(out_path, *(file.location for file in files), responses_path)
     prompts = {prompt.key: prompt for prompt in load_prompts(files)}
     check_references(reward, prompts.values())
     try_checks(reward, tuple(prompts.values()))
     if "sandbox" in reward.names:
         check_sandbox(reward.sandbox)
     check_rubrics(reward, prompts.values())
-    requests = _read_responses(reward, responses_path, prompts, ", ".join(str(file.path) for file in files))
+    requests = _read_responses(reward, responses_path, prompts, ", ".join(file.written for file in files))
     verdicts = asyncio.run(_score(reward, requests, on_progress or _ignore_progress, open_judge))
     lines = [
         json.dumps(

@@ -224,7 +224,7 @@ class Workload:
     def _make_prompts(self, config: RunConfig) -> dict[str, TokenizedPrompt]:
         """Those of data.path; else those that the lengths name; else as many of each domain as the workload says."""
         if config.data.path is not None:
-            known = {prompt.key: (prompt.domain, None) for prompt in load_prompts(config.data.path)}
+            known = {prompt.key: (prompt.domain, None) for prompt in load_prompts(config.data.files)}
             named = {key: self._lengths.prompts.get(key, facts) for key, facts in known.items()}
             named = {key: (known[key][0], num_tokens) for key, (_, num_tokens) in named.items()}
         elif self._lengths.prompts:

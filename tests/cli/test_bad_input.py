@@ -116,7 +116,7 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
     "no file in the list": (["model.path=model", "data.path=[]"], ["data.path=[] names no file"]),
     "a file with another key": (
         ["model.path=model", "data.path=[{pth: prompts.jsonl}]"],
-        ["data.path[0] has the keys pth", "{path: PATH, domain: NAME}"],
+        ["data.path[0] has the keys pth", "{path: PATH}"],
     ),
     "a template that is not there": (
         [*RUN, "data.chat_template=chat.jinja", "data.plain_as_chat=true"],

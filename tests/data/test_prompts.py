@@ -119,7 +119,10 @@ def with_messages(messages):
         (with_messages([]), ["`messages` is []"]),
         (with_messages({"role": "user"}), ["`messages` is {"]),
         (with_messages(["hello"]), ['`messages[0]` is "hello"']),
-        (with_messages([USER, {"role": "user"}]), ["`messages[1]` is", "an object with the fields `role` and `content`"]),
+        (
+            with_messages([USER, {"role": "user"}]),
+            ["`messages[1]` is", "an object with the fields `role` and `content`"],
+        ),
         (
             with_messages([{**USER, "role": "human"}]),
             ['the role of `messages[0]` is "human"', "system, developer, user, assistant, tool"],
@@ -167,5 +170,6 @@ def test_a_missing_directory_is_named(tmp_path):
     assert "other does not exist either" in error_of(tmp_path / "other" / "p.jsonl")
 
 
-def test_a_directory_is_no_prompt_file(tmp_path):
-    assert "is a directory" in error_of(tmp_path)
+def test_a_directory_without_data_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("# A data set whose files were not copied")
+    assert "holds no data" in error_of(tmp_path)

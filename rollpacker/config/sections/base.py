@@ -86,7 +86,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_empty_path(cls, value: object, info: ValidationInfo) -> object:
-        """pathlib takes an empty name for the current folder."""
+        """Pathlib takes an empty name for the current folder."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if value == "" and (annotation is Path or Path in get_args(annotation)):
             raise PydanticCustomError("path_type", "Input should be a path")

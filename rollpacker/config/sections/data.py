@@ -2,20 +2,85 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_serializer
 
+from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
 from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Kind, Positive, Section
 
+PROMPT_FIELDS = (
+    *("id", "domain", "prompt", "messages", "tools", "ground_truth", "test_cases", "entry_point"),
+    *("rubric", "reference_answer"),
+)
+"""What a column can be mapped to."""
 
-class PromptFile(Section):
-    """A JSONL file of prompts."""
+
+def _known_fields(columns: dict[str, str]) -> dict[str, str]:
+    for name in columns:
+        if name not in PROMPT_FIELDS:
+            nearest = difflib.get_close_matches(name, PROMPT_FIELDS, n=1) or difflib.get_close_matches(
+                name, columns.values(), n=1
+            )
+            raise ValueError(
+                f"data.columns maps `{name}`, which is no field of a prompt.\n"
+                f"It maps {', '.join(PROMPT_FIELDS)} to columns of the file: {{prompt: question}}.\n"
+                + (f"Did you mean `{nearest[0]}`?" if nearest else "Write our field first, then the file's column.")
+            )
+    return columns
+
+
+class RowSettings(Section):
+    """How the rows of prompt files become prompts."""
+
+    domain: str | None = Field(None, min_length=1)
+    """Of rows that have no `domain`."""
+    columns: Annotated[dict[str, str], AfterValidator(_known_fields)] = Field(default_factory=dict)
+    """Where the files have other names: our field and their column, such as {prompt: question, ground_truth: answer}. A
+    dotted name leads into a column: reward_model.ground_truth. Without it, verl's schema is recognised."""
+    answer_after: str | None = Field(None, min_length=1)
+    """The ground truth is what follows the last of these marks in its text: '####' in GSM8K's solutions."""
+    prompt_suffix: str | None = Field(None, min_length=1)
+    """Added to every prompt, to its last message of the user, on a line of its own: 'Put the answer in \\boxed{}.'"""
+    split: str | None = Field(None, min_length=1)
+    """Of a folder or a data set that has several, such as train."""
+
+
+class PromptFile(RowSettings):
+    """A file or a folder of prompts."""
 
     path: Path
-    domain: str | None = Field(None, min_length=1)
-    """Of lines that have no field `domain`."""
+
+    @property
+    def hub_name(self) -> HubName | None:
+        """The path as the name of a data set, where it begins with hf://."""
+        return parse_hub_name(self.path, "dataset") if self.path.parts[:1] == (SCHEME,) else None
+
+    @property
+    def location(self) -> Path:
+        """Where it lies; of a data set that the cache lacks, its name as a path."""
+        name = self.hub_name
+        snapshot = name.snapshot if name else None
+        return self.path if name is None or snapshot is None else snapshot / name.inside
+
+    @property
+    def written(self) -> str:
+        """The path, as a user writes it."""
+        return str(self.hub_name or self.path)
+
+    def completed(self, settings: RowSettings) -> Self:
+        """Take from these settings what is not set."""
+        given = {name: getattr(settings, name) for name in RowSettings.model_fields if not getattr(self, name)}
+        return self.model_copy(update=given)
+
+    @field_serializer("path")
+    def _as_written(self, _path: Path) -> str:
+        return self.written
+
+
+_KEYS = ", ".join(f"{name}: ..." for name in RowSettings.model_fields)
 
 
 def _each_as_mapping(value: object) -> object:
@@ -25,7 +90,7 @@ def _each_as_mapping(value: object) -> object:
         if isinstance(entry, dict) and (set(entry) - set(PromptFile.model_fields) or "path" not in entry):
             raise ValueError(
                 f"data.path[{index}] has the keys {', '.join(map(str, entry)) or 'none'}.\n"
-                "An entry is a path, or {path: PATH} or {path: PATH, domain: NAME}.\n"
+                f"An entry is a path, or {{path: PATH}} with any of {_KEYS}.\n"
                 "Correct its keys."
             )
     return [{"path": entry} if isinstance(entry, str | Path) else entry for entry in entries]
@@ -33,13 +98,14 @@ def _each_as_mapping(value: object) -> object:
 
 def _at_least_one(files: tuple[PromptFile, ...]) -> tuple[PromptFile, ...]:
     if not files:
-        raise ValueError("data.path=[] names no file.\nPrompts come from at least one.\nName a JSONL file.")
+        raise ValueError("data.path=[] names no file.\nPrompts come from at least one.\nName a file.")
     return files
 
 
 def _as_written(files: tuple[PromptFile, ...]) -> Any:
-    entries = [str(file.path) if file.domain is None else file.model_dump(mode="json") for file in files]
-    return entries[0] if len(entries) == 1 and isinstance(entries[0], str) else entries
+    entries = [file.model_dump(mode="json", exclude_defaults=True) for file in files]
+    plain = [entry["path"] if len(entry) == 1 else entry for entry in entries]
+    return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
 
 
 PromptFiles = Annotated[
@@ -47,18 +113,19 @@ PromptFiles = Annotated[
     AfterValidator(_at_least_one),
     BeforeValidator(_each_as_mapping),
     PlainSerializer(_as_written),
-    Kind("a path, or a list whose entries are paths or {path: PATH, domain: NAME}"),
+    Kind("a path, or a list whose entries are paths or {path: PATH, domain: NAME, ...}"),
 ]
 """In the configuration: `prompts.jsonl`, or `[math.jsonl, {path: taco.jsonl, domain: code}]`."""
 
 
-class DataSection(Section):
+class DataSection(RowSettings):
     """The prompts."""
 
     path: PromptFiles | None
-    """JSONL files; each line has `id`, `domain`, `messages` or `prompt`, and `ground_truth`, test cases or a `rubric`:
-    `rollpacker help data` shows one of each kind. A file in the form {path: PATH, domain: NAME} has a domain for lines
-    without one. null in a modelled run without prompt files."""
+    """Files or folders of JSON lines, Parquet, Arrow or CSV, folders of `datasets` (save_to_disk), or data sets in the
+    Hugging Face cache: hf://ORG/NAME/FOLDER. Rows have `id`, `domain`, `messages` or `prompt`, and `ground_truth`, test
+    cases or a `rubric`: `rollpacker help data` shows one of each kind, and how other columns are read. A file as
+    {path: PATH, domain: NAME, columns: ...} has settings of its own. null in a modelled run without prompts."""
     max_prompt_tokens: Count = Field(1024, ge=1)
     """Longest prompt, chat template included."""
     long_prompts: Annotated[Literal["drop", "truncate_left", "truncate_right", "error"], REAL_RUN] = "drop"
@@ -79,13 +146,17 @@ class DataSection(Section):
 
     @property
     def files(self) -> tuple[PromptFile, ...]:
-        """The prompt files, which every real run has."""
-        assert self.path is not None
-        return self.path
+        """The prompt files with their settings; none in a modelled run without prompts."""
+        return tuple(file.completed(self) for file in self.path or ())
 
 
-class ScoredDataSection(Section):
+class ScoredDataSection(RowSettings):
     """The prompts of the responses that are scored."""
 
     path: PromptFiles
-    """JSONL files, as `rollpacker train --help` describes them."""
+    """Prompt files, as `rollpacker train --help` describes them."""
+
+    @property
+    def files(self) -> tuple[PromptFile, ...]:
+        """The prompt files with their settings."""
+        return tuple(file.completed(self) for file in self.path)

@@ -75,7 +75,7 @@ def _named_apart(files: tuple[HeldOutFile, ...]) -> tuple[HeldOutFile, ...]:
 
 
 def _as_written(files: tuple[HeldOutFile, ...]) -> Any:
-    return [{"path": str(file.path)} | file.model_dump(mode="json", exclude_defaults=True) for file in files]
+    return [{"path": file.written} | file.model_dump(mode="json", exclude_defaults=True) for file in files]
 
 
 HeldOutFiles = Annotated[

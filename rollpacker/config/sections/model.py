@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, Flag, Section
+from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Flag, Section
 
 
 class ShapeSection(Section):
@@ -59,15 +60,28 @@ class ModelSection(Section):
     name: str | None = None
     """What tables and figures call it; null: they call it by its directory."""
     path: Path | None
-    """A local directory in Hugging Face format, with its tokenizer. null in a modelled run that has a shape instead,
-    such as that of model=qwen2.5-7b."""
+    """A directory in Hugging Face format, with its tokenizer; or the name of a model on the Hub, such as
+    Qwen/Qwen2.5-7B-Instruct or NAME@REVISION, which is read from the local cache. A run records the commit, and resumes
+    with it. null in a modelled run that has a shape instead, such as that of model=qwen2.5-7b."""
+    download: Annotated[Literal["never", "auto"], NOT_IN_FINGERPRINT] = "auto"
+    """For a model by name that the cache lacks: `train` downloads it before it starts, but never in a Slurm job; or it
+    is a mistake."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights, in engines and trainer."""
     shape: ShapeSection | None = None
     """What a modelled run without a model directory knows of the model; a real one reads it from the directory."""
 
     @property
+    def hub_name(self) -> HubName | None:
+        """The path as a name of the Hub; None where it is one of this machine."""
+        if self.path is None:
+            return None
+        name = parse_hub_name(self.path, "model")
+        is_here = self.path.exists() or (self.path.parent.is_dir() and self.path.parts[0] != SCHEME)
+        return None if name is None or is_here else name
+
+    @property
     def directory(self) -> Path:
-        """The path, which every real run has."""
+        """Where the model lies, which every real run has; of a name that the cache lacks, the name as a path."""
         assert self.path is not None
-        return self.path
+        return (self.hub_name and self.hub_name.snapshot) or self.path

@@ -72,7 +72,7 @@ _Layout = tuple["list[int] | _Variable", ...]
 def dialogue(prompt: Prompt) -> str:
     """The question as the judge reads it: the messages without a chat template."""
     if len(prompt.messages) == 1:
-        return prompt.messages[0]["content"]
+        return str(prompt.messages[0]["content"])
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
 
 

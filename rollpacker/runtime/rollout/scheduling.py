@@ -201,7 +201,7 @@ def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]
 
 def _source(config: RunConfig) -> str:
     """Where the prompts come from, in words."""
-    return ", ".join(str(file.path) for file in config.data.path) if config.data.path else "the workload"
+    return ", ".join(file.written for file in config.data.files) or "the workload"
 
 
 def _count(number: int, noun: str) -> str:

@@ -113,8 +113,10 @@ def _check_own_names(run_dir: Path) -> None:
 
 
 def _check_inputs(config: RunConfig, resolved: Path) -> None:
-    for key, model in (("model.path", config.model.path), ("reward.judge.model.path", config.reward.judge.model.path)):
-        if model is not None and (model / "config.json").is_file() and resolved.is_relative_to(real_path(model)):
+    sections = {"model.path": config.model, "reward.judge.model.path": config.reward.judge.model}
+    models = {key: section.directory for key, section in sections.items() if section.path is not None}
+    for key, model in models.items():
+        if (model / "config.json").is_file() and resolved.is_relative_to(real_path(model)):
             raise ConfigError(
                 f"run.dir={config.run.dir} is in {key}={model}.",
                 "A model's folder holds nothing but the model.",
@@ -132,9 +134,9 @@ def _check_inputs(config: RunConfig, resolved: Path) -> None:
 
 
 def _inputs(config: RunConfig) -> Iterator[tuple[str, Path]]:
-    for file in config.data.path or ():
-        yield "data.path", file.path
+    for file in config.data.files:
+        yield "data.path", file.location
     for held_out in config.evaluation.files:
-        yield "evaluation.path", held_out.path
-    if config.model.path is not None and (config.model.path / "config.json").is_file():
-        yield "model.path", config.model.path
+        yield "evaluation.path", held_out.location
+    if config.model.path is not None and (config.model.directory / "config.json").is_file():
+        yield "model.path", config.model.directory

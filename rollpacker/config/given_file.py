@@ -1,0 +1,149 @@
+"""The word `config=FILE`: the values of a run's record, or of a file of one's own, in place of the defaults.
+
+Invariant: what the file says counts as a default does, so every other word of the command line overrides it: a key, or
+an option of a group with the keys that it sets. A group of which the file has the section is not chosen by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rollpacker.config.keys import legal_keys, nearest, section_names
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.record import CONFIG_FILE
+from rollpacker.config.roots import Root, conf_dir, groups
+from rollpacker.core.errors import ConfigError
+from rollpacker.paths import read_text, reason_of
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_WORD = "config="
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenFile:
+    """The values of a file."""
+
+    root: Root[BaseModel] | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """As the file nests them; every key is legal."""
+
+    def over(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """Lay the values over a tree of defaults."""
+        return _laid_over(defaults, self.values)
+
+    def settled_groups(self, words: Sequence[str]) -> list[str]:
+        """The overrides with which Hydra leaves out the default options of groups that the file settles."""
+        if self.root is None:
+            return []
+        chosen = {word.lstrip("+~").partition("=")[0] for word in words}
+        return [
+            f"~{name}"
+            for name, group in groups(self.root).items()
+            if name in self.values
+            and name not in chosen
+            and group.default is not None
+            and _sets_keys(name, group.default)
+        ]
+
+
+NO_FILE = GivenFile()
+
+
+def _sets_keys(group: str, option: str) -> bool:
+    return bool(yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8")))
+
+
+def take_file(root: Root[BaseModel], words: Sequence[str]) -> tuple[GivenFile, list[str]]:
+    """Separate `config=FILE` from the other words, and read the file.
+
+    Raises:
+        ConfigError: It cannot be read, is no YAML, or has keys that this version does not know.
+    """
+    paths = [word.removeprefix(_WORD) for word in words if word.startswith(_WORD)]
+    others = [word for word in words if not word.startswith(_WORD)]
+    return (_read(root, Path(paths[0])) if paths else NO_FILE), others
+
+
+def refuse_file(words: Sequence[str]) -> None:
+    """Raise a `ConfigError` where a multirun is given a file: its jobs compose their points from words alone."""
+    if given := [word for word in words if word.startswith(_WORD)]:
+        raise ConfigError(
+            f"`{given[0]}` with -m.",
+            "A file gives one run.",
+            "Leave out -m, or write what the points share as words.",
+        )
+
+
+def _read(root: Root[BaseModel], path: Path) -> GivenFile:
+    file = path / CONFIG_FILE if path.is_dir() else path
+    try:
+        values = yaml.safe_load(read_text(file))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"config={path}: {file} does not exist.",
+            f"It is the {CONFIG_FILE} in a run's folder, that folder, or a YAML file of your own.",
+            "Correct the path.",
+        ) from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        why = " ".join(reason_of(error).split())
+        raise ConfigError(
+            f"config={file} cannot be read: {why}.", "It is YAML with a mapping for each section.", "Correct the file."
+        ) from error
+    if not isinstance(values, dict) or not values:
+        raise ConfigError(
+            f"config={file} holds no sections.", "It is YAML with a mapping for each section.", "Correct the file."
+        )
+    raise_mistakes([_unknown(root, file, name) for name in _unknown_names(root, values, "")])
+    return GivenFile(root=root, values=_without_interpolation(values))
+
+
+def _unknown_names(root: Root[BaseModel], values: Mapping[Any, Any], prefix: str) -> list[str]:
+    keys, sections = legal_keys(root.schema), section_names(root.schema)
+    found: list[str] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in sections and isinstance(value, dict | None):
+            found += _unknown_names(root, value or {}, f"{name}.")
+        elif name not in keys:
+            found.append(name)
+    return found
+
+
+def _unknown(root: Root[BaseModel], file: Path, name: str) -> ConfigError:
+    close = nearest(name, legal_keys(root.schema))
+    return ConfigError(
+        f"config={file} has `{name}`, which is not a key of this version of rollpacker.",
+        f"The nearest legal key is `{close[0]}`." if close else "",
+        "Use the version that wrote the file; or take the key out of a copy, and give that.",
+    )
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """A section that is null above stays as it is below: it is absent unless a key in it is set."""
+    laid = dict(below)
+    for name, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(name), Mapping):
+            laid[name] = _laid_over(below[name], value)
+        elif value is not None or not isinstance(below.get(name), Mapping):
+            laid[name] = value
+    return laid
+
+
+def _without_interpolation(value: Any) -> Any:
+    """Texts of a file are taken as they are: OmegaConf would look up `${name}` in them."""
+    match value:
+        case str():
+            return value.replace("${", "\\${")
+        case dict():
+            return {name: _without_interpolation(each) for name, each in value.items()}
+        case list():
+            return [_without_interpolation(each) for each in value]
+        case _:
+            return value

@@ -1,0 +1,121 @@
+"""Finds the files that a prompt file of the configuration means: itself, or those of a folder.
+
+A folder is one of three:
+
+    state.json           one split, as `datasets` saves it (save_to_disk); it names its Arrow files
+    dataset_dict.json    several splits, each in a folder of that kind
+    anything else        a folder of tables and JSON lines, such as a repository of the Hub; the split of a file is the
+                         beginning of its name (train-00000-of-00003.parquet), or the folder of numbered files
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.errors import DataError
+from rollpacker.paths import read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rollpacker.config.sections.data import PromptFile
+
+_SUFFIXES = frozenset({".parquet", ".arrow", ".csv", ".jsonl", ".ndjson"})
+_SHARD = re.compile(r"[-_.]?\d*(-of-\d+)?$")
+"""What the name of one of several files ends with."""
+
+
+def data_files(file: PromptFile) -> tuple[Path, ...]:
+    """List the files, in the order in which they are read.
+
+    Raises:
+        DataError: The folder has none, or several splits or data sets of which none is chosen.
+    """
+    path = file.location
+    if not path.is_dir():
+        if file.split is not None and path.exists():
+            raise DataError(
+                f"data.split={file.split}, and {path} is one file",
+                "Allowed: a split of a folder that has several",
+                "Leave out data.split, or give the folder its own: data.path=[{path: DIR, split: NAME}, FILE]",
+            )
+        return (path,)
+    if (path / "dataset_dict.json").is_file():
+        splits = _list_of(path / "dataset_dict.json", "splits", str)
+        return _saved_files(path / _choose(path, splits, file.split))
+    if (path / "state.json").is_file():
+        own = _content(path / "state.json").get("_split")
+        if file.split is not None and own != file.split:
+            raise _no_split(path, file.split, [own] if own else [])
+        return _saved_files(path)
+    return _found_files(path, file.split)
+
+
+def _saved_files(path: Path) -> tuple[Path, ...]:
+    entries = _list_of(path / "state.json", "_data_files", dict)
+    return tuple(path / str(entry.get("filename")) for entry in entries)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """The object of a file; empty where it holds none."""
+    try:
+        content = json.loads(read_text(file))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _list_of(file: Path, key: str, kind: type) -> list[Any]:
+    value = _content(file).get(key)
+    if isinstance(value, list) and value and all(isinstance(each, kind) for each in value):
+        return value
+    raise DataError(
+        f"{file} does not give a list as `{key}`",
+        "Allowed: a folder as `datasets` saves it by save_to_disk",
+        "Copy the whole folder again, or save the data set as Parquet: dataset.to_parquet(FILE)",
+    )
+
+
+def _found_files(path: Path, split: str | None) -> tuple[Path, ...]:
+    by_place: dict[tuple[Path, str], list[Path]] = {}
+    for found in sorted(path.rglob("*")):
+        hidden = any(part.startswith(".") for part in found.relative_to(path).parts)
+        if found.suffix in _SUFFIXES and found.is_file() and not hidden:
+            name = _SHARD.sub("", found.stem)
+            place = (found.parent, name) if name else (found.parent.parent, found.parent.name)
+            by_place.setdefault(place, []).append(found)
+    if not by_place:
+        raise DataError(
+            f"The folder {path} holds no data",
+            "Allowed: files of Parquet, Arrow, CSV or JSON lines (.jsonl), or a folder of `datasets` (save_to_disk)",
+            "Check the path; a data set that was cloned from the Hub without its large files is downloaded again",
+        )
+    folders = {folder for folder, name in by_place if split in {None, name}}
+    if len(folders) > 1:
+        names = sorted(str(folder.relative_to(path)) for folder in folders)
+        raise DataError(
+            f"The folder {path} holds several data sets: {', '.join(names)}",
+            "Allowed: one of them",
+            f"Name its folder: {path / names[0]}",
+        )
+    chosen = _choose(path, sorted({name for _, name in by_place}), split)
+    return tuple(found for (_, name), files in by_place.items() if name == chosen for found in files)
+
+
+def _choose(path: Path, splits: Sequence[str], split: str | None) -> str:
+    if split is None and len(splits) == 1:
+        return splits[0]
+    if split in splits:
+        return str(split)
+    raise _no_split(path, split, splits)
+
+
+def _no_split(path: Path, split: str | None, splits: Sequence[str]) -> DataError:
+    return DataError(
+        f"{path} has no split {split}" if split else f"{path} has several splits, and none is chosen",
+        f"Its splits: {', '.join(splits) or 'none that has a name'}",
+        f"Write data.split={splits[0]}" if splits else "Leave out data.split",
+    )

@@ -1,0 +1,147 @@
+"""Pins the names of the Hugging Face Hub in a configuration to what the local cache has, before a run begins.
+
+    Qwen/Qwen2.5-7B-Instruct  ->  Qwen/Qwen2.5-7B-Instruct@COMMIT
+
+Invariant: what follows sees commits only, so every process of a run, and every later attempt, reads the same files: a
+name without a revision is the commit that the record of its run has, whatever the branch has become. Only a model is
+downloaded, and only where the caller says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rollpacker.config.hub_names import HubName, parse_hub_name
+from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.record import read_record
+from rollpacker.core.errors import DataError, ModelError, WorldError
+from rollpacker.data.weight_files import weight_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.data import PromptFile
+    from rollpacker.config.sections.model import ModelSection
+    from rollpacker.core.errors import UserError
+
+_Named = TypeVar("_Named", "ModelSection", "PromptFile")
+
+_UNUSED = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*")
+"""Files of a model's repository that no run reads."""
+_OLD_WEIGHTS = ("*.bin", "*.bin.index.json")
+"""Read only where there are no others."""
+
+
+def with_pinned_names(config: RunConfig, *, can_download: bool) -> RunConfig:
+    """Pin every model and data set that a configuration names.
+
+    Args:
+        config: Of the run.
+        can_download: True in the first process of a training run outside of a job.
+
+    Raises:
+        UserError: The cache lacks what is named, and it may not be downloaded.
+        WorldError: A download failed.
+    """
+    recorded = {(name.kind, name.repository): name for name in _recorded_names(config.run.dir)}
+    mistakes: list[UserError] = []
+
+    def pinned(section: _Named, *, may_download: bool) -> _Named:
+        path = section.path
+        with collected(mistakes):
+            if section.hub_name is not None:
+                path = Path(str(_pinned(section.hub_name, recorded, may_download=may_download)))
+        return section.model_copy(update={"path": path})
+
+    def pinned_model(section: ModelSection) -> ModelSection:
+        return pinned(section, may_download=can_download and section.download == "auto")
+
+    def pinned_files(files: tuple[_Named, ...] | None) -> tuple[_Named, ...] | None:
+        return files and tuple(pinned(file, may_download=False) for file in files)
+
+    judge = config.reward.judge.model_copy(update={"model": pinned_model(config.reward.judge.model)})
+    given = {
+        "model": pinned_model(config.model),
+        "data": config.data.model_copy(update={"path": pinned_files(config.data.path)}),
+        "evaluation": config.evaluation.model_copy(update={"path": pinned_files(config.evaluation.path)}),
+        "reward": config.reward.model_copy(update={"judge": judge}),
+    }
+    raise_mistakes(mistakes)
+    return config.model_copy(update=given)
+
+
+def _pinned(name: HubName, recorded: dict[Any, HubName], *, may_download: bool) -> HubName:
+    if name.revision is None:
+        name = replace(recorded.get((name.kind, name.repository), name), inside=name.inside)
+    snapshot = name.snapshot
+    if snapshot is not None and _is_whole(name, snapshot):
+        return name.at(snapshot)
+    if may_download:
+        return name.at(_download(name))
+    raise _not_cached(name, snapshot)
+
+
+def _is_whole(name: HubName, snapshot: Path) -> bool:
+    """A tool that looked at a configuration or a tokenizer alone has left a model without weights."""
+    try:
+        return name.kind == "dataset" or bool(weight_files(snapshot))
+    except ModelError:
+        return False
+
+
+def _not_cached(name: HubName, snapshot: Path | None) -> UserError:
+    there = "has it without all of its weights" if snapshot else "does not have it"
+    if name.kind == "dataset":
+        return DataError(
+            f"data.path={name}: the Hugging Face cache in {name.cached.parent} {there}",
+            "Allowed: a file or a folder, or a data set that is in the cache",
+            f"Download it on a machine with a network: {name.download}",
+        )
+    return ModelError(
+        f"model.path={name} is no directory here, and the Hugging Face cache in {name.cached.parent} {there}",
+        "Allowed: a directory in Hugging Face format, or the name of a model in the cache; with model.download=auto "
+        "`rollpacker train` downloads it, but not in a job",
+        f"Check the name, or download it on a machine with a network: {name.download}",
+    )
+
+
+def _download(name: HubName) -> Path:
+    from huggingface_hub import snapshot_download
+
+    print(f"Downloading {name} into {name.cached.parent} ...", file=sys.stderr)  # noqa: T201  may take minutes
+    try:
+        for unused in ([*_UNUSED, *_OLD_WEIGHTS], list(_UNUSED)):
+            found = Path(snapshot_download(name.repository, revision=name.revision, ignore_patterns=unused))
+            if _is_whole(name, found):
+                break
+    except Exception as error:  # of the network, the Hub or the disk: it has no class of its own
+        raise WorldError(
+            f"{name} cannot be downloaded: {type(error).__name__}: {' '.join(str(error).split())}",
+            "The Hub has models as ORG/NAME; some need a licence to be accepted, and a token (`hf auth login`)",
+            f"Check the name and the network, or give a directory as model.path; by hand: {name.download}",
+        ) from error
+    return found
+
+
+def _recorded_names(run_dir: Path) -> Iterator[HubName]:
+    """The pinned names that the record of a run has; none where it is broken, which the check of `run.dir` reports."""
+    try:
+        record = read_record(run_dir) or {}
+    except DataError:
+        return
+    judge = (record.get("reward") or {}).get("judge") or {}
+    given = [(record.get(section) or {}).get("path") for section in ("data", "evaluation")]
+    files: Iterable[Any] = [file for each in given for file in (each if isinstance(each, list) else [each])]
+    yield from _parsed("model", [(record.get("model") or {}).get("path"), (judge.get("model") or {}).get("path")])
+    yield from _parsed("dataset", [file.get("path") if isinstance(file, dict) else file for file in files])
+
+
+def _parsed(kind: Any, paths: Iterable[object]) -> Iterator[HubName]:
+    for path in paths:
+        name = parse_hub_name(Path(path), kind) if isinstance(path, str) else None
+        if name is not None and name.revision is not None:
+            yield name

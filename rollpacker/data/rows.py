@@ -1,0 +1,113 @@
+"""Reads the rows of a prompt file and gives their fields our names.
+
+Invariant: what comes back has an `id`, and the fields that `rollpacker.data.prompts` reads, whatever the file calls
+them. In this order:
+
+* columns are renamed as the configuration says; without that, verl's schema (`data_source`, `prompt`,
+  `reward_model.ground_truth`, `extra_info`) is recognised by the first row;
+* a `prompt` that is a list of messages is `messages`;
+* the ground truth is cut to what follows `answer_after`;
+* where the first row has no `id`, ids are made: a digest of what the prompt is read from, so that they stay when the
+  file is sorted or extended. Rows that are equal are numbered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rollpacker.data.data_files import data_files
+from rollpacker.data.jsonl import read_json_lines, shown
+from rollpacker.data.tables import read_table, table_format
+from rollpacker.data.test_cases import CODE_FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rollpacker.config.sections.data import PromptFile
+    from rollpacker.data.jsonl import JsonLine
+
+JUDGE_FIELDS = ("rubric", "reference_answer")
+READ_FIELDS = frozenset({"id", "domain", "prompt", "messages", "ground_truth", *CODE_FIELDS, *JUDGE_FIELDS})
+"""What a prompt is read from; all others are kept as its row."""
+
+_OF_VERL = {"domain": "data_source", "ground_truth": "reward_model.ground_truth"}
+_ID_BYTES = 8
+"""Of a digest: one pair in 4 billion prompts would be equal by chance."""
+
+
+def read_rows(file: PromptFile, *, kind: str = "prompt file") -> Iterator[JsonLine]:
+    """Yield the rows of a file, or of the files of a folder, as they are.
+
+    Raises:
+        DataError: What is named is not there, or cannot be read.
+    """
+    for path in data_files(file):
+        yield from read_table(path, kind=kind) if table_format(path) else read_json_lines(path, kind=kind)
+
+
+def read_prompt_rows(file: PromptFile) -> Iterator[JsonLine]:
+    """Yield the rows of a file with the fields of prompts.
+
+    Raises:
+        DataError: As above; or a column is missing, or the ground truth has no mark.
+    """
+    columns: Mapping[str, str] = file.columns
+    has_ids, repeats = True, Counter[str]()
+    for index, row in enumerate(read_rows(file)):
+        if index == 0 and not columns and _is_verl(row):
+            columns = {name: column for name, column in _OF_VERL.items() if name != "domain" or file.domain is None}
+        line = row.with_columns(columns) if columns else row
+        if isinstance(line.fields.get("prompt"), list) and "messages" not in line.fields and _holds_objects(line):
+            line = _with(line, messages=line.fields["prompt"])
+        if file.answer_after is not None:
+            line = _with(line, ground_truth=_answer(line, file.answer_after))
+        if index == 0:
+            has_ids = "id" in line.fields
+        if not has_ids:
+            line = _with(line, id=_made_id(line, repeats))
+        yield line
+
+
+def _is_verl(row: JsonLine) -> bool:
+    model = row.fields.get("reward_model")
+    return (
+        "data_source" in row.fields and "prompt" in row.fields and isinstance(model, dict) and "ground_truth" in model
+    )
+
+
+def _holds_objects(line: JsonLine) -> bool:
+    prompt = line.fields["prompt"]
+    return isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+
+
+def _with(line: JsonLine, **fields: object) -> JsonLine:
+    return replace(line, fields=line.fields | fields)
+
+
+def _answer(line: JsonLine, mark: str) -> str:
+    value = line.require("ground_truth")
+    _, found, answer = str(value).rpartition(mark)
+    if not found or not answer.strip():
+        raise line.error(
+            f"`ground_truth` is {shown(value)}, with nothing after data.answer_after={mark!r}",
+            "Allowed: a text that ends with the mark and the answer",
+            "Correct the row or the mark, or leave out data.answer_after",
+        )
+    return answer.strip()
+
+
+def _made_id(line: JsonLine, repeats: Counter[str]) -> str:
+    if "id" in line.fields:
+        raise line.error(
+            "there is an `id`, and the first row has none",
+            "Allowed: ids of all rows, or of none",
+            "Complete the ids, or take them out",
+        )
+    content = {name: line.fields[name] for name in sorted(READ_FIELDS & line.fields.keys())}
+    digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=_ID_BYTES).hexdigest()
+    repeats[digest] += 1
+    return digest if repeats[digest] == 1 else f"{digest}-{repeats[digest]}"

@@ -1,0 +1,121 @@
+"""Reads the rows of tables: Parquet, Arrow (as `datasets` saves it) and CSV.
+
+Invariant: a row is an object of JSON values, so that prompts and rewards see the same whatever the file was. Times and
+decimals become texts; bytes, such as images, become null. Every failure is a `DataError` that names the file, and the
+row where there is one.
+"""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.core.errors import DataError
+from rollpacker.data.jsonl import JsonLine, reading
+from rollpacker.protocols.references import TableRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_FORMATS = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV"}
+_BEGINNINGS = {b"PAR1": "Parquet", b"ARRO": "Arrow"}
+"""The first bytes of files that are called otherwise."""
+_BATCH_ROWS = 1024
+"""Rows that are Python objects at a time."""
+
+
+def table_format(path: Path) -> str | None:
+    """The format of a table, by its name or its first bytes; None of a file that is no table, or cannot be read."""
+    if path.suffix in _FORMATS:
+        return _FORMATS[path.suffix]
+    try:
+        with path.open("rb") as file:
+            return _BEGINNINGS.get(file.read(4)) if path.is_file() else None
+    except OSError:
+        return None
+
+
+def read_table(path: Path, *, kind: str) -> Iterator[JsonLine]:
+    """Yield the rows of a table. `kind` names the file in messages, such as `prompt file`."""
+    form, number = table_format(path), 0
+    with reading(path, kind):
+        try:
+            for number, row in enumerate(_csv_rows(path) if form == "CSV" else _arrow_rows(path, form), start=1):
+                yield JsonLine(TableRow(path=path, number=number), row)
+        except (ValueError, csv.Error, NotImplementedError) as error:  # pyarrow's own errors are of ValueError
+            where = f" after row {number}" if number else ""
+            raise _broken(path, kind, f"cannot be read as {form}{where}: {error}") from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise _broken(path, kind, f"cannot be read as {form}: {error}") from error  # pyarrow's, of damaged data
+    if not number:
+        raise DataError(f"The {kind} {path} is empty", "Allowed: at least one row", "Name another file")
+
+
+def _broken(path: Path, kind: str, problem: str) -> DataError:
+    return DataError(
+        f"The {kind} {path} {problem.splitlines()[0]}",
+        "Allowed: a whole file of the format that its name ends with (.parquet, .arrow, .csv; all others: JSON lines)",
+        "Copy or download it again, and compare its size",
+    )
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, object]]:
+    """Every value is a text, and the first line has the names."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        for row in csv.DictReader(file, strict=True):
+            if None in row or None in row.values():
+                raise ValueError("a row has more or fewer values than there are columns")
+            yield dict(row)
+
+
+def _arrow_rows(path: Path, form: str | None) -> Iterator[dict[str, Any]]:
+    for batch in _batches(path, form):
+        unplain = [column.name for column in batch.schema if not _is_plain(column.type)]
+        for row in batch.to_pylist():
+            yield row | {name: _plain(row[name]) for name in unplain}
+
+
+def _batches(path: Path, form: str | None) -> Iterator[Any]:
+    import pyarrow as pa
+
+    if form == "Parquet":
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=_BATCH_ROWS)
+        return
+    with pa.memory_map(str(path)) as source:
+        try:
+            indexed = pa.ipc.open_file(source)
+        except pa.ArrowInvalid:  # `datasets` saves streams, which have no index
+            source.seek(0)
+            yield from pa.ipc.open_stream(source)
+        else:
+            yield from (indexed.get_batch(index) for index in range(indexed.num_record_batches))
+
+
+def _is_plain(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    if kind.num_fields:
+        return not types.is_map(kind) and all(_is_plain(kind.field(index).type) for index in range(kind.num_fields))
+    checks = (types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_large_string)
+    return any(check(kind) for check in (*checks, types.is_null))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case bytes():
+            return None
+        case dict():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case _:
+            return str(value)

@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rollpacker.config.compose import compose
+from rollpacker.config.multirun import compose_sweep
+from rollpacker.config.record import to_yaml
+from rollpacker.core.errors import UserError
+
+INPUTS = ("model.path=m", "data.path=p.jsonl")
+FIRST = (
+    *INPUTS,
+    "run.dir=runs/x",
+    "system=verl",
+    "rollout.num_prompts=64",
+    "trainer.learning_rate=0.001",
+    "data.columns={prompt:question}",
+    r"data.prompt_suffix='\${not a key}'",
+    "reward.domains={math:math}",
+)
+
+
+def write_record(tmp_path, *words):
+    config = compose(words)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    return config
+
+
+@pytest.mark.parametrize(
+    "words",
+    [FIRST, ("backend=sim", "workload=math", "model=qwen2.5-7b", "system=planner", "run.dir=runs/x")],
+    ids=["ray", "sim"],
+)
+def test_the_record_of_a_run_gives_the_same_run(tmp_path, words):
+    config = write_record(tmp_path, *words)
+    assert compose([f"config={tmp_path}/config.yaml"]) == config
+    assert compose([f"config={tmp_path}"]) == config
+
+
+def test_words_override_the_file_also_with_a_value_that_is_the_default(tmp_path):
+    config = write_record(tmp_path, *FIRST)
+    again = compose([f"config={tmp_path}", "rollout.num_prompts=32", "run.dir=runs/y"])
+    assert again.rollout.num_prompts == 32
+    expected = config.model_dump() | {"rollout": again.rollout.model_dump(), "run": again.run.model_dump()}
+    assert again.model_dump() == expected
+
+
+def test_a_chosen_option_overrides_what_it_sets_and_nothing_else(tmp_path):
+    write_record(tmp_path, *FIRST)
+    again = compose([f"config={tmp_path}", "system=rollpacker", "trainer=fsdp"])
+    assert (again.system.name, again.system.batching) == ("rollpacker", "tail")
+    assert (again.trainer.name, again.trainer.learning_rate) == ("fsdp", 0.001)
+
+
+def test_a_file_of_ones_own_needs_only_what_differs(tmp_path):
+    (tmp_path / "own.yaml").write_text("rollout: {num_prompts: 8}\nrun: {dir: runs/own}\n")
+    config = compose([f"config={tmp_path}/own.yaml", *INPUTS])
+    assert config == compose([*INPUTS, "rollout.num_prompts=8", "run.dir=runs/own"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("run: {dir: x}\nswarm: {size: 3}\nrollout: {num_prompt: 4}", ["`swarm`", "`rollout.num_prompt`", "not a key"]),
+        ("rollout: 7", ["`rollout`"]),
+        ("rollout: {num_prompts: many}", ["rollout.num_prompts=many"]),
+        ("run: [", ["cannot be read", "YAML"]),
+        ("- a", ["holds no sections"]),
+        ("", ["holds no sections"]),
+    ],
+    ids=["newer version", "section", "value", "yaml", "list", "empty"],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, words):
+    (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(UserError) as caught:
+        compose([f"config={tmp_path}/c.yaml", *INPUTS])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_file_and_a_multirun_of_a_file_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"x.yaml does not exist"):
+        compose([f"config={tmp_path}/x.yaml"])
+    with pytest.raises(UserError, match="A file gives one run"):
+        compose_sweep([f"config={tmp_path}", "run.seed=0,1"])
+
+
+def test_an_older_record_without_new_keys_takes_their_defaults(tmp_path):
+    config = write_record(tmp_path, *FIRST)
+    tree = yaml.safe_load(Path(tmp_path, "config.yaml").read_text())
+    del tree["data"]["answer_after"], tree["model"]["download"]
+    Path(tmp_path, "config.yaml").write_text(yaml.safe_dump(tree))
+    assert compose([f"config={tmp_path}"]) == config
