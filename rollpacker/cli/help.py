@@ -62,6 +62,8 @@ def show_help(commands: Sequence[Command], topics: Sequence[str]) -> None:
     named = {command.name: command for command in commands}
     if topics[0] in named:
         show_command(named[topics[0]], topics[1:], commands)
+        if topics[0] in {*section_names(TRAIN.schema), *groups(TRAIN)}:  # `data` is a command and a section
+            _show_topics(TRAIN, topics[:1], commands)
     else:
         _show_topics(TRAIN, topics, commands)
 

@@ -63,6 +63,7 @@ _SUMMARIES = {
     "plan": "Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
     "profile": "Measure this machine's engines, trainer and transfers, for the modelled cluster.",
     "calibrate": "Fit the modelled cluster to the paper's numbers, and print the remaining error of each.",
+    "data": "Convert published data sets that you have downloaded (gsm8k, math500, aime24, ...) into prompt files.",
     "score": "Score given responses with a reward, to try it on your data before you train on it.",
     "replay": "Feed a run's event log into fresh schedulers and verify that they decide the same.",
     "report": "Write one HTML page about a run: where the time went, and what waited for what.",

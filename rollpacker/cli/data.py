@@ -1,0 +1,93 @@
+"""`rollpacker data`: converts published data sets that were downloaded into prompt files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.cli.command_help import CommandHelp
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollpacker.cli.arguments import Arguments
+
+SETTINGS = {"from": "", "out": "", "split": ""}
+_EXAMPLE = "gsm8k from=DIR split=train out=gsm8k.jsonl"
+
+HELP = CommandHelp(
+    purpose=(
+        "Convert a published data set, which you have downloaded (`hf download NAME --repo-type dataset --local-dir "
+        "DIR`), into a prompt file. `list` names the sets. Parquet and others can also be trained on as they are: see "
+        "data.columns."
+    ),
+    usage="list | NAME from=DIR out=FILE [split=NAME]",
+    arguments=(
+        ("list", "Print the data sets that it knows."),
+        ("NAME", "One of them; or rows, which writes any table as JSON lines, without change."),
+        ("from", "The folder or the file, or hf://ORG/NAME in the Hugging Face cache."),
+        ("out", "The file to write, or - for standard output."),
+        ("split", "Which one, where the folder has several, such as train or test."),
+    ),
+    examples=(f"rollpacker data {_EXAMPLE}", "rollpacker data list"),
+)
+
+
+def run(arguments: Arguments) -> None:
+    """Convert one data set, or list all."""
+    from rollpacker.cli.screen import facts, heading, output
+    from rollpacker.cli.settings import parse_settings
+    from rollpacker.config.keys import nearest
+    from rollpacker.data.converters import CONVERTERS, Converted, convert_rows
+    from rollpacker.metrics.outputs import check_output, open_output
+    from rollpacker.paths import real_path
+    from rollpacker.runtime.run.folder_checks import check_creatable
+
+    names, settings = parse_settings("data", arguments.words, SETTINGS, example=_EXAMPLE)
+    if names == ["list"]:
+        entries = [
+            (name, f"{each.source}{f'; reward={each.reward}' if each.reward else ''}")
+            for name, each in CONVERTERS.items()
+        ]
+        output().print(heading("Data sets (rollpacker data NAME from=DIR out=FILE)"), facts(entries), sep="\n")
+        return
+    if len(names) != 1 or names[0] not in CONVERTERS:
+        close = nearest(names[0], CONVERTERS) if names else ()
+        raise ConfigError(
+            f"`rollpacker data` was given {' '.join(names) or 'no data set'}.",
+            f"It takes list, or one of {', '.join(CONVERTERS)}.",
+            f"Write rollpacker data {close[0]} from=DIR out=FILE"
+            if close
+            else f"For example: rollpacker data {_EXAMPLE}",
+        )
+    for name in ("from", "out"):
+        if not settings[name]:
+            raise ConfigError(
+                f"`{name}` is not set.", "It takes from=DIR and out=FILE.", f"For example: rollpacker data {_EXAMPLE}"
+            )
+    converter, source, out = CONVERTERS[names[0]], Path(settings["from"]), Path(settings["out"])
+    check_output(out)
+    if str(out) != "-":
+        check_creatable("out", out)
+        if real_path(out) == real_path(source):
+            raise ConfigError(f"out={out} is also `from`.", "It is another file.", "Choose another out.")
+    counts = Converted()
+    with open_output(out) as file:
+        for line in convert_rows(converter, source, settings["split"] or None, counts):
+            file.write(line)
+    skipped = [
+        (counts.num_repeated, "left out, the same as an earlier row"),
+        (counts.num_contradicted, "left out, the question of an earlier row with another answer"),
+    ]
+    output(beside=out).print(
+        heading(f"{converter.name}, from {source}"),
+        facts(
+            [
+                ("rows", f"{counts.num_rows:,}"),
+                *((f"{number:,}", text) for number, text in skipped if number),
+                *([("domain", converter.domain), ("reward", f"reward={converter.reward}")] if converter.domain else []),
+                ("written to", str(out)),
+                ("next", f"rollpacker check model.path=DIR data.path={out} reward={converter.reward or 'math'}"),
+            ]
+        ),
+        sep="\n",
+    )

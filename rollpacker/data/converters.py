@@ -1,0 +1,289 @@
+r"""Converts published data sets, which a user has downloaded, into prompt files: one table, a few lines for each.
+
+Invariant: a converter reads nothing but the folder, and writes rows that `rollpacker.data.prompts` reads. Column names
+are those of the repositories named, and of their well-known copies. Questions that end in one short answer ask for it
+in `\boxed{}`, as Qwen's and DeepSeek's model cards do.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.core.errors import DataError
+from rollpacker.data.jsonl import shown
+from rollpacker.data.rows import read_rows
+from rollpacker.data.test_cases import is_filled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rollpacker.data.jsonl import JsonLine
+
+Fields = dict[str, Any]
+
+INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
+
+_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_BEFORE_DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+_AFTER_DAPO = '\n\nRemember to put your answer on its own line after "Answer:".'
+"""What DAPO's prompts have around the question: another form of answer than `\\boxed{}`."""
+_MOST_BYTES = 1 << 30
+"""Of one problem's unpacked test cases; the largest of LiveCodeBench take some hundred MB."""
+
+
+_UNPACKING_ERRORS = (
+    *(TypeError, ValueError, EOFError, LookupError, AttributeError, OverflowError),
+    *(zlib.error, binascii.Error, pickle.UnpicklingError),
+)
+"""Of a damaged or foreign pickle."""
+
+
+def _chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _first(row: JsonLine, *names: str) -> Any:
+    """The first of these fields that is filled: copies of a set call them differently."""
+    found = next((row.fields[name] for name in names if is_filled(row.fields.get(name))), None)
+    if found is None:
+        raise row.missing(names, "Give the folder of the data set that `rollpacker data list` names")
+    return found
+
+
+def _answered(*questions: str, answers: tuple[str, ...] = ("answer",)) -> Callable[[JsonLine], Fields]:
+    """Questions with one answer, in columns of these names."""
+
+    def convert(row: JsonLine) -> Fields:
+        answer = _first(row, *answers)
+        if isinstance(answer, float) and answer.is_integer():
+            answer = int(answer)  # AMC's are numbers with a point
+        boxes = _BOXED.findall(str(answer))
+        text = str(_first(row, *questions)).strip()
+        return {"messages": _chat(f"{text}\n\n{INSTRUCTION}"), "ground_truth": boxes[-1] if boxes else str(answer)}
+
+    return convert
+
+
+def _gsm8k(row: JsonLine) -> Fields:
+    _, mark, answer = str(_first(row, "answer")).rpartition("####")
+    if not mark:
+        raise row.error(
+            "`answer` has no ####", "Allowed: a solution that ends with #### and a number", "Take openai/gsm8k"
+        )
+    question = str(_first(row, "question"))
+    return {"messages": _chat(f"{question}\n\n{INSTRUCTION}"), "ground_truth": answer.strip().replace(",", "")}
+
+
+def _dapo(row: JsonLine) -> Fields:
+    prompt = _first(row, "prompt")
+    text = prompt[0].get("content") if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) else prompt
+    model = row.fields.get("reward_model")
+    answer = model.get("ground_truth") if isinstance(model, dict) else None
+    if not isinstance(text, str):
+        raise row.error(
+            f"`prompt` is {shown(prompt)}", "Allowed: a text, or messages", "Take BytedTsinghua-SIA/DAPO-Math-17k"
+        )
+    question = text.removeprefix(_BEFORE_DAPO).removesuffix(_AFTER_DAPO).strip()
+    return {
+        "messages": _chat(f"{question}\n\n{INSTRUCTION}"),
+        "ground_truth": str(answer if is_filled(answer) else _first(row, "solution", "answer")),
+    }
+
+
+def _gpqa(row: JsonLine) -> Fields:
+    """The choices in an order that depends on nothing but their texts."""
+    question, right = str(_first(row, "Question")).strip(), str(_first(row, "Correct Answer")).strip()
+    wrong = [str(_first(row, f"Incorrect Answer {number}")).strip() for number in (1, 2, 3)]
+    choices = sorted([right, *wrong], key=lambda text: hashlib.blake2b(f"{question}\n{text}".encode()).digest())
+    listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip("ABCD", choices, strict=True))
+    instruction = r"Please reason step by step, and put the letter of the right choice within \boxed{}."
+    return {"messages": _chat(f"{question}\n\n{listed}\n\n{instruction}"), "ground_truth": "ABCD"[choices.index(right)]}
+
+
+def _livecodebench(row: JsonLine) -> Fields:
+    metadata = _json(row, "metadata") if is_filled(row.fields.get("metadata")) else {}
+    entry_point = metadata.get("func_name") if isinstance(metadata, dict) else None
+    cases = [*_json(row, "public_test_cases"), *_private_cases(row)]
+    starter = row.fields.get("starter_code")
+    form = (
+        f"Complete this code:\n\n```python\n{starter}\n```"
+        if is_filled(starter)
+        else "Write a program in Python that reads from standard input and writes to standard output."
+    )
+    text = f"{_first(row, 'question_content')}\n\n{form}\n\nGive the whole program in one ```python block."
+    return {
+        "messages": _chat(text),
+        "test_cases": cases,
+        **({"entry_point": entry_point} if entry_point else {}),
+        **{name: row.fields[name] for name in ("difficulty", "platform", "contest_date") if name in row.fields},
+    }
+
+
+def _json(row: JsonLine, name: str) -> Any:
+    value = _first(row, name)
+    return row.parse_text(name, value, "Allowed: JSON", "Download the file again") if isinstance(value, str) else value
+
+
+class _TextOnly(pickle.Unpickler):
+    """Unpickles a text; refuses every class and function, which a pickle could run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _private_cases(row: JsonLine) -> list[Any]:
+    """LiveCodeBench packs them: the base64 of a compressed pickle of the text of a JSON list."""
+    packed = _first(row, "private_test_cases")
+    try:
+        unpacker = zlib.decompressobj()
+        raw = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
+        if not unpacker.eof:
+            raise ValueError("it is cut off, or larger than 1 GB")
+        text = _TextOnly(io.BytesIO(raw)).load()
+        cases = json.loads(text)
+    except _UNPACKING_ERRORS as error:
+        raise row.error(
+            f"`private_test_cases` cannot be unpacked: {error}",
+            "Allowed: the base64 of a compressed pickle of a text of JSON, as LiveCodeBench publishes it",
+            "Download the file again",
+        ) from error
+    if not isinstance(cases, list):
+        raise row.error(f"`private_test_cases` holds {shown(cases)}", "Allowed: a list", "Download the file again")
+    return cases
+
+
+def _as_it_is(row: JsonLine) -> Fields:
+    return dict(row.fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converter:
+    """How a published set becomes a prompt file."""
+
+    name: str
+    source: str
+    """The repository on the Hub, with the folder or file that is meant."""
+    domain: str
+    reward: str
+    """The option of the group `reward` that scores it."""
+    convert: Callable[[JsonLine], Fields]
+    """Gives the fields of a prompt but for `id` and `domain`."""
+    inside: str = ""
+    """The folder of the repository, where there are several."""
+    split: str | None = None
+    """Where the folder has several, and this one is meant."""
+
+
+_PROBLEM, _ANSWER = ("problem", "Problem", "question", "Question"), ("answer", "Answer", "solution")
+
+CONVERTERS = {
+    each.name: each
+    for each in (
+        Converter(name="gsm8k", source="openai/gsm8k", domain="math", reward="math", convert=_gsm8k, inside="main"),
+        Converter(
+            name="math500", source="HuggingFaceH4/MATH-500", domain="math", reward="math", convert=_answered("problem")
+        ),
+        Converter(
+            name="aime24",
+            source="HuggingFaceH4/aime_2024 or math-ai/aime24",
+            domain="math",
+            reward="math",
+            convert=_answered(*_PROBLEM, answers=_ANSWER),
+        ),
+        Converter(
+            name="aime25",
+            source="math-ai/aime25 or yentinglin/aime_2025",
+            domain="math",
+            reward="math",
+            convert=_answered(*_PROBLEM, answers=_ANSWER),
+        ),
+        Converter(
+            name="amc23", source="math-ai/amc23", domain="math", reward="math", convert=_answered("question", "problem")
+        ),
+        Converter(
+            name="dapo-17k", source="BytedTsinghua-SIA/DAPO-Math-17k", domain="math", reward="math", convert=_dapo
+        ),
+        Converter(
+            name="gpqa",
+            source="Idavidrein/gpqa (gpqa_diamond.csv)",
+            domain="science",
+            reward="math",
+            convert=_gpqa,
+            split="gpqa_diamond",
+        ),
+        Converter(
+            name="livecodebench",
+            source="livecodebench/code_generation_lite",
+            domain="code",
+            reward="sandbox",
+            convert=_livecodebench,
+        ),
+        Converter(name="rows", source="any table, without change", domain="", reward="", convert=_as_it_is),
+    )
+}
+"""By name, in the order of `rollpacker data list`."""
+
+
+@dataclass(slots=True)
+class Converted:
+    """What came of a conversion, counted as it goes."""
+
+    num_rows: int = 0
+    num_repeated: int = 0
+    """Rows whose question, and answer, an earlier one has; left out."""
+    num_contradicted: int = 0
+    """Rows whose question an earlier one has with another answer; left out."""
+
+
+def convert_rows(converter: Converter, path: Path, split: str | None, counts: Converted) -> Iterator[bytes]:
+    """Yield the lines of the prompt file.
+
+    Args:
+        converter: Of the data set.
+        path: A folder or a file that was downloaded, or hf://ORG/NAME in the cache.
+        split: Of a folder that has several; None takes the converter's own, or the only one.
+        counts: Is counted up.
+
+    Raises:
+        DataError: The folder is not that of the data set, or a row is wrong.
+    """
+    given = PromptFile(path=path)
+    folder = given.location / converter.inside
+    if converter.inside and folder.is_dir():
+        given = PromptFile(path=folder)
+    if given.location.is_dir():
+        given = given.model_copy(update={"split": split or converter.split})
+    elif split is not None:
+        raise DataError(f"split={split}, and {path} is no folder", "Allowed: a split of a folder", "Leave out split")
+    answers: dict[bytes, bytes] = {}
+    for number, row in enumerate(read_rows(given, kind="data set"), start=1):
+        fields = converter.convert(row)
+        if converter.name != "rows":
+            question, answer = _digest(fields["messages"]), _digest(fields.get("ground_truth"))
+            if (first := answers.get(question)) is not None:
+                counts.num_repeated += first == answer
+                counts.num_contradicted += first != answer
+                continue
+            answers[question] = answer
+            fields = {"id": f"{converter.name}-{number}", "domain": converter.domain, **fields}
+        counts.num_rows += 1
+        yield json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).digest()

@@ -1,0 +1,70 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from tests.data.files import write_cached, write_parquet
+
+ROWS = [{"question": f"What is {number} x 7?", "answer": f"#### {number * 7}"} for number in range(40)]
+
+
+@pytest.fixture
+def gsm8k(workdir):
+    write_parquet(workdir / "set/main/train-00000-of-00001.parquet", ROWS)
+    write_parquet(workdir / "set/main/test-00000-of-00001.parquet", ROWS[:3])
+    return workdir
+
+
+def test_a_data_set_is_converted_and_says_what_came_of_it(gsm8k, capsys):
+    assert main(["data", "gsm8k", "from=set", "split=train", "out=gsm8k.jsonl"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("rows", "40", "reward=math", "data.path=gsm8k.jsonl"):
+        assert words in printed
+    assert json.loads(Path("gsm8k.jsonl").read_text().splitlines()[1])["ground_truth"] == "7"
+
+
+def test_list_names_every_set_with_its_repository(capsys):
+    assert main(["data", "list"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("gsm8k", "openai/gsm8k", "livecodebench", "reward=sandbox"):
+        assert word in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no data set"),
+        (["gsm9k", "from=set", "out=x"], "rollpacker data gsm8k"),
+        (["gsm8k", "out=x"], "`from` is not set"),
+        (["gsm8k", "from=set"], "`out` is not set"),
+        (["gsm8k", "from=nowhere", "out=x"], "nowhere does not exist"),
+        (["gsm8k", "from=set", "out=x"], "several splits"),
+        (["gsm8k", "from=set", "out=x", "split=dev"], "no split dev"),
+        (["gsm8k", "from=set", "out=set"], "out=set is"),
+        (["gsm8k", "from=set", "out=x", "splits=dev"], "split"),
+    ],
+)
+def test_a_wrong_argument_writes_nothing(gsm8k, capsys, words, said):
+    assert main(["data", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not Path("x").exists()
+
+
+def test_check_reads_a_parquet_of_the_hub_by_name_and_says_the_commit(gsm8k, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(gsm8k / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(gsm8k / "hub"))  # of the process that tokenizes
+    monkeypatch.setenv("COLUMNS", "400")
+    write_cached(gsm8k / "hub", "model", "tiny/model", {path.name: path for path in Path("model").iterdir()}, "a" * 40)
+    parquet = Path("set/main/train-00000-of-00001.parquet")
+    write_cached(gsm8k / "hub", "dataset", "openai/gsm8k", {f"main/{parquet.name}": parquet}, "b" * 40)
+    words = [
+        "model.path=tiny/model",
+        "data.path=hf://openai/gsm8k/main",
+        "data.columns={prompt:question,ground_truth:answer}",
+    ]
+    settings = ["data.answer_after='####'", "data.domain=math", "run.dir=runs/x"]
+    assert main(["check", *words, *settings]) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert f"tiny/model@{'a' * 40}" in printed
+    assert f"40 in hf://openai/gsm8k@{'b' * 40}/main: math 40" in printed

@@ -1,0 +1,202 @@
+"""Converters of published sets, each with rows as they are published."""
+
+import base64
+import json
+import os
+import pickle
+import zlib
+
+import pytest
+
+from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.reward import RewardSection
+from rollpacker.core.errors import DataError
+from rollpacker.data.converters import CONVERTERS, INSTRUCTION, Converted, convert_rows
+from rollpacker.data.prompts import read_prompts
+from rollpacker.data.test_cases import load_test_cases
+from rollpacker.rewards.factory import check_references
+from tests.data.files import write_parquet
+
+DAPO_PROMPT = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n1 + 1?\n\nRemember to put your answer "
+    'on its own line after "Answer:".'
+)
+
+
+def dapo(answer):
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"content": DAPO_PROMPT, "role": "user"}],
+        "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": "9a9b6eb4"},
+    }
+
+
+def packed(cases):
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
+
+
+def livecodebench(**fields):
+    return {
+        "question_title": "Double",
+        "question_content": "Print twice the number.",
+        "platform": "atcoder",
+        "starter_code": "",
+        "difficulty": "easy",
+        "public_test_cases": json.dumps([{"input": "1\n", "output": "2\n", "testtype": "stdin"}]),
+        "private_test_cases": packed([{"input": "4\n", "output": "8\n", "testtype": "stdin"}]),
+        "metadata": "{}",
+        **fields,
+    }
+
+
+FUNCTION = livecodebench(
+    starter_code="class Solution:\n    def add(self, a: int, b: int) -> int:\n        ",
+    public_test_cases=json.dumps([{"input": "1\n2", "output": "3", "testtype": "functional"}]),
+    private_test_cases=packed([{"input": "4\n5", "output": "9", "testtype": "functional"}]),
+    metadata='{"func_name": "add"}',
+)
+GPQA = (
+    "Record ID,Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
+    'rec1,"Which, of these?",the right one,wrong a,wrong b,wrong c\n'
+)
+
+
+def write_lines(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def gsm8k(folder):
+    for place, answer in (("main/train", "1,042"), ("main/test", "7"), ("socratic/train", "other")):
+        row = {"question": "How many?", "answer": f"So it is {answer}.\n#### {answer}"}
+        write_parquet(folder / f"{place}-00000-of-00001.parquet", [row])
+    return "train"
+
+
+def gpqa(folder):
+    (folder / "gpqa_diamond.csv").write_text(GPQA)
+    (folder / "gpqa_main.csv").write_text(GPQA)
+
+
+AIME = {"problem": "Find x.", "id": 60, "url": "u", "year": "2024"}
+PUBLISHED = {
+    "gsm8k": (gsm8k, "How many?", "1042"),
+    "math500": (
+        lambda folder: write_lines(
+            folder / "test.jsonl", {**AIME, "answer": "\\frac{3}{4}", "solution": "so", "level": 2}
+        ),
+        "Find x.",
+        "\\frac{3}{4}",
+    ),
+    "aime24": (
+        lambda folder: write_parquet(folder / "data/train-00000-of-00001.parquet", [{**AIME, "answer": "204"}]),
+        "Find x.",
+        "204",
+    ),
+    "aime24 of math-ai": (
+        lambda folder: write_parquet(
+            folder / "data/test-00000-of-00001.parquet", [{**AIME, "solution": "\\boxed{204}"}]
+        ),
+        "Find x.",
+        "204",
+    ),
+    "aime25": (
+        lambda folder: write_lines(folder / "test.jsonl", {"problem": "Find x.", "answer": "70"}),
+        "Find x.",
+        "70",
+    ),
+    "amc23": (
+        lambda folder: write_parquet(folder / "data/test-0.parquet", [{"question": "Find x.", "answer": 27.0}]),
+        "Find x.",
+        "27",
+    ),
+    "dapo-17k": (lambda folder: write_parquet(folder / "data/dapo-math-17k.parquet", [dapo("34")]), "1 + 1?", "34"),
+    "gpqa": (gpqa, "Which, of these?", None),
+}
+
+
+def convert(name, folder, split=None):
+    counts = Converted()
+    out = folder.parent / "out.jsonl"
+    out.write_bytes(b"".join(convert_rows(CONVERTERS[name], folder, split, counts)))
+    return read_prompts(PromptFile(path=out)), counts
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_a_published_set_becomes_prompts_that_its_reward_takes(tmp_path, case):
+    write, question, answer = PUBLISHED[case]
+    name, folder = case.partition(" ")[0], tmp_path / "set"
+    folder.mkdir()
+    split = write(folder)
+    [prompt], counts = convert(name, folder, split if isinstance(split, str) else None)
+    text = prompt.messages[0]["content"]
+    assert text.startswith(question)
+    assert "\\boxed{}" in text
+    assert "Remember" not in text
+    if answer is None:
+        assert f"{prompt.reference.text}) the right one" in text
+    else:
+        assert prompt.reference.text == answer
+        assert text == f"{question}\n\n{INSTRUCTION}"
+    assert (prompt.key, prompt.domain, counts.num_rows) == (f"{name}-1", CONVERTERS[name].domain, 1)
+    check_references(RewardSection(name=CONVERTERS[name].reward), [prompt])
+
+
+@pytest.mark.parametrize(("row", "style"), [(livecodebench(), "stdin"), (FUNCTION, "function")])
+def test_livecodebench_has_all_of_its_cases_unpacked(tmp_path, row, style):
+    write_lines(tmp_path / "set" / "test.jsonl", row)
+    write_lines(tmp_path / "set" / "test2.jsonl", {**row, "question_content": "Another one."})
+    prompts, _ = convert("livecodebench", tmp_path / "set")
+    assert len(prompts) == 2
+    assert (prompts[0].reference.style, prompts[0].reference.num_cases) == (style, 2)
+    assert len(load_test_cases(prompts[1].reference)) == 2
+    assert ("class Solution" in prompts[0].messages[0]["content"]) == (style == "function")
+
+
+def test_repeated_and_contradicted_rows_are_left_out_and_counted(tmp_path):
+    write_parquet(tmp_path / "set" / "x.parquet", [dapo("34"), dapo("34"), dapo("35"), dapo("34")])
+    [prompt], counts = convert("dapo-17k", tmp_path / "set")
+    assert prompt.reference.text == "34"
+    assert (counts.num_rows, counts.num_repeated, counts.num_contradicted) == (1, 2, 1)
+
+
+def test_a_table_with_test_cases_becomes_lines_without_change(tmp_path):
+    row = {"id": "a", "domain": "code", "prompt": "Add.", "test_list": ["assert add(1, 2) == 3"]}
+    write_parquet(tmp_path / "set" / "x.parquet", [row])
+    [prompt], _ = convert("rows", tmp_path / "set")
+    assert prompt.reference.num_cases == 1
+
+
+class _Runs:
+    """A pickle that would run a program."""
+
+    def __reduce__(self):
+        return os.system, ("echo ran > ran",)
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        base64.b64encode(zlib.compress(pickle.dumps(_Runs()))).decode(),
+        base64.b64encode(zlib.compress(pickle.dumps("[1]"))[:-5]).decode(),
+        base64.b64encode(b"no zlib").decode(),
+        "no base64",
+        packed({"input": 1}),
+    ],
+    ids=["code", "cut", "zlib", "base64", "object"],
+)
+def test_packed_cases_that_are_no_text_of_json_are_refused_and_run_nothing(tmp_path, monkeypatch, private):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "set" / "test.jsonl", livecodebench(private_test_cases=private))
+    with pytest.raises(DataError, match=r"line 1: .private_test_cases"):
+        convert("livecodebench", tmp_path / "set")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_another_set_than_the_named_one_is_refused_with_its_columns(tmp_path):
+    write_parquet(tmp_path / "set" / "x.parquet", [{"text": "a"}])
+    for name in CONVERTERS.keys() - {"rows", "gpqa"}:
+        with pytest.raises(DataError, match="Fields of this line: `text`"):
+            convert(name, tmp_path / "set")
