@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rollpacker.core.commands import BeginRound
+from rollpacker.core.commands import BeginRound, EndRound
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.rollout import RolloutGroup, TokenizedPrompt
 from rollpacker.rewards.overlong import NO_PUNISHMENT, OverlongPunishment
@@ -21,7 +21,7 @@ class Batch:
     began_at_s: float
     prompts: Mapping[str, TokenizedPrompt]
     """By key."""
-    book: RequestBook
+    book: RequestBook = field(default_factory=RequestBook)
     overlong: OverlongPunishment = NO_PUNISHMENT
     accepted: dict[PromptId, tuple[int, ...]] = field(default_factory=dict)
     dropped: dict[PromptId, None] = field(default_factory=dict)
@@ -48,6 +48,12 @@ class Batch:
     def lend(self) -> None:
         """Engines were chosen to be lent to the trainer: note how far the round was."""
         self.lent_at_share = sum(record.is_finished for record in self.requests.values()) / len(self.requests)
+
+    def end(self, command: EndRound, now: float) -> None:
+        """The round is over: its batch has an order."""
+        self.order = command.prompts
+        self.long_queue_length = command.long_queue_length
+        self.ended_at_s = now
 
     @property
     def num_needed_tokens(self) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollpacker.core.events import RoundMeasured
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import EngineStats
+from rollpacker.runtime.rollout.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +49,21 @@ class RoundCosts:
         """Mean share of an engine's KV cache that was in use during forward passes."""
         capacity = sum(stats.kv_tokens_capacity for stats in self.after.values()) / max(1, len(self.after))
         return self.mean_per_pass("kv_token_steps") / capacity if capacity else 0.0
+
+
+def round_measured(batch: Batch, costs: RoundCosts, switch_time_s: float) -> RoundMeasured:
+    """What the scheduler is told of a round that is over.
+
+    Args:
+        batch: The round's.
+        costs: Of the round.
+        switch_time_s: Of the change of engines before it.
+    """
+    return RoundMeasured(
+        round=batch.begin.round,
+        num_preemptions=costs.growth("num_preemptions"),
+        rollout_time_s=(batch.generated_at_s or batch.ended_at_s) - batch.began_at_s,
+        num_tokens=batch.num_needed_tokens,
+        switch_time_s=switch_time_s,
+        lengths_tokens=tuple(request.response.num_tokens for request in batch.requests.values() if request.response),
+    )

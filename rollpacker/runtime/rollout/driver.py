@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from rollpacker.core.commands import (
     Abort,
@@ -43,7 +43,6 @@ from rollpacker.core.commands import (
     StreamGroups,
     UseParallelism,
 )
-from rollpacker.core.errors import DataError
 from rollpacker.core.events import (
     EngineLost,
     EvaluationOffered,
@@ -53,7 +52,6 @@ from rollpacker.core.events import (
     ResponseEvicted,
     ResponseFinished,
     RewardComputed,
-    RoundMeasured,
     StepStarted,
     TimerFired,
 )
@@ -64,40 +62,24 @@ from rollpacker.protocols.engine import Engine, EngineStats
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
+from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.batch import Batch
-from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
+from rollpacker.runtime.rollout.costs import RoundCosts, Turnover, round_measured
 from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
-from rollpacker.runtime.rollout.inbox import (
-    EngineDied,
-    EngineReady,
-    Fact,
-    Inbox,
-    ResponsesArrived,
-    VerdictsArrived,
-)
+from rollpacker.runtime.rollout.inbox import EngineDied, EngineReady, Fact, Inbox, ResponsesArrived, VerdictsArrived
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.listeners import Listeners
 from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.reward_client import RewardClient
+from rollpacker.runtime.rollout.scheduling import too_few_differ
 from rollpacker.runtime.rollout.timers import Timers
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.shared_timeout import SharedTimeout
 from rollpacker.runtime.waiting.watchdog import Watchdog
-
-
-def _too_few_differ(command: FailRun) -> DataError:
-    return DataError(
-        f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "
-        f"them had all their rewards equal; {command.num_prompts_needed} places of the batch are open.",
-        "With system.dynamic_sampling a batch holds only prompts whose rewards differ, and a step launches at most "
-        "system.max_launch_factor times the prompts that it needs.",
-        "Take prompts that the model solves sometimes, or raise rollout.num_responses or system.max_launch_factor; "
-        "`solve_rate` in the table `domains` says how hard they are.",
-    )
 
 
 class Driver:
@@ -147,6 +129,7 @@ class Driver:
         self._orders = EngineOrders(
             self._engines, self._to_generate, on_accepted=self._has_news.set, on_error=inbox.put
         )
+        self._aside = Aside(on_end=self._has_news.set, on_error=inbox.put)
         self._to_score: list[ScoreResponse] = []
         self._to_measure: MeasureProgress | None = None
         self._to_stream: StreamGroups | None = None
@@ -159,8 +142,6 @@ class Driver:
         self._is_run_over = False
         self._sending: asyncio.Handle | None = None
         self._digesting: asyncio.Task[None] | None = None
-        self._aside: set[asyncio.Task[None]] = set()
-        """What is carried out while facts are digested."""
         self._error: Exception | None = None
         """What ended the driver's task."""
 
@@ -179,10 +160,10 @@ class Driver:
 
     async def stop(self) -> None:
         self._timers.stop()
-        tasks = [*self._aside, *([self._digesting] if self._digesting else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._digesting is not None:
+            self._digesting.cancel()
+            await asyncio.gather(self._digesting, return_exceptions=True)
+        await self._aside.stop()
         await self._orders.stop()
         await self._engines.stop()
         await self._reward.stop()
@@ -227,12 +208,11 @@ class Driver:
         Nor does the reward go on with responses that the batch was complete without.
         """
         self._reward.forget()
-        await self._until(lambda: not (self._orders.is_any_in_flight or self._aside))
+        await self._until(lambda: not (self._orders.is_any_in_flight or self._aside.is_any))
 
     async def measure_round(self) -> RoundCosts:
         """Measure what the last round cost, and report it to the scheduler."""
-        batch = self._batch
-        assert batch is not None
+        batch = self._current
         stats = await self._engines.stats()
         costs = RoundCosts(
             tensor_parallel=self._engines.tensor_parallel,
@@ -242,18 +222,7 @@ class Driver:
             after=stats,
         )
         self._stats = stats
-        self._take(
-            RoundMeasured(
-                round=batch.begin.round,
-                num_preemptions=costs.growth("num_preemptions"),
-                rollout_time_s=(batch.generated_at_s or batch.ended_at_s) - batch.began_at_s,
-                num_tokens=batch.num_needed_tokens,
-                switch_time_s=self._engines.take_switch_time_s(),
-                lengths_tokens=tuple(
-                    request.response.num_tokens for request in batch.requests.values() if request.response
-                ),
-            )
-        )
+        self._take(round_measured(batch, costs, self._engines.take_switch_time_s()))
         return replace(costs, parallelism_gain=self._scheduler.parallelism_gain)
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
@@ -280,6 +249,12 @@ class Driver:
     def turnover(self) -> Turnover:
         """Count the engines that were lost and replaced since the last call."""
         return self._engines.turnover()
+
+    @property
+    def _current(self) -> Batch:
+        """Of the round that runs, or ran last."""
+        assert self._batch is not None
+        return self._batch
 
     @property
     def _is_batch_complete(self) -> bool:
@@ -329,11 +304,9 @@ class Driver:
             self._book.came_back(response, now)
             if self._batch is not None and not (is_aborted or self._is_batch_complete):
                 self._batch.generated_at_s = now
-        if is_aborted and is_evicted:
-            self._take(ResponseEvicted(request=request, engine=engine_id, num_tokens=response.num_tokens))
-            return
         if is_aborted:
-            self._take(ResponseAborted(request=request, engine=engine_id, num_tokens=response.num_tokens))
+            kind = ResponseEvicted if is_evicted else ResponseAborted
+            self._take(kind(request=request, engine=engine_id, num_tokens=response.num_tokens))
             return
         self._take(
             ResponseFinished(request=request, engine=engine_id, num_tokens=response.num_tokens, spans=response.spans)
@@ -394,13 +367,11 @@ class Driver:
             case AcceptGroup():
                 self._accept(command)
             case DropPrompt():
-                assert self._batch is not None
-                self._batch.dropped[command.prompt] = None
+                self._current.dropped[command.prompt] = None
             case EndRound():
-                self._end(command, now)
+                self._current.end(command, now)
             case LendEngines():
-                assert self._batch is not None
-                self._batch.lend()
+                self._current.lend()
             case StreamGroups():
                 self._to_stream = command
             case UseParallelism():
@@ -414,7 +385,7 @@ class Driver:
             case FailWithoutEngines():
                 raise self._engines.none_left()
             case FailRun():
-                raise _too_few_differ(command)
+                raise too_few_differ(command)
             case EndRun():
                 self._is_run_over = True
             case _:
@@ -422,36 +393,28 @@ class Driver:
         return None
 
     def _begin(self, command: BeginRound, now: float) -> None:
-        self._book = RequestBook()
         self._batch = Batch(
             begin=command,
             policy_version=self._engines.policy_version,
             began_at_s=now,
             prompts=self._sampling.prompts,
-            book=self._book,
             overlong=self._sampling.overlong,
         )
+        self._book = self._batch.book
 
     def _begin_evaluation(self, command: BeginEvaluation, now: float) -> None:
-        self._book = RequestBook()
         self._evaluation = EvaluationRecord(
             begin=command,
             policy_version=self._engines.policy_version,
             began_at_s=now,
             prompts=self._sampling.held_out,
-            book=self._book,
         )
+        self._book = self._evaluation.book
 
     def _accept(self, command: AcceptGroup) -> None:
-        assert self._batch is not None
-        self._batch.accept(command.prompt, command.samples)
-        self._listeners.on_progress(len(self._batch.accepted), self._batch.begin.num_prompts_needed)
-
-    def _end(self, command: EndRound, now: float) -> None:
-        assert self._batch is not None
-        self._batch.order = command.prompts
-        self._batch.long_queue_length = command.long_queue_length
-        self._batch.ended_at_s = now
+        batch = self._current
+        batch.accept(command.prompt, command.samples)
+        self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
 
     def _send(self) -> None:
         """Send what has gathered; no fact waits for an answer."""
@@ -463,30 +426,17 @@ class Driver:
             self._reward.add([self._scoring(command) for command in to_score])
         to_measure, self._to_measure = self._to_measure, None
         if to_measure:
-            self._begin_aside(self._measure_progress(to_measure), "progress of the engines")
+            self._aside.begin(self._measure_progress(to_measure), "progress of the engines")
         to_stream, self._to_stream = self._to_stream, None
         if to_stream:
-            self._begin_aside(self._stream(to_stream), "engines to be lent")
-
-    def _begin_aside(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        async def carry_out() -> None:
-            try:
-                await work
-            except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_until`)
-                self._inbox.put(error)
-
-        task = asyncio.create_task(carry_out(), name=name)
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
-        task.add_done_callback(lambda _: self._has_news.set())
+            self._aside.begin(self._stream(to_stream), "engines to be lent")
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
         self._take(ProgressMeasured(round=command.round, engines=await self._engines.progress()))
 
     async def _stream(self, command: StreamGroups) -> None:
         """Put the engines that are lent to sleep; all of them are empty. Then groups stream on their GPUs."""
-        batch = self._batch
-        assert batch is not None
+        batch = self._current
         gpus = await self._engines.lend(command.engines) if command.engines else None
         self._listeners.on_stream(batch, gpus, command.groups_per_call)
 

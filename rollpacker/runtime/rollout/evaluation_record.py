@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollpacker.core.commands import BeginEvaluation
 from rollpacker.core.ids import RequestId
@@ -20,7 +20,7 @@ class EvaluationRecord:
     began_at_s: float
     prompts: Mapping[str, TokenizedPrompt]
     """Every held-out prompt by the key of its id, in the order of sets and files."""
-    book: RequestBook
+    book: RequestBook = field(default_factory=RequestBook)
     ended_at_s: float = 0.0
     is_over: bool = False
 

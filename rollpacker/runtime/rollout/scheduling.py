@@ -9,6 +9,7 @@ from fractions import Fraction
 from rollpacker.config.keys import nearest
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
+from rollpacker.core.commands import FailRun
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.quotas import apportion
@@ -206,3 +207,15 @@ def _source(config: RunConfig) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def too_few_differ(command: FailRun) -> DataError:
+    """Say why dynamic sampling could not fill a batch."""
+    return DataError(
+        f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "
+        f"them had all their rewards equal; {command.num_prompts_needed} places of the batch are open.",
+        "With system.dynamic_sampling a batch holds only prompts whose rewards differ, and a step launches at most "
+        "system.max_launch_factor times the prompts that it needs.",
+        "Take prompts that the model solves sometimes, or raise rollout.num_responses or system.max_launch_factor; "
+        "`solve_rate` in the table `domains` says how hard they are.",
+    )

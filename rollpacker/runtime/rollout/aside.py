@@ -1,0 +1,49 @@
+"""Work that is carried out while the driver digests facts: what it asks of engines and awaits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class Aside:
+    """The tasks of that work.
+
+    Args:
+        on_end: Told when one has ended.
+        on_error: Told of what it raised.
+    """
+
+    def __init__(self, *, on_end: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
+        self._on_end = on_end
+        self._on_error = on_error
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_any(self) -> bool:
+        """True while some is under way."""
+        return bool(self._tasks)
+
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Carry out work."""
+        task = asyncio.create_task(self._carry_out(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  (a task's boundary: the driver raises it again)
+            self._on_error(error)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._on_end()
