@@ -365,7 +365,9 @@ class Driver:
                 assert self._evaluation is not None
                 self._evaluation.is_over, self._evaluation.ended_at_s = True, now
             case AcceptGroup():
-                self._accept(command)
+                batch = self._current
+                batch.accept(command.prompt, command.samples)
+                self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
             case DropPrompt():
                 self._current.dropped[command.prompt] = None
             case EndRound():
@@ -410,11 +412,6 @@ class Driver:
             prompts=self._sampling.held_out,
         )
         self._book = self._evaluation.book
-
-    def _accept(self, command: AcceptGroup) -> None:
-        batch = self._current
-        batch.accept(command.prompt, command.samples)
-        self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
 
     def _send(self) -> None:
         """Send what has gathered; no fact waits for an answer."""
