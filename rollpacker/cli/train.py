@@ -38,10 +38,15 @@ def run(arguments: Arguments) -> None:
         _run_sweep(arguments.words)
     else:
         from rollpacker.config.compose import compose
+        from rollpacker.data.hub import with_pinned_names
         from rollpacker.launch import ranks
         from rollpacker.runtime.placing.automatic import complete
 
-        ranks.train(compose(arguments.words, complete), _validate)
+        config = compose(arguments.words, complete)
+        if _can_download() and config.model.hub_name is not None and config.model.hub_name.snapshot is None:
+            with_pinned_names(config, can_download=True)
+            config = compose(arguments.words, complete)  # its sizes are known now: what it takes of the GPUs follows
+        ranks.train(config, _validate)
 
 
 def run_point(composed: DictConfig) -> None:
@@ -61,6 +66,11 @@ def run_point(composed: DictConfig) -> None:
     except RollpackerError as error:
         show_error(error, title=f"{config.run.dir} {'was preempted' if isinstance(error, Preempted) else 'failed'}")
         raise
+
+
+def _can_download() -> bool:
+    """Nodes of a cluster may have no network, and a job no time for it."""
+    return "SLURM_JOB_ID" not in os.environ
 
 
 def _ignore_closed_output() -> None:
@@ -88,9 +98,8 @@ def _run_sweep(overrides: Sequence[str]) -> None:
     from rollpacker.metrics.files import make_private_folder
     from rollpacker.runtime.placing.automatic import complete
 
-    can_download = "SLURM_JOB_ID" not in os.environ
     sweep = compose_sweep(overrides, tell=tell_points, complete=complete).with_configs(
-        lambda config: with_pinned_names(config, can_download=can_download)
+        lambda config: with_pinned_names(config, can_download=_can_download())
     )
     validate_sweep(sweep, run_facts_of)
     if sweep.launcher is not None and sweep.launcher.dry_run:

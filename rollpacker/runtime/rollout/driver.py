@@ -104,13 +104,12 @@ class Driver:
         self._clock = clock
         self._listeners = listeners
         self._inbox = inbox = Inbox()
-        stall_s = fleet.deadlines.rollout_stall_s
-        self._timeout = SharedTimeout(watchdog, stall_s)
+        self._timeout = SharedTimeout(watchdog, fleet.deadlines.rollout_stall_s)
         self._reward = RewardClient(
             reward,
             check_of=sampling.rewards.name_of,
             watchdog=watchdog,
-            stall_s=stall_s,
+            stall_s=fleet.deadlines.rollout_stall_s,
             on_verdicts=lambda verdicts: inbox.put(VerdictsArrived(verdicts)),
             on_error=inbox.put,
         )
