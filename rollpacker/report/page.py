@@ -26,7 +26,7 @@ from rollpacker.report.words import count, plural, ratio, seconds, share, tokens
 from rollpacker.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rollpacker.report.story import RunStory
 
@@ -228,10 +228,15 @@ def _settings(story: RunStory, degrees: str) -> dict[str, str]:
         + ("" if story.is_modelled else f", {engine.get('name')}")
         + ("" if degrees == str(degree) else f"; rounds ran with TP {degrees}"),
         "trainer": ", ".join([*([] if story.is_modelled else [str(trainer.get("name"))]), *layout]) or "1 rank",
-        "reward": ", ".join(f"{domain}: {name}" for domain, name in (reward.get("domains") or {}).items())
-        or str(reward.get("name")),
+        "reward": _scored_by(reward),
         "seed": str((config.get("run") or {}).get("seed")),
     }
+
+
+def _scored_by(reward: Mapping[str, Any]) -> str:
+    """The reward of most domains, then those of single ones."""
+    own = reward.get("function") or reward.get("url") or " + ".join(reward.get("parts") or ()) or reward.get("name")
+    return ", ".join([str(own), *(f"{domain}: {name}" for domain, name in (reward.get("domains") or {}).items())])
 
 
 _PARALLEL = {
