@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -80,20 +81,22 @@ class PromptFile(RowSettings):
         return self.written
 
 
-_KEYS = ", ".join(f"{name}: ..." for name in RowSettings.model_fields)
+def entries_of(name: str, kind: type[PromptFile]) -> Callable[[object], object]:
+    """Read the files of a key: one path, or a list whose entries are paths or mappings with the fields of `kind`."""
+    keys = ", ".join(key for key in kind.model_fields if key != "path")
 
+    def as_mappings(value: object) -> object:
+        entries = value if isinstance(value, list | tuple) else [value]
+        for index, entry in enumerate(entries):
+            if isinstance(entry, dict) and (set(entry) - set(kind.model_fields) or "path" not in entry):
+                raise ValueError(
+                    f"{name}[{index}] has the keys {', '.join(map(str, entry)) or 'none'}.\n"
+                    f"An entry is a path, or {{path: PATH}} with any of {keys}.\n"
+                    "Correct its keys."
+                )
+        return [{"path": entry} if isinstance(entry, str | Path) else entry for entry in entries]
 
-def _each_as_mapping(value: object) -> object:
-    """One path, or a list whose entries are paths or mappings."""
-    entries = value if isinstance(value, list | tuple) else [value]
-    for index, entry in enumerate(entries):
-        if isinstance(entry, dict) and (set(entry) - set(PromptFile.model_fields) or "path" not in entry):
-            raise ValueError(
-                f"data.path[{index}] has the keys {', '.join(map(str, entry)) or 'none'}.\n"
-                f"An entry is a path, or {{path: PATH}} with any of {_KEYS}.\n"
-                "Correct its keys."
-            )
-    return [{"path": entry} if isinstance(entry, str | Path) else entry for entry in entries]
+    return as_mappings
 
 
 def _at_least_one(files: tuple[PromptFile, ...]) -> tuple[PromptFile, ...]:
@@ -111,7 +114,7 @@ def _as_written(files: tuple[PromptFile, ...]) -> Any:
 PromptFiles = Annotated[
     tuple[PromptFile, ...],
     AfterValidator(_at_least_one),
-    BeforeValidator(_each_as_mapping),
+    BeforeValidator(entries_of("data.path", PromptFile)),
     PlainSerializer(_as_written),
     Kind("a path, or a list whose entries are paths or {path: PATH, domain: NAME, ...}"),
 ]

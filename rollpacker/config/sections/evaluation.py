@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from rollpacker.config.sections.base import Count, Flag, Kind, Number, OnlyWith, Section, Seed
-from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.data import PromptFile, entries_of
 
 SET_NAME = r"^[\w.=-]+$"
 """A name that may be part of a path and of a tracker's key."""
@@ -49,19 +48,6 @@ class HeldOutFile(PromptFile):
         return self.name or self.path.stem
 
 
-def _each_as_mapping(value: object) -> object:
-    """One path or mapping, or a list of them; null stays."""
-    entries = value if isinstance(value, list | tuple) else [value]
-    for index, entry in enumerate(entries):
-        if isinstance(entry, dict) and (set(entry) - set(HeldOutFile.model_fields) or "path" not in entry):
-            raise ValueError(
-                f"evaluation.path[{index}] has the keys {', '.join(map(str, entry)) or 'none'}.\n"
-                f"An entry is a path, or {{path: PATH}} with any of {', '.join(list(HeldOutFile.model_fields)[1:])}.\n"
-                "Correct its keys."
-            )
-    return [{"path": entry} if isinstance(entry, str | Path) else entry for entry in entries]
-
-
 def _named_apart(files: tuple[HeldOutFile, ...]) -> tuple[HeldOutFile, ...]:
     if not files:
         raise ValueError("evaluation.path=[] names no file.\nnull evaluates nothing.\nName a file, or leave it out.")
@@ -81,7 +67,7 @@ def _as_written(files: tuple[HeldOutFile, ...]) -> Any:
 HeldOutFiles = Annotated[
     tuple[HeldOutFile, ...],
     AfterValidator(_named_apart),
-    BeforeValidator(_each_as_mapping),
+    BeforeValidator(entries_of("evaluation.path", HeldOutFile)),
     PlainSerializer(_as_written),
     Kind("a path, or a list whose entries are paths or {path: PATH, name: NAME, num_samples: N, temperature: T, ...}"),
 ]
