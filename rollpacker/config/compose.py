@@ -120,12 +120,23 @@ def validate(root: Root[Schema_co], config: DictConfig, complete: Complete | Non
         tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
     given = _without_missing(_with_absent_sections(root, tree))
     if complete is not None:
-        for name, value in complete(given, _named(root, given)).items():
+        try:
+            chosen = complete(given, _named(root, given))
+        except UserError:
+            raise
+        except Exception:  # of what is no configuration, which has any shape
+            _validated(root, given)
+            raise
+        for name, value in chosen.items():
             *parents, leaf = name.split(".")
             node = functools.reduce(lambda inner, part: inner[part], parents, given)
             node[leaf] = value
+    return _validated(root, given)
+
+
+def _validated(root: Root[Schema_co], tree: Any) -> Schema_co:
     try:
-        return root.schema.model_validate(given)
+        return root.schema.model_validate(tree)
     except ValidationError as error:
         raise combined([_schema_mistake(root, details) for details in error.errors(include_url=False)]) from error
 

@@ -299,7 +299,7 @@ def test_mistakes_in_keys_values_and_files_are_listed_together(
 
 BAD_WORDS: dict[str, tuple[list[str], list[str]]] = {
     "misspelt command": (["trian"], ["`trian` is not a command", "Write rollpacker train"]),
-    "unknown command": (["frobnicate"], ["The commands are train, check"]),
+    "unknown command": (["frobnicate"], ["The commands are train, init, check"]),
     "misspelt option": (["train", "--mutlirun"], ["`--mutlirun`", "Write --multirun"]),
     "a key written as an option": (["train", "--num-steps=5"], ["`--num-steps=5`", "write run.num_steps=5"]),
     "unknown option": (["check", "--xyz"], ["`--xyz` is not an option", "--help"]),

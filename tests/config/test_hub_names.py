@@ -39,5 +39,5 @@ def test_a_name_leads_to_the_snapshot_of_its_revision(tmp_path, monkeypatch):
     snapshot = write_cached(tmp_path, "dataset", "openai/gsm8k", {"main/train.parquet": ""})
     for path in ("hf://openai/gsm8k/main", f"hf://openai/gsm8k@{snapshot.name}/main"):
         assert PromptFile(path=path).location == snapshot / "main"
-        assert PromptFile(path=path).name == path
+        assert PromptFile(path=path).written == path
     assert PromptFile(path="hf://openai/gsm8k@other").location == Path("hf:/openai/gsm8k@other")

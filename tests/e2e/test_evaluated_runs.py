@@ -53,7 +53,7 @@ def test_what_was_kept_as_text_has_the_reward_that_its_text_deserves(evaluated_r
     for row in samples.itertuples():
         is_cut = row.finish_reason == "length"
         truth = row.prompt_text.removesuffix(" :")
-        assert score(row.prompt_text, row.response_text, is_cut, truth).reward == row.reward
+        assert score(row.response_text, truth, is_cut).reward == row.reward
     shown = subprocess.run(
         [sys.executable, "-m", "rollpacker.cli", "show", evaluated_run.run_dir, "kind=evaluation", "step=0"],
         capture_output=True,

@@ -145,3 +145,12 @@ def test_check_refuses_what_does_not_fit_on_this_machine(models, tmp_path, monke
     assert "cannot be trained on 4 GPUs of 24 GB" in told
     assert main(["check", f"model.path={models['30B-A3B']}", *WORDS]) == 2
     assert "Mixture of Experts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "word", ["run=abc", "engine=5", "engine.resources=3", "engine.resources.num_gpus=x", "trainer.data_parallel=x"]
+)
+def test_what_is_no_configuration_is_refused_as_without_gpus(word, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(UserError, match=word.partition("=")[0]):
+        compose(["model.path=m", "data.path=d", "run.dir=r", word], complete)
