@@ -123,15 +123,12 @@ class Driver:
             interval_log=interval_log,
             note=listeners.note,
         )
-        self._has_news = asyncio.Event()
-        """Something happened that `_until` may wait for."""
-        self._orders = EngineOrders(
-            self._engines, self._to_generate, on_accepted=self._has_news.set, on_error=inbox.put
-        )
-        self._aside = Aside(on_end=self._has_news.set, on_error=inbox.put)
+        self._awaited: Callable[[], bool] = lambda: False
+        """What `_until` waits for."""
+        self._has_come = asyncio.Event()
+        self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._look, on_error=inbox.put)
+        self._aside = Aside(on_end=self._look, on_error=inbox.put)
         self._to_score: list[ScoreResponse] = []
-        self._to_measure: MeasureProgress | None = None
-        self._to_stream: StreamGroups | None = None
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._stats: Mapping[EngineId, EngineStats] = {}
         """As the last round left them."""
@@ -264,8 +261,15 @@ class Driver:
         while not is_reached():
             if self._error is not None:
                 raise self._error
-            self._has_news.clear()
-            await self._timeout.within(self._describe_wait, self._has_news.wait())
+            self._awaited = is_reached
+            self._has_come.clear()
+            await self._timeout.within(self._describe_wait, self._has_come.wait())
+
+    def _look(self) -> None:
+        """Something has happened: wake the pipeline if it is what it waits for."""
+        self._timeout.extend()
+        if self._error is not None or self._awaited():
+            self._has_come.set()
 
     # Facts in
 
@@ -277,7 +281,7 @@ class Driver:
                     self._report(fact)
         except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_until`)
             self._error = error
-            self._has_news.set()
+            self._look()
 
     def _report(self, fact: Fact) -> None:
         now = self._clock.now()
@@ -355,7 +359,7 @@ class Driver:
             case ScoreResponse():
                 self._to_score.append(command)
             case MeasureProgress():
-                self._to_measure = command
+                self._aside.begin(self._measure_progress(command), "progress of the engines")
             case BeginRound():
                 self._begin(command, now)
             case BeginEvaluation():
@@ -374,7 +378,7 @@ class Driver:
             case LendEngines():
                 self._current.lend()
             case StreamGroups():
-                self._to_stream = command
+                self._aside.begin(self._stream(command), "engines to be lent")
             case UseParallelism():
                 self._engines.next_tensor_parallel = command.tensor_parallel
             case SetTimer():
@@ -415,17 +419,11 @@ class Driver:
     def _send(self) -> None:
         """Send what has gathered; no fact waits for an answer."""
         self._sending = None
-        self._has_news.set()
         self._orders.send()
         to_score, self._to_score = self._to_score, []
         if to_score:
             self._reward.add([self._scoring(command) for command in to_score])
-        to_measure, self._to_measure = self._to_measure, None
-        if to_measure:
-            self._aside.begin(self._measure_progress(to_measure), "progress of the engines")
-        to_stream, self._to_stream = self._to_stream, None
-        if to_stream:
-            self._aside.begin(self._stream(to_stream), "engines to be lent")
+        self._look()
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
         self._take(ProgressMeasured(round=command.round, engines=await self._engines.progress()))

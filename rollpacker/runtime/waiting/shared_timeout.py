@@ -1,9 +1,10 @@
 """Bounds successive waits, as `Watchdog.within` does, by one timer for many of them.
 
-A driver waits some thousand times per step for what nearly always comes at once, and a timer for each costs more than
-the wait. So one timer is set for the first wait. When it expires, it is set again for the rest of the current wait.
+A driver makes progress some thousand times per step, and a timer for each costs more than what it bounds. So one timer
+is set for the first wait. When it expires, it is set again for the rest of the current wait.
 
-Invariant: a wait ends exactly at its deadline, and none before.
+Invariant: a wait ends exactly at its deadline, and none before; the deadline counts from the beginning of the wait, or
+from the last progress in it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class SharedTimeout:
         finally:
             self._task = None
         return await self._watchdog.give_up(self._deadline_s, what())
+
+    def extend(self) -> None:
+        """Progress was made: the current wait has its whole time again."""
+        self._began_at_s = self._loop.time()
 
     def _look(self) -> None:
         """Cancel the current wait if it has reached its deadline."""

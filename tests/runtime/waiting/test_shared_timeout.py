@@ -31,6 +31,18 @@ def test_a_wait_is_given_up_when_it_has_lasted_the_deadline_however_many_came_be
     assert "3 responses of engine-0" in (tmp_path / "stall.txt").read_text()
 
 
+def test_progress_gives_a_wait_its_whole_time_again(tmp_path):
+    async def main():
+        loop, patience = asyncio.get_running_loop(), patience_of(tmp_path, 10)
+        loop.call_later(6, patience.extend)
+        loop.call_later(13, patience.extend)
+        with pytest.raises(DeadlineExceeded):
+            await patience.within(lambda: "a batch", never())
+        return loop.time()
+
+    assert run_in_virtual_time(main()) == 23
+
+
 def test_a_pause_between_two_waits_is_no_wait(tmp_path):
     async def main():
         patience = patience_of(tmp_path, 10)
