@@ -20,24 +20,25 @@ from rollpacker.data.weight_files import read_tensors, weight_files
 if TYPE_CHECKING:
     import torch
 
-_TRAINED, _WEIGHTS = "trained", "weights"
+_FLAGS = ("is_trained", "has_model", "has_weights")
 """What a command line of this module may end with."""
 
 _ALLOWED = "Allowed: a causal language model that transformers knows, with all its weights and nothing else"
 
 
-def ask_transformers(model_path: Path, *, is_trained: bool, has_weights: bool) -> None:
+def ask_transformers(model_path: Path, *, is_trained: bool, has_model: bool, has_weights: bool) -> None:
     """Refuse what transformers would not load whole, in a process of its own, which takes seconds.
 
     Args:
         model_path: A model directory whose files are what they are called.
         is_trained: Whether the model generates responses, which need an end.
+        has_model: False asks about the tokenizer alone, which needs no torch.
         has_weights: False compares no tensor: those of quantized models are their libraries' business.
 
     Raises:
         ModelError: So it is.
     """
-    flags = [name for name, is_set in ((_TRAINED, is_trained), (_WEIGHTS, has_weights)) if is_set]
+    flags = [flag for flag, is_set in zip(_FLAGS, (is_trained, has_model, has_weights), strict=True) if is_set]
     words = [sys.executable, "-m", __name__, str(model_path), *flags]
     process = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603  # our own module
     if process.returncode == ModelError.exit_code:
@@ -51,8 +52,14 @@ def ask_transformers(model_path: Path, *, is_trained: bool, has_weights: bool) -
         )
 
 
-def compare(model_path: Path, *, is_trained: bool, has_weights: bool) -> None:
-    """Build the model without weights and hold it against the directory's files; raises `ModelError`."""
+def compare(model_path: Path, *, is_trained: bool, has_model: bool, has_weights: bool) -> None:
+    """Load the tokenizer, build the model without weights, and hold both against the directory's files.
+
+    Arguments and errors are those of `ask_transformers`, which calls this in a process of its own.
+    """
+    if not has_model:
+        _check_tokenizer(model_path, read_object(model_path / "config.json")["vocab_size"], is_trained=is_trained)
+        return
     import torch
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -193,7 +200,7 @@ def _first_lines(error: Exception) -> str:
 
 if __name__ == "__main__":
     try:
-        compare(Path(sys.argv[1]), is_trained=_TRAINED in sys.argv[2:], has_weights=_WEIGHTS in sys.argv[2:])
+        compare(Path(sys.argv[1]), **{flag: flag in sys.argv[2:] for flag in _FLAGS})
     except ModelError as mistake:
         sys.stdout.write(json.dumps(mistake.args) + "\n")
         sys.exit(mistake.exit_code)

@@ -353,6 +353,22 @@ def test_what_only_transformers_knows_is_refused_too(case: str, model: Path, mon
         assert word in message
 
 
+def test_of_a_model_whose_tensors_are_known_only_the_tokenizer_is_asked_about(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollpacker.data import model_files
+
+    asked = []
+    monkeypatch.setattr(model_files, "ask_transformers", lambda path, **about: asked.append(about))
+    check_model_files(model)
+    assert not asked
+    (model / "tokenizer_config.json").write_text("{}")
+    check_model_files(model)
+    assert asked == [{"is_trained": True, "has_model": False, "has_weights": True}]
+    monkeypatch.undo()
+    assert "a token that the model does not have" in error_of(model)
+
+
 def test_transformers_is_asked_in_a_process_of_its_own(model: Path) -> None:
     rewrite(model / "config.json", layer_types=["odd", "odd"])
     assert "layer_types" in error_of(model)
@@ -435,7 +451,7 @@ def test_transformers_finds_what_it_has_saved_itself_and_so_do_the_known_names(
     saved = transformers.AutoModelForCausalLM.from_config(WHOLE[name]())
     (model / "generation_config.json").unlink()
     saved.save_pretrained(model)
-    skeleton.compare(model, is_trained=True, has_weights=True)
+    skeleton.compare(model, is_trained=True, has_model=True, has_weights=True)
     known = known_tensors(json.loads((model / "config.json").read_bytes()))
     assert (known is None) == (saved.config.model_type not in {"llama", "mistral", "qwen2", "qwen3"})
     if known is not None:
