@@ -118,7 +118,7 @@ def validate(root: Root[Schema_co], config: DictConfig, complete: Complete | Non
     own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     with translated_errors(root):
         tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
-    given = _without_missing(_with_absent_sections(root, tree))
+    given = _without_missing(_with_absent_sections(root, tree), root.defaults())
     if complete is not None:
         try:
             chosen = complete(given, _named(root, given))
@@ -211,11 +211,25 @@ def _with_absent_sections(root: Root[BaseModel], tree: Any) -> Any:
     return tree
 
 
-def _without_missing(tree: Any) -> Any:
-    """Leave out what is still `???`, so that the schema reports it as missing with all other mistakes."""
-    if not isinstance(tree, dict):
-        return tree
-    return {name: _without_missing(value) for name, value in tree.items() if value != REQUIRED}
+def _without_missing(tree: dict[str, Any], defaults: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """Leave out what is still `???`, so that the schema reports it as missing with all other mistakes.
+
+    Raises:
+        ConfigError: It is the value of a key that has a default.
+    """
+    whole = {}
+    for name, value in tree.items():
+        default = defaults.get(name)
+        if value == REQUIRED and default != REQUIRED:
+            raise ConfigError(
+                f"{parent}{name}={REQUIRED} is no value.",
+                f"{REQUIRED} is how YAML files of Hydra mark what the user must give.",
+                "Give a value, or leave the key out for its default.",
+            )
+        if value != REQUIRED:
+            below = default if isinstance(default, dict) else {}
+            whole[name] = _without_missing(value, below, f"{parent}{name}.") if isinstance(value, dict) else value
+    return whole
 
 
 def _name_mistakes(root: Root[BaseModel], parsed: Sequence[Override]) -> Iterator[UserError]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import DataError
 from rollpacker.data.jsonl import JsonLine, reading
+from rollpacker.paths import open_to_read
 from rollpacker.protocols.references import TableRow
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def table_format(path: Path) -> str | None:
     if path.suffix in _FORMATS:
         return _FORMATS[path.suffix]
     try:
-        with path.open("rb") as file:
-            return _BEGINNINGS.get(file.read(4)) if path.is_file() else None
+        with open_to_read(path) as file:
+            return _BEGINNINGS.get(file.read(4))
     except OSError:
         return None
 

@@ -74,6 +74,12 @@ def test_all_mistakes_of_the_schema_are_listed_at_once() -> None:
         assert part in message
 
 
+@pytest.mark.parametrize("key", ["weight_sync.bucket_mb", "rollout.num_prompts", "data.domain_weights.math"])
+def test_the_mark_of_a_missing_value_is_no_value(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}=\?\?\? is no value"):
+        compose([*INPUTS, f"{key}=???"])
+
+
 def test_all_unknown_names_are_listed_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         compose([*INPUTS, "sytem=verl", "run.sed=1", "reward=mth", "verl"])

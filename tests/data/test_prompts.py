@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -164,6 +165,12 @@ def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path):
     write(tmp_path / "prompts.jsonl", GOOD)
     assert "Did you mean" in (message := error_of(tmp_path / "promts.jsonl"))
     assert "prompts.jsonl?" in message
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts", "prompts.csv", "prompts.parquet", "prompts.arrow"])
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    assert "is a pipe" in error_of(tmp_path / name)
 
 
 def test_a_missing_directory_is_named(tmp_path):
