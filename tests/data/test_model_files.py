@@ -359,7 +359,7 @@ def test_of_a_model_whose_tensors_are_known_only_the_tokenizer_is_asked_about(
     from rollpacker.data import model_files
 
     asked = []
-    monkeypatch.setattr(model_files, "ask_transformers", lambda path, **about: asked.append(about))
+    monkeypatch.setattr(model_files, "ask_transformers", lambda _path, **about: asked.append(about))
     check_model_files(model)
     assert not asked
     (model / "tokenizer_config.json").write_text("{}")
