@@ -6,9 +6,13 @@ nearest legal name of a misspelt key and the error messages are derived from her
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
+import inspect
+import itertools
 import math
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -45,14 +49,19 @@ class Key:
     """All legal values, when they are few."""
     default: object
     """As plain YAML data; `REQUIRED` when the user must set it."""
-    doc: str
-    """The docstring of the field in the schema."""
+    section: type[BaseModel]
+    """The section of the schema that has it."""
     is_optional: bool
     """True when null is legal."""
     is_mapping: bool
     """True when it is a mapping, whose names the user chooses."""
     absent_section: str
     """The section above it that is null unless a key in it is set; empty when there is none."""
+
+    @property
+    def doc(self) -> str:
+        """The docstring of the field in the schema, as one line."""
+        return _docs(self.section).get(self.name.rpartition(".")[2], "")
 
     @property
     def legal(self) -> str:
@@ -136,7 +145,22 @@ def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent
             )
         else:
             is_required = values is None and field.is_required()
-            yield _leaf(dotted, field, REQUIRED if is_required else given, absent_section)
+            yield _leaf(dotted, schema, field, REQUIRED if is_required else given, absent_section)
+
+
+@functools.cache
+def _docs(section: type[Any]) -> Mapping[str, str]:
+    """The docstrings of a section's fields, read from its source: pydantic would read all of them at every start."""
+    if section is BaseModel or not issubclass(section, BaseModel):
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {name: text for base in section.__bases__ for name, text in _docs(base).items()}
+    for field, below in itertools.pairwise(definition.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
@@ -145,7 +169,7 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def _leaf(name: str, field: FieldInfo, default: object, absent_section: str) -> Key:
+def _leaf(name: str, section: type[BaseModel], field: FieldInfo, default: object, absent_section: str) -> Key:
     annotation, is_optional = _without_none(field.annotation)
     metadata = [*field.metadata]
     if typing.get_origin(annotation) is Annotated:
@@ -161,7 +185,7 @@ def _leaf(name: str, field: FieldInfo, default: object, absent_section: str) -> 
         bounds_of_its_own=_bounds(metadata, is_brief=True),
         choices=choices,
         default=_plain(default),
-        doc=" ".join((field.description or "").split()),
+        section=section,
         is_optional=is_optional,
         is_mapping=typing.get_origin(annotation) is dict,
         absent_section=absent_section,

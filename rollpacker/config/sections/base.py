@@ -80,7 +80,6 @@ class Section(BaseModel):
         validate_default=True,
         arbitrary_types_allowed=False,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
