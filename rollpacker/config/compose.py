@@ -55,7 +55,7 @@ def compose(overrides: Sequence[str], complete: Complete | None = None) -> RunCo
     """
     given, overrides = take_file(TRAIN, overrides)
     overrides = without_plus(TRAIN, overrides)
-    with hydra_session(given) as session:
+    with hydra_session(given=given) as session:
         if is_chosen(parse_overrides(session, TRAIN, overrides)):
             raise single_run_mistake()
         return compose_in(session, TRAIN, overrides, given=given, complete=complete)
@@ -63,7 +63,7 @@ def compose(overrides: Sequence[str], complete: Complete | None = None) -> RunCo
 
 def compose_score(overrides: Sequence[str]) -> ScoreConfig:
     """Compose and validate the configuration of `rollpacker score`."""
-    with hydra_session() as session:
+    with hydra_session(SCORE) as session:
         return compose_in(session, SCORE, without_plus(SCORE, overrides))
 
 
@@ -74,11 +74,14 @@ def without_plus(root: Root[BaseModel], overrides: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def hydra_session(given: GivenFile = NO_FILE) -> Iterator[Hydra]:
-    """A Hydra session on the packaged `conf/`; the state of a surrounding Hydra program is restored afterwards."""
-    for root in (TRAIN, SCORE):
-        node = _base_config(root, given if root is TRAIN else NO_FILE)
-        ConfigStore.instance().store(name=root.base_name, node=node, provider="rollpacker")
+def hydra_session(root: Root[BaseModel] = TRAIN, *, given: GivenFile = NO_FILE) -> Iterator[Hydra]:
+    """A Hydra session on a file of the packaged `conf/`; the state of a surrounding Hydra program is restored after.
+
+    The base configuration without a given file stays in Hydra's store for the next session.
+    """
+    store, entry = ConfigStore.instance(), f"{root.base_name}.yaml"
+    if given is not NO_FILE or entry not in store.repo:
+        store.store(name=root.base_name, node=_base_config(root, given), provider="rollpacker")
     surrounding, surrounding_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().clear()
     try:
@@ -87,6 +90,8 @@ def hydra_session(given: GivenFile = NO_FILE) -> Iterator[Hydra]:
             assert session is not None
             yield session
     finally:
+        if given is not NO_FILE:
+            store.repo.pop(entry, None)
         GlobalHydra.instance().hydra = surrounding
         HydraConfig.instance().cfg = surrounding_config
 

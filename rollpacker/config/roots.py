@@ -5,8 +5,11 @@ Imports YAML but not Hydra, so that help texts are fast.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import yaml
@@ -61,17 +64,19 @@ def conf_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "conf"
 
 
-def groups(root: Root[BaseModel]) -> dict[str, Group]:
+@functools.cache
+def groups(root: Root[BaseModel]) -> Mapping[str, Group]:
     """The groups in the primary file's defaults list, in its order, by name."""
     primary = yaml.safe_load((conf_dir() / f"{root.name}.yaml").read_text(encoding="utf-8"))
     defaults = [next(iter(entry.items())) for entry in primary["defaults"] if isinstance(entry, dict)]
-    return {
+    found = {
         name: Group(
             name=name, options=tuple(sorted(path.stem for path in (conf_dir() / name).glob("*.yaml"))), default=default
         )
         for name, default in defaults
         if not name.startswith(("override ", "optional "))
     }
+    return MappingProxyType(found)
 
 
 def option_summary(group: str, option: str) -> str:

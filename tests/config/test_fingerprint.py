@@ -16,6 +16,11 @@ def _fingerprint(*overrides: str) -> str:
     return config_fingerprint(compose([*RUN, *overrides]))
 
 
+@pytest.fixture(scope="module")
+def plain() -> str:
+    return _fingerprint()
+
+
 @pytest.mark.parametrize(
     "override",
     [
@@ -35,8 +40,8 @@ def _fingerprint(*overrides: str) -> str:
         "reward.num_workers=4",
     ],
 )
-def test_what_changes_only_the_place_or_the_speed_leaves_the_fingerprint(override: str) -> None:
-    assert _fingerprint(override) == _fingerprint()
+def test_what_changes_only_the_place_or_the_speed_leaves_the_fingerprint(override: str, plain: str) -> None:
+    assert _fingerprint(override) == plain
 
 
 @pytest.mark.parametrize(
@@ -63,8 +68,8 @@ def test_what_changes_only_the_place_or_the_speed_leaves_the_fingerprint(overrid
         "reward.timeout_s=9",
     ],
 )
-def test_what_changes_the_result_changes_the_fingerprint(override: str) -> None:
-    assert _fingerprint(override) != _fingerprint()
+def test_what_changes_the_result_changes_the_fingerprint(override: str, plain: str) -> None:
+    assert _fingerprint(override) != plain
 
 
 def test_the_number_of_steps_counts_where_a_schedule_spans_them() -> None:
