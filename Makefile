@@ -9,8 +9,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := rollpacker analysis slurm tests
-# On machines of every size: one process mostly waits for Slurm, the other one computes.
-TEST_PROCESSES ?= 2
+# On machines of every size: one process mostly waits for Slurm, the others compute.
+TEST_PROCESSES ?= 3
 
 # Python writes compiled files even where the environment disables that: each process of a run imports torch in 2 s
 # instead of 5, vLLM in 6 s instead of 18.

@@ -14,15 +14,29 @@ NUM_ITERATIONS = 700
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory, worker_id):
-    """A folder with `model/` and `prompts.jsonl`. The first process of the tests that asks makes it, in about 20 s."""
+def made_once(tmp_path_factory, worker_id):
+    """Makes a folder in the first process of the tests that asks for its name; the others wait, and share it."""
     own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "inputs"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            unfinished = folder.with_name("unfinished-inputs")
-            torch.set_num_threads(1)
-            make_model(unfinished / "model", num_iterations=NUM_ITERATIONS)
-            (unfinished / "prompts.jsonl").write_text(task.prompt_file(NUM_PROMPTS, random.Random(2)))
-            unfinished.rename(folder)
-    return folder
+
+    def made(name, make):
+        folder = (own if worker_id == "master" else own.parent) / name
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                unfinished = tmp_path_factory.mktemp(f"unfinished-{name}")
+                make(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def inputs(made_once):
+    """A folder with `model/` and `prompts.jsonl`, made in about 20 s."""
+
+    def make(folder):
+        torch.set_num_threads(1)
+        make_model(folder / "model", num_iterations=NUM_ITERATIONS)
+        (folder / "prompts.jsonl").write_text(task.prompt_file(NUM_PROMPTS, random.Random(2)))
+
+    return made_once("inputs", make)

@@ -27,8 +27,11 @@ def small_run(inputs, *overrides):
 
 
 @pytest.fixture(scope="session")
-def unbroken(inputs, tmp_path_factory):
-    """The run as it is outside Slurm."""
-    run = LaunchedRun(tmp_path_factory.mktemp("unbroken") / "run", *small_run(inputs))
-    assert run.wait(400) == 0, run.output()
-    return run
+def unbroken(inputs, made_once):
+    """The folder of the run as it is outside Slurm."""
+
+    def make(folder):
+        run = LaunchedRun(folder / "run", *small_run(inputs))
+        assert run.wait(400) == 0, run.output()
+
+    return made_once("unbroken", make) / "run"

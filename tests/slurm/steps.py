@@ -102,7 +102,7 @@ class StepRun:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"it did not happen in time:\n{self.output()}"
-            time.sleep(0.1)
+            time.sleep(0.3)  # a look may start a program of Slurm, or read of every process
 
 
 def _node(process: Process) -> str:

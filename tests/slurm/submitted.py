@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,13 +64,19 @@ class SubmittedRun:
 
         self.wait_until(has_come)
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 600) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], timeout_s: float = 600, frozen: Sequence[FrozenEngines] = ()
+    ) -> None:
+        """Look four times a second, for that may start a program of Slurm; keep what is frozen so all the time."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, (
                 f"it did not happen in time; the job is {self.state()}:\n{self.output()}"
             )
-            time.sleep(0.05)
+            for _ in range(5):
+                for engines in frozen:
+                    engines.keep()
+                time.sleep(0.05)
 
     def freeze_engines(self) -> FrozenEngines:
         """Let the run's engines stop in the middle of what they do, so that its rollout never ends."""
@@ -86,12 +92,8 @@ class FrozenEngines:
         assert self._processes
         self.keep()
 
-    def keep(self) -> bool:
+    def keep(self) -> None:
         """Freeze those that live."""
         for process in self._processes:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGSTOP)
-        return True
-
-    def wait_until(self, run: SubmittedRun, condition: Callable[[], bool]) -> None:
-        run.wait_until(lambda: self.keep() and condition())

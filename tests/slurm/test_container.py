@@ -159,7 +159,7 @@ def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
     seen: set[tuple[str, str]] = set()
     while launch.poll() is None:
         seen |= {engine for run in sweep.glob("*") for engine in _engines(run, mark)}
-        time.sleep(0.2)
+        time.sleep(0.5)
     assert launch.stdout is not None
     screen = launch.stdout.read()
     for system in ("verl", "rollpacker"):

@@ -1,6 +1,7 @@
 """Slurm wants the nodes of a job: it leaves with a checkpoint, waits its turn, and goes on as if nothing had been."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.runtime.rollout.replay import replay
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, MiniCluster
-from tests.e2e.launched import LaunchedRun, batches, rows, trained_prompts
+from tests.e2e.launched import batches, rows, trained_prompts
 from tests.slurm.small_runs import small_run
 from tests.slurm.submitted import SubmittedRun
 
@@ -46,9 +47,9 @@ def assert_went_on_as_if_nothing_had_been(run: SubmittedRun) -> None:
     replay(run.run_dir)
 
 
-def assert_ended_as(run: SubmittedRun, unbroken: LaunchedRun) -> None:
-    assert batches(run.run_dir) == batches(unbroken.run_dir)
-    expected, actual = final_weights(unbroken.run_dir), final_weights(run.run_dir)
+def assert_ended_as(run: SubmittedRun, unbroken: Path) -> None:
+    assert batches(run.run_dir) == batches(unbroken)
+    expected, actual = final_weights(unbroken), final_weights(run.run_dir)
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
@@ -58,7 +59,7 @@ def test_broken_off_in_the_middle_of_a_rollout_and_requeued(cluster, inputs, unb
     run.wait_for_steps(3)
     engines = run.freeze_engines()
     take_all_nodes(cluster)
-    engines.wait_until(run, lambda: run.status().state == "preempted")
+    run.wait_until(lambda: run.status().state == "preempted", frozen=[engines])
     assert run.status().finished_steps >= 3
     assert "SIGURG came, with 15 s to leave" in run.status().reason
     attempt = json.loads((run.run_dir / "jobs" / f"{run.job_id}.json").read_text())[0]

@@ -24,7 +24,7 @@ def endless(inputs, *overrides):
 
 def with_limit(inputs, unbroken, *overrides):
     """The fewest minutes with room to start, to begin a step, and for what is kept back for a first checkpoint."""
-    startup = json.loads((unbroken.run_dir / "logs" / "attempt-000" / STARTUP_FILE).read_text())
+    startup = json.loads((unbroken / "logs" / "attempt-000" / STARTUP_FILE).read_text())
     reserve_s = PreemptionDeadline(clock=time.time).reserve_s
     limit_min = math.ceil((3 * startup["total_s"] + 20 + reserve_s) / 60)
     limit = ["cluster.num_nodes=1", f"cluster.time_limit_min={limit_min}", "cluster.signal_lead_s=1"]
@@ -55,10 +55,10 @@ def test_at_its_time_limit_a_run_leaves_and_goes_on_unless_no_step_fits_and_scan
     frozen = futile.freeze_engines()  # in its first step, which is longer than the limit now
     run.wait_for_steps(1)
     engines = run.freeze_engines()
-    engines.wait_until(run, lambda: frozen.keep() and run.status().state == "preempted")
+    run.wait_until(lambda: run.status().state == "preempted", frozen=[engines, frozen])
     assert "the time limit" in run.status().reason
 
-    frozen.wait_until(futile, lambda: futile.state() in ENDED)
+    futile.wait_until(lambda: futile.state() in ENDED, frozen=[frozen])
     assert futile.state() == "FAILED", futile.output()
     assert futile.num_restarts() == 0
     assert futile.status().state == "failed"
