@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import os
 import signal
 
@@ -22,8 +23,10 @@ def pytest_configure() -> None:
     """Let the commands that tests start take Ctrl-C, also when the tests themselves run in a shell's background.
 
     A shell starts background jobs with SIGINT ignored, and children inherit that. And let no test find GPUs that it did
-    not ask for: runs would be placed on them.
+    not ask for: runs would be placed on them. And look for garbage as rarely as a command does: a process that has all
+    libraries and all tests has millions of objects to visit.
     """
+    gc.set_threshold(50_000)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
