@@ -31,7 +31,17 @@ def is_there(pid):
 )
 def test_however_it_is_ended_its_workers_end_too(tmp_path, number, status):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollpacker.cli", "analysis", "table2", "backend=sim", "jobs=1", f"out={tmp_path}"],
+        [
+            sys.executable,
+            "-m",
+            "rollpacker.cli",
+            "analysis",
+            "table1",
+            "backend=sim",
+            "jobs=1",
+            "seeds=1",
+            f"out={tmp_path}",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -45,4 +55,4 @@ def test_however_it_is_ended_its_workers_end_too(tmp_path, number, status):
     while any(map(is_there, workers)):
         assert time.monotonic() < deadline, "a worker goes on"
         time.sleep(0.05)
-    assert not list(tmp_path.glob("table2.*"))
+    assert not list(tmp_path.glob("table1.*"))
