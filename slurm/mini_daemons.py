@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_POLL_S = 0.05
+_POLL_S = 0.1
 
 
 class DaemonError(RuntimeError):
