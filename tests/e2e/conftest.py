@@ -8,6 +8,7 @@ from filelock import FileLock
 
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import make_model
+from tests.e2e.launched import LaunchedRun, small_run
 
 NUM_PROMPTS = 40
 NUM_ITERATIONS = 700
@@ -40,3 +41,15 @@ def inputs(made_once):
         (folder / "prompts.jsonl").write_text(task.prompt_file(NUM_PROMPTS, random.Random(2)))
 
     return made_once("inputs", make)
+
+
+@pytest.fixture(scope="session")
+def plain_run(inputs, made_once):
+    """The folder of a run of five steps under plain batching, which nothing disturbs."""
+
+    def make(folder):
+        words = small_run(inputs, "system=verl", "engine.num_engines=1", "weight_sync.transport=handles")
+        run = LaunchedRun(folder / "run", *words)
+        assert run.wait() == 0, run.output()
+
+    return made_once("plain", make) / "run"

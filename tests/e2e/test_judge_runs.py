@@ -37,7 +37,8 @@ def joined(run, judge):
 
 
 def test_a_killed_judge_is_replaced_and_the_run_ends_when_no_judge_is_left_or_to_come(inputs, tmp_path):
-    run = judged_run(inputs, tmp_path, "reward.judge.max_restarts=1", "reward.judge.restart_pause_s=0")
+    words = ("engine.num_engines=1", "reward.judge.max_restarts=1", "reward.judge.restart_pause_s=0")
+    run = judged_run(inputs, tmp_path, *words)
     run.wait_for_steps(1)
     os.kill(run.pid_of("judge-0"), signal.SIGKILL)
     run.wait_until(lambda: joined(run, "judge-0-r1"))

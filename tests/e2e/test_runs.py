@@ -51,14 +51,6 @@ def tail_run(inputs, tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="module")
-def plain_run(inputs, tmp_path_factory):
-    words = small_run(inputs, "system=verl", "engine.num_engines=1", "weight_sync.transport=handles")
-    run = LaunchedRun(tmp_path_factory.mktemp("plain") / "run", *words)
-    assert run.wait() == 0, run.output()
-    return run
-
-
 def test_tail_batching_trains_every_prompt_once_per_epoch_in_short_and_long_rounds(tail_run):
     assert_each_step_once(tail_run.run_dir)
     assert_each_prompt_was_trained_once(tail_run.run_dir, NUM_PROMPTS)
@@ -178,15 +170,16 @@ def test_a_plain_run_killed_again_and_again_ends_in_the_weights_of_an_unbroken_o
     resumed = LaunchedRun(tmp_path / "run", *overrides)
     assert resumed.wait() == 0, resumed.output()
     assert_each_step_once(resumed.run_dir)
-    assert batches(resumed.run_dir) == batches(plain_run.run_dir)
-    expected, actual = final_weights(plain_run.run_dir), final_weights(resumed.run_dir)
+    assert batches(resumed.run_dir) == batches(plain_run)
+    expected, actual = final_weights(plain_run), final_weights(resumed.run_dir)
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
     replay(resumed.run_dir)
 
 
 def test_a_tail_run_killed_in_the_middle_still_trains_every_prompt_once(inputs, tmp_path):
-    overrides = small_run(inputs, "system=rollpacker", "run.checkpoint_every_steps=2", "run.resume=auto")
+    one_engine = ("system=rollpacker", "engine.num_engines=1")
+    overrides = small_run(inputs, *one_engine, "run.checkpoint_every_steps=2", "run.resume=auto")
     broken = LaunchedRun(tmp_path / "run", *overrides)
     broken.wait_for_steps(3)
     broken.kill_9()

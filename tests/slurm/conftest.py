@@ -7,7 +7,7 @@ import pytest
 from slurm.mini_cluster import MiniCluster
 from slurm.mini_configuration import ClusterShape
 from slurm.mini_machine import ClusterUnavailableError, require_available
-from tests.e2e.conftest import inputs, made_once  # noqa: F401  (fixtures)
+from tests.e2e.conftest import inputs, made_once, plain_run  # noqa: F401  (fixtures)
 from tests.slurm.requirement import cannot_run
 from tests.slurm.small_runs import unbroken  # noqa: F401  (a fixture)
 

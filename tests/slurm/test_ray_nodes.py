@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.runtime.run.startup import STARTUP_FILE
-from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
+from tests.e2e.launched import batches, num_recorded_steps, rows, small_run
 from tests.slurm.steps import RANK, RAYLET, StepRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -29,14 +29,15 @@ def endless(inputs, scratch, *overrides):
     return small_run(inputs, *more, f"cluster.scratch=[{scratch}]", *overrides)
 
 
-def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_run(cluster, inputs, scratch, tmp_path):
+def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_run(
+    cluster, inputs, plain_run, scratch, tmp_path
+):
     placed = ("cluster=mini", f"cluster.scratch=[{scratch}]")
     plain = StepRun(cluster, tmp_path / "plain", *small_run(inputs, "system=verl", *placed))
     on_gpus = ("engine.num_engines=2", "engine.resources.num_gpus=1")  # so that each node has room for one
     tail = StepRun(cluster, tmp_path / "tail", *small_run(inputs, "system=rollpacker", *placed, *on_gpus), gpus=1)
     for job in (plain, tail):
         job.wait_for_engines_on({"node1", "node2"})
-    local = LaunchedRun(tmp_path / "local", *small_run(inputs, "system=verl"))
     for job in (plain, tail):
         assert job.wait() == "COMPLETED", job.output()
         job.assert_nothing_is_left()
@@ -54,8 +55,7 @@ def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_r
     assert any(phase.startswith("waiting for node2") for phase in phases)
     assert sum(phase["duration_s"] for phase in startup["phases"]) == pytest.approx(startup["total_s"], abs=0.1)
 
-    assert local.wait() == 0, local.output()
-    assert batches(plain.run_dir) == batches(local.run_dir)
+    assert batches(plain.run_dir) == batches(plain_run)
 
 
 def test_a_job_goes_on_without_the_node_of_an_engine_and_ends_with_the_reason_without_its_head(
