@@ -21,8 +21,9 @@ class RunSection(Section):
     its mode, so that a group may share it."""
     seed: Seed = 0
     """Of the prompt order, and of every sample's own generator."""
-    num_steps: Count = Field(100, ge=1)
-    """Training steps; the learning-rate schedule spans them."""
+    num_steps: Count = Field(100, ge=0)
+    """Training steps; the learning-rate schedule spans them. 0 trains nothing and starts no trainer: the model is
+    evaluated on evaluation.path, as `rollpacker evaluate` does."""
     num_epochs: Count | None = Field(None, ge=1)
     """Ends the run when every prompt was trained this often; null repeats the data until `num_steps`."""
     resume: Annotated[Literal["never", "auto"], NOT_IN_FINGERPRINT] = "never"
