@@ -399,9 +399,9 @@ def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> st
 
 
 def _writes(config: RunConfig) -> str:
-    trackers = [
-        name for name, is_on in (("tensorboard", config.tracker.tensorboard), ("wandb", config.tracker.wandb)) if is_on
-    ]
+    tracker = config.tracker
+    named = {"tensorboard": tracker.tensorboard, "wandb": tracker.wandb, "tracker.jsonl": tracker.jsonl}
+    trackers = [*(name for name, is_on in named.items() if is_on), *([tracker.plugin] if tracker.plugin else [])]
     text = f"{config.run.dir}/ (metrics, events, checkpoints, logs)"
     return f"{text}; also to {' and '.join(trackers)}" if trackers else text
 

@@ -58,8 +58,12 @@ class Evaluations:
         """Write everything through to the disk, ahead of a checkpoint."""
         self._writer.make_durable()
 
-    def record(self, record: EvaluationRecord) -> tuple[Sequence[Row], bool]:
-        """Write an evaluation and show it; gives its rows of `evaluations`, and whether no score was better so far."""
+    def record(self, record: EvaluationRecord) -> tuple[Sequence[Row], Sequence[Row], bool]:
+        """Write an evaluation and show it.
+
+        Returns:
+            Its rows of `evaluations` and of `evaluation_responses`, and whether no score was better so far.
+        """
         texts = self._texts.of_evaluation(record)
         section = self._config.evaluation
         tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
@@ -72,7 +76,7 @@ class Evaluations:
         score = self._score(rows)
         is_best = self._best is None or score > self._best
         self._best = score if self._best is None else max(score, self._best)
-        return rows, is_best
+        return rows, tables["evaluation_responses"], is_best
 
     def _score(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets."""

@@ -220,7 +220,8 @@ class _Opening:
         self._stack.callback(metrics.close)
         metrics.truncate_after(self._attempt.first_step - 1)
         run_id = self._attempt.identity.run_id
-        trackers = make_trackers(config.tracker, run_dir, run_id, config.model_dump(mode="json"))
+        record = config.model_dump(mode="json")
+        trackers = make_trackers(config.tracker, run_dir, run_id, record, self._progress.note)
         self._stack.callback(trackers.close)
         return metrics, trackers
 
