@@ -178,4 +178,6 @@ def test_a_mistake_is_answered_without_torch_or_ray(run_dir: Path) -> None:
 def test_check_describes_a_run_of_no_steps(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *MODEL, SET, "data.path=null", "run.num_steps=0"]) == 0
     text = capsys.readouterr().out
+    assert "aime24 1 x 1: 1 responses, once; nothing is trained" in text
     assert "trainer" not in text[text.index("actors") : text.index("writes")]
+    assert "batch " not in text[text.index("What it will do") :]
