@@ -164,7 +164,11 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 def test_a_wandb_run_is_named_after_its_folder_and_compared_within_its_experiment(
     tmp_path: Path, wandb: FakeWandb
 ) -> None:
-    config = {"system": {"name": "verl"}, "model": {"name": None, "path": "/models/Qwen2.5-7B"}, "run": {"study": ""}}
+    config: dict[str, dict[str, Any]] = {
+        "system": {"name": "verl"},
+        "model": {"name": None, "path": "/models/Qwen2.5-7B"},
+        "run": {"study": ""},
+    }
     make_trackers(TrackerSection(wandb=True), tmp_path / "e2e" / "verl", "run-1", config).close()
     assert (wandb.given["name"], wandb.given["group"]) == ("e2e/verl", "e2e")
     assert wandb.given["tags"] == ["verl", "Qwen2.5-7B"]
