@@ -134,11 +134,15 @@ def _notes_of_tokens(config: RunConfig) -> list[str]:
     return notes_of_tokens(config)
 
 
+_OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "steps", "start")
+"""What is not described of a run of no steps."""
+
+
 def _describe(
     config: RunConfig, resolved: ResolvedRun, further_notes: Sequence[str], *, is_job: bool = False
 ) -> dict[str, str]:
     notes = [*resolved.notes, *further_notes]
-    return {
+    described = {
         "model": _model(config, resolved.model),
         "prompts": _prompts(config, resolved),
         "lengths": _lengths(config, resolved.model),
@@ -154,6 +158,7 @@ def _describe(
         **({"notes": "\n".join(notes)} if notes else {}),
         "start": f"after step {resolved.finished_steps}" if resolved.finished_steps else "from the beginning",
     }
+    return {label: text for label, text in described.items() if config.trains or label not in _OF_TRAINING}
 
 
 def _model(config: RunConfig, model: ModelFacts) -> str:
@@ -332,6 +337,8 @@ def _evaluation(config: RunConfig, num_prompts: Mapping[str, int]) -> str:
     ]
     per_step = config.rollout.num_prompts * config.rollout.num_responses
     listed = ", ".join(f"{name} {prompts:,} x {samples}" for name, (prompts, samples) in sizes.items())
+    if not config.trains:
+        return f"{listed}: {num_responses:,} responses, once; nothing is trained"
     if not steps:
         return f"{listed}: never, by evaluation.every_steps, at_start and at_end"
     return (
@@ -399,9 +406,9 @@ def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> st
 
 
 def _writes(config: RunConfig) -> str:
-    trackers = [
-        name for name, is_on in (("tensorboard", config.tracker.tensorboard), ("wandb", config.tracker.wandb)) if is_on
-    ]
+    tracker = config.tracker
+    named = {"tensorboard": tracker.tensorboard, "wandb": tracker.wandb, "tracker.jsonl": tracker.jsonl}
+    trackers = [*(name for name, is_on in named.items() if is_on), *([tracker.plugin] if tracker.plugin else [])]
     text = f"{config.run.dir}/ (metrics, events, checkpoints, logs)"
     return f"{text}; also to {' and '.join(trackers)}" if trackers else text
 

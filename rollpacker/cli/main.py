@@ -73,6 +73,7 @@ _SUMMARIES = {
     "score": "Score given responses with a reward, to try it on your data before you train on it.",
     "replay": "Feed a run's event log into fresh schedulers and verify that they decide the same.",
     "report": "Write one HTML page about a run: where the time went, and what waited for what.",
+    "evaluate": "Score a run's checkpoint, or any model, on held-out prompts, and compare it with another.",
     "show": "Print what a run's policy wrote: prompts, responses and rewards of training and of evaluations.",
     "trace": "Write what every actor of a run did, and when, as a trace for ui.perfetto.dev.",
     "analysis": "Draw the paper's tables and figures from runs, and model the runs that are missing.",

@@ -56,7 +56,8 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import output
     from rollpacker.timeline.run_tables import refuse_other_folders
 
-    refuse_other_folders(run_dir)
+    if not (run_dir / "evaluation" / "manifest.json").exists():  # a run may have evaluated, and trained nothing
+        refuse_other_folders(run_dir)
     chosen = _chosen(run_dir, step=step, prompt=settings["prompt"], kind=kind)
     if sort:
         column = {"length": "length_tokens"}.get(sort.lstrip("-"), sort.lstrip("-"))

@@ -46,7 +46,7 @@ def run(arguments: Arguments) -> None:
         if _can_download() and config.model.hub_name is not None and config.model.hub_name.snapshot is None:
             with_pinned_names(config, can_download=True)
             config = compose(arguments.words, complete)  # its sizes are known now: what it takes of the GPUs follows
-        ranks.train(config, _validate)
+        ranks.train(config, validate_run)
 
 
 def run_point(composed: DictConfig) -> None:
@@ -59,7 +59,7 @@ def run_point(composed: DictConfig) -> None:
     _ignore_closed_output()
     config = config_of_point(composed, complete)
     try:
-        ranks.train(config, _validate)
+        ranks.train(config, validate_run)
     except Interrupted as error:
         show_error(error, title=f"{config.run.dir} was interrupted")
         raise SystemExit(error.exit_code) from None  # no other point of the multirun starts
@@ -81,7 +81,8 @@ def _ignore_closed_output() -> None:
     keep_writing("stderr")
 
 
-def _validate(config: RunConfig) -> None:
+def validate_run(config: RunConfig) -> None:
+    """Refuse a run that is not legal here, and print its notes."""
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.cli.screen import show_notes
     from rollpacker.runtime.run.preflight import validate

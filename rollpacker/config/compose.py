@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,16 @@ Complete = Callable[[dict[str, Any], AbstractSet[str]], Mapping[str, object]]
 line, and what differs from the defaults. Raises a `UserError`."""
 
 
-def compose(overrides: Sequence[str], complete: Complete | None = None) -> RunConfig:
+def compose(
+    overrides: Sequence[str], complete: Complete | None = None, *, not_from_file: Collection[str] = ()
+) -> RunConfig:
     """Compose and validate the configuration of one training run.
 
-    A word `config=FILE` takes the values of a file in place of the defaults; the other words override them.
+    A word `config=FILE` takes the values of a file in place of the defaults, but for the sections in `not_from_file`;
+    the other words override them.
     """
     given, overrides = take_file(TRAIN, overrides)
+    given = given.without(not_from_file)
     overrides = without_plus(TRAIN, overrides)
     with hydra_session(given=given) as session:
         if is_chosen(parse_overrides(session, TRAIN, overrides)):

@@ -6,8 +6,8 @@ an option of a group with the keys that it sets. A group of which the file has t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,10 @@ class GivenFile:
     root: Root[BaseModel] | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     """As the file nests them; every key is legal."""
+
+    def without(self, sections: Collection[str]) -> GivenFile:
+        """The file as if it lacked some sections."""
+        return replace(self, values={name: value for name, value in self.values.items() if name not in sections})
 
     def over(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """Lay the values over a tree of defaults."""

@@ -36,6 +36,7 @@ from rollpacker.config.launching import LAUNCHER, LauncherSettings, is_chosen, l
 from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.roots import DEFAULT_RUN_DIR, TRAIN
 from rollpacker.config.schema import RunConfig
+from rollpacker.config.words import quoted
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.paths import real_path
 
@@ -107,7 +108,7 @@ def compose_sweep(
     _refuse_shared_dirs(configs)
     shared_folder = _shared_folder([config.run.dir for config in configs])
     return Sweep(
-        overrides=(*overrides, *added, f"hydra.sweep.dir={_quoted(shared_folder)}"),
+        overrides=(*overrides, *added, f"hydra.sweep.dir={quoted(shared_folder)}"),
         points=tuple(tuple(point) for point in points),
         configs=tuple(configs),
         folder=shared_folder,
@@ -158,7 +159,7 @@ def _launcher_overrides(launcher: LauncherSettings | None, point: Sequence[str])
     if launcher is None:
         return []
     resume = [] if any(override.startswith("run.resume=") for override in point) else ["run.resume=auto"]
-    image = [] if launcher.container is None else [f"cluster.container.image={_quoted(launcher.container)}"]
+    image = [] if launcher.container is None else [f"cluster.container.image={quoted(launcher.container)}"]
     return [*resume, *image]
 
 
@@ -224,8 +225,3 @@ def _refuse_shared_dirs(configs: Sequence[RunConfig]) -> None:
 def _shared_folder(run_dirs: Sequence[Path]) -> Path:
     shared = Path(os.path.commonpath([real_path(folder).parent for folder in run_dirs]))
     return Path(os.path.relpath(shared)) if shared.is_relative_to(Path.cwd()) else shared
-
-
-def _quoted(path: Path) -> str:
-    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

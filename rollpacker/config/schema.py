@@ -67,6 +67,11 @@ class RunConfig(Section):
     tracker: Annotated[TrackerSection, NOT_IN_FINGERPRINT] = TrackerSection()
 
     @property
+    def trains(self) -> bool:
+        """False in a run that evaluates its model once, without a trainer."""
+        return self.run.num_steps > 0
+
+    @property
     def longest_response_tokens(self) -> int:
         """Of any response that an engine is asked for, trained or held out."""
         held_out = (rule.max_response_tokens or 0 for rule in self.evaluation.rules)
@@ -216,6 +221,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _trains_or_evaluates(self) -> Self:
+        if not (self.trains or (self.evaluation.path is not None and self.evaluation.at_end)):
+            raise ValueError(
+                "run.num_steps=0, and nothing is evaluated.\n"
+                "A run without steps evaluates its model on the held-out sets of evaluation.path.\n"
+                "Name held-out files in evaluation.path, with evaluation.at_end=true, or raise run.num_steps."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _best_is_of_a_held_out_set(self) -> Self:
         names = [rule.name for rule in self.evaluation.rules]
         if self.run.keep_best and not names:
@@ -239,7 +254,7 @@ class RunConfig(Section):
             ("model.path", self.model.path, "A real run loads a model from a local directory in Hugging Face format."),
             ("data.path", self.data.path, "A real run reads its prompts from a JSONL file."),
         ):
-            if value is None:
+            if value is None and (self.trains or key != "data.path"):
                 raise ValueError(f"{key}=null with backend.name=ray.\n{needed}\nSet {key}, or choose backend=sim.")
         if self.reward.name == "modelled":
             raise ValueError(

@@ -80,6 +80,7 @@ def _without_job(run_dir: Path) -> RunStatusView:
         submission=read_submission(run_dir),
         status=status,
         progress=_progress(run_dir),
+        held_out=_held_out(run_dir),
         is_locked=_is_locked(run_dir, status),
     )
 
@@ -125,6 +126,22 @@ def _progress(run_dir: Path) -> Progress | None:
     assert isinstance(is_modelled, bool)
     reward = statistics.fmean(row["reward_mean"] for row in rows)  # type: ignore[misc]  # a column of floats
     return Progress(num_steps=step + 1, reward_mean=reward, elapsed_s=elapsed_s, is_modelled=is_modelled)
+
+
+def _held_out(run_dir: Path) -> str:
+    """Such as `aime24 0.312`."""
+    if not (run_dir / "evaluation").is_dir():
+        return ""
+    from rollpacker.metrics.tables import EVALUATION_FOLDER, load_manifest, read_table
+
+    try:
+        manifest = load_manifest(run_dir / EVALUATION_FOLDER)
+        if manifest is None or manifest.last_step is None:
+            return ""
+        row = read_table(run_dir, "evaluations", (manifest.last_step, manifest.last_step)).slice(0, 1).to_pylist()[0]
+    except (DataError, OSError):
+        return ""
+    return f"{row['set']} {row['reward_mean']:.3f}" if row["reward_mean"] is not None else ""
 
 
 def _is_locked(run_dir: Path, status: RunStatus | None) -> bool | None:

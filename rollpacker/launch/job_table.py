@@ -79,6 +79,7 @@ def _summary(views: Sequence[RunStatusView], folder: Path) -> Text:
 
 def _lines(views: Sequence[RunStatusView], names: Sequence[str], now: float) -> Table:
     has_jobs = any(view.submission or view.job for view in views)
+    has_scores = any(view.held_out for view in views)
     was_requeued = any(view.job and view.job.num_restarts for view in views)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column("run", overflow="fold", ratio=1)
@@ -88,6 +89,8 @@ def _lines(views: Sequence[RunStatusView], names: Sequence[str], now: float) -> 
     table.add_column("nodes" if has_jobs else "host", overflow="fold")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("reward", justify="right", no_wrap=True)
+    if has_scores:
+        table.add_column("held out", overflow="fold")
     table.add_column("time", justify="right", no_wrap=True)
     if was_requeued:
         table.add_column("try", justify="right", no_wrap=True)
@@ -101,6 +104,7 @@ def _lines(views: Sequence[RunStatusView], names: Sequence[str], now: float) -> 
             _place(view),
             _step(view),
             f"{view.progress.reward_mean:.3f}" if view.progress else "",
+            *([view.held_out] if has_scores else []),
             _time(view, now),
             *attempt,
         )

@@ -93,6 +93,8 @@ class RunStatusView:
     status: RunStatus | None = None
     progress: Progress | None = None
     """None before its first step."""
+    held_out: str = ""
+    """Set and score of the last evaluation, of several sets the first; empty before any."""
     is_locked: bool | None = None
     """Whether a process holds the lock of the run's folder; None when that cannot be seen from this machine."""
     logged: str = ""

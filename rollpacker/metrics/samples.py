@@ -48,11 +48,13 @@ def read_newest_samples(run_dir: Path) -> pd.DataFrame:
 
 
 def _together(run_dir: Path, training: tuple[int, int], evaluation: tuple[int, int]) -> pd.DataFrame:
-    """Both tables, each of some steps as it counts them itself."""
-    parts = [_with_texts(run_dir, "responses", training, "training", "domain")]
+    """Both tables, each of some steps as it counts them itself; a run that only evaluates has one."""
+    parts = []
+    if load_manifest(run_dir / METRICS_FOLDER) or not load_manifest(run_dir / EVALUATION_FOLDER):
+        parts.append(_with_texts(run_dir, "responses", training, "training", "domain"))
+        parts[0]["step"] += 1
     with contextlib.suppress(DataError):  # nothing is held out
         parts.append(_with_texts(run_dir, "evaluation_responses", evaluation, "evaluation", "set"))
-    parts[0]["step"] += 1
     samples = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return samples.sort_values("step", kind="stable", ignore_index=True)
 

@@ -81,12 +81,13 @@ class Workers:
     """The workers of a backend, started; the engines hold no policy yet."""
 
     prompts: Mapping[str, TokenizedPrompt]
-    """By key, in the order of the file; those that are too long are left out."""
+    """By key, in the order of the file; those that are too long are left out. Empty where nothing is trained."""
     held_out: Mapping[str, Mapping[str, TokenizedPrompt]] = field(default_factory=dict)
     """Held-out prompts by set and key, in the order of the files."""
     fleets: Mapping[int, Fleet]
     """By tensor-parallel degree. One of them is awake at a time; the first one, unless a checkpoint says otherwise."""
     trainer: Trainer
+    """Where nothing is trained, one that nobody calls."""
     reward: RewardService
     text_reader: TextReader | None = None
     """None in a modelled run, whose tokens mean nothing."""

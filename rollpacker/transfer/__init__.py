@@ -7,5 +7,7 @@ CUDA IPC, else shared memory), `broadcast` (a process group of its own: NCCL, el
 `auto`. Both ends compute a checksum. An engine that dies, or takes longer than `weight_sync.timeout_s`, is replaced.
 The table `steps` has bytes, seconds and GB/s of every sync, and `logprob_mismatch_max`.
 
+A run that trains nothing has no trainer: its engines read the model's files (`model_files`).
+
 Both ends import this package and nothing of each other.
 """

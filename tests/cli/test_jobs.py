@@ -11,6 +11,7 @@ import pytest
 
 from rollpacker.cli.main import main
 from rollpacker.runtime.run.status import RunStatus, write_status
+from tests.cli.test_evaluate import write_evaluation
 
 
 @pytest.fixture
@@ -53,6 +54,26 @@ def test_runs_without_slurm_are_shown_with_the_reason_of_each_failure(
         "",
         "failed runs/sweep/0-verl",
         "The disk is full.",
+    ]
+
+
+def test_the_last_held_out_score_of_a_run_is_shown_with_its_set(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_run(workdir / "runs/a", "finished")
+    _write_run(workdir / "runs/b", "finished")
+    for step, reward in ((0, 0.25), (2, 0.75)):
+        write_evaluation(workdir / "runs/a", {"aime24": [[reward]], "math500": [[1.0]]}, step)
+    (workdir / "runs/b/evaluation").mkdir()
+    (workdir / "runs/b/evaluation/manifest.json").write_text("{")
+
+    assert main(["jobs"]) == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:] == [
+        "run state host step reward held out time",
+        "a finished far 3/10 aime24 0.750",
+        "b finished far 3/10",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ def test_what_is_not_there_is_refused(
     run_dir: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert message in " ".join(said(capsys, str(run_dir), *words, code=2).split())
+
+
+def test_a_run_that_only_evaluated_shows_what_it_was_answered(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run_dir / "metrics")
+    text = said(capsys, str(run_dir))
+    assert "aime a1 #0  reward 1, held" in text
+    assert "has kept no text of training" in said(capsys, str(run_dir), "kind=training", code=2)
 
 
 def test_a_modelled_run_has_no_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_two_points_in_one_directory_are_refused() -> None:
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("run.num_steps=1,0,0", "run.num_steps=0 is out of bounds"),
+        ("run.num_steps=1,-1,-1", "run.num_steps=-1 is out of bounds"),
         ("system=verl,rolpacker", "`rolpacker` is not an option"),
         ("run.seeds=1,2", "`run.seeds` is not a key"),
         ("run.seed=interval(0,1)", "no countable values"),

@@ -66,7 +66,7 @@ def test_a_key_that_is_true_or_false_takes_no_number(name: str) -> None:
     ("words", "problem", "allowed"),
     [
         (["run.seed=99999999999999999999999"], "run.seed=99999999999999999999999 is out of bounds.", "4,294,967,295"),
-        (["run.num_steps=true"], "run.num_steps=true is not legal.", "an integer, at least 1"),
+        (["run.num_steps=true"], "run.num_steps=true is not legal.", "an integer, at least 0"),
         (["run.num_steps=99999999999999999999"], "run.num_steps=99999999999999999999 is out of", "1,000,000,000"),
         (["rollout.temperature=1e-40"], "rollout.temperature=1e-40 is out of bounds.", "at least 0.01"),
         (["trainer.learning_rate=1e10"], "trainer.learning_rate=10000000000.0 is out of bounds.", "at most 1."),

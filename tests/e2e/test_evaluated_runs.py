@@ -1,9 +1,15 @@
 """Real runs with held-out prompts: greedy and sampled sets, texts, the best checkpoint, and no effect on training."""
 
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
+import uuid
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rollpacker.demo import task
@@ -11,7 +17,8 @@ from rollpacker.metrics.samples import read_samples
 from rollpacker.rewards.walk import score
 from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.invariants import assert_each_step_once
-from tests.e2e.launched import LaunchedRun, batches, rows, small_run
+from tests.e2e.launched import PATIENCE_S, LaunchedRun, batches, rows, small_run
+from tests.e2e.processes import MARK, ProcessesOfRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -87,3 +94,53 @@ def test_the_best_checkpoint_is_the_one_of_the_best_score(evaluated_run):
     else:
         assert best.readlink().name == f"step-{max(scores, key=scores.__getitem__):06d}"
         assert (best / "trainer" / "model" / "config.json").is_file()
+
+
+def evaluate(tmp_path: Path, mark: str, *words: object) -> subprocess.Popen[str]:
+    """`rollpacker evaluate`, whose folder is made below `tmp_path`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rollpacker.cli", "evaluate", *map(str, words), "backend.deadlines.start_s=600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {MARK: mark, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+        start_new_session=True,
+    )
+
+
+def test_its_checkpoint_scores_alone_as_it_did_in_the_run(evaluated_run, tmp_path):
+    scratch, out = tmp_path / "scratch", tmp_path / "e.parquet"
+    scratch.mkdir()
+    run_dir, mark = evaluated_run.run_dir, uuid.uuid4().hex
+    require = "require=greedy>=0,sampled>=1.5"
+    process = evaluate(scratch, mark, run_dir, f"out={out}", f"against={run_dir}", require)
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1, said
+    assert "sampled is " in said
+    assert "below 1.5" in said
+    columns = ("set", "prompt", "sample", "reward", "length_tokens")
+    alone = [tuple(row[each] for each in columns) for row in pq.read_table(out).to_pylist()]
+    there = [row for row in rows(run_dir, "evaluation_responses") if row["step"] == NUM_STEPS]
+    assert alone == [tuple(row[each] for each in columns) for row in there]
+    assert set(pq.read_table(out)["step"].to_pylist()) == {NUM_STEPS}
+    assert said.count("+0.000  0.000 (0.000)") == 1, said
+    assert max(map(len, said[said.index("set  ") :].splitlines()[:6])) <= 80
+    assert not list(scratch.iterdir())
+    assert not ProcessesOfRun(mark).alive()
+
+
+def test_ctrl_c_ends_an_evaluation_and_leaves_nothing_behind(evaluated_run, tmp_path):
+    mark = uuid.uuid4().hex
+    process = evaluate(tmp_path, mark, evaluated_run.run_dir, "at=start", "run.progress=plain")
+    assert process.stdout is not None
+    said = iter(process.stdout.readline, "")
+    assert any("starting engines" in line for line in said)
+    process.send_signal(signal.SIGINT)
+    rest = "".join(said)
+    assert process.wait(PATIENCE_S) == 130, rest
+    assert "The evaluation was interrupted." in rest
+    assert not list(tmp_path.iterdir())
+    deadline = time.monotonic() + 60
+    while left := ProcessesOfRun(mark).alive():
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)

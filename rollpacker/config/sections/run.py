@@ -21,8 +21,9 @@ class RunSection(Section):
     its mode, so that a group may share it."""
     seed: Seed = 0
     """Of the prompt order, and of every sample's own generator."""
-    num_steps: Count = Field(100, ge=1)
-    """Training steps; the learning-rate schedule spans them."""
+    num_steps: Count = Field(100, ge=0)
+    """Training steps; the learning-rate schedule spans them. 0 trains nothing and starts no trainer: the model is
+    evaluated on evaluation.path, as `rollpacker evaluate` does."""
     num_epochs: Count | None = Field(None, ge=1)
     """Ends the run when every prompt was trained this often; null repeats the data until `num_steps`."""
     resume: Annotated[Literal["never", "auto"], NOT_IN_FINGERPRINT] = "never"
@@ -48,6 +49,9 @@ class RunSection(Section):
     study only when it is about that study."""
 
 
+WandbTag = Annotated[str, Field(min_length=1, max_length=64)]
+
+
 class TrackerSection(Section):
     """Where metrics go beside Parquet. Keys come from the environment, never from here."""
 
@@ -59,3 +63,20 @@ class TrackerSection(Section):
     """Where Weights & Biases files the run."""
     wandb_mode: Annotated[Literal["offline", "online"], OnlyWith("tracker.wandb")] = "offline"
     """`offline` writes files that `wandb sync` uploads later."""
+    wandb_name: Annotated[str | None, OnlyWith("tracker.wandb")] = None
+    """Of the run; null takes the last two parts of `run.dir`."""
+    wandb_group: Annotated[str | None, OnlyWith("tracker.wandb")] = None
+    """Runs of a group are compared; null takes `run.study`, or else the folder that `run.dir` lies in."""
+    wandb_entity: Annotated[str | None, OnlyWith("tracker.wandb")] = None
+    """The user or team; null takes the key's own."""
+    wandb_tags: Annotated[tuple[WandbTag, ...] | None, OnlyWith("tracker.wandb")] = None
+    """null takes the names of system and model."""
+    wandb_notes: Annotated[str | None, OnlyWith("tracker.wandb")] = None
+    """A text about the run."""
+    jsonl: Flag = False
+    """Writes the same numbers to `run.dir/tracker.jsonl`, a line per step and per evaluation; of two lines of a step
+    that a resumed run made again the later one counts."""
+    plugin: str | None = Field(None, pattern=r"^.+:[A-Za-z_]\w*$")
+    """A tracker of your own, `PACKAGE.MODULE:CLASS` or `FILE.py:CLASS`. The class is called with run_dir, run_id and
+    config by name, and has the methods log_step, log_evaluation and close of `rollpacker.runtime.run.trackers.Tracker`.
+    One that fails is told nothing more, and the run goes on."""

@@ -53,7 +53,7 @@ def planned_actors(config: RunConfig) -> list[PlannedActor]:
         trainer = trainer.model_copy(update={"num_gpus": 1})
     if config.placement.judge is not None:
         judges = judges.model_copy(update={"num_gpus": judge.tensor_parallel})
-    num_ranks = config.trainer.num_ranks
+    num_ranks = config.trainer.num_ranks if config.trains else 0
     ranks = ["trainer"] if num_ranks == 1 else [f"trainer-{rank}" for rank in range(num_ranks)]
     return [
         *(

@@ -134,7 +134,8 @@ def choices(tree: dict[str, Any], named: AbstractSet[str], gpus: Gpus) -> list[C
     else:
         check_trainable(config)
     _choose_engines(draft, gpus, model)
-    _choose_trainer(draft, gpus, model)
+    if config.trains:
+        _choose_trainer(draft, gpus, model)
     config = draft.config() or config
     _narrow_maps(draft, config, gpus)
     config = draft.config() or config

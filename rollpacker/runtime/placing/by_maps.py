@@ -38,7 +38,8 @@ def mapped(config: RunConfig, size: ClusterSize, engine_map: GpuMap, trainer_map
             f"Set engine.num_engines={len(engine_blocks)}" if engine_blocks else "",
             "placement.engine",
         )
-    rank_blocks = [(node, (gpu,)) for node, gpus in _blocks(config, size, "trainer", trainer_map) for gpu in gpus]
+    trainer_blocks = _blocks(config, size, "trainer", trainer_map) if config.trains else []
+    rank_blocks = [(node, (gpu,)) for node, gpus in trainer_blocks for gpu in gpus]
     if len(rank_blocks) != len(ranks):
         per_replica = config.trainer.num_ranks // (config.trainer.data_parallel or 1)
         can_fill = rank_blocks and len(rank_blocks) % per_replica == 0 and config.trainer.name != "torch"

@@ -35,11 +35,11 @@ def spread(config: RunConfig, size: ClusterSize) -> list[PlacedActor]:
     judges = [actor for actor in actors if actor.role == "judge"]
     nodes = [_Room(size) for _ in range(size.num_nodes)]
     slots: dict[str, tuple[int, tuple[int, ...]]] = {}
-    first_group, *other_groups = _groups(ranks, config.trainer.tensor_parallel)
+    groups = list(_groups(ranks, config.trainer.tensor_parallel))
     for group, candidates in (
-        (first_group, nodes[:1]),
+        *((group, nodes[:1]) for group in groups[:1]),
         *(([actor], nodes[:1]) for actor in actors if actor.role == "reward"),
-        *((group, nodes) for group in other_groups),
+        *((group, nodes) for group in groups[1:]),
     ):
         index = next((index for index, node in enumerate(candidates) if node.has_room(group)), None)
         if index is None:

@@ -123,7 +123,8 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
     for each in configs:
         key = "engine.tensor_parallel" if each is config else "engine.degrees"
         raise_mistakes(list(engine_degree_mistakes(each, model.shape, key)))
-    raise_mistakes(list(trainer_degree_mistakes(config, model.shape)))
+    if config.trains:
+        raise_mistakes(list(trainer_degree_mistakes(config, model.shape)))
     gpu_bytes = _gpu_bytes(config)
     fit = ModelFit(
         engine=engine_memory(config, model, gpu_bytes),
@@ -138,7 +139,7 @@ def validate_fit(config: RunConfig, size: ClusterSize | None = None) -> ModelFit
             share = 1.0 if is_placed else min(config.engine.resources.num_gpus, 1.0)
             for each in configs:
                 check_engine(each, engine_memory(each, model, gpu_bytes), gpu_bytes * share, taken["engine"])
-        if is_placed or config.trainer.resources.num_gpus:
+        if config.trains and (is_placed or config.trainer.resources.num_gpus):
             share = 1.0 if is_placed else min(config.trainer.resources.num_gpus, 1.0)
             _check_rank(config, fit.rank, gpu_bytes * (share - taken["trainer"]))
         if fit.judge is not None and (config.placement.judge is not None or config.reward.judge.resources.num_gpus):

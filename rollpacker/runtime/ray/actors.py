@@ -37,9 +37,14 @@ from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.job.allocation import VISIBLE_GPUS
 from rollpacker.runtime.placing.host import MPS_SHARE, names_of_gpus
 from rollpacker.runtime.ray.node_address import free_port
+from rollpacker.transfer.model_files import ModelFiles
 from rollpacker.transfer.offers import Delivery, SendingOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
     from rollpacker.rewards.judge.worker import JudgeRewardWorker
     from rollpacker.transfer.offering import PolicyOffers
 
@@ -140,11 +145,22 @@ class EngineActor(Actor):
             from rollpacker.engines.factory import make_engine
 
             self._worker = make_engine(engine, config)
+        self._dtype = config.model.dtype
 
     async def load_weights(self, weights: Weights) -> str:
         if isinstance(weights.payload, ObjectStorePayload):
             weights = replace(weights, payload=await weights.payload.reference)
+        elif isinstance(weights.payload, ModelFiles):
+            weights = replace(weights, payload=await asyncio.to_thread(self._read, weights.payload.folder))
         return await self._worker.load_weights(weights)
+
+    def _read(self, folder: Path) -> Mapping[str, torch.Tensor]:
+        import torch
+
+        from rollpacker.data.causal_models import load_causal_model
+        from rollpacker.protocols.tensors import named_tensors
+
+        return named_tensors(load_causal_model(folder, getattr(torch, self._dtype)))
 
 
 class TrainerActor(Actor):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
-from rollpacker.data.fitting import FittingPrompts, fit_held_out, fit_prompts
+from rollpacker.data.fitting import fit_held_out, fit_prompts
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
@@ -30,6 +30,7 @@ from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
 from rollpacker.runtime.ray.weight_sync import make_offer_sync
 from rollpacker.runtime.rollout.scheduling import check_supply
 from rollpacker.runtime.waiting.blocking import in_daemon_thread
+from rollpacker.transfer.model_files import FileSync
 
 if TYPE_CHECKING:
     from rollpacker.protocols.trainer import Trainer
@@ -51,8 +52,8 @@ class RayBackend:
         reading = asyncio.create_task(in_daemon_thread(lambda: _read_prompts(config)))
         async with self._cluster(context) as cluster:
             context.stage("reading prompts")
-            tokenizer, fitting, held_out, notes = await reading
-            for note in (*fitting.notes(config.data), *notes):
+            tokenizer, prompts, held_out, notes = await reading
+            for note in notes:
                 context.note(note)
             context.stage("starting engines, trainer and reward")
             actors = await start_actors(config, cluster_size(config, self._allocation), context)
@@ -65,7 +66,7 @@ class RayBackend:
                 return await actors.slots.replace(slot, name)
 
             yield Workers(
-                prompts=fitting.prompts,
+                prompts=prompts,
                 held_out=held_out,
                 text_reader=tokenizer,
                 fleets={
@@ -77,7 +78,11 @@ class RayBackend:
                     for degree in degrees_of(config)
                 },
                 trainer=cast("Trainer", actors.trainer),
-                weight_sync=make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.has_trainer_gpus),
+                weight_sync=(
+                    make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.has_trainer_gpus)
+                    if config.trains
+                    else FileSync(config.model.directory, deadlines.weight_sync_s)
+                ),
                 reward=actors.reward,
                 trainer_parts=actors.trainer_parts,
                 colocated_engines=frozenset(actors.colocated_engines),
@@ -104,10 +109,15 @@ class RayBackend:
 
 def _read_prompts(
     config: RunConfig,
-) -> tuple[PromptTokenizer, FittingPrompts, Mapping[str, Mapping[str, TokenizedPrompt]], Sequence[str]]:
-    """Read and tokenize the prompts, of which those that fit still fill every batch, and the held-out ones."""
+) -> tuple[PromptTokenizer, Mapping[str, TokenizedPrompt], Mapping[str, Mapping[str, TokenizedPrompt]], Sequence[str]]:
+    """Read and tokenize the prompts, of which those that fit still fill every batch, and the held-out ones.
+
+    Also gives what a person should know of them.
+    """
     tokenizer = PromptTokenizer(config.model.directory, config.data)
+    held_out, notes = fit_held_out(config.evaluation, tokenizer, config.data)
+    if not config.trains:
+        return tokenizer, {}, held_out, notes
     fitting = fit_prompts(load_prompts(config.data.files), tokenizer, config.data)
     check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))
-    held_out, notes = fit_held_out(config.evaluation, tokenizer, config.data)
-    return tokenizer, fitting, held_out, notes
+    return tokenizer, fitting.prompts, held_out, [*fitting.notes(config.data), *notes]

@@ -152,7 +152,9 @@ async def start_actors(config: RunConfig, size: ClusterSize, context: BackendCon
 
 
 async def _start_trainer(config: RunConfig, ranks: Sequence[TrainerProcess], gpus: tuple[tuple[int, ...], ...]) -> None:
-    """`gpus` are those of each replica."""
+    """`gpus` are those of each replica. Where nothing is trained there is no rank."""
+    if not ranks:
+        return
     if len(ranks) == 1:
         await ranks[0].start(config, None)
         return

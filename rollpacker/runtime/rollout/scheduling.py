@@ -61,10 +61,14 @@ def scheduler_settings(
     weights = {Domain(name): exact(weight) for name, weight in config.data.domain_weights.items()} or {
         domain: Fraction(count) for domain, count in num_prompts_by_domain.items()
     }
-    _check_places(config.rollout.num_prompts, weights)
+    num_prompts = config.rollout.num_prompts
+    if not config.trains:  # no batch is ever made
+        weights = dict.fromkeys(num_prompts_by_domain, Fraction(1))
+        num_prompts = len(weights)
+    _check_places(num_prompts, weights)
     return SchedulerSettings(
         batching=config.system.batching,
-        num_prompts=config.rollout.num_prompts,
+        num_prompts=num_prompts,
         num_responses=config.rollout.num_responses,
         eta_prompts=exact(config.system.eta_prompts),
         eta_responses=exact(config.system.eta_responses),
@@ -108,7 +112,7 @@ def check_supply(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int])
 def enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[Domain, int]:
     """Give the counts back if they fill one batch; raises `DataError`."""
     total = sum(counts.values())
-    if total < config.rollout.num_prompts:
+    if config.trains and total < config.rollout.num_prompts:
         raise DataError(
             f"{_source(config)} has {_count(total, 'prompt')}, fewer than rollout.num_prompts="
             f"{config.rollout.num_prompts}.",
@@ -120,6 +124,8 @@ def enough_prompts(config: RunConfig, counts: Mapping[Domain, int]) -> Mapping[D
 
 def supplied_settings(config: RunConfig, num_prompts_by_domain: Mapping[Domain, int]) -> SchedulerSettings:
     """Give what the scheduler is told, as far as the files say it; raises `ConfigError` for domains that do not fit."""
+    if not config.trains:
+        return scheduler_settings(config, num_prompts_by_domain)
     weights, domains = config.data.domain_weights, list(num_prompts_by_domain)
     for key, name in [
         *(("data.domain_weights", name) for name in weights),

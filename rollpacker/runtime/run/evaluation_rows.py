@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import set_of
-from rollpacker.evaluation.statistics import mean_difference, mean_reward, pass_at, quantile
+from rollpacker.evaluation.comparison import paired_difference
+from rollpacker.evaluation.statistics import mean_reward, pass_at, quantile
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
 
 if TYPE_CHECKING:
@@ -77,14 +78,9 @@ def rewards_of(requests: Sequence[RequestRecord]) -> Rewards:
 
 def _difference(rewards: Rewards, first: Rewards | None) -> Row:
     """How much better than at first, where the same samples were drawn then."""
-    if first is None or first.keys() != rewards.keys():
+    difference = None if first is None else paired_difference(rewards, first)
+    if difference is None:
         return dict.fromkeys(("diff_to_first", "se_diff_given_prompts", "se_diff_over_prompts"))
-    pairs: dict[str, tuple[list[float], list[float]]] = {}
-    for (prompt, sample), reward in rewards.items():
-        now, then = pairs.setdefault(prompt, ([], []))
-        now.append(reward)
-        then.append(first[prompt, sample])
-    difference = mean_difference([now for now, _ in pairs.values()], [then for _, then in pairs.values()])
     return {
         "diff_to_first": difference.value,
         "se_diff_given_prompts": difference.se_given_prompts,

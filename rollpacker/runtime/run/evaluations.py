@@ -58,8 +58,12 @@ class Evaluations:
         """Write everything through to the disk, ahead of a checkpoint."""
         self._writer.make_durable()
 
-    def record(self, record: EvaluationRecord) -> tuple[Sequence[Row], bool]:
-        """Write an evaluation and show it; gives its rows of `evaluations`, and whether no score was better so far."""
+    def record(self, record: EvaluationRecord) -> tuple[Sequence[Row], Sequence[Row], bool]:
+        """Write an evaluation and show it.
+
+        Returns:
+            Its rows of `evaluations` and of `evaluation_responses`, and whether no score was better so far.
+        """
         texts = self._texts.of_evaluation(record)
         section = self._config.evaluation
         tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
@@ -68,11 +72,11 @@ class Evaluations:
             self._first.setdefault(rule.name, rewards_of(requests))
         self._writer.write_step(record.begin.step, tables)
         rows = tables["evaluations"]
-        self._note(_line(record.begin.step, rows))
+        self._note(_line(record.begin.step if self._config.trains else None, rows))
         score = self._score(rows)
         is_best = self._best is None or score > self._best
         self._best = score if self._best is None else max(score, self._best)
-        return rows, is_best
+        return rows, tables["evaluation_responses"], is_best
 
     def _score(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets."""
@@ -107,7 +111,7 @@ class Evaluations:
         return max(scores, default=None)
 
 
-def _line(step: int, rows: Sequence[Row]) -> str:
+def _line(step: int | None, rows: Sequence[Row]) -> str:
     """Such as `Held out after 10 steps: aime24 0.312 +- 0.011 (30 x 32), +0.020 +- 0.008 since the first`."""
     scores = []
     for row in rows:
@@ -115,6 +119,8 @@ def _line(step: int, rows: Sequence[Row]) -> str:
         error_text = "" if error is None else f" +- {error:.3f}"
         size = f"({row['num_prompts']} x {row['num_samples']})"
         scores.append(f"{row['set']} {row['reward_mean']:.3f}{error_text} {size}{_since_the_first(row)}")
+    if step is None:
+        return f"Held out: {', '.join(scores)}"
     when = "before training" if step == 0 else f"after {step} step{'s' if step > 1 else ''}"
     return f"Held out {when}: {', '.join(scores)}"
 

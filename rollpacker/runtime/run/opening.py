@@ -61,7 +61,8 @@ async def open_run(
     """Open everything that a run needs; inside, the engines hold the policy and the next step can begin."""
     progress = make_progress(config.run.progress, now=asyncio.get_running_loop().time)
     preemption.listen(progress.note)
-    progress.begin_run(f"{config.system.name} in {config.run.dir}", config.run.num_steps)
+    what = config.system.name if config.trains else f"evaluation of {config.model.path}"
+    progress.begin_run(f"{what} in {config.run.dir}", config.run.num_steps)
     try:
         with locked_folder(config.run.dir):
             async with _opened(config, backend, progress, watch, preemption) as run:
@@ -219,7 +220,8 @@ class _Opening:
         self._stack.callback(metrics.close)
         metrics.truncate_after(self._attempt.first_step - 1)
         run_id = self._attempt.identity.run_id
-        trackers = make_trackers(config.tracker, run_dir, run_id, config.model_dump(mode="json"))
+        record = config.model_dump(mode="json")
+        trackers = make_trackers(config.tracker, run_dir, run_id, record, self._progress.note)
         self._stack.callback(trackers.close)
         return metrics, trackers
 
@@ -318,14 +320,15 @@ def _settings(config: RunConfig, workers: Workers, progress: Progress) -> Schedu
     fleets, parts = workers.fleets, workers.trainer_parts
     if config.system.stream and not any(can_stream(config, parts, fleet.gpus) for fleet in fleets.values()):
         progress.note(f"Nothing streams to the trainer: {NOTHING_TO_LEND}.")
+    prompts = [*workers.prompts.values()] or [each for of_set in workers.held_out.values() for each in of_set.values()]
     return scheduler_settings(
         config,
-        Counter(prompt.prompt.domain for prompt in workers.prompts.values()),
+        Counter(prompt.prompt.domain for prompt in prompts),
         list(fleets),
         trainer_parts=parts,
         costs=[fleet.costs for fleet in fleets.values() if fleet.costs],
         held_out=workers.held_out,
-        prompt_tokens=sum(len(prompt.token_ids) for prompt in workers.prompts.values()) // len(workers.prompts),
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts) // len(prompts),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rollpacker.runtime.run.texts import TextKeeper, with_texts
+
 if TYPE_CHECKING:
     from rollpacker.metrics.event_log import EventLogWriter
     from rollpacker.metrics.table_writer import MetricsWriter
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from rollpacker.runtime.run.progress import Progress
     from rollpacker.runtime.run.recorder import StepRecorder, StepResult
     from rollpacker.runtime.run.status import StatusBoard
-    from rollpacker.runtime.run.texts import TextKeeper
     from rollpacker.runtime.run.trackers import Tracker
 
 
@@ -38,17 +39,18 @@ class RunOutputs:
         interval_log = self.interval_log.take()
         step_row = recorder.step_row(batch, result, interval_log)
         domain_rows = recorder.domain_rows(batch)
+        response_rows = recorder.response_rows(batch, self.texts.of_batch(batch))
         self.metrics.write_step(
             step_row["step"],
             {
                 "steps": [step_row],
                 "domains": domain_rows,
-                "responses": recorder.response_rows(batch, self.texts.of_batch(batch)),
+                "responses": response_rows,
                 "intervals": recorder.interval_rows(batch, interval_log),
             },
         )
         self.event_log.flush()
-        self.trackers.log_step(step_row, domain_rows)
+        self.trackers.log_step(step_row, domain_rows, with_texts(response_rows))
         self.progress.step_finished(step_row, domain_rows)
         num_finished: int = step_row["step"] + 1
         self.status.step_finished(num_finished)
@@ -57,8 +59,8 @@ class RunOutputs:
     def evaluated(self, record: EvaluationRecord) -> bool:
         """Write an evaluation and show it; tells whether no earlier one of the run was as good."""
         assert self.evaluations is not None
-        rows, is_best = self.evaluations.record(record)
-        self.trackers.log_evaluation(rows)
+        rows, responses, is_best = self.evaluations.record(record)
+        self.trackers.log_evaluation(rows, with_texts(responses))
         return is_best
 
     def make_durable(self) -> None:

@@ -81,16 +81,21 @@ class RealRunFacts:
         return _model_facts(self._config)
 
     def num_prompts_by_domain(self) -> Mapping[Domain, int]:
+        if not self._config.trains:
+            return dict(Counter(prompt.domain for prompts in self._held_out.values() for prompt in prompts))
         self._check(self._prompts)
         return dict(Counter(prompt.domain for prompt in self._prompts))
 
     def num_held_out(self) -> Mapping[str, int]:
-        held_out = load_held_out(self._config.evaluation)
-        for prompts in held_out.values():
+        for prompts in self._held_out.values():
             self._check(prompts)
-        if held_out:
-            check_apart(self._prompts, held_out)
-        return {name: len(prompts) for name, prompts in held_out.items()}
+        if self._held_out and self._config.data.files:
+            check_apart(self._prompts, self._held_out)
+        return {name: len(prompts) for name, prompts in self._held_out.items()}
+
+    @cached_property
+    def _held_out(self) -> Mapping[str, tuple[Prompt, ...]]:
+        return load_held_out(self._config.evaluation)
 
     @cached_property
     def _prompts(self) -> tuple[Prompt, ...]:
@@ -221,7 +226,7 @@ def _check_engine(config: RunConfig) -> None:
 
 
 def _check_trainer(config: RunConfig) -> None:
-    if _runs_in_this_environment(config) and config.trainer.name == "megatron":
+    if config.trains and _runs_in_this_environment(config) and config.trainer.name == "megatron":
         check_megatron()
 
 

@@ -124,7 +124,7 @@ class PlainProgress(_ShownProgress):
 
     def begin_run(self, title: str, num_steps: int) -> None:
         super().begin_run(title, num_steps)
-        self._print(f"{title}: {num_steps} steps")
+        self._print(f"{title}: {num_steps} steps" if num_steps else title)
 
     def stage(self, name: str, detail: str = "") -> None:
         super().stage(name, detail)
@@ -314,7 +314,7 @@ class RunHistory:
         """What the run did, in one line."""
         elapsed = format_duration(now - self.began_at_s)
         if not self.rows:
-            return f"done in {elapsed}, no step was left to do"
+            return f"done in {elapsed}{', no step was left to do' if self.num_steps else ''}"
         first, last = self.rows[: MOVING_AVERAGE_STEPS // 2], self.rows[-MOVING_AVERAGE_STEPS // 2 :]
         rewards = [_mean([row["reward_mean"] for row in rows]) for rows in (first, last)]
         idle = _mean([row["bubble_ratio"] for row in self.rows])
@@ -335,7 +335,8 @@ class RunHistory:
                 cause = "interrupted"
         where = f" during {self.stage}" if self.stage else ""
         elapsed = format_duration(now - self.began_at_s)
-        return f"{cause}{where}, after {self.num_finished} of {self.num_steps} steps and {elapsed}"
+        steps = f"{self.num_finished} of {self.num_steps} steps and " if self.num_steps else ""
+        return f"{cause}{where}, after {steps}{elapsed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rollpacker.data.fitting import fit_prompts
+from rollpacker.data.held_out import load_held_out
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.runtime.rollout.scheduling import check_supply
@@ -44,7 +46,10 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
 
 def _look(config: RunConfig) -> list[str]:
     tokenizer = PromptTokenizer(config.model.directory, config.data)
-    prompts = load_prompts(config.data.files)
+    if config.trains:
+        prompts = load_prompts(config.data.files)
+    else:
+        prompts = tuple(chain.from_iterable(load_held_out(config.evaluation).values()))
     step = -(-len(prompts) // MOST_PROMPTS)
     fitting = fit_prompts(prompts[::step], tokenizer, config.data)
     if step == 1:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import set_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from rollpacker.core.ids import PromptId, RequestId
     from rollpacker.protocols.backend import TextReader
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     Texts = dict[RequestId, tuple[str, str]]
     """Prompt, as the policy saw it, and response, by its request."""
+
+
+def with_texts(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of responses that are kept as text."""
+    return [row for row in rows if row["response_text"] is not None]
 
 
 class TextKeeper:

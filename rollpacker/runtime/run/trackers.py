@@ -1,30 +1,35 @@
-"""Sends each step's row to TensorBoard or Weights & Biases, beside Parquet.
+"""Sends each step's row to TensorBoard, Weights & Biases, a file of JSON lines or a class of one's own, beside Parquet.
 
-Invariant: a tracker only receives. The tables are the record; a tracker's folder can be deleted and nothing is lost.
-Both packages are optional (`pip install 'rollpacker[trackers]'`) and are imported only when asked for. Keys come from
-the environment. A run keeps its id when it is resumed, so that it stays one curve.
+Invariants: a tracker only receives. The tables are the record; a tracker's folder can be deleted and nothing is lost.
+One that does not start is an error before any engine starts; one that fails later gets nothing more, and the run goes
+on. The packages are optional (`pip install 'rollpacker[trackers]'`) and are imported only when asked for. Keys come
+from the environment. A run keeps its id when it is resumed, so that it stays one curve.
 
 Columns appear as `steps/<column>`: the table's name, then the column's, as in Parquet; those of the table `domains` as
 `domains/<domain>/<column>`, parts of the reward as `domains/<domain>/reward_parts_mean/<part>`, and those of
-`evaluations` as `evaluation/<set>/<column>`, at the number of finished steps.
+`evaluations` as `evaluation/<set>/<column>`, at the number of finished steps. Weights & Biases also has the responses
+that are kept as text, as the tables `samples/training` and `samples/evaluation`.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.files import storage_errors
+from rollpacker.rewards.functions import UnusableFunction, load_named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from rollpacker.config.sections.run import TrackerSection
 
@@ -34,25 +39,42 @@ INSTALL_COMMAND = "pip install 'rollpacker[trackers]'"
 
 API_KEY_VARIABLE = "WANDB_API_KEY"
 
+JSONL_FILE = "tracker.jsonl"
+"""In `run.dir`."""
+
+_METHODS = ("log_step", "log_evaluation", "close")
+
+_SAMPLE_COLUMNS = (
+    *("prompt", "sample", "reward", "reward_reason", "accepted", "length_tokens", "finish_reason"),
+    *("prompt_text", "response_text"),
+)
+"""Of tables of texts, behind the domain or the held-out set."""
+
+_LONGEST_TAG = 64
+"""Characters that Weights & Biases takes."""
+
 ONLINE_START_TIMEOUT_S = 30
 """A server that does not answer by then is an error before any engine starts; wandb itself would try for 90 s."""
 
 
 class Tracker(Protocol):
-    """Receives metrics."""
+    """Receives metrics. Each call returns soon: the run waits for it."""
 
-    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
-        """Take a finished step's row of the `steps` table, and those of `domains`."""
+    def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:
+        """Take a finished step's row of the table `steps`, those of `domains`, and those of `responses` with texts."""
 
-    def log_evaluation(self, rows: Sequence[Row]) -> None:
-        """Take an evaluation's rows of `evaluations`, before the step of the same number is logged."""
+    def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
+        """Take an evaluation's rows of `evaluations`, and those of `evaluation_responses` with texts.
+
+        It comes before the step of the same number is logged.
+        """
 
     def close(self) -> None:
         """Write everything and end every process of the tracker."""
 
 
 def check_trackers(section: TrackerSection) -> None:
-    """Raise `ConfigError` unless every tracker that is asked for can start. Loads no package."""
+    """Raise `ConfigError` unless every tracker that is asked for can start. Loads no package but the user's own."""
     for package, is_wanted in (("tensorboard", section.tensorboard), ("wandb", section.wandb)):
         if is_wanted and find_spec(package) is None:
             raise ConfigError(
@@ -66,46 +88,135 @@ def check_trackers(section: TrackerSection) -> None:
             "The key comes from the environment, never from the configuration",
             f"Set {API_KEY_VARIABLE} (https://wandb.ai/authorize), or use tracker.wandb_mode=offline and `wandb sync`",
         )
+    if section.plugin is not None:
+        _load_plugin(section.plugin)
 
 
-def make_trackers(section: TrackerSection, run_dir: Path, run_id: str, config: Mapping[str, Any]) -> Tracker:
+def _load_plugin(source: str) -> Callable[..., Tracker]:
+    problem = ""
+    try:
+        found = load_named(source)
+    except UnusableFunction as error:
+        problem = str(error)
+    else:
+        if not inspect.isclass(found):
+            problem = "it is no class"
+        elif missing := [name for name in _METHODS if not callable(getattr(found, name, None))]:
+            problem = f"it has no method {' and no '.join(missing)}"
+        else:
+            return cast("Callable[..., Tracker]", found)
+    raise ConfigError(
+        f"tracker.plugin={source}: {problem}",
+        f"A class with the methods {', '.join(_METHODS)}, which is called with run_dir, run_id and config by name",
+        "See Tracker in rollpacker/runtime/run/trackers.py",
+    )
+
+
+def make_trackers(
+    section: TrackerSection,
+    run_dir: Path,
+    run_id: str,
+    config: Mapping[str, Any],
+    note: Callable[[str], None] = lambda _: None,
+) -> Tracker:
     """Start the trackers that are asked for, as one; with none it does nothing.
 
+    Args:
+        section: Which ones.
+        run_dir: Of the run.
+        run_id: The same over its attempts.
+        config: Of the run, as its record.
+        note: Told of a tracker that failed.
+
     Raises:
-        ConfigError: A package or the key is missing, or Weights & Biases refuses to start.
+        ConfigError: A package or the key is missing, or a tracker refuses to start.
     """
     check_trackers(section)
     with ExitStack() as started:
         trackers: list[Tracker] = []
+
+        def start(tracker: Tracker) -> None:
+            trackers.append(tracker)
+            started.callback(tracker.close)
+
         if section.tensorboard:
-            trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
-            started.callback(trackers[-1].close)
+            start(TensorBoardTracker(run_dir / "tensorboard"))
+        if section.jsonl:
+            start(JsonLinesTracker(run_dir / JSONL_FILE))
+        if section.plugin is not None:
+            start(_start_plugin(section.plugin, run_dir, run_id, config))
         if section.wandb:
-            trackers.append(WandbTracker(section, run_dir, run_id, config))
+            start(WandbTracker(section, run_dir, run_id, config))
         started.pop_all()
-    return TrackerGroup(trackers)
+    return TrackerGroup(trackers, note)
+
+
+def _start_plugin(source: str, run_dir: Path, run_id: str, config: Mapping[str, Any]) -> Tracker:
+    plugin = _load_plugin(source)
+    try:
+        return plugin(run_dir=run_dir, run_id=run_id, config=dict(config))
+    except Exception as error:
+        raise ConfigError(
+            f"tracker.plugin={source} did not start: {type(error).__name__}: {error}",
+            "The class is called with run_dir, run_id and config by name",
+            "Correct it, or leave out tracker.plugin",
+        ) from error
 
 
 class TrackerGroup:
-    """Several trackers as one."""
+    """Several trackers as one; those that fail leave it."""
 
-    def __init__(self, trackers: list[Tracker]) -> None:
+    def __init__(self, trackers: list[Tracker], note: Callable[[str], None] = lambda _: None) -> None:
         self._trackers = trackers
+        self._note = note
 
-    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
-        for tracker in self._trackers:
-            tracker.log_step(row, domains)
+    def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:
+        self._tell(lambda tracker: tracker.log_step(row, domains, samples))
 
-    def log_evaluation(self, rows: Sequence[Row]) -> None:
-        for tracker in self._trackers:
-            tracker.log_evaluation(rows)
+    def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
+        self._tell(lambda tracker: tracker.log_evaluation(rows, samples))
 
     def close(self) -> None:
         """Close all of them, also when one fails."""
-        with ExitStack() as stack:
-            for tracker in self._trackers:
-                stack.callback(tracker.close)
-            self._trackers = []
+        self._tell(lambda tracker: tracker.close())
+        self._trackers = []
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in [*self._trackers]:
+            try:
+                call(tracker)
+            except Exception as error:  # noqa: BLE001  (other people's code: it never ends a training)
+                self._trackers.remove(tracker)
+                name = type(tracker).__name__
+                self._note(f"{name} failed and gets nothing more: {type(error).__name__}: {error}")
+                with suppress(Exception):
+                    tracker.close()
+
+
+class JsonLinesTracker:
+    """Appends a line per step and per evaluation: `step`, and the numbers by the names of their curves."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        with storage_errors(file):
+            has_whole_lines = not file.exists() or not file.stat().st_size or file.read_bytes().endswith(b"\n")
+            self._stream = file.open("a", encoding="utf-8", buffering=1)
+            if not has_whole_lines:  # a kill cut the last one
+                self._stream.write("\n")
+
+    def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:  # noqa: ARG002
+        self._append(row["step"], _scalars(row, domains))
+
+    def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:  # noqa: ARG002  no texts here
+        self._append(rows[0]["step"], _evaluation_scalars(rows))
+
+    def _append(self, step: object, scalars: Mapping[str, float]) -> None:
+        with storage_errors(self._file):
+            self._stream.write(json.dumps({"step": step, **scalars}) + "\n")
+
+    def close(self) -> None:
+        with storage_errors(self._file):
+            self._stream.close()
 
 
 class TensorBoardTracker:
@@ -122,10 +233,10 @@ class TensorBoardTracker:
             self._writer = EventFileWriter(str(folder))
         self._has_begun = False
 
-    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
+    def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:  # noqa: ARG002
         self._log(row["step"], _scalars(row, domains))
 
-    def log_evaluation(self, rows: Sequence[Row]) -> None:
+    def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:  # noqa: ARG002  no texts here
         self._log(rows[0]["step"], _evaluation_scalars(rows))
 
     def _log(self, step: object, scalars: Mapping[str, float]) -> None:
@@ -169,7 +280,11 @@ class WandbTracker:
             self._run = wandb.init(
                 project=section.wandb_project,
                 id=run_id,
-                name=run_dir.name,
+                name=section.wandb_name or "/".join(run_dir.resolve().parts[-2:]),
+                group=section.wandb_group or _value(config, "run", "study") or run_dir.resolve().parent.name,
+                entity=section.wandb_entity,
+                tags=_tags(config) if section.wandb_tags is None else section.wandb_tags,
+                notes=section.wandb_notes,
                 dir=str(run_dir),
                 mode=section.wandb_mode,
                 resume="allow",
@@ -184,15 +299,33 @@ class WandbTracker:
                 "Use tracker.wandb_mode=offline and `wandb sync` later, or set tracker.wandb=false",
             ) from error
 
-    def log_step(self, row: Row, domains: Sequence[Row] = ()) -> None:
-        self._run.log(_scalars(row, domains), step=row["step"])
+    def log_step(self, row: Row, domains: Sequence[Row] = (), samples: Sequence[Row] = ()) -> None:
+        self._run.log(_scalars(row, domains) | self._table("samples/training", samples), step=row["step"])
 
-    def log_evaluation(self, rows: Sequence[Row]) -> None:
-        self._run.log(_evaluation_scalars(rows), step=rows[0]["step"])
+    def log_evaluation(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
+        self._run.log(_evaluation_scalars(rows) | self._table("samples/evaluation", samples), step=rows[0]["step"])
+
+    def _table(self, name: str, samples: Sequence[Row]) -> dict[str, Any]:
+        """Texts as a table of Weights & Biases; nothing where none were kept."""
+        if not samples:
+            return {}
+        data = [[row.get("set", row["domain"]), *(row.get(column) for column in _SAMPLE_COLUMNS)] for row in samples]
+        return {name: self._wandb.Table(columns=["group", *_SAMPLE_COLUMNS], data=data)}
 
     def close(self) -> None:
         self._run.finish()
         self._wandb.teardown()  # ends the process that wandb started, which would otherwise live as long as this one
+
+
+def _tags(config: Mapping[str, Any]) -> list[str]:
+    """The names of system and model."""
+    model = _value(config, "model", "name") or Path(_value(config, "model", "path") or "").name
+    return [name[:_LONGEST_TAG] for name in (_value(config, "system", "name"), model) if name]
+
+
+def _value(config: Mapping[str, Any], section: str, key: str) -> str | None:
+    value: str | None = (config.get(section) or {}).get(key)
+    return value
 
 
 def _scalars(row: Row, domains: Sequence[Row]) -> dict[str, float]:

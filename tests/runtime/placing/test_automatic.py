@@ -98,6 +98,17 @@ def test_several_nodes_are_one_trainer_and_engines_within_nodes(models):
     placed_actors(config, ClusterSize(num_nodes=2, num_cpus=32, num_gpus=4))
 
 
+def test_a_run_of_no_steps_has_engines_on_all_gpus_and_needs_no_memory_to_train(models):
+    words = ["run.num_steps=0", "evaluation.path=test.jsonl"]
+    config = chosen(models["7B"], *words, number=1)
+    assert (config.engine.num_engines, config.engine.tensor_parallel) == (1, 1)
+    assert chosen(models["32B"], *words, card=24).engine.tensor_parallel == 8
+    config = chosen(models["7B"], *words)
+    placed = placed_actors(config, ClusterSize(num_nodes=1, num_cpus=64, num_gpus=8))
+    assert {actor.gpus for actor in placed if actor.role == "engine"} == {(gpu,) for gpu in range(8)}
+    assert "trainer" not in {actor.role for actor in placed}
+
+
 @pytest.mark.parametrize(
     ("model", "words", "gpus", "said"),
     [

@@ -29,6 +29,11 @@ def test_trainer_and_reward_work_beside_the_driver_and_engines_on_every_node():
     assert nodes == {"engine-0": 0, "engine-1": 1, "trainer": 0, "reward": 0}
 
 
+def test_a_run_of_no_steps_has_no_trainer():
+    nodes = nodes_of(configured("engine.num_engines=2", "run.num_steps=0", "evaluation.path=e"), 2, 4, 0)
+    assert nodes == {"engine-0": 0, "engine-1": 1, "reward": 0}
+
+
 def test_a_run_can_spare_the_nodes_that_hold_nothing_but_engines():
     engines_only = placed_actors(configured("engine.num_engines=3"), size(3, 4, 0))
     assert spare_nodes(engines_only) == {1, 2}

@@ -49,3 +49,16 @@ def test_a_domain_that_has_no_place_in_a_batch_is_refused():
         ConfigError, match=r"Domain 'code' gets no place in a batch of rollout.num_prompts=4: its share is 1"
     ):
         scheduler_settings(config, {Domain("math"): 99, Domain("code"): 1})
+
+
+def test_a_run_of_no_steps_makes_no_batch_in_which_a_domain_could_have_no_place():
+    config = compose(["run.dir=r", *REAL, "rollout.num_prompts=4", "run.num_steps=0", "evaluation.path=e"])
+    settings = scheduler_settings(config, {Domain("math"): 99, Domain("code"): 1}, held_out={"e": ["m1", "c1"]})
+    assert dict(settings.domain_weights) == {"math": 1, "code": 1}
+    assert settings.evaluation is not None
+
+
+def test_a_run_of_no_steps_without_evaluation_has_nothing_to_do():
+    for words in ((), ("evaluation.path=e", "evaluation.at_end=false")):
+        with pytest.raises(ConfigError, match=r"run\.num_steps=0, and nothing is evaluated"):
+            compose(["run.dir=r", *REAL, "run.num_steps=0", *words])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,7 +106,12 @@ def test_wandb_offline_keeps_the_run_id_over_attempts_and_leaves_no_process(tmp_
     for attempt in range(2):
         tracker = make_trackers(TrackerSection(wandb=True), Path({str(tmp_path)!r}), "run-1", {{"a": {{"b": 1}}}})
         assert children() == ["wandb-core"], children()
-        tracker.log_step({{"step": attempt, "reward_mean": 0.125, "round_kind": "short"}})
+        raced = {{"domain": "math", "prompt": "p1", "sample": 1, "reward": None, "response_text": "42"}}
+        text = raced | {{"sample": 0, "reward": 0.5, "accepted": True, "prompt_text": "What?"}}
+        row = {{"step": attempt, "reward_mean": 0.125, "round_kind": "short"}}
+        tracker.log_step(row, samples=[text, raced])
+        score = {{"step": attempt + 1, "set": "aime", "reward_mean": 0.25}}
+        tracker.log_evaluation([score], [raced | {{"set": "aime"}}])
         tracker.close()
         assert children() == [], children()
     """
@@ -116,6 +123,149 @@ def test_wandb_offline_keeps_the_run_id_over_attempts_and_leaves_no_process(tmp_
     logs = list((tmp_path / "wandb").glob("offline-run-*/run-run-1.wandb"))
     assert len(logs) >= 1
     assert all(b"steps/reward_mean" in log.read_bytes() for log in logs)
+    tables = {
+        kind: [json.loads(file.read_text()) for file in tmp_path.rglob(f"media/table/samples/{kind}_*.table.json")]
+        for kind in ("training", "evaluation")
+    }
+    assert len(tables["training"]) == len(tables["evaluation"]) == 2
+    table = tables["training"][0]
+    assert [dict(zip(table["columns"], row, strict=True))["reward"] for row in table["data"]] == [0.5, None]
+    assert table["data"][0][0] == "math"
+    assert tables["evaluation"][0]["data"][0][0] == "aime"
+
+
+class FakeWandb:
+    """Keeps what a run is begun with."""
+
+    Error = Exception
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    def Settings(self, **_: object) -> None: ...  # noqa: N802  wandb's name
+
+    def init(self, **given: object) -> FakeWandb:
+        self.given = given
+        return self
+
+    def finish(self) -> None: ...
+
+    def teardown(self) -> None: ...
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(trackers, "find_spec", lambda name: name)
+    return fake
+
+
+def test_a_wandb_run_is_named_after_its_folder_and_compared_within_its_experiment(
+    tmp_path: Path, wandb: FakeWandb
+) -> None:
+    config: dict[str, dict[str, Any]] = {
+        "system": {"name": "verl"},
+        "model": {"name": None, "path": "/models/Qwen2.5-7B"},
+        "run": {"study": ""},
+    }
+    make_trackers(TrackerSection(wandb=True), tmp_path / "e2e" / "verl", "run-1", config).close()
+    assert (wandb.given["name"], wandb.given["group"]) == ("e2e/verl", "e2e")
+    assert wandb.given["tags"] == ["verl", "Qwen2.5-7B"]
+    config["run"]["study"] = "fig12"
+    section = TrackerSection(
+        wandb=True, wandb_name="n", wandb_entity="team", wandb_tags=("a", "b"), wandb_notes="Why.", wandb_project="p"
+    )
+    make_trackers(section, tmp_path / "e2e" / "verl", "run-1", config).close()
+    wanted = {"name": "n", "group": "fig12", "entity": "team", "tags": ("a", "b"), "notes": "Why.", "project": "p"}
+    assert {key: wandb.given[key] for key in wanted} == wanted
+
+
+def test_a_file_of_lines_has_the_same_numbers_and_begins_a_new_line_after_a_kill(tmp_path: Path) -> None:
+    tracker = make_trackers(TrackerSection(jsonl=True), tmp_path, "run-1", {})
+    tracker.log_step(make_row(0, 0.25), [{"step": 0, "domain": "math", "reward_mean": 0.5}])
+    file = tmp_path / "tracker.jsonl"
+    assert json.loads(file.read_text()) == {
+        "step": 0,
+        "steps/reward_mean": 0.25,
+        "steps/num_aborted": 3.0,
+        "domains/math/reward_mean": 0.5,
+    }
+    tracker.close()
+    file.write_text(file.read_text() + '{"step": 1, "ste')
+    tracker = make_trackers(TrackerSection(jsonl=True), tmp_path, "run-1", {})
+    tracker.log_evaluation([{"step": 1, "set": "aime", "reward_mean": 0.75}])
+    tracker.close()
+    assert json.loads(file.read_text().splitlines()[-1]) == {"step": 1, "evaluation/aime/reward_mean": 0.75}
+    assert len(file.read_text().splitlines()) == 3
+
+
+OWN_TRACKER = """
+class Own:
+    def __init__(self, run_dir, run_id, config):
+        self.file = run_dir / "own.txt"
+        self.write(run_id, config["a"])
+
+    def write(self, *words):
+        with self.file.open("a") as file:
+            print(*words, file=file)
+
+    def log_step(self, row, domains=(), samples=()):
+        self.write("step", row["step"], len(domains), [sample["response_text"] for sample in samples])
+        if row["step"] == 1:
+            raise RuntimeError("the server is gone")
+
+    def log_evaluation(self, rows, samples=()):
+        self.write("evaluation", rows[0]["set"])
+
+    def close(self):
+        self.write("closed")
+
+
+class Half:
+    def log_step(self, row): ...
+
+
+def no_class(): ...
+"""
+
+
+def test_a_class_of_ones_own_gets_everything_until_it_fails_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_TRACKER)
+    notes: list[str] = []
+    section = TrackerSection(plugin=f"{tmp_path}/own.py:Own", jsonl=True)
+    tracker = make_trackers(section, tmp_path, "run-1", {"a": 7}, notes.append)
+    tracker.log_evaluation([{"step": 0, "set": "aime", "reward_mean": 0.5}])
+    tracker.log_step(make_row(0, 0.1), [], [{"response_text": "42"}])
+    for step in (1, 2):
+        tracker.log_step(make_row(step, 0.1))
+    tracker.close()
+    said = ["run-1 7", "evaluation aime", "step 0 0 ['42']", "step 1 0 []", "closed"]
+    assert (tmp_path / "own.txt").read_text().splitlines() == said
+    assert notes == ["Own failed and gets nothing more: RuntimeError: the server is gone"]
+    assert len((tmp_path / "tracker.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Ow", "has no `Ow`; it has `Own`"),
+        ("Half", "it has no method log_evaluation and no close"),
+        ("no_class", "it is no class"),
+    ],
+)
+def test_a_class_that_is_no_tracker_is_refused_before_the_start(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "own.py").write_text(OWN_TRACKER)
+    with pytest.raises(ConfigError, match=problem):
+        check_trackers(TrackerSection(plugin=f"{tmp_path}/own.py:{name}"))
+    with pytest.raises(ConfigError, match="there is no file"):
+        check_trackers(TrackerSection(plugin=f"{tmp_path}/other.py:Own"))
+
+
+def test_a_tracker_that_does_not_start_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_TRACKER)
+    with pytest.raises(ConfigError, match="did not start: KeyError: 'a'"):
+        make_trackers(TrackerSection(plugin=f"{tmp_path}/own.py:Own"), tmp_path, "run-1", {})
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])

@@ -1,0 +1,288 @@
+"""`rollpacker evaluate`: scores a policy on held-out prompts, by a run of no steps.
+
+So it takes the engines, the reward and the placement of a run, its checks and its ways to end; the table is read from
+what that run wrote. Its folder goes when the command ends, unless `run.dir` names one, or a process failed: then its
+logs say why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
+from rollpacker.core.errors import ConfigError, Interrupted, Preempted, UserError, WorldError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.config.schema import RunConfig
+    from rollpacker.evaluation.comparison import Rewards
+
+SETTINGS = ("at", "against", "require", "out")
+
+HELP = CommandHelp(
+    purpose=(
+        "Score a policy on held-out prompts: a checkpoint of a run, whose settings are the defaults, or any model. "
+        "Nothing is trained, and no trainer starts. Prints a line for each set; the samples of a set are the same each "
+        "time, so that two policies are compared sample by sample. Runs on this machine, or in the Slurm job that it "
+        "is started in, over several nodes with a run.dir that all of them see. With run.dir its folder stays, and "
+        "`rollpacker show` prints what was answered."
+    ),
+    usage="RUN|model.path=DIR [at=last] [against=OTHER] [require='SET>=N'] [out=FILE] [key=value] ...",
+    arguments=(
+        ("RUN", "The run.dir of a run with real engines."),
+        ("at", "Which policy of RUN: last, best, start, all of them, or the number of finished steps. Default: last"),
+        ("against", "A run (its newest evaluation) or a file that out= wrote: prints paired differences."),
+        ("require", "Exits with 1 unless each SET>=N, separated by commas, holds of the set's mean reward."),
+        ("out", "A Parquet file for all rewards, with the columns of the table evaluation_responses."),
+        KEYS_OF_TRAIN,
+    ),
+    examples=(
+        "rollpacker evaluate runs/x at=best evaluation.path=aime24.jsonl \\\n    evaluation.num_samples=32",
+        "rollpacker evaluate model.path=DIR evaluation.path=test.jsonl reward=math \\\n    require='test>=0.3'",
+    ),
+)
+
+_OWN = ("run.num_steps", "run.resume", "config")
+"""Keys that the command sets, or has no use for."""
+
+_NOT_OF_THE_RUN = ("run", "tracker", "cluster")
+"""Sections that an evaluation does not take from the configuration of a run."""
+
+_REQUIREMENT = re.compile(r"(.+)>=([-+]?\d+(?:\.\d*)?|[-+]?\.\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """What must hold of a set."""
+
+    set_name: str
+    least: float
+
+
+def run(arguments: Arguments) -> None:
+    """Evaluate, and print the scores.
+
+    Raises:
+        WorldError: A requirement does not hold; or the evaluation failed.
+        Interrupted: Ctrl-C or another signal ended it.
+    """
+    from rollpacker.cli.settings import parse_settings
+
+    others, settings = parse_settings(
+        "evaluate", arguments.words, dict.fromkeys(SETTINGS, ""), example="runs/x", takes_keys=True
+    )
+    run_dir, words = _run_and_words(others)
+    requirements = parse_requirements(settings["require"])
+    _refuse_own_keys(words, run_dir)
+    if settings["at"] and run_dir is None:
+        raise ConfigError(f"at={settings['at']} without a run.", "It names a checkpoint of one.", "Name the run.")
+
+    out = _out(settings["out"])
+    policies: Mapping[int, Path | None] = {0: None}
+    if run_dir is not None:
+        from rollpacker.runtime.run.policies import policies_at
+
+        _refuse_what_is_no_run(run_dir)
+        policies = policies_at(run_dir, settings["at"] or "last")
+    others_rewards = _rewards_of(Path(settings["against"])) if settings["against"] else None
+    with _folder(words) as folder:
+        configs = _compose(run_dir, policies, words, folder)
+        _check_sets(next(iter(configs.values())), requirements, settings["against"], others_rewards)
+        if not _evaluate([*configs.values()]):
+            return  # another rank of the job has the results
+        from rollpacker.cli.scores import score_table
+        from rollpacker.metrics.evaluation_files import write_responses
+
+        run_dirs = {step: config.run.dir for step, config in configs.items()}
+        if out is not None:
+            write_responses(out, run_dirs)
+        table = score_table(run_dirs, others_rewards, other=settings["against"])
+    from rollpacker.cli.screen import output
+
+    output(beside=out).print(*table.shown, sep="\n")
+    _require(requirements, table.scores)
+
+
+def parse_requirements(text: str) -> list[Requirement]:
+    """Read `SET>=N,SET>=N`."""
+    requirements = []
+    for part in filter(None, text.split(",")):
+        found = _REQUIREMENT.fullmatch(part.strip())
+        if found is None:
+            raise ConfigError(
+                f"require={text}: `{part}` cannot be read.",
+                "It is SET>=N: the name of a held-out set, and its least mean reward; several are separated by commas.",
+                "For example: require='aime24>=0.3,math500>=0.8'",
+            )
+        requirements.append(Requirement(set_name=found[1].strip(), least=float(found[2])))
+    return requirements
+
+
+def _out(text: str) -> Path | None:
+    from rollpacker.metrics.outputs import check_output, is_stream
+    from rollpacker.runtime.run.folder_checks import check_creatable
+
+    if not text:
+        return None
+    out = Path(text)
+    check_output(out)
+    if not is_stream(out):
+        check_creatable("out", out)
+    return out
+
+
+def _rewards_of(source: Path) -> Mapping[str, Rewards]:
+    from rollpacker.evaluation.comparison import rewards_by_set
+    from rollpacker.metrics.evaluation_files import read_newest_responses
+
+    return rewards_by_set(read_newest_responses(source))
+
+
+def _run_and_words(others: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Separate the run from keys and groups."""
+    runs = [word for word in others if "=" not in word or Path(word).is_dir()]
+    words = [word for word in others if word not in runs]
+    if len(runs) > 1 or not (runs or any(word.startswith("model.path=") for word in words)):
+        raise ConfigError(
+            f"`rollpacker evaluate` was given {' and '.join(runs) or 'neither a run nor model.path'}.",
+            "It evaluates one run, or one model.",
+            "For example: rollpacker evaluate runs/x, or rollpacker evaluate model.path=DIR evaluation.path=FILE",
+        )
+    return (Path(runs[0]) if runs else None), words
+
+
+def _refuse_own_keys(words: Sequence[str], run_dir: Path | None) -> None:
+    for word in words:
+        name = word.lstrip("+~").partition("=")[0]
+        if name == "model.path" and run_dir is not None:
+            raise ConfigError(
+                f"{word}, and the run {run_dir}.", "One policy is evaluated.", "Leave out one of the two."
+            )
+        if name in _OWN or name.startswith("hydra"):
+            raise ConfigError(
+                f"`{word}` has no place in an evaluation.",
+                "Nothing is trained, and it runs on this machine or in the Slurm job that it is started in.",
+                "Leave it out.",
+            )
+
+
+def _refuse_what_is_no_run(run_dir: Path) -> None:
+    from rollpacker.config.record import CONFIG_FILE, read_record
+
+    record = read_record(run_dir)
+    if record is None:
+        raise ConfigError(
+            f"{run_dir} has no {CONFIG_FILE}.",
+            "RUN is the run.dir of a run, in which its configuration lies.",
+            "Correct the path, or name a model: model.path=DIR.",
+        )
+    if (record.get("backend") or {}).get("name") == "sim":
+        raise ConfigError(
+            f"{run_dir} was modelled: it has no policy.", "RUN trained a model.", "Name another run, or model.path=DIR."
+        )
+
+
+@contextmanager
+def _folder(words: Sequence[str]) -> Iterator[Path | None]:
+    """A folder to run in, which is removed; None where `run.dir` names one, which stays."""
+    if any(word.startswith("run.dir=") for word in words):
+        yield None
+        return
+    from rollpacker.runtime.job.allocation import current_allocation
+
+    if (allocation := current_allocation(os.environ)) is not None and allocation.num_nodes > 1:
+        raise ConfigError(
+            f"The job has {allocation.num_nodes} nodes, and no run.dir is named.",
+            "Its nodes meet in a folder that all of them see.",
+            "Set run.dir to a new folder on the shared file system.",
+        )
+    from rollpacker.metrics.files import remove_folder
+
+    folder = Path(tempfile.mkdtemp(prefix="rollpacker-evaluate-"))
+    try:
+        yield folder
+    except (UserError, Interrupted, Preempted, KeyboardInterrupt):
+        remove_folder(folder)
+        raise
+    except WorldError as error:
+        remedy = f"{error.remedy}\nLogs are kept in {folder}.".strip()
+        raise type(error)(error.problem, error.allowed, remedy) from error
+    remove_folder(folder)
+
+
+def _compose(
+    run_dir: Path | None, policies: Mapping[int, Path | None], words: Sequence[str], folder: Path | None
+) -> dict[int, RunConfig]:
+    """Configure a run of no steps for each policy."""
+    from rollpacker.config.compose import compose
+    from rollpacker.config.words import quoted, replaced
+    from rollpacker.runtime.placing.automatic import complete
+
+    own = ["run.num_steps=0", *([f"config={run_dir}", "evaluation.at_end=true"] if run_dir else ["data.path=null"])]
+    configs: dict[int, RunConfig] = {}
+    for step, model in policies.items():
+        path = [f"model.path={quoted(model)}"] if model is not None else []
+        config = compose(replaced([*own, *path], words), complete, not_from_file=_NOT_OF_THE_RUN)
+        parent = folder or config.run.dir
+        section = {"dir": parent / f"step-{step:06d}" if len(policies) > 1 else parent}
+        configs[step] = config.model_copy(update={"run": config.run.model_copy(update=section)})
+    return configs
+
+
+def _check_sets(
+    config: RunConfig, requirements: Sequence[Requirement], against: str, others: Mapping[str, Rewards] | None
+) -> None:
+    """Refuse what names no set of this evaluation."""
+    from rollpacker.config.keys import nearest
+
+    names = [rule.name for rule in config.evaluation.rules]
+    for requirement in requirements:
+        if requirement.set_name not in names:
+            close = nearest(requirement.set_name, names)
+            raise ConfigError(
+                f"require names `{requirement.set_name}`, which is no held-out set.",
+                f"The sets are {', '.join(names)}.",
+                f"Write {(close or names)[0]}>={requirement.least:g}.",
+            )
+    if others is not None and not set(others) & set(names):
+        raise ConfigError(
+            f"against={against} has the sets {', '.join(others)}, and this evaluation {', '.join(names)}.",
+            "Sets of the same name are compared.",
+            "Name the files alike: evaluation.path=[{path: FILE, name: NAME}].",
+        )
+
+
+def _evaluate(configs: Sequence[RunConfig]) -> bool:
+    """Evaluate one policy after the other; False in a process of the job that only serves its node."""
+    from rollpacker.cli.train import validate_run
+    from rollpacker.launch import ranks
+    from rollpacker.runtime.job.allocation import current_allocation
+
+    for config in configs:
+        try:
+            ranks.train(config, validate_run)
+        except Interrupted as error:
+            raise Interrupted(
+                "The evaluation was interrupted.", "A score needs every response.", "Start it again.", error.args[-1]
+            ) from None
+    allocation = current_allocation(os.environ)
+    return allocation is None or allocation.is_head
+
+
+def _require(requirements: Sequence[Requirement], scores: Mapping[tuple[int, str], float]) -> None:
+    failed = [
+        f"{name} is {score:.3f}, below {requirement.least:g}."
+        for requirement in requirements
+        for (_, name), score in scores.items()
+        if name == requirement.set_name and score < requirement.least
+    ]
+    if failed:
+        raise WorldError(" ".join(failed), "require= asks for more.", "")

@@ -1,0 +1,122 @@
+"""The table of held-out scores that `rollpacker evaluate` prints; it fits 80 columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from rollpacker.evaluation.comparison import paired_difference, rewards_by_set
+from rollpacker.metrics.evaluation_files import read_newest_responses
+from rollpacker.metrics.tables import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from rollpacker.evaluation.comparison import Rewards
+
+_LEGEND = "+-: standard error with other samples of these prompts (with other prompts of their kind)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTable:
+    """Scores, as numbers and as they are shown."""
+
+    scores: Mapping[tuple[int, str], float]
+    """Mean rewards, by step and set."""
+    shown: Sequence[RenderableType]
+
+
+def score_table(run_dirs: Mapping[int, Path], others: Mapping[str, Rewards] | None, *, other: str) -> ScoreTable:
+    """Make the table of evaluations.
+
+    Args:
+        run_dirs: Runs of no steps, by the step of the policy that they evaluated.
+        others: Rewards to compare with, by set; None without any.
+        other: Where these come from.
+    """
+    rows = {step: read_table(run_dir, "evaluations").to_pylist() for step, run_dir in run_dirs.items()}
+    of_pass = {
+        (step, row["set"], row["k"]): row["value"]
+        for step, run_dir in run_dirs.items()
+        for row in read_table(run_dir, "pass_at_k").to_pylist()
+    }
+    has_steps = len(run_dirs) > 1
+    shown: list[RenderableType] = [_scores(rows, of_pass, has_steps=has_steps)]
+    if others is not None:
+        mine = {step: rewards_by_set(read_newest_responses(run_dir)) for step, run_dir in run_dirs.items()}
+        shown += ["", _differences(rows, mine, others, other, has_steps=has_steps)]
+    return ScoreTable(
+        scores={(step, row["set"]): row["reward_mean"] for step, of_step in rows.items() for row in of_step},
+        shown=[*shown, Text(_LEGEND, style="dim")],
+    )
+
+
+def _scores(
+    rows: Mapping[int, Sequence[Mapping[str, Any]]], of_pass: Mapping[tuple[int, str, int], float], *, has_steps: bool
+) -> Table:
+    k = max((k for _, _, k in of_pass), default=1)
+    titles = ["n x k", "reward", "+-", f"pass@{k}", "truncated", "length p50/p90"]
+    table = _table([*(["step"] if has_steps else []), "set"], titles)
+    for step, of_step in rows.items():
+        for row in of_step:
+            passed = of_pass.get((step, row["set"], k))
+            table.add_row(
+                *([str(step)] if has_steps else []),
+                row["set"],
+                f"{row['num_prompts']} x {row['num_samples']}",
+                f"{row['reward_mean']:.3f}",
+                _errors(row["se_given_prompts"], row["se_over_prompts"]),
+                "" if passed is None else f"{passed:.3f}",
+                f"{row['truncated_share']:.1%}",
+                f"{row['length_p50_tokens']}/{row['length_p90_tokens']}",
+            )
+    return table
+
+
+def _differences(
+    rows: Mapping[int, Sequence[Mapping[str, Any]]],
+    mine: Mapping[int, Mapping[str, Rewards]],
+    others: Mapping[str, Rewards],
+    other: str,
+    *,
+    has_steps: bool,
+) -> Table:
+    table = _table([*(["step"] if has_steps else []), f"against {other}"], ["reward", "its reward", "difference", "+-"])
+    for step, of_step in rows.items():
+        for row in of_step:
+            if (theirs := others.get(row["set"])) is None:
+                continue
+            difference = paired_difference(mine[step][row["set"]], theirs)
+            table.add_row(
+                *([str(step)] if has_steps else []),
+                row["set"],
+                f"{row['reward_mean']:.3f}",
+                f"{sum(theirs.values()) / len(theirs):.3f}",
+                *(
+                    ("other samples", "")
+                    if difference is None
+                    else (f"{difference.value:+.3f}", _errors(difference.se_given_prompts, difference.se_over_prompts))
+                ),
+            )
+    return table
+
+
+def _table(names: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table
+
+
+def _errors(given: float | None, over: float | None) -> str:
+    """Such as `0.011 (0.050)`; the first is unknown with one sample to a prompt."""
+    first = "?" if given is None else f"{given:.3f}"
+    return first if over is None else f"{first} ({over:.3f})"

@@ -1,0 +1,64 @@
+"""Held-out responses outside a run's folder: the file that `rollpacker evaluate` writes, and reads to compare with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rollpacker.core.errors import DataError
+from rollpacker.metrics.outputs import open_output
+from rollpacker.metrics.schemas import EVALUATION_RESPONSES
+from rollpacker.metrics.tables import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    Row = dict[str, Any]
+
+_COMPARED = ("step", "set", "prompt", "sample", "reward")
+"""What a comparison needs."""
+
+
+def write_responses(out: Path, run_dirs: Mapping[int, Path]) -> None:
+    """Write the table `evaluation_responses` of some runs of no steps as one Parquet file.
+
+    Args:
+        out: The file.
+        run_dirs: By the step of the policy that each of them evaluated, which its rows then have.
+    """
+    tables = []
+    for step, run_dir in run_dirs.items():
+        table = read_table(run_dir, EVALUATION_RESPONSES.name)
+        place = table.schema.get_field_index("step")
+        tables.append(table.set_column(place, table.schema.field(place), pa.array([step] * len(table), pa.int64())))
+    with open_output(out) as file:
+        pq.write_table(pa.concat_tables(tables), file)
+
+
+def read_newest_responses(source: Path) -> list[Row]:
+    """Read the responses of the newest evaluation of a run, or of such a file: set, prompt, sample and reward.
+
+    Raises:
+        DataError: It is neither, or has no evaluation.
+    """
+    if source.is_dir():
+        table = read_table(source, EVALUATION_RESPONSES.name)
+    else:
+        try:
+            table = pq.read_table(source, columns=list(_COMPARED))
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(
+                f"{source} cannot be read as held-out responses: {error}",
+                "It is the run.dir of a run with evaluations, or a file that `rollpacker evaluate out=FILE` wrote",
+                "Correct the path",
+            ) from error
+    if len(table):
+        table = table.filter(pc.equal(table["step"], pc.max(table["step"])))
+    rows: list[Row] = table.select(list(_COMPARED)).to_pylist()
+    if not rows:
+        raise DataError(f"{source} has no held-out responses", "It has at least one evaluation", "Name another one")
+    return rows

@@ -1,0 +1,183 @@
+"""`rollpacker evaluate` without engines: what it refuses at once, and the table that it prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.evaluate import Requirement, parse_requirements
+from rollpacker.cli.main import main
+from rollpacker.cli.scores import score_table
+from rollpacker.config.compose import compose
+from rollpacker.config.record import to_yaml
+from rollpacker.core.errors import ConfigError
+from rollpacker.evaluation.comparison import rewards_by_set
+from rollpacker.metrics.evaluation_files import read_newest_responses, write_responses
+from rollpacker.metrics.schemas import EVALUATION_TABLES
+from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.runtime.run.policies import policies_at
+from rollpacker.terminal import Terminal
+from tests.cli.inputs import tree_of
+from tests.cli.test_show import row
+
+MODEL = ["model.path=model", "reward=math"]
+SET = "evaluation.path=[{path: test.jsonl, name: aime24}]"
+
+
+@pytest.fixture
+def run_dir(workdir: Path) -> Path:
+    """A run with the checkpoints of steps 4 and 6, of which the first is the best; and a held-out file."""
+    (workdir / "test.jsonl").write_text('{"id": "t1", "domain": "math", "prompt": "91 + 2 =", "ground_truth": "93"}\n')
+    run_dir = workdir / "runs" / "x"
+    for step in (4, 6):
+        folder = run_dir / "checkpoints" / f"step-{step:06d}" / "trainer" / "model"
+        folder.mkdir(parents=True)
+        for file in (workdir / "model").iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    (run_dir / "checkpoints" / "best").symlink_to("step-000004")
+    config = compose(["model.path=model", "data.path=prompts.jsonl", "rollout.num_prompts=8", f"run.dir={run_dir}"])
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    return run_dir
+
+
+def write_evaluation(folder: Path, rewards: dict[str, list[list[float]]], step: int = 0) -> Path:
+    """A run's evaluation with these rewards of each set, by prompt and sample."""
+    writer = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
+    tables: dict[str, list[dict[str, object]]] = {name: [] for name in EVALUATION_TABLES}
+    for name, prompts in rewards.items():
+        shape = {"num_prompts": len(prompts), "num_samples": len(prompts[0])}
+        mean = sum(map(sum, prompts)) / sum(map(len, prompts))
+        tables["evaluations"].append(
+            row("evaluations", step=step, set=name, reward_mean=mean, se_over_prompts=0.05, **shape)
+        )
+        tables["pass_at_k"].append(row("pass_at_k", step=step, set=name, k=len(prompts[0]), value=1.0))
+        tables["evaluation_responses"] += [
+            row("evaluation_responses", step=step, set=name, prompt=f"p{prompt}", sample=sample, reward=reward)
+            for prompt, samples in enumerate(prompts)
+            for sample, reward in enumerate(samples)
+        ]
+    writer.write_step(step, tables)
+    writer.close()
+    return folder
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["evaluate", *words]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "was given neither a run nor model.path"),
+        (["runs/x", "runs/y"], "was given runs/x and runs/y"),
+        (["runs/y"], "runs/y has no config.yaml"),
+        (["runs/x", "model.path=model"], "model.path=model, and the run runs/x"),
+        (["runs/x", "run.num_steps=3", SET], "`run.num_steps=3` has no place in an evaluation"),
+        (["runs/x", "hydra/launcher=slurm", SET], "in the Slurm job that it is started in"),
+        (["runs/x", "at=5", SET], "at=5: runs/x has no such checkpoint. `at` is last, best, start, all, or a step"),
+        (["runs/x", "at=5", SET], "whose checkpoint was kept: 4, 6"),
+        ([*MODEL, SET, "at=5"], "at=5 without a run"),
+        (["runs/x"], "run.num_steps=0, and nothing is evaluated"),
+        (["runs/x", SET, "require=aime25>=0.3"], "Write aime24>=0.3"),
+        (["runs/x", SET, "require=aime24>0.3"], "`aime24>0.3` cannot be read"),
+        (["runs/x", SET, "require=aime24>=high"], "For example: require='aime24>=0.3,math500>=0.8'"),
+        (["runs/x", SET, "reqire=aime24>=0.3"], "Write require=..."),
+        (["runs/x", SET, "against=nothing.parquet"], "nothing.parquet cannot be read as held-out responses"),
+        (["runs/x", SET, "against=prompts.jsonl"], "prompts.jsonl cannot be read as held-out responses"),
+        (["runs/x", SET, "against=other"], "against=other has the sets math500, and this evaluation aime24"),
+        (["runs/x", SET, "out=runs"], "out=runs is a folder"),
+        (["runs/x", "evaluation.path=prompts.jsonl"], "39 more prompts of prompts are trained on, too"),
+        (["runs/x", "evaluation.path=nothing.jsonl"], "nothing.jsonl"),
+        ([*MODEL, SET, "engine.num_engines=100000"], "100,001 processes"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], problem: str
+) -> None:
+    here = run_dir.parents[1]
+    write_evaluation(here / "other", {"math500": [[1.0]]})
+    monkeypatch.setenv("TMPDIR", str(here))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    before = tree_of(here)
+    assert problem in refusal(capsys, *words)
+    assert tree_of(here) == before
+
+
+def test_a_modelled_run_has_no_policy(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run_dir / "config.yaml"
+    file.write_text(file.read_text().replace("name: ray", "name: sim"))
+    assert "runs/x was modelled: it has no policy" in refusal(capsys, "runs/x", SET)
+
+
+def test_each_name_of_a_policy_is_that_checkpoint(run_dir: Path) -> None:
+    folder = run_dir / "checkpoints"
+    last = {6: folder / "step-000006" / "trainer" / "model"}
+    best = {4: folder / "step-000004" / "trainer" / "model"}
+    assert policies_at(run_dir, "last") == policies_at(run_dir, "6") == last
+    assert policies_at(run_dir, "best") == policies_at(run_dir, "4") == best
+    assert policies_at(run_dir, "start") == {0: None}
+    assert policies_at(run_dir, "all") == {0: None} | best | last
+    (folder / "best").unlink()
+    with pytest.raises(ConfigError, match=r"at=best: .* has no such checkpoint"):
+        policies_at(run_dir, "best")
+
+
+def test_requirements_are_read_with_names_that_have_signs_themselves() -> None:
+    assert parse_requirements("a=b.c-1>=0.3, math500>=1") == [
+        Requirement(set_name="a=b.c-1", least=0.3),
+        Requirement(set_name="math500", least=1.0),
+    ]
+
+
+def printed(table: object) -> str:
+    console = Terminal(width=80)
+    with console.capture() as capture:
+        console.print(*table.shown, sep="\n")  # type: ignore[attr-defined]
+    return capture.get()
+
+
+def test_the_table_fits_80_columns_and_compares_sample_by_sample(tmp_path: Path) -> None:
+    mine = write_evaluation(tmp_path / "a", {"aime24": [[1.0, 0.0], [1.0, 1.0]], "long-name-of-a-set": [[0.5]]})
+    other = write_evaluation(tmp_path / "b", {"aime24": [[0.0, 0.0], [1.0, 0.0]], "long-name-of-a-set": [[0.5], [1.0]]})
+    others = rewards_by_set(read_newest_responses(other))
+    text = printed(score_table({0: mine, 40: mine}, others, other="runs/some-other-run"))
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[0] == "step set n x k reward +- pass@2 truncated length p50/p90"
+    assert lines[1] == "0 aime24 2 x 2 0.750 ? (0.050) 1.000 0.0% 0/0"
+    assert "40 aime24 2 x 2 0.750 ? (0.050) 1.000 0.0% 0/0" in lines
+    # differences 1, 0, 0, 1: s^2 = 0.5 within each prompt, whose means are alike
+    assert "0 aime24 0.750 0.250 +0.500 0.354 (0.000)" in lines
+    assert "40 long-name-of-a-set 0.500 0.750 other samples" in lines
+
+
+def test_the_file_of_an_evaluation_is_read_as_a_run_is(tmp_path: Path) -> None:
+    runs = {step: write_evaluation(tmp_path / f"step-{step}", {"aime24": [[float(step > 0), 0.0]]}) for step in (0, 40)}
+    out = tmp_path / "e.parquet"
+    write_responses(out, runs)
+    assert read_newest_responses(out) == [
+        {"step": 40, "set": "aime24", "prompt": "p0", "sample": 0, "reward": 1.0},
+        {"step": 40, "set": "aime24", "prompt": "p0", "sample": 1, "reward": 0.0},
+    ]
+
+
+def test_a_mistake_is_answered_without_torch_or_ray(run_dir: Path) -> None:
+    script = (
+        "import sys; from rollpacker.cli.main import main; code = main(sys.argv[1:]); "
+        "print(code, {'torch', 'ray', 'vllm'} & set(sys.modules))"
+    )
+    words = ["evaluate", "runs/x", SET, "require=aime25>=0.3"]
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 set()\n"
+
+
+def test_check_describes_a_run_of_no_steps(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *MODEL, SET, "data.path=null", "run.num_steps=0"]) == 0
+    text = capsys.readouterr().out
+    assert "aime24 1 x 1: 1 responses, once; nothing is trained" in text
+    assert "trainer" not in text[text.index("actors") : text.index("writes")]
+    assert "batch " not in text[text.index("What it will do") :]
