@@ -88,7 +88,7 @@ class RewardFunction:
                 value = self._loop.run_until_complete(value)
             return outcome_of(value)
         except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
-            return Outcome(score=CHECKER_CRASHED, problem=f"it raised {_in_words(error)}")
+            return Outcome(score=CHECKER_CRASHED, problem=f"it raised {in_words(error)}")
 
 
 def load_function(source: str) -> RewardFunction:
@@ -97,22 +97,36 @@ def load_function(source: str) -> RewardFunction:
     Raises:
         UnusableFunction: There is none, or its module cannot be imported.
     """
+    function = load_named(source, prepare=_PREPARE)
+    if not callable(function) or inspect.isclass(function):
+        place, _, name = source.rpartition(":")
+        raise UnusableFunction(f"`{name}` of {place} is {reprlib.repr(function)}, which is no function")
+    return RewardFunction(function)
+
+
+def load_named(source: str, *, prepare: str = "") -> Any:
+    """Import what `FILE.py:NAME` or `PACKAGE.MODULE:NAME` names.
+
+    Args:
+        source: The name.
+        prepare: A function of the module that is called first, if there is one.
+
+    Raises:
+        UnusableFunction: There is no such thing, or its module cannot be imported.
+    """
     place, _, name = source.rpartition(":")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-        if callable(prepare := getattr(module, _PREPARE, None)):
-            prepare()
+        if callable(preparation := getattr(module, prepare, None) if prepare else None):
+            preparation()
     except UnusableFunction:
         raise
     except (Exception, SystemExit) as error:
-        raise UnusableFunction(f"importing {place} raised {_in_words(error)}") from error
+        raise UnusableFunction(f"importing {place} raised {in_words(error)}") from error
     if not hasattr(module, name):
         close = difflib.get_close_matches(name, [each for each in vars(module) if not each.startswith("_")], n=1)
         raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{close[0]}`" if close else ""))
-    function = getattr(module, name)
-    if not callable(function) or inspect.isclass(function):
-        raise UnusableFunction(f"`{name}` of {place} is {reprlib.repr(function)}, which is no function")
-    return RewardFunction(function)
+    return getattr(module, name)
 
 
 def outcome_of(value: object) -> Outcome:
@@ -191,7 +205,7 @@ def _is_fit(number: float) -> bool:
     return abs(number) <= LARGEST_REWARD  # false for NaN
 
 
-def _in_words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
     """The error and the line that raised it, of the innermost file that is not part of Python's import system."""
     frames = [
         each

@@ -97,6 +97,7 @@ class RunSaver:
             )
             await self._watchdog.within(self._deadline_s, "the trainer's checkpoint", save)
         self._preemption.saved_steps = num_finished_steps
+        self._outputs.callbacks.on_checkpoint(self._attempt.checkpoints.folder(num_finished_steps))
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of a step as the best one."""
