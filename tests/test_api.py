@@ -21,7 +21,10 @@ from rollpacker.core.errors import ConfigError, DataError, WorldError
 from rollpacker.rewards.supervisor_process import SupervisorProcess
 from rollpacker.runtime.run.status import read_status
 
-MODELLED = "backend=sim hardware=h800 experiment=e2e system=rollpacker run.progress=plain"
+MODELLED = (
+    "backend=sim model=qwen2.5-7b rollout.num_prompts=16 rollout.num_responses=4 rollout.max_response_tokens=4096 "
+    "engine.num_engines=4 trainer.tensor_parallel=1"
+)
 
 
 def score(response: str, ground_truth: str) -> float:
@@ -36,7 +39,7 @@ class Methods:
 async def test_a_run_in_a_running_event_loop_prints_what_it_does_and_gives_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = rollpacker.train(MODELLED, run__num_steps=2, run__dir=tmp_path / "a run", system="verl")
+    run = rollpacker.train(MODELLED, run__num_steps=2, run__dir=tmp_path / "a run")
     assert "2 steps in" in capsys.readouterr().out
     assert run == rollpacker.load(tmp_path / "a run") == rollpacker.Run(tmp_path / "a run")
     assert list(run.steps["step"]) == [0, 1]
