@@ -86,3 +86,4 @@ async def train(
             await run.record(recorder, batch, update)
         await run.evaluate(num_finished, is_last=True)
         await run.checkpoint(num_finished)
+        await run.export_model()

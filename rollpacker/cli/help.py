@@ -59,6 +59,9 @@ def show_help(commands: Sequence[Command], topics: Sequence[str]) -> None:
     if not topics:
         _show_overview(commands)
         return
+    if list(topics) == ["python"]:
+        _print_section("", [importlib.import_module("rollpacker.api").__doc__ or ""])
+        return
     named = {command.name: command for command in commands}
     if topics[0] in named:
         show_command(named[topics[0]], topics[1:], commands)
@@ -111,6 +114,7 @@ def _show_overview(commands: Iterable[Command]) -> None:
         ("rollpacker help SECTION", "the keys of a section, such as engine or engine.vllm"),
         ("rollpacker help KEY", "one key, such as rollout.num_prompts"),
         ("rollpacker help /WORD", "everything that mentions a word"),
+        ("rollpacker help python", "how to train from a notebook or a script, with an example"),
     ]
     _print_section("More", [facts(more)])
 

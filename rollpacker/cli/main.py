@@ -75,6 +75,7 @@ _SUMMARIES = {
     "report": "Write one HTML page about a run: where the time went, and what waited for what.",
     "evaluate": "Score a run's checkpoint, or any model, on held-out prompts, and compare it with another.",
     "show": "Print what a run's policy wrote: prompts, responses and rewards of training and of evaluations.",
+    "export": "Write the model of a checkpoint as a folder that transformers and vLLM load.",
     "trace": "Write what every actor of a run did, and when, as a trace for ui.perfetto.dev.",
     "analysis": "Draw the paper's tables and figures from runs, and model the runs that are missing.",
     "demo": "Train a small model on this machine under plain and tail batching, and compare the two.",

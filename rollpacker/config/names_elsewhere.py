@@ -18,6 +18,7 @@ _NAMES_ELSEWHERE = {
     "run.num_epochs": "num_train_epochs total_epochs epochs",
     "run.checkpoint_every_steps": "save_steps save_freq save_interval",
     "run.keep_checkpoints": "save_total_limit max_ckpt_num max_ckpt_to_keep max_actor_ckpt_to_keep",
+    "run.callbacks": "callback_handlers trainer_callbacks",
     "run.resume": "resume_from_checkpoint resume_mode load_checkpoint",
     "evaluation.path": "val_files eval_dataset eval_prompt_data test_files",
     "evaluation.every_steps": "test_freq eval_steps eval_interval val_period eval_every",

@@ -26,7 +26,7 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection, ScoredDataSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.evaluation import EvaluationSection
-from rollpacker.config.sections.model import ModelSection
+from rollpacker.config.sections.model import PolicySection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.placement import PlacementSection
 from rollpacker.config.sections.reward import RewardSection
@@ -47,7 +47,7 @@ class RunConfig(Section):
     """The whole configuration of one run."""
 
     run: RunSection
-    model: Annotated[ModelSection, NotInFingerprint("name")]
+    model: Annotated[PolicySection, NotInFingerprint("name")]
     data: DataSection
     rollout: RolloutSection = RolloutSection()
     system: SystemSection

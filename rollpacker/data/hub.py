@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.data import PromptFile
-    from rollpacker.config.sections.model import ModelSection
+    from rollpacker.config.sections.model import ModelSection, PolicySection
     from rollpacker.core.errors import UserError
 
-_Named = TypeVar("_Named", "ModelSection", "PromptFile")
+_Named = TypeVar("_Named", "ModelSection", "PolicySection", "PromptFile")
+_Model = TypeVar("_Model", "ModelSection", "PolicySection")
 
 _UNUSED = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*")
 """Files of a model's repository that no run reads."""
@@ -57,7 +58,7 @@ def with_pinned_names(config: RunConfig, *, can_download: bool) -> RunConfig:
                 path = Path(str(_pinned(section.hub_name, recorded, may_download=may_download)))
         return section.model_copy(update={"path": path})
 
-    def pinned_model(section: ModelSection) -> ModelSection:
+    def pinned_model(section: _Model) -> _Model:
         return pinned(section, may_download=can_download and section.download == "auto")
 
     def pinned_files(files: tuple[_Named, ...] | None) -> tuple[_Named, ...] | None:

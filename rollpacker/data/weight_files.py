@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import numpy as np
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TORCH_SINGLE, _TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
@@ -118,18 +120,21 @@ def check_numbers(tensors: Mapping[str, StoredTensor]) -> None:
     """
     if sum(tensor.end - tensor.begin for tensor in tensors.values()) > MAX_LOOKED_AT_BYTES:
         return
+    for name, tensor in tensors.items():
+        if tensor.dtype in TRAINABLE:
+            finite_numbers(name, tensor)
+
+
+def finite_numbers(name: str, tensor: StoredTensor) -> np.ndarray:
+    """Read the numbers of a tensor of a type in `TRAINABLE`, flat, bfloat16 as float32; raises `ModelError` for NaN."""
     import numpy as np
 
-    for name, tensor in tensors.items():
-        if tensor.dtype not in TRAINABLE:
-            continue
-        numbers = np.fromfile(
-            tensor.file, dtype=_NUMPY[tensor.dtype], count=math.prod(tensor.shape), offset=tensor.begin
-        )
-        if tensor.dtype == "BF16":  # the upper half of a float32
-            numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-        if num_wrong := int((~np.isfinite(numbers)).sum()):
-            raise not_finite(str(tensor.file), name, num_wrong)
+    numbers = np.fromfile(tensor.file, dtype=_NUMPY[tensor.dtype], count=math.prod(tensor.shape), offset=tensor.begin)
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+    if num_wrong := int((~np.isfinite(numbers)).sum()):
+        raise not_finite(str(tensor.file), name, num_wrong)
+    return numbers
 
 
 def not_finite(source: str, name: str, num_wrong: int) -> ModelError:

@@ -24,7 +24,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -102,8 +102,8 @@ def _flag(name: str, description: str) -> Column:
     return Column(name=name, type="bool", unit="", description=description)
 
 
-def _numbers(name: str, description: str) -> Column:
-    return Column(name=name, type="floats by name", unit="1", description=description, is_nullable=True)
+def _numbers(name: str, description: str, *, unit: str = "1") -> Column:
+    return Column(name=name, type="floats by name", unit=unit, description=description, is_nullable=True)
 
 
 _STEP = _count("step", "Training step, from 0")
@@ -191,6 +191,12 @@ STEPS = TableSchema(
         ),
         _count("staleness_max", "The same of the oldest trained token"),
         _count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
+        _numbers(
+            "gpu_memory_peak_gb",
+            "Most memory that torch held on a GPU in the step, 1e9 bytes, by role: engine, and trainer with its "
+            "reference; the largest over the GPUs of the role; null without GPUs",
+            unit="GB",
+        ),
         _number("loss", "Training loss; null when modelled", is_nullable=True),
         _number("grad_norm", "Norm of the gradient before clipping; null when modelled", is_nullable=True),
         _number("learning_rate", "Learning rate of the update; null when modelled", is_nullable=True),

@@ -42,6 +42,8 @@ class EngineStats:
     """Total prompt tokens that were looked up in the cache of prefixes; 0 where an engine has none."""
     num_prefix_hit_tokens: int = 0
     """Of these, the ones that were found and not computed again."""
+    gpu_memory_peak_gb: float | None = None
+    """Most that a worker held of its GPU since it began to load its weights, 1e9 bytes; None without a GPU."""
 
 
 class Engine(Protocol):

@@ -70,6 +70,8 @@ class UpdateMetrics:
     logprob_mismatch_mean: float | None
     num_tokens: int
     """Response tokens in the batch."""
+    gpu_memory_peak_gb: float | None = None
+    """Most that a rank held of its GPU since the step before, 1e9 bytes; None without a GPU."""
 
 
 class Trainer(Protocol):

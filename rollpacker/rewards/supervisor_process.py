@@ -90,6 +90,7 @@ class SupervisorProcess:
             except TimeoutError:
                 return f"not ready after {START_LIMIT_S:.0f} s"
         failure = json.loads(line).get("failure") if line else "the process ended"
+        self._is_ready = failure is None
         return None if failure is None else str(failure)
 
     def ask(self, line: str, limit_s: float) -> dict[str, Any]:
@@ -114,9 +115,8 @@ class SupervisorProcess:
 
     def disconnect(self) -> None:
         """Tell the process to end. Harmless when called again."""
-        is_ready = self._writer is not None
         self._disconnect()
-        if not is_ready:
+        if not self._is_ready:
             self._process.kill()  # it has no children yet that would outlive it, and may be in an import
 
     def close(self) -> None:
@@ -129,6 +129,7 @@ class SupervisorProcess:
             self._process.wait()
 
     def _start(self) -> None:
+        self._is_ready = False
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
@@ -171,6 +172,7 @@ class SupervisorProcess:
             raise self._failure(f"ended with code {await asyncio.to_thread(self._process.wait)}") from None
         if "failure" in greeting:
             raise self._failure(f"cannot start: {greeting['failure']}")
+        self._is_ready = True
         return self._reader, self._writer
 
     def _failure(self, what: str) -> EngineFailed:
@@ -183,9 +185,13 @@ class SupervisorProcess:
 
 def environment_of_children() -> dict[str, str]:
     """Give an environment with this package's path, and one thread for numeric libraries."""
+    return {**os.environ, "PYTHONPATH": path_of_package(), "OMP_NUM_THREADS": "1"}
+
+
+def path_of_package() -> str:
+    """PYTHONPATH, with this package before all else."""
     package = importlib.util.find_spec("rollpacker")
     locations = package.submodule_search_locations if package else None
     roots = [str(Path(location).resolve().parent) for location in locations or ()]
     inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([*roots, inherited] if inherited else roots)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return os.pathsep.join([*roots, inherited] if inherited else roots)

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from rollpacker.core.errors import ForeignVersion, ImpossibleEvent, PolicyDiverged
+from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
 from rollpacker.protocols.tensors import checksum_of_tensors, num_bytes_of_tensors
 from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.protocols.weights import Weights
@@ -247,6 +248,8 @@ class GrpoTrainer:
         (num_broken_ranks,) = self._policy.all_reduce([0.0 if self._policy.is_finite() else 1.0], "sum")
         if num_broken_ranks:
             raise _diverged(step, f"its update with a learning rate of {rate:g} made weights infinite or NaN")
+        (peak_gb,) = self._policy.all_reduce([gpu_memory_peak_gb() or 0.0], "max")
+        reset_gpu_memory_peak()
         self._policy_version += 1
         self._step = None
         return UpdateMetrics(
@@ -260,6 +263,7 @@ class GrpoTrainer:
             logprob_mismatch_max=sums.mismatch_max,
             logprob_mismatch_mean=sums.mismatch / sums.num_tokens,
             num_tokens=sums.num_tokens,
+            gpu_memory_peak_gb=peak_gb or None,
         )
 
     def _open_step(self) -> _Step:

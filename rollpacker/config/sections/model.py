@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Flag, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, REAL_RUN, Count, Flag, Section
 
 
 class ShapeSection(Section):
@@ -55,7 +55,7 @@ class ShapeSection(Section):
 
 
 class ModelSection(Section):
-    """The policy."""
+    """A model that is read from files."""
 
     name: str | None = None
     """What tables and figures call it; null: they call it by its directory."""
@@ -85,3 +85,11 @@ class ModelSection(Section):
         """Where the model lies, which every real run has; of a name that the cache lacks, the name as a path."""
         assert self.path is not None
         return (self.hub_name and self.hub_name.snapshot) or self.path
+
+
+class PolicySection(ModelSection):
+    """The policy."""
+
+    export_dtype: Annotated[Literal["bfloat16", "float32"] | None, NOT_IN_FINGERPRINT, REAL_RUN] = "bfloat16"
+    """Of the model that a run writes when it ends, as a Hugging Face folder `run.dir/model`; null writes none.
+    `rollpacker export` makes one of any checkpoint."""

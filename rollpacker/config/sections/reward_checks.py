@@ -16,7 +16,8 @@ CheckKind = Literal["math", "walk", "sandbox", "judge", "modelled", "function", 
 _OWN_CHECKS: tuple[OwnCheck, ...] = ("math", "walk", "sandbox", "judge")
 
 _NAME = r"[^\W\d]\w*"
-_FUNCTION = re.compile(rf"(?:.+\.py|{_NAME}(?:\.{_NAME})*):{_NAME}")
+NAMED_IN_PYTHON = rf"(?:.+\.py|{_NAME}(?:\.{_NAME})*):{_NAME}"
+"""`FILE.py:NAME` or `PACKAGE.MODULE:NAME`: what a user has written in Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class RewardPart(Section):
 
 def function_check(key: str, source: str) -> Check:
     """Read a function's name; raises `ValueError` where it is none."""
-    if not _FUNCTION.fullmatch(source):
+    if not re.fullmatch(NAMED_IN_PYTHON, source):
         raise ValueError(
             f"{key}={source} names no function.\n"
             "A function is named FILE.py:NAME or PACKAGE.MODULE:NAME.\n"

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, REAL_RUN, Count, Flag, OnlyWith, Section, Seed
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, REAL_RUN, Count, Flag, Kind, OnlyWith, Section, Seed
+from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 LABEL = r"^[\w.=-]*$"
 """A name that may be part of a path."""
@@ -42,6 +43,16 @@ class RunSection(Section):
     """Prompts of each step's batch whose responses are kept as text, raced ones too: `rollpacker show`."""
     progress: Annotated[Literal["auto", "live", "plain", "none"], NOT_IN_FINGERPRINT] = "auto"
     """`live` redraws one screen, `plain` prints a line per step, `auto` picks by whether a terminal is there."""
+    callbacks: Annotated[
+        tuple[Annotated[str, Field(pattern=f"^{NAMED_IN_PYTHON}$")], ...],
+        NOT_IN_FINGERPRINT,
+        Kind("a list of FILE.py:CLASS or PACKAGE.MODULE:CLASS"),
+    ] = ()
+    """Classes of your own that are told what happened, such as [notify.py:Notify]. Each may have the methods
+    on_step(row), on_evaluation(rows), on_checkpoint(path) and on_end(error), with rows of the tables as dicts and the
+    error as text, None when the run is complete; its constructor may take `run_dir`. It lives in a process of its own,
+    so that it changes nothing and delays nothing. What it prints is in logs/. Its first failure is shown; it goes on
+    being called, unless a call takes longer than 60 s."""
     setup: Annotated[str, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)
     """Which size of run this is: `setup=...` sets its own name. Figures draw runs of one setup at a time."""
     study: Annotated[str, NOT_IN_FINGERPRINT] = Field("", pattern=LABEL)

@@ -35,6 +35,7 @@ from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.torch.decoder import Decoder, Generation
 from rollpacker.engines.torch.model_files import load_model
 from rollpacker.protocols.engine import EngineStats
+from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
 from rollpacker.protocols.rollout import Response
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.transfer.offers import ReceiverName, WeightOffer
@@ -252,6 +253,7 @@ class TorchEngine:
 
     def _load(self, weights: Weights) -> str:
         require_loadable(self._engine, self._decoder.num_in_flight, is_asleep=self._is_asleep)
+        reset_gpu_memory_peak()
         loader = _InPlaceLoader(self._engine, self._tensors)
         if isinstance(weights.payload, WeightOffer):
             self._policy_version = NO_VERSION  # until the last bucket is there
@@ -305,6 +307,7 @@ class TorchEngine:
             waiting_request_steps=decoder.waiting_request_steps,
             kv_token_steps=decoder.kv_token_steps,
             policy_version=self._policy_version,
+            gpu_memory_peak_gb=gpu_memory_peak_gb(),
         )
 
 

@@ -182,6 +182,7 @@ class VllmEngine:
 
     async def stats(self) -> EngineStats:
         self._require_open()
+        peaks_gb = await self._ask(self._llm.collective_rpc("gpu_memory_peak_gb"))
         totals, num_in_flight = self._totals, len(self._flights)
         # vLLM's last report is of its last step, and no step follows an abort of everything
         num_running = min(totals.num_running, num_in_flight)
@@ -201,6 +202,7 @@ class VllmEngine:
             policy_version=self._policy_version,
             num_prefix_query_tokens=totals.num_prefix_query_tokens,
             num_prefix_hit_tokens=totals.num_prefix_hit_tokens,
+            gpu_memory_peak_gb=max((peak for peak in peaks_gb if peak is not None), default=None),
         )
 
     async def close(self) -> None:

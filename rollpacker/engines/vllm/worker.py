@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rollpacker.engines.vllm.lifeline import hold_on
 from rollpacker.engines.vllm.receiving import receive_offer
 from rollpacker.engines.vllm.shared_memory import SharedBuckets
+from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
 from rollpacker.protocols.tensors import RunningChecksum
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class BucketReceiver(WeightTransferEngine[MemoryInfo, BucketInfo]):  # type: ign
     def start_weight_update(self) -> None:
         if self._is_updating:  # an update broke off: what it left is overwritten by this one
             finalize_layerwise_reload(self.model, self.model_config)
+        reset_gpu_memory_peak()
         initialize_layerwise_reload(self.model)
         self._is_updating = True
         self._received = RunningChecksum()
@@ -129,6 +131,9 @@ class WorkerExtension:
 
     def checksum_of_received(self) -> str:
         return self.weight_transfer_engine.checksum()
+
+    def gpu_memory_peak_gb(self) -> float | None:
+        return gpu_memory_peak_gb()
 
     def abandon_weight_update(self) -> None:
         """Let the next update start, whatever became of the last one."""

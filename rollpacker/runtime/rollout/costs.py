@@ -45,6 +45,12 @@ class RoundCosts:
         return self.growth(counter) / num_passes if num_passes else 0.0
 
     @property
+    def gpu_memory_peak_gb(self) -> float | None:
+        """The largest of all engines; None without GPUs."""
+        peaks = [stats.gpu_memory_peak_gb for stats in self.after.values() if stats.gpu_memory_peak_gb is not None]
+        return max(peaks, default=None)
+
+    @property
     def kv_cache_share(self) -> float:
         """Mean share of an engine's KV cache that was in use during forward passes."""
         capacity = sum(stats.kv_tokens_capacity for stats in self.after.values()) / max(1, len(self.after))

@@ -74,6 +74,11 @@ class Checkpoint:
     def trainer_folder(self) -> Path:
         return self.folder / "trainer"
 
+    @property
+    def model_folder(self) -> Path:
+        """A Hugging Face folder, in float32; a modelled run has none."""
+        return self.trainer_folder / "model"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenCheckpoint:
@@ -117,10 +122,14 @@ class CheckpointStore:
         for step in reversed(self.steps()):
             folder = self.folder(step)
             try:
-                return FoundCheckpoints(newest=_load(folder, step, fingerprint), broken=tuple(broken))
+                return FoundCheckpoints(newest=self.load(step, fingerprint=fingerprint), broken=tuple(broken))
             except ValueError as error:
                 broken.append(BrokenCheckpoint(folder=folder, step=step, problem=str(error)))
         return FoundCheckpoints(newest=None, broken=tuple(broken))
+
+    def load(self, step: int, *, fingerprint: str | None = None) -> Checkpoint:
+        """Load the checkpoint after so many steps; raises `ValueError` with what is wrong with it."""
+        return _load(self.folder(step), step, fingerprint)
 
     def set_aside(self, broken: BrokenCheckpoint) -> Path:
         """Rename a broken checkpoint, so that it is not found again; returns its new folder."""
@@ -159,11 +168,16 @@ class CheckpointStore:
             fresh.replace(link)
         self._remove_old()
 
-    def _remove_old(self) -> None:
+    def best_step(self) -> int | None:
+        """The step of the checkpoint with the best held-out score; None where none is marked."""
         best = self._root / BEST
-        kept = best.readlink().name if best.is_symlink() else ""
+        name = _NAME.fullmatch(best.readlink().name) if best.is_symlink() else None
+        return int(name[1]) if name else None
+
+    def _remove_old(self) -> None:
+        best = self.best_step()
         for step in self.steps()[: -self._keep]:
-            if self.folder(step).name != kept:
+            if step != best:
                 remove_folder(self.folder(step))
 
     def folder(self, step: int) -> Path:

@@ -21,7 +21,7 @@ _SYSTEM_FOLDERS = ("/proc", "/sys", "/dev")
 """Their files are not on a disk."""
 _MEMORY = "/dev/shm"  # noqa: S108  it is a file system like any other
 _FILES = (RUN_FILE, CONFIG_FILE, STATUS_FILE, "lock")
-_FOLDERS = ("checkpoints", "metrics", "evaluation", "events", "logs", "jobs")
+_FOLDERS = ("checkpoints", "metrics", "evaluation", "events", "logs", "jobs", "model")
 """The names that a run creates in its folder."""
 _LONGEST_NAME = 255
 """Bytes of a part of a path: NAME_MAX of Linux's file systems."""

@@ -35,6 +35,7 @@ from rollpacker.runtime.rollout.listeners import Listeners, OnEvent
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream, scheduler_settings
 from rollpacker.runtime.run.attempt import RunAttempt, begin_attempt, locked_folder
+from rollpacker.runtime.run.callbacks import Callbacks, open_callbacks
 from rollpacker.runtime.run.checkpoints import with_way_back
 from rollpacker.runtime.run.evaluations import Evaluations
 from rollpacker.runtime.run.handover import Handover, SharedGpuHandover
@@ -146,6 +147,7 @@ class _Opening:
         """Open files, workers, scheduler and driver, and publish the first weights."""
         attempt, checkpoint = self._attempt, self._attempt.checkpoint
         metrics, trackers = self._open_tables()
+        callbacks = self._open_callbacks()
         workers = await self._open_workers(backend)
         order = _prompt_order(self._config, workers.prompts)
         settings = _settings(self._config, workers, self._progress)
@@ -170,6 +172,7 @@ class _Opening:
             texts=texts,
             event_log=event_log,
             trackers=trackers,
+            callbacks=callbacks,
             progress=self._progress,
             status=self._status,
             interval_log=self._interval_log,
@@ -224,6 +227,11 @@ class _Opening:
         trackers = make_trackers(config.tracker, run_dir, run_id, record, self._progress.note)
         self._stack.callback(trackers.close)
         return metrics, trackers
+
+    def _open_callbacks(self) -> Callbacks:
+        run = self._config.run
+        opened = open_callbacks(run.callbacks, run.dir, self._attempt.logs, self._progress.note)
+        return self._stack.enter_context(opened)
 
     def _open_evaluations(self, texts: TextKeeper) -> Evaluations:
         first_step, checkpoint = self._attempt.first_step, self._attempt.checkpoint

@@ -1,4 +1,4 @@
-"""What a run writes and shows of each finished step: tables, event log, trackers, progress, status."""
+"""What a run writes and shows of each finished step: tables, event log, trackers, callbacks, progress, status."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
     from rollpacker.runtime.rollout.interval_log import IntervalLog
+    from rollpacker.runtime.run.callbacks import Callbacks
     from rollpacker.runtime.run.evaluations import Evaluations
     from rollpacker.runtime.run.progress import Progress
     from rollpacker.runtime.run.recorder import StepRecorder, StepResult
@@ -30,6 +31,7 @@ class RunOutputs:
     texts: TextKeeper
     event_log: EventLogWriter
     trackers: Tracker
+    callbacks: Callbacks
     progress: Progress
     status: StatusBoard
     interval_log: IntervalLog
@@ -51,6 +53,7 @@ class RunOutputs:
         )
         self.event_log.flush()
         self.trackers.log_step(step_row, domain_rows, with_texts(response_rows))
+        self.callbacks.on_step(step_row)
         self.progress.step_finished(step_row, domain_rows)
         num_finished: int = step_row["step"] + 1
         self.status.step_finished(num_finished)
@@ -61,6 +64,7 @@ class RunOutputs:
         assert self.evaluations is not None
         rows, responses, is_best = self.evaluations.record(record)
         self.trackers.log_evaluation(rows, with_texts(responses))
+        self.callbacks.on_evaluation(rows)
         return is_best
 
     def make_durable(self) -> None:

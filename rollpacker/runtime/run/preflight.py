@@ -40,6 +40,7 @@ from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.rollout.scheduling import enough_prompts, supplied_settings
+from rollpacker.runtime.run.callbacks import check_callbacks
 from rollpacker.runtime.run.folder_checks import check_run_dir
 from rollpacker.runtime.run.run_folder import find_resumable
 from rollpacker.runtime.run.trackers import check_trackers
@@ -149,6 +150,7 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     look(lambda: _check_input_files(config))
     look(lambda: check_run_dir(config))
     look(lambda: check_trackers(config.tracker))
+    look(lambda: _check_callbacks(config))
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None
@@ -248,6 +250,11 @@ def _check_judge(config: RunConfig) -> None:
             f"The judge's model in {judge.model.path} has {max_positions} positions.",
             f"Set reward.judge.max_prompt_tokens={max_positions - 1} or lower; longer responses lose their middle.",
         )
+
+
+def _check_callbacks(config: RunConfig) -> None:
+    if config.cluster is None or config.cluster.container.image is None:  # an image has its own libraries
+        check_callbacks(config.run.callbacks, config.run.dir)
 
 
 def _max_positions(path: Path) -> int | None:

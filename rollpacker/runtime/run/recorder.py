@@ -148,6 +148,7 @@ class StepRecorder:
             "staleness_mean": sum(age * num_tokens for age, num_tokens in ages) / max(trained, 1),
             "staleness_max": max((age for age, _ in ages), default=0),
             "long_queue_length": batch.long_queue_length,
+            "gpu_memory_peak_gb": _by_role(engine=costs.gpu_memory_peak_gb, trainer=result.update.gpu_memory_peak_gb),
             **{name: getattr(result.update, name) for name in _UPDATE_COLUMNS},
             "modelled": self._is_modelled,
         }
@@ -314,7 +315,9 @@ class StepRecorder:
 
 
 _UPDATE_COLUMNS = tuple(
-    field.name for field in fields(UpdateMetrics) if field.name not in {"policy_version", "num_tokens"}
+    field.name
+    for field in fields(UpdateMetrics)
+    if field.name not in {"policy_version", "num_tokens", "gpu_memory_peak_gb"}
 )
 """Those of the `steps` table that the trainer reports."""
 
@@ -327,6 +330,11 @@ _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("checkpoint", "trainer", "trainer"),
 )
 """Stage, actor and role."""
+
+
+def _by_role(**values: float | None) -> dict[str, float] | None:
+    """Those that are known; None where none is."""
+    return {role: value for role, value in values.items() if value is not None} or None
 
 
 def _rate(published: Published) -> float:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.runtime.run.checkpoints import SCHEMA_VERSION, CheckpointMeta
+from rollpacker.runtime.run.exporting import MODEL_FOLDER, export_checkpoint
+from rollpacker.runtime.waiting.blocking import in_daemon_thread
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -51,6 +53,8 @@ class RunSaver:
     ) -> None:
         self._every_steps = config.run.checkpoint_every_steps
         self._deadline_s = config.backend.deadlines.checkpoint_s
+        self._export_dtype = config.model.export_dtype
+        self._run_dir = config.run.dir
         self._attempt = attempt
         self._scheduler = scheduler
         self._order = order
@@ -93,10 +97,22 @@ class RunSaver:
             )
             await self._watchdog.within(self._deadline_s, "the trainer's checkpoint", save)
         self._preemption.saved_steps = num_finished_steps
+        self._outputs.callbacks.on_checkpoint(self._attempt.checkpoints.folder(num_finished_steps))
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of a step as the best one."""
         self._attempt.checkpoints.mark_best(step)
+
+    async def export(self) -> None:
+        """Write the model of the newest checkpoint as `run.dir/model`, and say so; a run without steps has none."""
+        dtype, run_dir = self._export_dtype, self._run_dir
+        steps = self._attempt.checkpoints.steps()
+        if dtype is None or not steps:
+            return
+        self._outputs.progress.stage("export")
+        export = in_daemon_thread(lambda: export_checkpoint(run_dir, steps[-1], run_dir / MODEL_FOLDER, dtype))
+        await self._watchdog.within(self._deadline_s, "the export of the model", export)
+        self._outputs.progress.note(f"The trained model is in {run_dir / MODEL_FOLDER} ({dtype}).")
 
     async def load_trainer(self) -> None:
         """Restore the trainer from the checkpoint that the attempt resumes; nothing to do without one."""

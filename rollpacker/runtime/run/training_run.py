@@ -186,3 +186,8 @@ class TrainingRun:
             await self._saver.save(num_finished_steps, moment)
         if took_gpus and num_finished_steps < self.config.run.num_steps:
             await self.publish_weights()
+
+    async def export_model(self) -> None:
+        """Write the policy of the last checkpoint as `run.dir/model`; a modelled run has none."""
+        if not self._is_modelled:
+            await self._saver.export()

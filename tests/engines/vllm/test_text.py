@@ -6,8 +6,10 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from rollpacker.core.ids import Domain
+from rollpacker.data.model_export import export_model
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import make_model
@@ -39,11 +41,13 @@ def test_an_exported_model_has_the_same_tokens_and_text_in_vllm_as_in_a_run(tmp_
     from vllm import LLM, SamplingParams
 
     make_model(tmp_path / "model", num_iterations=2)
-    save_model(load_model(tmp_path / "model"), tmp_path / "model", tmp_path / "exported")
+    save_model(load_model(tmp_path / "model"), tmp_path / "model", tmp_path / "checkpoint")
+    export_model(tmp_path / "checkpoint", tmp_path / "exported", dtype="bfloat16", card="")
     ours = PromptTokenizer(tmp_path / "model")
     rng = random.Random(0)
     texts = [task.draw_walk(rng).prompt for _ in range(4)]
-    vllm = LLM(str(tmp_path / "exported"), dtype="float32", max_model_len=64, enforce_eager=True)
+    vllm = LLM(str(tmp_path / "exported"), max_model_len=64, enforce_eager=True)
+    assert vllm.llm_engine.model_config.dtype is torch.bfloat16
     answers = vllm.generate(texts, SamplingParams(temperature=1.0, seed=0, max_tokens=12))
     for text, answer in zip(texts, answers, strict=True):
         message = {"role": "user", "content": text}

@@ -1,0 +1,64 @@
+"""`rollpacker export`: writes the model of a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rollpacker.cli.command_help import CommandHelp
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollpacker.cli.arguments import Arguments
+    from rollpacker.data.model_export import ExportDtype
+
+SETTINGS = ("at", "out", "dtype")
+DTYPES = ("bfloat16", "float32")
+
+HELP = CommandHelp(
+    purpose=(
+        "Write the model of a checkpoint as a folder that transformers and vLLM load: weights, tokenizer, and a card "
+        "from the run's configuration and held-out scores. A run leaves such a folder of its last step by itself, "
+        "RUN/model (model.export_dtype)."
+    ),
+    usage="RUN [at=best|last|STEPS] out=DIR [dtype=bfloat16|float32]",
+    arguments=(
+        ("RUN", "The run.dir of a run, finished or not."),
+        (
+            "at",
+            "The checkpoint: with the best held-out score, the last one, or the one after STEPS. Default: last",
+        ),
+        ("out", "The folder to write. One that exists is never replaced."),
+        ("dtype", "Of the weights. Default: bfloat16"),
+    ),
+    examples=("rollpacker export runs/x out=my-model", "rollpacker export runs/x at=best out=my-model"),
+)
+
+
+def run(arguments: Arguments) -> None:
+    """Write the folder, and say what it holds."""
+    from rollpacker.cli.settings import choice, parse_runs
+
+    (run_dir,), given = parse_runs("export", arguments.words, SETTINGS, max_runs=1)
+    dtype = cast("ExportDtype", choice({"dtype": given["dtype"] or DTYPES[0]}, "dtype", DTYPES))
+
+    from rollpacker.cli.screen import output
+    from rollpacker.runtime.job.preemption import steps_in_words
+    from rollpacker.runtime.run.exporting import checkpoint_of, export_checkpoint
+
+    step = checkpoint_of(run_dir, given["at"] or "last")
+    out = _new_folder(given["out"])
+    export_checkpoint(run_dir, step, out, dtype)
+    output().print(f"{out}: the model of {run_dir} after {steps_in_words(step)}, in {dtype}.", soft_wrap=True)
+
+
+def _new_folder(text: str) -> Path:
+    from rollpacker.runtime.run.folder_checks import check_folder
+
+    if not text:
+        raise ConfigError("`rollpacker export` was given no out=DIR.", "It is a new folder.", "Add out=my-model.")
+    out = Path(text)
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"out={out} exists.", "What is there is never replaced.", "Choose another out.")
+    check_folder("out", out)
+    return out

@@ -1,0 +1,129 @@
+"""The process of one callback: a user's class that is told what happened in a run (`run.callbacks`).
+
+It reads JSON lines `{method, argument}` from its socket and answers each with `{problem}`, empty where the call went
+well or the class has no such method. First it sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+
+Run as `python -m rollpacker.runtime.run.callback_process CLASS RUN_DIR LOG PARENT_PID`, with the socket as standard
+input. With an empty LOG the class is only looked at: nothing of it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollpacker.config.keys import nearest
+from rollpacker.rewards.functions import UnusableFunction, in_words, load_named
+from rollpacker.rewards.processes import set_parent_death_signal
+
+METHODS: Mapping[str, str] = {
+    "on_step": "row",
+    "on_evaluation": "rows",
+    "on_checkpoint": "path",
+    "on_end": "error",
+}
+"""What a class may have, each with its one argument."""
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one run until it closes the socket."""
+    source, run_dir, log, parent_pid = arguments
+    requests = socket.socket(fileno=os.dup(0))
+    output = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for descriptor, replacement in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
+        os.dup2(replacement, descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the run decides what it means
+    set_parent_death_signal(signal.SIGKILL)  # also in the middle of a call
+    if os.getppid() != int(parent_pid):
+        return 1
+    sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
+    try:
+        callback = load_callback(source)
+        methods = callback(Path(run_dir)) if log else {}
+    except UnusableFunction as error:
+        _send(requests, {"failure": str(error)})
+        return 1
+    _send(requests, {"is_ready": True})
+    with contextlib.suppress(ConnectionError), requests.makefile("rb") as lines:
+        for line in lines:
+            call = json.loads(line)
+            _send(requests, {"problem": _problem(methods.get(call["method"]), call["method"], call["argument"])})
+    return 0
+
+
+def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], object]]]:
+    """Import a class; gives a function that makes its instance for a run and gives that one's methods.
+
+    Raises:
+        UnusableFunction: There is no such class, or it cannot be called as a callback is; its instance, too.
+    """
+    made = load_named(source)
+    place, _, name = source.rpartition(":")
+    if not inspect.isclass(made):
+        raise UnusableFunction(f"`{name}` of {place} is no class")
+    own = [each for each in dir(made) if each.startswith("on_")]
+    for each in own:
+        if each not in METHODS:
+            close = nearest(each, METHODS)
+            raise UnusableFunction(f"`{name}` has a method {each}, which nothing calls" + _instead(close))
+        if inspect.iscoroutinefunction(getattr(made, each)):
+            raise UnusableFunction(f"`{name}.{each}` is async; it is called as a plain method")
+        if not _takes(getattr(made, each), None, METHODS[each]):
+            raise UnusableFunction(f"`{name}.{each}` is called with one argument, {METHODS[each]}, and takes others")
+    if not own:
+        raise UnusableFunction(f"`{name}` of {place} has none of the methods {', '.join(METHODS)}")
+    takes_run_dir = "run_dir" in inspect.signature(made).parameters
+    if not _takes(made, **({"run_dir": None} if takes_run_dir else {})):
+        raise UnusableFunction(f"`{name}` is made with `run_dir` or with nothing, and takes other arguments")
+
+    def make(run_dir: Path) -> Mapping[str, Callable[[Any], object]]:
+        try:
+            instance = made(run_dir=run_dir) if takes_run_dir else made()
+        except Exception as error:
+            raise UnusableFunction(f"{name}() raised {in_words(error)}") from error
+        return {each: getattr(instance, each) for each in own}
+
+    return make
+
+
+def _takes(function: Callable[..., object], *arguments: object, **named: object) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True
+
+
+def _instead(close: list[str]) -> str:
+    return f"; `{close[0]}` is one" if close else f"; there are {', '.join(METHODS)}"
+
+
+def _problem(method: Callable[[Any], object] | None, name: str, argument: Any) -> str:
+    """Call a method; give what went wrong, or nothing."""
+    if method is None:
+        return ""
+    try:
+        method(Path(argument) if name == "on_checkpoint" else argument)
+    except Exception as error:  # noqa: BLE001  the boundary of a user's code: it ends no run
+        traceback.print_exc()
+        return f"{name} raised {in_words(error)}"
+    finally:
+        sys.stdout.flush()
+    return ""
+
+
+def _send(receiver: socket.socket, message: object) -> None:
+    receiver.sendall(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

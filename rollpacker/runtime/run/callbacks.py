@@ -1,0 +1,182 @@
+"""Tells classes of the user's what happened in a run: `run.callbacks`.
+
+Invariant: a callback only receives. It gets copies, as JSON, in a process of its own, from a thread of its own here:
+whatever it does, the run neither waits for it nor changes. Its first failure is shown, the others are in its log only.
+One that raises goes on being called; one that takes longer than `CALL_LIMIT_S` for a call, or whose process ends, gets
+nothing more. Only the end of a run waits: for the calls that are still queued, at most `CALL_LIMIT_S`, and
+`EARLY_LIMIT_S` when the run ends early.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.core.errors import ConfigError, EngineFailed, RollpackerError, UserError
+from rollpacker.metrics.files import storage_errors
+from rollpacker.rewards.supervisor_process import SupervisorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+CALL_LIMIT_S = 60.0
+"""To post a message to a slow server, or to copy a small model."""
+
+EARLY_LIMIT_S = 5.0
+"""A run that was interrupted or preempted has little time left."""
+
+_PROCESS = "rollpacker.runtime.run.callback_process"
+
+
+def check_callbacks(sources: Sequence[str], run_dir: Path) -> None:
+    """Import each class and look at its methods, in processes of their own; nothing of them is called.
+
+    Raises:
+        ConfigError: One of them cannot be imported, or is no callback.
+    """
+    _end_all(_ready(sources, run_dir, [""] * len(sources)))
+
+
+@contextmanager
+def open_callbacks(
+    sources: Sequence[str],
+    run_dir: Path,
+    logs: Path,
+    note: Callable[[str], None],
+    *,
+    call_limit_s: float = CALL_LIMIT_S,
+) -> Iterator[Callbacks]:
+    """Make an instance of each class for a run, and tell it the run's end.
+
+    Args:
+        sources: The classes, as `run.callbacks` names them.
+        run_dir: Of the run.
+        logs: A folder for what they print.
+        note: Shows a person a line; from any thread.
+        call_limit_s: How long a call may take.
+
+    Raises:
+        ConfigError: One of them cannot be made.
+    """
+    if sources:
+        with storage_errors(logs):
+            logs.mkdir(parents=True, exist_ok=True)
+    files = [logs / f"callback-{number}.log" for number in range(len(sources))]
+    processes = _ready(sources, run_dir, list(map(str, files)))
+    callbacks = Callbacks(
+        [
+            _Callback(source, process, file, note, call_limit_s)
+            for source, process, file in zip(sources, processes, files, strict=True)
+        ]
+    )
+    try:
+        yield callbacks
+    except BaseException as error:
+        problem = error.problem if isinstance(error, RollpackerError) else f"{type(error).__name__}: {error}"
+        callbacks.end(problem, min(call_limit_s, EARLY_LIMIT_S))
+        raise
+    callbacks.end(None, call_limit_s)
+
+
+class Callbacks:
+    """All callbacks of a run. Every call but `end` returns at once."""
+
+    def __init__(self, callbacks: Sequence[_Callback] = ()) -> None:
+        self._callbacks = callbacks
+
+    def on_step(self, row: Mapping[str, Any]) -> None:
+        """Tell the row of `steps` of a finished step."""
+        self._tell("on_step", row)
+
+    def on_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Tell the rows of `evaluations` of one evaluation."""
+        self._tell("on_evaluation", rows)
+
+    def on_checkpoint(self, path: Path) -> None:
+        """Tell the folder of a checkpoint that is complete."""
+        self._tell("on_checkpoint", str(path))
+
+    def end(self, error: str | None, limit_s: float) -> None:
+        """Tell the end of the run, and end the processes when all calls are over, or after `limit_s`."""
+        self._tell("on_end", error)
+        for callback in self._callbacks:
+            callback.finish(limit_s)
+
+    def _tell(self, method: str, argument: object) -> None:
+        for callback in self._callbacks:
+            callback.tell(method, argument)
+
+
+class _Callback:
+    """One process, and the thread that calls it."""
+
+    def __init__(
+        self, source: str, process: SupervisorProcess, log: Path, note: Callable[[str], None], call_limit_s: float
+    ) -> None:
+        self._source = source
+        self._process = process
+        self._log = log
+        self._note = note
+        self._call_limit_s = call_limit_s
+        self._has_failed = False
+        self._calls: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"callback {source}", daemon=True)
+        self._thread.start()
+
+    def tell(self, method: str, argument: object) -> None:
+        self._calls.put(json.dumps({"method": method, "argument": argument}))
+
+    def finish(self, limit_s: float) -> None:
+        self._calls.put(None)
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._fail(f"its calls were not over {limit_s:g} s after the end of the run")
+        self._process.close()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                problem = self._process.ask(call, self._call_limit_s)["problem"]
+            except EngineFailed:
+                self._fail(f"a call took longer than {self._call_limit_s:g} s, or its process ended: it gets no more")
+                return
+            if problem:
+                self._fail(problem)
+
+    def _fail(self, problem: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._note(f"The callback {self._source} failed: {problem}. The run goes on; more is in {self._log}.")
+
+
+def _ready(sources: Sequence[str], run_dir: Path, logs: Sequence[str]) -> list[SupervisorProcess]:
+    """Start a process for each class; raises `ConfigError`, with none left, unless all of them can be used."""
+    processes = [
+        SupervisorProcess(_PROCESS, [source, str(run_dir.absolute()), log])
+        for source, log in zip(sources, logs, strict=True)
+    ]
+    mistakes: list[UserError] = []
+    for source, process in zip(sources, processes, strict=True):
+        if failure := process.start_failure():
+            mistakes.append(
+                ConfigError(
+                    f"run.callbacks: {source} cannot be used: {failure}.",
+                    "It names a class FILE.py:NAME or PACKAGE.MODULE:NAME with on_step(row), on_evaluation(rows), "
+                    "on_checkpoint(path) or on_end(error).",
+                    "Correct the name or the class, or leave it out.",
+                )
+            )
+    if mistakes:
+        _end_all(processes)
+    raise_mistakes(mistakes)
+    return processes
+
+
+def _end_all(processes: Sequence[SupervisorProcess]) -> None:
+    for process in processes:
+        process.close()

@@ -1,0 +1,175 @@
+"""The model of a checkpoint as a Hugging Face folder, with a card that says what was trained, on what, and how well.
+
+<run.dir>/model/                       what a run leaves when it ends, in `model.export_dtype`
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rollpacker import __version__
+from rollpacker.config.hub_names import HubName, parse_hub_name
+from rollpacker.config.record import read_record
+from rollpacker.core.errors import CheckpointError, ConfigError, DataError
+from rollpacker.data.model_export import ExportDtype, export_model
+from rollpacker.metrics.tables import read_table
+from rollpacker.runtime.job.preemption import steps_in_words
+from rollpacker.runtime.run.checkpoints import CheckpointStore
+from rollpacker.timeline.run_tables import refuse_other_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MODEL_FOLDER: Final = "model"
+"""In `run.dir`."""
+
+
+def export_checkpoint(run_dir: Path, step: int, folder: Path, dtype: ExportDtype) -> None:
+    """Write the model after so many steps; what lies at its place is replaced.
+
+    Raises:
+        CheckpointError: The checkpoint is not whole, or holds no model.
+        ModelError, StorageFailed: As `export_model` does.
+    """
+    try:
+        checkpoint = CheckpointStore(run_dir, keep=1).load(step)
+    except ValueError as error:
+        raise CheckpointError(
+            f"The checkpoint of step {step} in {run_dir} is broken: {error}.",
+            "It was complete when it was written, so something else changed its files.",
+            "Export another one, or restore it from a copy.",
+        ) from error
+    if not checkpoint.model_folder.is_dir():
+        raise CheckpointError(
+            f"{run_dir} is a modelled run.", "Its trainer has no weights.", "Train with backend=ray to have a model."
+        )
+    export_model(checkpoint.model_folder, folder, dtype=dtype, card=model_card(run_dir, step, dtype))
+
+
+def checkpoint_of(run_dir: Path, at: str) -> int:
+    """The step of the checkpoint that `best`, `last` or a number of steps names.
+
+    Raises:
+        DataError: It is no folder of a run.
+        CheckpointError: The run has no checkpoint, or not this one.
+        ConfigError: It is none of these words.
+    """
+    store = CheckpointStore(run_dir, keep=1)
+    steps = store.steps()
+    if not steps:
+        refuse_other_folders(run_dir)
+        raise CheckpointError(
+            f"{run_dir} has no checkpoint yet.",
+            "A run writes one every run.checkpoint_every_steps steps, and when it ends.",
+            "Wait for the first one.",
+        )
+    best = store.best_step()
+    if at == "last":
+        return steps[-1]
+    if at == "best" and best is not None:
+        return best
+    if at.isascii() and at.isdigit() and int(at) in steps:
+        return int(at)
+    there = f"There are those after {', '.join(map(str, steps))} steps" + (f"; {best} is the best." if best else ".")
+    if at == "best":
+        why = "A run with run.keep_best=true and evaluation.path keeps it, once a score is better than the first."
+        raise CheckpointError(f"No checkpoint of {run_dir} is marked as the best. {there}", why, f"Add at={steps[-1]}.")
+    if at.isascii() and at.isdigit():
+        why = "Older ones than the last run.keep_checkpoints are removed."
+        raise CheckpointError(f"{run_dir} has no checkpoint after {at} steps. {there}", why, f"Add at={steps[-1]}.")
+    raise ConfigError(
+        f"at={at} names no checkpoint. {there}", "`at` is best, last or a number of steps.", "Add at=last."
+    )
+
+
+def model_card(run_dir: Path, step: int, dtype: str) -> str:
+    """Describe the model of a checkpoint, as Markdown with the Hub's metadata; paths of this machine are left out."""
+    record = read_record(run_dir) or {}
+    base = _value(record, "model", "path")
+    on_hub = [f"base_model: {name.repository}"] if (name := _recorded_hub_name(base)) else []
+    rows = _held_out(run_dir, step)
+    facts = [
+        ("base model", _shown(base)),
+        ("steps", f"{step} of {_value(record, 'run', 'num_steps')}"),
+        ("prompts", ", ".join(map(_shown, _prompt_files(_value(record, "data", "path"))))),
+        ("prompts x responses per step", " x ".join(str(_value(record, "rollout", f"num_{key}")) for key in _BATCH)),
+        ("longest response", f"{_value(record, 'rollout', 'max_response_tokens')} tokens"),
+        ("reward", ", ".join(_rewards(record.get("reward") or {}))),
+        ("scheduling", _value(record, "system", "name")),
+        ("learning rate", _value(record, "trainer", "learning_rate")),
+        ("seed", _value(record, "run", "seed")),
+        ("weights", dtype),
+    ]
+    lines = ["---", *on_hub, "library_name: transformers", "pipeline_tag: text-generation"]
+    lines += ["tags: [reinforcement-learning, grpo, rollpacker]", "---", "", f"# {run_dir.resolve().name}", ""]
+    lines += [f"A language model after {steps_in_words(step)} of reinforcement learning with RollPacker {__version__}."]
+    lines += ["", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts if value not in {None, ""})]
+    lines += ["", *_scores(rows)] if rows else []
+    lines += ["", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    lines += ['model = AutoModelForCausalLM.from_pretrained(DIR, dtype="auto")']
+    lines += ["tokenizer = AutoTokenizer.from_pretrained(DIR)", "```", ""]
+    return "\n".join(lines)
+
+
+_BATCH = ("prompts", "responses")
+
+
+def _value(record: Mapping[str, Any], section: str, key: str) -> Any:
+    return (record.get(section) or {}).get(key)
+
+
+def _recorded_hub_name(path: object) -> HubName | None:
+    """A path as a name of the Hub; a run records it with its commit, and any other path is one of this machine."""
+    name = parse_hub_name(Path(str(path)), "dataset")
+    return name if name is not None and name.revision else None
+
+
+def _shown(path: object) -> str:
+    """A name of the Hub as it is, and the last part of a path of this machine."""
+    return "" if path is None else str(path) if _recorded_hub_name(path) else Path(str(path)).name
+
+
+def _prompt_files(path: Any) -> list[object]:
+    """As `data.path` names them: one or several, each a path or a mapping with one."""
+    files = path if isinstance(path, list) else [path]
+    return [each.get("path") if isinstance(each, dict) else each for each in files]
+
+
+def _rewards(reward: Mapping[str, Any]) -> Iterator[str]:
+    if parts := reward.get("parts"):
+        yield from parts
+    elif function := reward.get("function"):
+        yield Path(function).name
+    else:
+        yield "a server" if reward.get("url") else str(reward.get("name"))
+    yield from (f"{name} for {domain}" for domain, name in (reward.get("domains") or {}).items())
+
+
+def _held_out(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """The newest row of each held-out set up to a step; empty where nothing is held out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # columns that an older version did not have
+        try:
+            rows = read_table(run_dir, "evaluations").to_pylist()
+        except DataError:
+            return []
+    return list({row["set"]: row for row in rows if row["step"] <= step}.values())
+
+
+def _scores(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| held-out set | prompts x samples | after | mean reward | change since the first evaluation |"
+    yield "|---|---|---|---|---|"
+    for row in rows:
+        kind = "over_prompts" if row["se_given_prompts"] is None else "given_prompts"
+        change = _with_error(row["diff_to_first"], row[f"se_diff_{kind}"], "+.3f")
+        mean = _with_error(row["reward_mean"], row[f"se_{kind}"], ".3f")
+        size = f"{row['num_prompts']} x {row['num_samples']}"
+        yield f"| {row['set']} | {size} | {steps_in_words(row['step'])} | {mean} | {change} |"
+    yield ""
+    yield "With standard errors over other samples of the same prompts; of one sample each, over other prompts."
+
+
+def _with_error(value: float | None, error: float | None, form: str) -> str:
+    return "" if value is None else format(value, form) + ("" if error is None else f" ± {error:.3f}")

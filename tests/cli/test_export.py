@@ -1,0 +1,149 @@
+"""`rollpacker export` as a user meets it: which checkpoint, where to, and what the card says."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollpacker.cli.main import main
+from rollpacker.config.compose import compose
+from rollpacker.config.record import to_yaml
+from rollpacker.metrics.schemas import EVALUATION_TABLES
+from rollpacker.metrics.table_writer import MetricsWriter
+from rollpacker.runtime.run.checkpoints import CheckpointStore
+from tests.cli.inputs import tree_of, write_model
+from tests.cli.test_show import row
+from tests.runtime.run.test_checkpoints import META
+
+
+class Trainer:
+    """Saves the model of `tests.cli.inputs`; a modelled one none."""
+
+    def __init__(self, *, is_modelled: bool = False) -> None:
+        self._is_modelled = is_modelled
+
+    async def save(self, folder: Path) -> None:
+        (folder / "trainer.pt").write_text("state")
+        if not self._is_modelled:
+            write_model(folder / "model")
+
+
+def save(run_dir: Path, *steps: int, best: int | None = None, is_modelled: bool = False) -> None:
+    store = CheckpointStore(run_dir, keep=5)
+    for step in steps:
+        trainer: Any = Trainer(is_modelled=is_modelled)
+        asyncio.run(store.save(replace(META, step=step), scheduler={}, order={}, trainer=trainer))
+    if best:
+        store.mark_best(best)
+
+
+@pytest.fixture
+def run_dir(workdir: Path) -> Path:
+    """A run of 40 steps with three checkpoints, of which the one after 20 is the best."""
+    run_dir = workdir / "runs" / "x"
+    save(run_dir, 10, 20, 40, best=20)
+    words = ["model.path=hf://Qwen/Qwen2.5-1.5B@" + "c" * 40, "data.path=prompts.jsonl", "run.num_steps=40"]
+    config = compose([*words, "run.dir=runs/x", "reward.function=secret/place/my.py:score"])
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    writer = MetricsWriter(run_dir / "evaluation", EVALUATION_TABLES)
+    for step, reward, diff in ((0, 0.25, None), (20, 0.5, 0.25), (40, 0.4, 0.15)):
+        scores = {"reward_mean": reward, "se_over_prompts": 0.01, "diff_to_first": diff, "num_prompts": 30}
+        scores |= {"num_samples": 1, "se_diff_over_prompts": None if diff is None else 0.02}
+        evaluations = [row("evaluations", step=step, set="aime24", **scores)]
+        writer.write_step(step, {"evaluations": evaluations, "pass_at_k": [], "evaluation_responses": []})
+    writer.close()
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "dtype"),
+    [([], 40, "bfloat16"), (["at=best", "dtype=float32"], 20, "float32"), (["at=10"], 10, "bfloat16")],
+)
+def test_the_model_of_a_checkpoint_loads_in_transformers_with_its_tokenizer(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], words: list[str], steps: int, dtype: str
+) -> None:
+    assert main(["export", str(run_dir), "out=mine", *words]) == 0
+    assert f"mine: the model of {run_dir} after {steps} steps, in {dtype}." in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained("mine", dtype="auto")
+    assert str(model.dtype) == f"torch.{dtype}"
+    assert AutoTokenizer.from_pretrained("mine")("1 + 2").input_ids == [6, 3, 7]
+
+
+def test_the_card_says_what_was_trained_and_how_well_it_does_and_no_path_of_the_machine(run_dir: Path) -> None:
+    assert main(["export", str(run_dir), "out=mine", "at=20"]) == 0
+    card = Path("mine/README.md").read_text()
+    assert card.startswith("---\nbase_model: Qwen/Qwen2.5-1.5B\n")
+    assert "after 20 steps of reinforcement learning" in card
+    assert "| steps | 20 of 40 |" in card
+    assert "| prompts | prompts.jsonl |" in card
+    assert "| reward | my.py:score |" in card
+    assert "| aime24 | 30 x 1 | 20 steps | 0.500 ± 0.010 | +0.250 ± 0.020 |" in card
+    assert "secret" not in card
+    assert str(run_dir.parent) not in card
+
+
+MISTAKES = {
+    "no such checkpoint": (
+        ["at=30", "out=mine"],
+        "no checkpoint after 30 steps",
+        "after 10, 20, 40 steps; 20 is",
+    ),
+    "no such word": (["at=newest", "out=mine"], "at=newest", "best, last or a number of steps"),
+    "no out": ([], "out=DIR", "new folder"),
+    "out exists": (["out=model"], "out=model exists", "never replaced"),
+    "out is a link to nothing": (["out=dangling"], "out=dangling exists", "never replaced"),
+    "out below a file": (["out=prompts.jsonl/x"], "out=prompts.jsonl/x", "is a file"),
+    "unknown type": (["dtype=float16", "out=mine"], "dtype=float16", "bfloat16, float32"),
+    "unknown setting": (["to=mine"], "to=mine", "out=..."),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_answered_by_what_is_there_and_changes_nothing(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    words, *expected = MISTAKES[case]
+    Path("dangling").symlink_to("nowhere")
+    before = tree_of(Path())
+    assert main(["export", str(run_dir), *words]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert all(each in printed for each in expected), printed
+    assert tree_of(Path()) == before
+
+
+def test_a_run_without_a_best_checkpoint_says_so(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(workdir / "run", 3)
+    assert main(["export", "run", "at=best", "out=mine"]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "is marked as the best" in printed
+    assert "run.keep_best=true" in printed
+    assert "at=3" in printed
+
+
+def test_a_checkpoint_that_was_cut_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = run_dir / "checkpoints" / "step-000040" / "trainer" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert main(["export", str(run_dir), "out=mine"]) == 2
+    assert "step 40" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+@pytest.mark.parametrize("kind", ["modelled", "without a checkpoint", "no run"])
+def test_what_holds_no_model_is_refused(workdir: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    if kind == "modelled":
+        save(workdir / "run", 3, is_modelled=True)
+    elif kind == "without a checkpoint":
+        (workdir / "run").mkdir()
+        (workdir / "run" / "run.json").write_text("{}")
+    assert main(["export", "run", "out=mine"]) == 2
+    expected = {
+        "modelled": "modelled run",
+        "without a checkpoint": "without a finished step",
+        "no run": "does not exist",
+    }
+    assert expected[kind] in " ".join(capsys.readouterr().err.split())
