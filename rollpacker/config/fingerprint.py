@@ -72,7 +72,7 @@ def config_fingerprint(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_LEFT_OUT_WHERE_NULL = ("reward.function", "reward.url")
+_LEFT_OUT_WHERE_NULL = ("reward.function", "reward.url", "trainer.mismatch")
 """Keys that were added since there are fingerprints: a run without them is the one that it was before."""
 
 
