@@ -52,10 +52,10 @@ class TrainerSection(Section):
     """Weight of the KL penalty to the initial policy; 0 loads no reference."""
     advantage: Literal["group_std", "group_mean"] = "group_std"
     """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
-    loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "sequence"
-    """What a token's loss is divided by: its response's length and the number of responses; the number of responses
-    times `max_response_tokens`; or the batch's tokens, which is known only after the last response, so that
-    `token_mean` cannot stream."""
+    loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "token_bound"
+    """What a token's loss is divided by: its response's length and the number of responses, so that a token of a long
+    response counts less; the number of responses times `max_response_tokens`; or the batch's tokens, which is known
+    only after the last response, so that `token_mean` cannot stream."""
     mismatch: Mismatch | None = None
     """Correction of the gap between the log-probabilities of engines and trainer, which compute the same policy in
     different ways: a token's policy loss is multiplied by the ratio of its probabilities, trainer to engine, at most
