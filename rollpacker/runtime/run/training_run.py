@@ -56,6 +56,8 @@ class TrainingRun:
         self._is_modelled = is_modelled
         self._costs: RoundCosts | None = None
         self._published: Published | None = None
+        self._has_warned = False
+        """Of tokens that are not drawn from the policy: said once in an attempt."""
 
     async def begin(self) -> None:
         """Start the run's clock and listen to the engines."""
@@ -121,8 +123,9 @@ class TrainingRun:
         update = await self._learner.update()
         if batch.begin.kind is not RoundKind.SHORT and not self.config.system.dynamic_sampling:
             warning = surprisal_warning(update, self.config.trainer, batch.begin.step)
-            if warning is not None:
+            if warning is not None and not self._has_warned:
                 self._outputs.progress.note(warning)
+                self._has_warned = True
         return update
 
     async def quiesce(self) -> None:
