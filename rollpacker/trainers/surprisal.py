@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from rollpacker.protocols.trainer import UpdateMetrics
 
 LEAST_GAP_NATS = 0.02
-"""A smaller mean of X is of no consequence, however sure it is: rounding to bfloat16 gives up to about 0.001, 8-bit
-weights more; sampling at temperature 0.9 in place of 1, or with top_p=0.99, about 0.06 at an entropy of 1 nat."""
+"""A smaller mean of X, which many tokens prove as surely, is left to rounding and quantised weights. Sampling at
+temperature 0.9 in place of 1 makes it -0.07 at an entropy of 0.3 nats and -0.20 at one of 1 nat, top_p=0.99 -0.03 and
+-0.07 (Zipf's distributions over 50,000 words)."""
 
 
 def surprisal_z(gap: float, squares: float, variances: float) -> float:
