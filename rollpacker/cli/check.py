@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
+from rollpacker.cli.loss_words import loss_words
 from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
@@ -150,6 +151,7 @@ def _describe(
         "batch": _batch(config, resolved.settings),
         "rollout": _rollout(config, resolved.settings),
         "techniques": _techniques(config, resolved.cluster),
+        **({"loss": loss_words(config)} if config.backend.name == "ray" else {}),
         "steps": _steps(config, resolved),
         **({"evaluation": _evaluation(config, resolved.num_held_out)} if resolved.num_held_out else {}),
         "actors": _actors(config, resolved.cluster, is_job=is_job),

@@ -43,6 +43,10 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
         del values[name]  # a dense model's have no part in it
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
+    values["trainer.mismatch"] = config.mismatch
+    if config.mismatch == "none":
+        for name in ("trainer.mismatch", "trainer.mismatch_high", "trainer.mismatch_low"):
+            del values[name]
     for name in _LEFT_OUT_WHERE_NULL:
         if values[name] is None:
             del values[name]

@@ -36,6 +36,10 @@ _NAMES_ELSEWHERE = {
     "trainer.clip_ratio_low": "epsilon eps_clip cliprange clip_ratio",
     "trainer.clip_ratio_high": "epsilon_high eps_clip_high",
     "trainer.kl_coefficient": "beta kl_coef kl_loss_coef init_kl_coef",
+    "trainer.loss_normalisation": "loss_agg_mode",
+    "trainer.mismatch": "rollout_is use_tis vllm_importance_sampling_mode vllm_importance_sampling_correction "
+    "truncated_importance_sampling_type",
+    "trainer.mismatch_high": "rollout_is_threshold vllm_importance_sampling_cap tis_imp_ratio_cap",
     "trainer.advantage": "adv_estimator advantage_estimator",
     "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size gradient_accumulation_steps",
     "trainer.max_tokens_per_microbatch": "ppo_max_token_len_per_gpu micro_train_batch_size micro_batch_size "

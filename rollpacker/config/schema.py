@@ -33,7 +33,7 @@ from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.config.sections.run import RunSection, TrackerSection
 from rollpacker.config.sections.system import SystemSection
-from rollpacker.config.sections.trainer import TrainerSection
+from rollpacker.config.sections.trainer import Mismatch, TrainerSection
 from rollpacker.config.sections.weight_sync import WeightSyncSection
 from rollpacker.core.quotas import scale_up
 
@@ -76,6 +76,11 @@ class RunConfig(Section):
         """Of any response that an engine is asked for, trained or held out."""
         held_out = (rule.max_response_tokens or 0 for rule in self.evaluation.rules)
         return max(self.rollout.max_response_tokens, *held_out, 0)
+
+    @property
+    def mismatch(self) -> Mismatch:
+        """`trainer.mismatch`, or what the engines need."""
+        return self.trainer.mismatch or ("token_truncate" if self.engine.name == "vllm" else "none")
 
     @model_validator(mode="after")
     def _responses_of_a_step_can_be_held(self) -> Self:

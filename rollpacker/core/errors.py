@@ -12,6 +12,7 @@
     │   │   └── EngineRaised       it raised: the same work may fail again on another one
     │   ├── RepeatedFailure        engines fail alike, one after the other, with the same weights
     │   ├── PolicyDiverged         the loss, a gradient or a weight is no finite number
+    │   ├── WrongSampling          engines draw tokens from another distribution than the policy's
     │   ├── WeightSyncFailed       an engine holds other weights than the trainer sent
     │   └── StorageFailed          a file could not be written (disk full, quota, permission)
     ├── Preempted          exit 75  the run left its machines in good order: a checkpoint says where to go on
@@ -87,6 +88,10 @@ class RepeatedFailure(WorldError):
 
 
 class PolicyDiverged(WorldError):
+    pass
+
+
+class WrongSampling(WorldError):
     pass
 
 

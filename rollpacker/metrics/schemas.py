@@ -204,6 +204,19 @@ STEPS = TableSchema(
         _number(
             "entropy", "Mean entropy of the policy per trained token; null when modelled", unit="nats", is_nullable=True
         ),
+        _number(
+            "surprisal",
+            "Mean of minus the engines' log-probability of the same tokens: as large as entropy, but for chance, where "
+            "they are drawn from the policy; null when modelled",
+            unit="nats",
+            is_nullable=True,
+        ),
+        _number(
+            "surprisal_z",
+            "surprisal minus entropy in standard deviations: exact in plain and long rounds; in short ones, and with "
+            "dynamic sampling, responses are selected, which shifts it; null when modelled",
+            is_nullable=True,
+        ),
         _number("kl_to_reference", "Mean KL per token, estimator k3; null without a reference", is_nullable=True),
         _number(
             "logprob_mismatch_max",
@@ -215,6 +228,23 @@ STEPS = TableSchema(
             "logprob_mismatch_mean",
             "Mean absolute difference per token between engine and trainer; null when modelled",
             unit="nats",
+            is_nullable=True,
+        ),
+        _number(
+            "mismatch_kl",
+            "KL of engine and trainer per token, estimator k3; null when modelled",
+            unit="nats",
+            is_nullable=True,
+        ),
+        _number(
+            "mismatch_weight_mean",
+            "What trainer.mismatch multiplies a token's policy loss by, mean; null without it",
+            is_nullable=True,
+        ),
+        _number("mismatch_weight_max", "The same of the token with the largest; null without it", is_nullable=True),
+        _number(
+            "mismatch_bounded_share",
+            "Share of tokens that trainer.mismatch truncates or masks, 0 to 1; null without it",
             is_nullable=True,
         ),
         _MODELLED,

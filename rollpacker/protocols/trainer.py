@@ -65,9 +65,21 @@ class UpdateMetrics:
     """Mean per token, estimator k3; None without a reference."""
     entropy: float | None
     """Mean per trained token of the policy's distribution, nats."""
+    surprisal: float | None
+    """Mean of minus the engine's log-probability of the same tokens, nats; as large if the policy drew them."""
+    surprisal_z: float | None
+    """Their difference in standard deviations of chance; exact where nothing selected the responses
+    (`rollpacker.trainers.surprisal`)."""
     logprob_mismatch_max: float | None
     """Largest absolute difference per token between the engine's log-probability and the trainer's forward pass."""
     logprob_mismatch_mean: float | None
+    mismatch_kl: float | None
+    """Mean per token of KL(engine || trainer), estimator k3, nats."""
+    mismatch_weight_mean: float | None
+    """Of what multiplies the policy loss of a token; None without `trainer.mismatch`, as the next two."""
+    mismatch_weight_max: float | None
+    mismatch_bounded_share: float | None
+    """Share of tokens whose weight was cut to the bound, or to 0."""
     num_tokens: int
     """Response tokens in the batch."""
     gpu_memory_peak_gb: float | None = None

@@ -40,6 +40,7 @@ _LEARNING = {
     "kl_to_reference": "KL to the reference per token",
     "clip_fraction": "share of tokens clipped",
     "logprob_mismatch_mean": "mismatch of engine and trainer, mean per token, nats",
+    "surprisal_z": "surprisal less entropy, standard deviations",
 }
 """Columns that only real trainers fill."""
 

@@ -64,8 +64,14 @@ class ModelledTrainer:
             clip_fraction=None,
             kl_to_reference=None,
             entropy=None,
+            surprisal=None,
+            surprisal_z=None,
             logprob_mismatch_max=None,
             logprob_mismatch_mean=None,
+            mismatch_kl=None,
+            mismatch_weight_mean=None,
+            mismatch_weight_max=None,
+            mismatch_bounded_share=None,
             num_tokens=self._num_tokens,
         )
 

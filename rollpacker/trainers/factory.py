@@ -24,7 +24,7 @@ def make_trainer(config: RunConfig, rank: TrainerRank | None = None) -> TensorTr
 
     return GrpoTrainer(
         _make_policy(config, rank),
-        config.trainer,
+        config.trainer.model_copy(update={"mismatch": config.mismatch}),
         num_steps=config.run.num_steps,
         replica_gpus=() if rank is None else rank.replica_gpus,
     )

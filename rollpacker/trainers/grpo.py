@@ -53,6 +53,7 @@ from rollpacker.trainers.objective import Objective, Sums
 from rollpacker.trainers.policy import Progress
 from rollpacker.trainers.replicas import StepShares, replicas_on
 from rollpacker.trainers.schedules import learning_rate
+from rollpacker.trainers.surprisal import surprisal_z
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -252,17 +253,24 @@ class GrpoTrainer:
         reset_gpu_memory_peak()
         self._policy_version += 1
         self._step = None
+        num_tokens, has_correction = round(sums.num_tokens), self._objective.has_correction
         return UpdateMetrics(
             policy_version=self._policy_version,
             loss=sums.loss / len(grad_norms),
             grad_norm=sum(grad_norms) / len(grad_norms),
             learning_rate=rate,
-            clip_fraction=sums.num_clipped / sums.num_tokens,
-            kl_to_reference=sums.kl / sums.num_tokens if self._objective.has_reference else None,
-            entropy=sums.entropy / sums.num_tokens,
+            clip_fraction=sums.num_clipped / num_tokens,
+            kl_to_reference=sums.kl / num_tokens if self._objective.has_reference else None,
+            entropy=sums.entropy / num_tokens,
+            surprisal=sums.surprisal / num_tokens,
+            surprisal_z=surprisal_z(sums.surprisal - sums.entropy, sums.surprisal_squares, sums.surprisal_variance),
             logprob_mismatch_max=sums.mismatch_max,
-            logprob_mismatch_mean=sums.mismatch / sums.num_tokens,
-            num_tokens=sums.num_tokens,
+            logprob_mismatch_mean=sums.mismatch / num_tokens,
+            mismatch_kl=sums.mismatch_kl / num_tokens,
+            mismatch_weight_mean=sums.correction / num_tokens if has_correction else None,
+            mismatch_weight_max=sums.correction_max if has_correction else None,
+            mismatch_bounded_share=sums.num_bounded / num_tokens if has_correction else None,
+            num_tokens=num_tokens,
             gpu_memory_peak_gb=peak_gb or None,
         )
 
@@ -285,7 +293,7 @@ class GrpoTrainer:
         own = step.shares.rows(len(step.held), groups, replicas)
         microbatches = self._pack([samples[row] for row in own])
         for microbatch, scores in zip(microbatches, self._policy.score(microbatches), strict=True):
-            step.sums.observe(microbatch, scores)
+            self._objective.observe(step.sums, microbatch, scores)
             proximals = torch.split(scores.logprobs_N, list(microbatch.num_tokens_B))
             for row, proximal_R in zip(microbatch.rows, proximals, strict=True):
                 samples[own[row]] = dataclasses.replace(samples[own[row]], proximal_logprobs_R=proximal_R)
@@ -315,7 +323,7 @@ class GrpoTrainer:
         self._policy.accumulate(microbatches, loss_of)
         microbatches = self._pack(silent)
         for microbatch, scores in zip(microbatches, self._policy.score(microbatches), strict=True):
-            step.sums.observe(microbatch, scores)
+            objective.observe(step.sums, microbatch, scores)
 
     def _with_reference(self, microbatches: list[MicroBatch]) -> list[MicroBatch]:
         if not self._objective.has_reference:
@@ -336,21 +344,12 @@ class GrpoTrainer:
 
     def _over_all_ranks(self, own: Sums) -> Sums:
         """Sum what the replicas' reporters counted."""
-        counted = own if self._policy.is_reporter else Sums()
-        num_tokens, entropy, mismatch, kl, num_clipped, loss = self._policy.all_reduce(
-            [counted.num_tokens, counted.entropy, counted.mismatch, counted.kl, counted.num_clipped, counted.loss],
-            "sum",
-        )
-        (mismatch_max,) = self._policy.all_reduce([counted.mismatch_max], "max")
-        return Sums(
-            num_tokens=round(num_tokens),
-            entropy=entropy,
-            mismatch=mismatch,
-            mismatch_max=mismatch_max,
-            kl=kl,
-            num_clipped=round(num_clipped),
-            loss=loss,
-        )
+        counted = dataclasses.asdict(own if self._policy.is_reporter else Sums())
+        largest = [name for name in counted if name.endswith("_max")]
+        sums = [name for name in counted if name not in largest]
+        found = self._policy.all_reduce([counted[name] for name in sums], "sum")
+        found += self._policy.all_reduce([counted[name] for name in largest], "max")
+        return Sums(**dict(zip([*sums, *largest], found, strict=True)))
 
     def _pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         return pack(samples, self._section.max_tokens_per_microbatch, self._policy.device)

@@ -10,6 +10,7 @@ Source: GRPO (arXiv 2402.03300), clip bounds and over-long filtering of DAPO (ar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import torch
 
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.trainers.advantages import group_advantages
-from rollpacker.trainers.losses import clipped_policy_loss, kl_k3, token_weight
+from rollpacker.trainers.losses import clipped_policy_loss, kl_k3, mismatch_weights, token_weight
 from rollpacker.trainers.microbatches import Sample
 
 if TYPE_CHECKING:
@@ -34,24 +35,53 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
-    """Sums over the response tokens that passed on this rank so far; each token is observed once per step."""
+    """Sums and maxima over the response tokens that passed on this rank so far; each is observed once per step."""
 
-    num_tokens: int = 0
+    num_tokens: float = 0.0
     entropy: float = 0.0
+    surprisal: float = 0.0
+    surprisal_squares: float = 0.0
+    """[M] of `surprisal.py`, and below <M>."""
+    surprisal_variance: float = 0.0
     mismatch: float = 0.0
     mismatch_max: float = 0.0
+    mismatch_kl: float = 0.0
+    correction: float = 0.0
+    """Of the weights of `mismatch_weights`, as the next two."""
+    correction_max: float = 0.0
+    num_bounded: float = 0.0
     kl: float = 0.0
-    num_clipped: int = 0
+    num_clipped: float = 0.0
     loss: float = 0.0
 
-    def observe(self, microbatch: MicroBatch, scores: Scores) -> None:
-        logprobs_N = scores.logprobs_N.detach()
-        mismatch_N = (logprobs_N - microbatch.behaviour_N).abs().double()
+    def observe(self, microbatch: MicroBatch, scores: Scores, correction: tuple[Tensor, Tensor] | None) -> None:
+        """Add a micro-batch; `correction` is what `mismatch_weights` gave."""
+        logprobs_N, behaviour_N = scores.logprobs_N.detach().double(), microbatch.behaviour_N.double()
+        mismatch_N = (logprobs_N - behaviour_N).abs()
+        sums = {
+            "entropy": scores.entropies_N.double(),
+            "surprisal": -behaviour_N,
+            "surprisal_squares": (behaviour_N + scores.entropies_N).square(),
+            "surprisal_variance": scores.variances_N.double(),
+            "mismatch": mismatch_N,
+            "mismatch_kl": kl_k3(behaviour_N, logprobs_N),
+        }
+        largest = {"mismatch_max": mismatch_N}
+        if correction is not None:
+            weights_N, is_bounded_N = correction
+            sums |= {"correction": weights_N.double(), "num_bounded": is_bounded_N.double()}
+            largest["correction_max"] = sums["correction"]
         self.num_tokens += len(logprobs_N)
-        self.entropy += float(scores.entropies_N.double().sum())
-        self.mismatch += float(mismatch_N.sum())
-        # Not max(): it would drop a NaN, the worst mismatch of all.
-        self.mismatch_max = float(mismatch_N.new_tensor([self.mismatch_max, float(mismatch_N.max())]).max())
+        # One number after the other would wait for an accelerator each time.
+        found = torch.stack([each_N.sum() for each_N in sums.values()] + [each_N.max() for each_N in largest.values()])
+        for name, value in zip([*sums, *largest], found.tolist(), strict=True):
+            known: float = getattr(self, name)
+            setattr(self, name, known + value if name in sums else largest_of(known, value))
+
+
+def largest_of(one: float, other: float) -> float:
+    """Return the larger number; NaN, the worst mismatch of all, is larger than any."""
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +102,7 @@ class Objective:
         self.streams = section.num_minibatches == 1 and section.loss_normalisation != "token_mean"
         """Whether groups are trained as they come; else they wait for `finish_step`."""
         self.has_reference = section.kl_coefficient > 0
+        self.has_correction = section.mismatch not in {None, "none"}
 
     def samples_of(self, group: RolloutGroup) -> list[Sample]:
         advantages_R = group_advantages(group.rewards, self._section.advantage)
@@ -101,6 +132,25 @@ class Objective:
             ),
         )
 
+    def observe(self, sums: Sums, microbatch: MicroBatch, scores: Scores) -> tuple[Tensor, Tensor] | None:
+        """Add to `sums` what passed through the proximal policy; returns the correction of its tokens' loss."""
+        correction = self._correction(microbatch, scores.logprobs_N)
+        sums.observe(microbatch, scores, correction)
+        return correction
+
+    def _correction(self, microbatch: MicroBatch, proximal_N: Tensor) -> tuple[Tensor, Tensor] | None:
+        section = self._section
+        if section.mismatch is None or section.mismatch == "none":
+            return None
+        return mismatch_weights(
+            section.mismatch,
+            proximal_N,
+            microbatch.behaviour_N,
+            microbatch.num_tokens_B,
+            low=section.mismatch_low,
+            high=section.mismatch_high,
+        )
+
     def loss(self, sums: Sums, divisors: Divisors, microbatch: MicroBatch, scores: Scores) -> Tensor:
         """Return the loss of a micro-batch, and add to `sums`. Tokens without proximal log-probabilities are observed.
 
@@ -108,14 +158,17 @@ class Objective:
         """
         current_N = scores.logprobs_N
         if microbatch.proximal_N is None:
-            sums.observe(microbatch, scores)
             proximal_N = current_N.detach()
+            correction = self.observe(sums, microbatch, scores)
         else:
             proximal_N = microbatch.proximal_N
+            correction = self._correction(microbatch, proximal_N)
         loss_N, is_clipped_N = clipped_policy_loss(
             current_N, proximal_N, microbatch.advantages_N, self._section.clip_ratio_low, self._section.clip_ratio_high
         )
         sums.num_clipped += int(is_clipped_N.sum())
+        if correction is not None:
+            loss_N = loss_N * correction[0]
         if microbatch.reference_N is not None:
             kl_N = kl_k3(current_N, microbatch.reference_N)
             sums.kl += float(kl_N.detach().double().sum())

@@ -34,6 +34,8 @@ class Scores:
     """Of the tokens under the softmax of logits / temperature, float32."""
     entropies_N: Tensor
     """Of the positions' distributions, nats, without gradient."""
+    variances_N: Tensor
+    """Of the log-probability of a token that is drawn from them, nats squared, without gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -32,7 +32,7 @@ _CHANGES_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling"
 
 
 def score_microbatch(model: Any, microbatch: MicroBatch, temperature: float, chunk_tokens: int | None = None) -> Scores:
-    """Return log-probabilities and entropies of the response tokens.
+    """Return log-probabilities of the response tokens, and entropies and variances of their positions.
 
     `chunk_tokens` is C; None scores whole, as models that change their logits after the output layer are scored anyway.
 
@@ -43,25 +43,25 @@ def score_microbatch(model: Any, microbatch: MicroBatch, temperature: float, chu
         return _score_whole(model, microbatch, temperature)
     with _scoring_output(model, microbatch, temperature, chunk_tokens) as made:
         output = _forward(model, microbatch)
-    (scores_N2,) = made
-    if output.logits.data_ptr() != scores_N2.data_ptr():
+    (scores_N3,) = made
+    if output.logits.data_ptr() != scores_N3.data_ptr():
         raise ModelError(
             f"{type(model).__name__} changes its logits after the output layer, so they cannot be scored in chunks",
             "trainer.logits_chunk_tokens takes models whose logits are the output layer's",
             "Set trainer.logits_chunk_tokens=null",
         )
     # What the model returned, not what the layer made: FSDP2 waits for the gradient of the former.
-    logprobs_N, entropies_N = output.logits.unbind(-1)
-    return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N.detach())
+    return scores_of_chunks(output.logits)
 
 
 def score_in_chunks(
-    score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], hidden_NH: Tensor, ids_N: Tensor, chunk_tokens: int
+    score: Callable[[Tensor, Tensor], tuple[Tensor, ...]], hidden_NH: Tensor, ids_N: Tensor, chunk_tokens: int
 ) -> Tensor:
-    """Return log-probabilities and entropies, [N, 2]; a chunk's backward pass calls `score` once more.
+    """Return what `scores_of_chunks` takes, [N, 3]; a chunk's backward pass calls `score` once more.
 
     Args:
-        score: Log-probabilities with gradient and entropies without, [C] each, of C hidden states and tokens.
+        score: Log-probabilities with gradient, entropies and variances without, [C] each, of C hidden states and
+            tokens.
         hidden_NH: What the output layer takes, of any shape between N and H.
         ids_N: The tokens.
         chunk_tokens: C.
@@ -79,12 +79,18 @@ def score_in_chunks(
     )
 
 
+def scores_of_chunks(scores_N3: Tensor) -> Scores:
+    """Take the result of `score_in_chunks` apart."""
+    logprobs_N, entropies_N, variances_N = scores_N3.unbind(-1)
+    return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N.detach(), variances_N=variances_N.detach())
+
+
 def _score_whole(model: Any, microbatch: MicroBatch, temperature: float) -> Scores:
     # The few architectures that ignore logits_to_keep return all T positions.
     logits_BKV = _forward(model, microbatch).logits[:, -microbatch.num_scored :]
-    logprobs_BK, entropies_BK = score_tokens(logits_BKV, microbatch.target_ids_BK, temperature)
-    is_response_BK = microbatch.is_response_BK
-    return Scores(logprobs_N=logprobs_BK[is_response_BK], entropies_N=entropies_BK[is_response_BK])
+    scores = score_tokens(logits_BKV, microbatch.target_ids_BK, temperature)
+    logprobs_N, entropies_N, variances_N = (each_BK[microbatch.is_response_BK] for each_BK in scores)
+    return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N, variances_N=variances_N)
 
 
 def _forward(model: Any, microbatch: MicroBatch) -> Any:
@@ -100,7 +106,7 @@ def _changes_logits(model: Any) -> bool:
 def _scoring_output(
     model: Any, microbatch: MicroBatch, temperature: float, chunk_tokens: int
 ) -> Iterator[list[Tensor]]:
-    """Let the output layer give scores, [N, 2], in place of logits; yields a list that takes them.
+    """Let the output layer give scores, [N, 3], in place of logits; yields a list that takes them.
 
     Within the model's own forward pass, because FSDP2 gathers the layer's weights there, and again for the backward
     pass.
@@ -109,7 +115,7 @@ def _scoring_output(
     project = layer.forward
     made: list[Tensor] = []
 
-    def of_chunk(hidden_CH: Tensor, ids_C: Tensor) -> tuple[Tensor, Tensor]:
+    def of_chunk(hidden_CH: Tensor, ids_C: Tensor) -> tuple[Tensor, ...]:
         return score_tokens(project(hidden_CH), ids_C, temperature)
 
     def of_all(hidden_BTH: Tensor) -> Tensor:

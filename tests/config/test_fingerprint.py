@@ -64,6 +64,7 @@ def test_what_changes_only_the_place_or_the_speed_leaves_the_fingerprint(overrid
         "system.eta_responses=1.5",
         "trainer.learning_rate=1e-5",
         "trainer.lr_schedule=linear",
+        "trainer.mismatch=token_mask",
         "reward=walk",
         "reward.timeout_s=9",
     ],
@@ -90,6 +91,7 @@ def test_the_defining_values_are_keys_of_the_schema() -> None:
     assert values <= set(keys) | {key.absent_section for key in keys.values()} | {"data.domain_weights.math"}
 
 
+EARLIER_DEFAULTS = ("trainer.loss_normalisation=sequence", "trainer.mismatch=none")
 MODELLED = ("backend=sim", "hardware=h800", "workload=math", "model=qwen2.5-7b")
 
 
@@ -110,7 +112,13 @@ MODELLED = ("backend=sim", "hardware=h800", "workload=math", "model=qwen2.5-7b")
 )
 def test_checkpoints_of_earlier_versions_are_still_resumed(fingerprint: str, overrides: tuple[str, ...]) -> None:
     """A key that is added to a fingerprint, or left out of it, changes every one of them."""
-    assert _fingerprint(*overrides) == fingerprint
+    assert _fingerprint(*EARLIER_DEFAULTS, *overrides) == fingerprint
+
+
+def test_a_correction_that_the_engine_needs_is_the_same_named_or_not() -> None:
+    assert _fingerprint("engine=vllm") == _fingerprint("engine=vllm", "trainer.mismatch=token_truncate")
+    assert _fingerprint("engine=vllm") != _fingerprint("engine=vllm", "trainer.mismatch_high=3")
+    assert _fingerprint("trainer.mismatch_high=3") == _fingerprint() == _fingerprint("trainer.mismatch=none")
 
 
 @pytest.mark.parametrize(

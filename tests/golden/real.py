@@ -97,7 +97,8 @@ def train(folder: Path) -> Record:
             *(f"run.dir={run_dir}", f"model.path={folder}/model", f"data.path={folder}/prompts.jsonl"),
             *("system=verl", "reward=walk", "engine.num_engines=1", "data.max_prompt_tokens=16"),
             *("rollout.num_prompts=8", "rollout.num_responses=4", "rollout.max_response_tokens=32"),
-            *("trainer.learning_rate=1e-3", "trainer.num_minibatches=2", "run.num_epochs=1", "run.progress=none"),
+            *("trainer.learning_rate=1e-3", "trainer.num_minibatches=2", "trainer.loss_normalisation=sequence"),
+            *("run.num_epochs=1", "run.progress=none"),
         ]
     )
     asyncio.run(pipeline.train(config, BackendHere(config)))

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from rollpacker.trainers.losses import clipped_policy_loss, kl_k3, score_tokens, token_weight
+from rollpacker.trainers.losses import clipped_policy_loss, kl_k3, mismatch_weights, score_tokens, token_weight
 
 
 def test_log_probabilities_and_entropy_of_a_quarter_and_three_quarters():
     logits_BTV = torch.tensor([[[0.0, math.log(3)], [0.0, 0.0]]])
-    logprobs_BT, entropies_BT = score_tokens(logits_BTV, torch.tensor([[1, 0]]), temperature=1.0)
+    logprobs_BT, entropies_BT, _ = score_tokens(logits_BTV, torch.tensor([[1, 0]]), temperature=1.0)
     assert logprobs_BT.tolist()[0] == pytest.approx([math.log(0.75), math.log(0.5)])
     quarter = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
     assert entropies_BT.tolist()[0] == pytest.approx([quarter, math.log(2)])
@@ -18,7 +19,7 @@ def test_log_probabilities_and_entropy_of_a_quarter_and_three_quarters():
 
 def test_log_probabilities_are_those_of_the_distribution_at_the_rollout_temperature():
     logits_BTV = torch.tensor([[[0.0, math.log(9)]]])
-    logprobs_BT, entropies_BT = score_tokens(logits_BTV, torch.tensor([[0]]), temperature=2.0)
+    logprobs_BT, entropies_BT, _ = score_tokens(logits_BTV, torch.tensor([[0]]), temperature=2.0)
     # Half of log 9 is log 3.
     assert logprobs_BT.item() == pytest.approx(math.log(0.25))
     assert entropies_BT.item() == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
@@ -26,11 +27,29 @@ def test_log_probabilities_are_those_of_the_distribution_at_the_rollout_temperat
 
 def test_a_forbidden_token_does_not_make_the_entropy_nan():
     logits_BTV = torch.tensor([[[0.0, -math.inf, 0.0]]])
-    assert score_tokens(logits_BTV, torch.tensor([[0]]), 1.0)[1].item() == pytest.approx(math.log(2))
+    _, entropies_BT, variances_BT = score_tokens(logits_BTV, torch.tensor([[0]]), 1.0)
+    assert entropies_BT.item() == pytest.approx(math.log(2))
+    assert variances_BT.item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+def test_entropy_and_variance_are_mean_and_variance_of_the_surprisal_of_a_drawn_token(temperature, scale):
+    logits_BTV = torch.randn(2, 3, 500, generator=torch.Generator().manual_seed(0)) * scale
+    _, entropies_BT, variances_BT = score_tokens(logits_BTV, torch.zeros(2, 3, dtype=torch.long), temperature)
+    logits = logits_BTV.double().numpy() / temperature
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    surprisals = -np.log(np.maximum(p, 1e-300))
+    means = (p * surprisals).sum(-1)
+    variances = (p * (surprisals - means[..., None]) ** 2).sum(-1)
+    np.testing.assert_allclose(entropies_BT.numpy(), means, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(variances_BT.numpy(), variances, rtol=1e-3, atol=1e-4)
+    assert (variances_BT >= 0).all()
 
 
 def test_bfloat16_logits_are_scored_in_float32():
-    logprobs_BT, _ = score_tokens(torch.zeros(1, 1, 3, dtype=torch.bfloat16), torch.tensor([[0]]), 1.0)
+    logprobs_BT, *_ = score_tokens(torch.zeros(1, 1, 3, dtype=torch.bfloat16), torch.tensor([[0]]), 1.0)
     assert logprobs_BT.dtype == torch.float32
     assert logprobs_BT.item() == pytest.approx(-math.log(3), abs=1e-6)
 
@@ -103,3 +122,68 @@ def test_a_weight_that_streams_does_not_ask_for_the_tokens_of_the_batch(normalis
         )
 
     assert weight(None) == weight(60)
+
+
+LENGTHS = (3, 1, 5, 2)
+LOW, HIGH = 0.5, 2.0
+
+
+def random_logprobs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a trainer and of an engine that is far from it."""
+    generator = np.random.default_rng(seed)
+    behaviour = -generator.exponential(1.0, sum(LENGTHS))
+    return torch.tensor(behaviour + generator.normal(0, 0.8, sum(LENGTHS))), torch.tensor(behaviour)
+
+
+def weights_by_hand(correction, proximal, behaviour) -> list[tuple[float, bool]]:
+    """Token by token, in Python's double precision."""
+    found, first = [], 0
+    for length in LENGTHS:
+        log_ratios = [proximal[index].item() - behaviour[index].item() for index in range(first, first + length)]
+        first += length
+        for log_ratio in log_ratios:
+            ratio = math.exp(sum(log_ratios) / length if correction == "sequence_mask" else log_ratio)
+            if correction == "token_truncate":
+                found.append((min(ratio, HIGH), ratio > HIGH))
+            else:
+                found.append((ratio, False) if LOW <= ratio <= HIGH else (0.0, True))
+    return found
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_mask"])
+def test_weights_of_the_mismatch_are_those_of_a_reference_in_double_precision(correction):
+    bounded = []
+    for seed in range(20):
+        proximal_N, behaviour_N = random_logprobs(seed)
+        expected = weights_by_hand(correction, proximal_N, behaviour_N)
+        weights_N, is_bounded_N = mismatch_weights(correction, proximal_N, behaviour_N, LENGTHS, low=LOW, high=HIGH)
+        assert weights_N.tolist() == pytest.approx([weight for weight, _ in expected], rel=1e-12)
+        assert is_bounded_N.tolist() == [is_bounded for _, is_bounded in expected]
+        single_N, _ = mismatch_weights(correction, proximal_N.float(), behaviour_N.float(), LENGTHS, low=LOW, high=HIGH)
+        torch.testing.assert_close(single_N.double(), weights_N, rtol=1e-5, atol=1e-6)
+        bounded += is_bounded_N.tolist()
+    assert 0 < sum(bounded) < len(bounded)
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_mask"])
+def test_equal_log_probabilities_have_weight_one_and_weights_have_no_gradient(correction):
+    proximal_N, _ = random_logprobs(0)
+    proximal_N.requires_grad_()
+    weights_N, is_bounded_N = mismatch_weights(correction, proximal_N, proximal_N, LENGTHS, low=LOW, high=HIGH)
+    assert weights_N.tolist() == [1.0] * sum(LENGTHS)
+    assert not is_bounded_N.any()
+    assert not weights_N.requires_grad
+
+
+def test_the_mean_of_a_long_response_is_not_masked_for_its_length():
+    """A thousand tokens that differ by 0.01 each: their product is e^10."""
+    proximal_N = torch.full((1000,), -1.0)
+    weights_N, _ = mismatch_weights("sequence_mask", proximal_N, proximal_N - 0.01, (1000,), low=LOW, high=HIGH)
+    torch.testing.assert_close(weights_N, torch.full((1000,), math.exp(0.01)))
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_mask"])
+def test_a_nan_of_an_engine_is_not_masked_away(correction):
+    behaviour_N = torch.tensor([math.nan])
+    weights_N, _ = mismatch_weights(correction, torch.tensor([-1.0]), behaviour_N, (1,), low=LOW, high=HIGH)
+    assert weights_N.isnan().all()

@@ -73,7 +73,9 @@ def test_values_and_gradients_in_chunks_are_those_of_the_whole(model, chunk_toke
     found, of_chunks = scored(model, chunk_tokens)
     torch.testing.assert_close(found.logprobs_N, expected.logprobs_N)
     torch.testing.assert_close(found.entropies_N, expected.entropies_N)
+    torch.testing.assert_close(found.variances_N, expected.variances_N, rtol=1e-4, atol=1e-5)
     assert not found.entropies_N.requires_grad
+    assert not found.variances_N.requires_grad
     for name, gradient in gradients.items():
         torch.testing.assert_close(of_chunks[name], gradient, msg=name)
     assert "forward" not in model.state_dict()

@@ -230,11 +230,15 @@ async def test_metrics_of_an_on_policy_step(bench):
             entropies.append(torch.distributions.Categorical(logits=logits).entropy())
     assert metrics.entropy == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-5)
     model.zero_grad()
-    straightforward_loss(model, bench, groups, "sequence", 1.0).backward()
+    straightforward_loss(model, bench, groups, "token_bound", 1.0).backward()
     norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item()
     assert metrics.grad_norm == pytest.approx(norm, rel=1e-4)
     # At ratio 1 a token's loss is minus its advantage, whatever the policy.
-    by_hand = -sum(float(group_advantages(group.rewards, "group_std").sum()) for group in groups) / len(responses)
+    by_hand = -sum(
+        float(advantage) * response.num_tokens / 16 / len(responses)
+        for group in groups
+        for advantage, response in zip(group_advantages(group.rewards, "group_std"), group.responses, strict=True)
+    )
     assert metrics.loss == pytest.approx(by_hand, abs=1e-6)
 
 
@@ -272,6 +276,46 @@ async def test_with_one_update_per_step_the_engines_log_probabilities_do_not_ent
             response.logprobs[:] = -1.0
     await step(wrong, bench, groups)
     assert_bit_equal(await weights(right), await weights(wrong))
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_mask"])
+async def test_a_corrected_gradient_is_the_weighted_one_in_every_split(bench, correction):
+    groups, generator = bench.groups(REWARDS), np.random.default_rng(1)
+    for response in (response for group in groups for response in group.responses):
+        response.logprobs[:] += generator.normal(0, 0.6, response.num_tokens)
+    model = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
+    loss, weights_of_all, num_responses = torch.zeros(()), [], sum(len(group.responses) for group in groups)
+    for group in groups:
+        for response, advantage in zip(group.responses, group_advantages(group.rewards, "group_std"), strict=True):
+            current = bench.logprobs(model, group.prompt_token_ids, response.token_ids, 1.0)
+            log_ratio = current.detach().double().numpy() - response.logprobs
+            ratio = np.exp(np.full_like(log_ratio, log_ratio.mean()) if correction == "sequence_mask" else log_ratio)
+            of_response = np.minimum(ratio, 1.5)
+            if correction != "token_truncate":
+                of_response = np.where((ratio < 0.8) | (ratio > 1.5), 0, ratio)
+            weights_of_all.append(of_response)
+            loss = loss - (torch.tensor(of_response) * float(advantage) * current).sum() / num_responses / 16
+    loss.backward()
+    section = {"mismatch": correction, "mismatch_high": 1.5, "mismatch_low": 0.8, "max_grad_norm": 1e9}
+    for split in ((), (2,), (1, 2, 5)):
+        found = await gradients(bench.trainer(**section), bench, groups, split)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=2e-6)
+    expected = np.concatenate(weights_of_all)
+    for further in ({}, {"num_minibatches": 2, "learning_rate": 1e-9}):
+        metrics = await step(bench.trainer(**section, **further), bench, groups, split=(2,))
+        assert metrics.mismatch_weight_mean == pytest.approx(expected.mean(), rel=1e-5)
+        assert metrics.mismatch_weight_max == pytest.approx(expected.max(), rel=1e-5)
+        is_bounded = expected == (1.5 if correction == "token_truncate" else 0)
+        assert metrics.mismatch_bounded_share == pytest.approx(is_bounded.mean())
+        assert 0 < metrics.mismatch_bounded_share < 1
+        assert metrics.mismatch_kl > 0.05
+
+
+async def test_without_a_correction_its_columns_are_empty(bench):
+    metrics = await step(bench.trainer(mismatch="none"), bench, bench.groups(REWARDS))
+    assert metrics.mismatch_weight_mean is metrics.mismatch_weight_max is metrics.mismatch_bounded_share is None
+    assert metrics.mismatch_kl == pytest.approx(0, abs=1e-9)
 
 
 async def test_with_two_minibatches_the_ratio_leaves_one_and_clipping_engages(bench):
@@ -352,7 +396,7 @@ async def test_a_group_without_policy_gradient_still_has_the_gradient_of_its_kl_
     policy = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
     policy.load_state_dict(trainer._policy._model.state_dict())
     reference = AutoModelForCausalLM.from_pretrained(bench.model_path).eval()
-    straightforward_loss(policy, bench, groups, "sequence", 1.0, kl_to=reference, kl_coefficient=0.5).backward()
+    straightforward_loss(policy, bench, groups, "token_bound", 1.0, kl_to=reference, kl_coefficient=0.5).backward()
     norm = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).norm().item()
     assert norm > 0.01
     assert (await step(trainer, bench, groups)).grad_norm == pytest.approx(norm, rel=1e-3)

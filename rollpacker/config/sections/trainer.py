@@ -19,6 +19,8 @@ from rollpacker.config.sections.base import (
 )
 from rollpacker.config.sections.resources import ActorResources
 
+Mismatch = Literal["none", "token_truncate", "token_mask", "sequence_mask"]
+
 
 class TrainerSection(Section):
     """The trainer and its objective (GRPO)."""
@@ -50,10 +52,27 @@ class TrainerSection(Section):
     """Weight of the KL penalty to the initial policy; 0 loads no reference."""
     advantage: Literal["group_std", "group_mean"] = "group_std"
     """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
-    loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "sequence"
-    """What a token's loss is divided by: its response's length and the number of responses; the number of responses
-    times `max_response_tokens`; or the batch's tokens, which is known only after the last response, so that
-    `token_mean` cannot stream."""
+    loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "token_bound"
+    """What a token's loss is divided by: its response's length and the number of responses, so that a token of a long
+    response counts less; the number of responses times `max_response_tokens`; or the batch's tokens, which is known
+    only after the last response, so that `token_mean` cannot stream."""
+    mismatch: Mismatch | None = None
+    """Correction of the gap between the log-probabilities of engines and trainer, which compute the same policy in
+    different ways: a token's policy loss is multiplied by the ratio of its probabilities, trainer to engine, at most
+    `mismatch_high`; or by 0 where that is outside of the bounds; or by the geometric mean of its response's ratios, and
+    by 0 where that is. null is token_truncate with engine=vllm, and none with engine=torch."""
+    mismatch_high: Number = Field(2.0, ge=1)
+    """Upper bound of the ratio."""
+    mismatch_low: Annotated[Number, OnlyWith("trainer.mismatch", "token_mask", "sequence_mask")] = Field(
+        0.5, ge=0, le=1
+    )
+    """Lower bound of the ratio."""
+    surprisal_warn_z: Annotated[Positive | None, REAL_RUN, NOT_IN_FINGERPRINT] = 6.0
+    """Warn where the tokens of a step are not drawn from the policy: the mean of minus their log-probabilities differs
+    from the mean entropy of their distributions by so many standard deviations, and by more than 0.02 nats. Steps are
+    tested whose responses nothing selected: plain and long rounds, without dynamic sampling. null never warns."""
+    surprisal_stop_z: Annotated[Positive | None, REAL_RUN, NOT_IN_FINGERPRINT] = 12.0
+    """End the run there, before anything learned from such tokens is published or saved. null never ends it."""
     mask_truncated: Flag = False
     """Over-long filtering (DAPO): a response that was cut at `max_response_tokens` is left out of the loss. Its reward
     still counts in its group's advantages, and it counts in what the loss is divided by, but for `token_mean`."""

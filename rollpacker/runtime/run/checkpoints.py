@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, RollpackerError
+from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, RollpackerError, WrongSampling
 from rollpacker.metrics.files import publish_folder, remove_folder, remove_temporaries, storage_errors
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.trainer import Trainer
@@ -228,15 +228,16 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def with_way_back(
-    error: PolicyDiverged | RepeatedFailure, checkpoints: CheckpointStore, policy_version: int
+    error: PolicyDiverged | RepeatedFailure | WrongSampling, checkpoints: CheckpointStore, policy_version: int
 ) -> RollpackerError:
     """Name the checkpoint to go on from when the policy is unusable.
 
-    The trainer does not save weights that it refuses. Engines that fail in the same way may fail because of their
-    weights, which a checkpoint may hold, too. Other settings make another run, which takes the model alone.
+    Weights that the trainer refuses, or that learned from wrong samples, are not saved. Engines that fail in the same
+    way may fail because of their weights, which a checkpoint may hold, too. Other settings make another run, which
+    takes the model alone.
     """
     steps = checkpoints.steps()
-    sound = [step for step in steps if isinstance(error, PolicyDiverged) or step < policy_version]
+    sound = [step for step in steps if not isinstance(error, RepeatedFailure) or step < policy_version]
     suspect = [str(checkpoints.folder(step)) for step in steps if step not in sound]
     way = [f"The weights that failed are in {' and '.join(suspect)}."] if suspect else []
     if sound:

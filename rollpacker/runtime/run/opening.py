@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.commands import Command
-from rollpacker.core.errors import PolicyDiverged, RepeatedFailure
+from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, WrongSampling
 from rollpacker.core.events import Event
 from rollpacker.core.ids import Domain
 from rollpacker.core.scheduler import Scheduler
@@ -113,7 +113,7 @@ async def _opened(
         await run.begin()
         try:
             yield run
-        except (PolicyDiverged, RepeatedFailure) as error:
+        except (PolicyDiverged, RepeatedFailure, WrongSampling) as error:
             raise with_way_back(error, attempt.checkpoints, run.policy_version) from error
 
 

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from rollpacker.core.commands import RoundKind
 from rollpacker.runtime.job.deadline import StepInterrupted
 from rollpacker.runtime.run.recorder import StepRecorder, StepResult
+from rollpacker.trainers.surprisal import surprisal_warning
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -54,6 +56,8 @@ class TrainingRun:
         self._is_modelled = is_modelled
         self._costs: RoundCosts | None = None
         self._published: Published | None = None
+        self._has_warned = False
+        """Of tokens that are not drawn from the policy: said once in an attempt."""
 
     async def begin(self) -> None:
         """Start the run's clock and listen to the engines."""
@@ -109,11 +113,20 @@ class TrainingRun:
         await self._handover.to_trainer()
 
     async def learn(self, batch: Batch) -> UpdateMetrics:
-        """Train on a batch: one step of the trainer, part of which may have streamed during the rollout."""
+        """Train on a batch: one step of the trainer, part of which may have streamed during the rollout.
+
+        Raises `WrongSampling`, and nothing is published, where engines did not draw it from the policy.
+        """
         self._outputs.progress.stage("training")
         await self._learner.accumulate(batch)
         self._deadline.commit()
-        return await self._learner.update()
+        update = await self._learner.update()
+        if batch.begin.kind is not RoundKind.SHORT and not self.config.system.dynamic_sampling:
+            warning = surprisal_warning(update, self.config.trainer, batch.begin.step)
+            if warning is not None and not self._has_warned:
+                self._outputs.progress.note(warning)
+                self._has_warned = True
+        return update
 
     async def quiesce(self) -> None:
         """Wait until no request of the round is in flight, and measure its costs; the second call does nothing."""

@@ -22,7 +22,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from rollpacker.trainers.megatron.attention import PackedAttention
 from rollpacker.trainers.megatron.vocabulary import score_split_tokens
-from rollpacker.trainers.scoring import score_in_chunks
+from rollpacker.trainers.policy import Scores
+from rollpacker.trainers.scoring import score_in_chunks, scores_of_chunks
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -105,14 +106,14 @@ class ScoringModel:
         )
         return output.squeeze(0) if self.own.post_process else output
 
-    def scores(self, output: Tensor, rows: PackedRows) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities, [n] with gradient, and entropies, [n] without, from the last stage's output."""
-        if self._chunk_tokens is None:
-            return self._scores_of_logits(output, rows.target_ids_n)
-        logprobs_n, entropies_n = output.unbind(-1)
-        return logprobs_n, entropies_n.detach()
+    def scores(self, output: Tensor, rows: PackedRows) -> Scores:
+        """Return those of this rank's n tokens, from the last stage's output."""
+        if self._chunk_tokens is not None:
+            return scores_of_chunks(output)
+        logprobs_n, entropies_n, variances_n = self._scores_of_logits(output, rows.target_ids_n)
+        return Scores(logprobs_N=logprobs_n, entropies_N=entropies_n, variances_N=variances_n)
 
-    def _scores_of_logits(self, logits_nV: Tensor, ids_n: Tensor) -> tuple[Tensor, Tensor]:
+    def _scores_of_logits(self, logits_nV: Tensor, ids_n: Tensor) -> tuple[Tensor, ...]:
         return score_split_tokens(
             logits_nV[:, : self._num_columns],  # what fills the vocabulary up is no token
             ids_n,
@@ -122,14 +123,14 @@ class ScoringModel:
         )
 
     def _output(self, hidden_L1H: Tensor, **options: Any) -> tuple[Tensor, None]:
-        """Stand in for the output layer: logits [n, 1, V], or scores [n, 1, 2]."""
+        """Stand in for the output layer: logits [n, 1, V], or scores [n, 1, 3]."""
         assert self._rows is not None
         hidden_n1H = hidden_L1H.index_select(0, self._rows.scored_n)
         if self._chunk_tokens is None:
             return self._project(hidden_n1H, **options)[0], None
 
-        def of_chunk(hidden_C1H: Tensor, ids_C: Tensor) -> tuple[Tensor, Tensor]:
+        def of_chunk(hidden_C1H: Tensor, ids_C: Tensor) -> tuple[Tensor, ...]:
             return self._scores_of_logits(self._project(hidden_C1H, **options)[0].squeeze(1), ids_C)
 
-        scores_n2 = score_in_chunks(of_chunk, hidden_n1H, self._rows.target_ids_n, self._chunk_tokens)
-        return scores_n2.unsqueeze(1), None
+        scores_n3 = score_in_chunks(of_chunk, hidden_n1H, self._rows.target_ids_n, self._chunk_tokens)
+        return scores_n3.unsqueeze(1), None

@@ -228,7 +228,7 @@ class MegatronPolicy:
         if self._has_output:
             return scored
         zeros = [torch.zeros(sum(microbatch.num_tokens_B), device=self.device) for microbatch in microbatches]
-        return [Scores(logprobs_N=zeros_N, entropies_N=zeros_N) for zeros_N in zeros]
+        return [Scores(logprobs_N=zeros_N, entropies_N=zeros_N, variances_N=zeros_N) for zeros_N in zeros]
 
     def _run_schedule(
         self,
@@ -250,10 +250,11 @@ class MegatronPolicy:
             rows = pack_rows(microbatch, num_parts, part)
 
             def finish(output: Tensor) -> tuple[Tensor, Tensor, Any]:
-                logprobs_n, entropies_n = model.scores(output, rows)
+                own = model.scores(output, rows)
                 scores = Scores(
-                    logprobs_N=self._of_all_parts(logprobs_n, microbatch, rows),
-                    entropies_N=self._of_all_parts(entropies_n, microbatch, rows),
+                    logprobs_N=self._of_all_parts(own.logprobs_N, microbatch, rows),
+                    entropies_N=self._of_all_parts(own.entropies_N, microbatch, rows),
+                    variances_N=self._of_all_parts(own.variances_N, microbatch, rows),
                 )
                 loss, kept = use(microbatch, scores)
                 return loss, no_tokens, kept

@@ -1,6 +1,6 @@
-"""Log-probabilities and entropies from logits whose vocabulary is split over tensor-parallel ranks.
+"""Log-probabilities, entropies and variances from logits whose vocabulary is split over tensor-parallel ranks.
 
-No rank ever holds a full row of logits: three numbers per position travel instead of the vocabulary. Every rank ends up
+No rank ever holds a full row of logits: four numbers per position travel instead of the vocabulary. Every rank ends up
 with the same results, and its backward pass gives the gradient of its own columns.
 
 Shapes: N positions, V columns of this rank.
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 def score_split_tokens(
     logits_NV: Tensor, token_ids_N: Tensor, temperature: float, first_id: int, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each token, with gradient, and each position's entropy in nats, without.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities of the tokens, with gradient, and entropies and variances, without, as `score_tokens`.
 
-    In float32 whatever the logits are. This rank's columns are the ids from `first_id` on.
+    This rank's columns are the ids from `first_id` on.
     """
-    logprobs_N, entropies_N = _SplitScores.apply(  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    logprobs_N, entropies_N, variances_N = _SplitScores.apply(  # type: ignore[no-untyped-call]  # left unannotated
         logits_NV, token_ids_N, temperature, first_id, group
     )
-    return logprobs_N, entropies_N
+    return logprobs_N, entropies_N, variances_N
 
 
 class _SplitScores(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917  # autograd passes by position
         ctx: Any, logits_NV: Tensor, token_ids_N: Tensor, temperature: float, first_id: int, group: dist.ProcessGroup
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         scaled_NV = logits_NV.float() / temperature
         largest_N1 = scaled_NV.amax(dim=-1, keepdim=True)
         _all_reduce(largest_N1, dist.ReduceOp.MAX, group)
@@ -44,20 +44,24 @@ class _SplitScores(torch.autograd.Function):
         column_N1 = torch.where(is_own_N1, column_N1, 0)
         chosen_N1 = torch.where(is_own_N1, scaled_NV.gather(-1, column_N1), 0)
         weights_NV = scaled_NV.exp()
-        weighted_N1 = (weights_NV * scaled_NV).sum(dim=-1, keepdim=True)
-        sums_N3 = torch.cat((weights_NV.sum(dim=-1, keepdim=True), weighted_N1, chosen_N1), dim=-1)
-        _all_reduce(sums_N3, dist.ReduceOp.SUM, group)
-        total_N, weighted_N, chosen_N = sums_N3.unbind(-1)
+        weighted_NV = weights_NV * scaled_NV
+        weighted_N1 = weighted_NV.sum(dim=-1, keepdim=True)
+        squared_N1 = weighted_NV.mul_(scaled_NV).sum(dim=-1, keepdim=True)
+        sums_N4 = torch.cat((weights_NV.sum(dim=-1, keepdim=True), weighted_N1, squared_N1, chosen_N1), dim=-1)
+        _all_reduce(sums_N4, dist.ReduceOp.SUM, group)
+        total_N, weighted_N, squared_N, chosen_N = sums_N4.unbind(-1)
         log_total_N = total_N.log()
-        entropies_N = log_total_N - weighted_N / total_N
+        means_N = weighted_N / total_N
+        entropies_N = log_total_N - means_N
+        variances_N = (squared_N / total_N - means_N.square()).clamp_(min=0)  # a log p is a logit less a constant
         weights_NV /= total_N.unsqueeze(-1)
         ctx.save_for_backward(weights_NV, column_N1, is_own_N1)
         ctx.temperature, ctx.dtype = temperature, logits_NV.dtype
-        ctx.mark_non_differentiable(entropies_N)
-        return chosen_N - log_total_N, entropies_N
+        ctx.mark_non_differentiable(entropies_N, variances_N)
+        return chosen_N - log_total_N, entropies_N, variances_N
 
     @staticmethod
-    def backward(ctx: Any, gradient_N: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient_N: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None, None]:
         probabilities_NV, column_N1, is_own_N1 = ctx.saved_tensors
         gradient_N1 = gradient_N.unsqueeze(-1) / ctx.temperature
         gradient_NV = probabilities_NV * -gradient_N1

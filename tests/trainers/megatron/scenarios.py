@@ -157,11 +157,11 @@ def gradients_of(policy: MegatronPolicy) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in full_tensors(own, policy._architecture)}
 
 
-def scores(work: Work, samples: Sequence[Sample]) -> tuple[bool, list[tuple[Tensor, Tensor]]]:
-    """Whether this rank reports, and log-probabilities and entropies of every micro-batch."""
+def scores(work: Work, samples: Sequence[Sample]) -> tuple[bool, list[tuple[Tensor, ...]]]:
+    """Whether this rank reports, and log-probabilities, entropies and variances of every micro-batch."""
     policy = make_policy(work)
     found = policy.score(pack(samples, 64, policy.device))
-    return policy.is_reporter, [(scores.logprobs_N, scores.entropies_N) for scores in found]
+    return policy.is_reporter, [(scores.logprobs_N, scores.entropies_N, scores.variances_N) for scores in found]
 
 
 def weights(works: Sequence[Work]) -> list[dict[str, Tensor]]:

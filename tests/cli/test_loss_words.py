@@ -1,0 +1,61 @@
+"""`check` says how tokens count, what corrects the engines, and who tests them; defaults follow the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollpacker.cli.loss_words import loss_words
+from rollpacker.config.compose import compose
+
+REAL = ["model.path=m", "data.path=d", "run.dir=r", "placement=none"]
+
+
+def words_of(*words: str) -> str:
+    return loss_words(compose([*REAL, *words]))
+
+
+def test_every_token_counts_the_same_by_default():
+    text = words_of()
+    assert text.startswith("every token counts the same, in batches of long responses as in those of short ones")
+    assert "(loss_normalisation=token_bound)" in text
+    assert "a warning beyond 6 standard deviations, a stop beyond 12 standard deviations" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "not corrected (mismatch=none, by default with engine=torch)"),
+        (["engine=vllm"], "at most 2 (mismatch=token_truncate, by default with engine=vllm)"),
+        (["engine=vllm", "trainer.mismatch=none"], "not corrected (mismatch=none)"),
+        (["trainer.mismatch=token_mask", "trainer.mismatch_high=5"], "by 0 outside of 0.5 to 5 (mismatch=token_mask)"),
+        (["trainer.mismatch=sequence_mask"], "its response's mean ratio, by 0 outside of 0.5 to 2"),
+    ],
+)
+def test_the_correction_follows_the_engine_unless_it_is_named(words, said):
+    assert said in words_of(*words)
+
+
+def test_it_says_where_sampling_is_not_tested():
+    assert "reported only, since dynamic sampling selects responses" in words_of("system=dapo")
+    assert "in long rounds; short ones select responses" in words_of("system=tail")
+    assert "in long rounds" not in words_of("system=verl")
+
+
+def test_a_test_that_is_turned_off_is_not_promised():
+    assert "surprisal" not in words_of("trainer.surprisal_warn_z=null", "trainer.surprisal_stop_z=null")
+
+
+@pytest.mark.parametrize(
+    ("words", "normalisation", "mismatch"),
+    [
+        (["setup=paper"], "sequence", "none"),
+        (["setup=8gpus"], "sequence", "none"),
+        (["experiment=dapo"], "token_mean", "none"),
+        (["experiment=dapo-math", "engine=vllm"], "token_bound", "token_truncate"),
+        (["experiment=gsm8k", "engine=vllm"], "token_bound", "token_truncate"),
+        (["experiment=demo"], "token_bound", "none"),
+    ],
+)
+def test_the_papers_setups_name_their_objective_and_recipes_take_the_defaults(words, normalisation, mismatch):
+    config = compose([*REAL, *words])
+    assert (config.trainer.loss_normalisation, config.mismatch) == (normalisation, mismatch)
