@@ -350,6 +350,8 @@ def _cost_of_evaluation(config: RunConfig, cluster: ClusterSize | ModelledCluste
         "fill": f"those between the first step and the last fill {kind} rounds (evaluation.when=fill), and are stopped "
         f"{config.evaluation.grace_s:g} s after their engines are wanted",
     }
+    if config.system.stream:
+        ways["fill"] += "; on GPUs that are lent to the trainer (system.stream) alone costs less: they are not idle"
     cost = cluster.evaluation if isinstance(cluster, ModelledCluster) else None
     if cost is None:
         return f"{ways[config.evaluation.when]}; backend=sim models what either costs"
