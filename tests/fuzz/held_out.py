@@ -92,15 +92,6 @@ def worlds_of(seed: int) -> tuple[World, World, World | None]:
     return world, replace(evaluated, evaluate="alone"), filled
 
 
-def does_time_decide(world: World) -> bool:
-    """Whether what a step trains depends on how long the steps before it took.
-
-    Then any delay changes it, not only an evaluation: a planner that measures rounds before races, and limits of
-    programs that follow from the order in which others ended.
-    """
-    return (world.planner and world.batching == "tail") or world.reward == "scheduled"
-
-
 def changed(seed: int) -> dict[str, bool]:
     """Which ways of evaluating change what the world of a seed trains; ways that it does not have are left out."""
     plain, alone, filled = worlds_of(seed)
