@@ -112,9 +112,9 @@ class Run:
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """The `evaluations` table; without rows where the run has none."""
+        """The `evaluations` table, as far as it has scores; without rows where the run has none."""
         try:
-            return read_frame(self.folder, "evaluations")
+            return read_frame(self.folder, "evaluations").dropna(subset=["reward_mean"])
         except DataError:
             return pd.DataFrame(columns=[column.name for column in EVALUATIONS.columns])
 

@@ -26,7 +26,7 @@ from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream
 from rollpacker.sim.variance import share_without_variance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
@@ -153,7 +153,7 @@ def _describe(
         "techniques": _techniques(config, resolved.cluster),
         **({"loss": loss_words(config)} if config.backend.name == "ray" else {}),
         "steps": _steps(config, resolved),
-        **({"evaluation": _evaluation(config, resolved.num_held_out)} if resolved.num_held_out else {}),
+        **({"evaluation": _evaluation(config, resolved)} if resolved.num_held_out else {}),
         "actors": _actors(config, resolved.cluster, is_job=is_job),
         **({"job": _job(config)} if is_job else {}),
         "writes": _writes(config),
@@ -325,10 +325,10 @@ def _steps(config: RunConfig, resolved: ResolvedRun) -> str:
     return f"{config.run.num_steps:,}, which is {_number(epochs)} epochs of {_number(per_epoch)} steps"
 
 
-def _evaluation(config: RunConfig, num_prompts: Mapping[str, int]) -> str:
-    """What is evaluated, when, and what it costs in responses."""
+def _evaluation(config: RunConfig, resolved: ResolvedRun) -> str:
+    """What is evaluated, when, and what it costs in responses and, in a modelled run, in time."""
     section, num_steps = config.evaluation, config.run.num_steps
-    sizes = {rule.name: (num_prompts[rule.name], rule.num_samples or 1) for rule in section.rules}
+    sizes = {rule.name: (resolved.num_held_out[rule.name], rule.num_samples or 1) for rule in section.rules}
     num_responses = sum(prompts * samples for prompts, samples in sizes.values())
     turns = range(section.every_steps, num_steps + 1, section.every_steps) if section.every_steps else range(0)
     steps = {*turns, *([0] if section.at_start else []), *([num_steps] if section.at_end else [])}
@@ -346,7 +346,28 @@ def _evaluation(config: RunConfig, num_prompts: Mapping[str, int]) -> str:
     return (
         f"{listed}: {num_responses:,} responses, {' and '.join(when)}\n"
         f"{len(steps):,} evaluations, {len(steps) * num_responses:,} responses in all, where training has "
-        f"{num_steps * per_step:,}"
+        f"{num_steps * per_step:,}\n{_cost_of_evaluation(config, resolved.cluster)}"
+    )
+
+
+def _cost_of_evaluation(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
+    """How evaluations run, and what each takes of the run's time."""
+    has_long_rounds = config.system.batching == "tail" and config.system.eta_prompts > 1
+    kind = "long" if has_long_rounds else "training"
+    ways = {
+        "alone": "each is a round of its own (evaluation.when=alone)",
+        "fill": f"those between the first step and the last fill {kind} rounds (evaluation.when=fill), and are stopped "
+        f"{config.evaluation.grace_s:g} s after their engines are wanted",
+    }
+    if config.system.stream:
+        ways["fill"] += "; on GPUs that are lent to the trainer (system.stream) alone costs less: they are not idle"
+    cost = cluster.evaluation if isinstance(cluster, ModelledCluster) else None
+    if cost is None:
+        return f"{ways[config.evaluation.when]}; backend=sim models what either costs"
+    return (
+        f"{ways[config.evaluation.when]}\n"
+        f"MODELLED, one evaluation: alone {cost.alone_s:,.3g} s; as fill a {kind} round of {cost.round_s:,.3g} s takes "
+        f"{cost.filled_s:,.3g} s more"
     )
 
 

@@ -252,6 +252,36 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _evaluations_can_fill_rounds(self) -> Self:
+        system = self.system
+        if self.evaluation.when != "fill":
+            return self
+        for key, value, reason in (
+            (
+                "system.dynamic_sampling",
+                "true" if system.dynamic_sampling else "",
+                "What a batch takes depends on which rewards come first, which an evaluation beside it would change.",
+            ),
+            (
+                "system.eta_responses",
+                f"{system.eta_responses:g}"
+                if system.batching == "tail" and system.eta_prompts == 1 < system.eta_responses
+                else "",
+                "Every round races responses, and without eta_prompts above 1 no long round ever comes.",
+            ),
+            (
+                "run.keep_best",
+                "true" if self.run.keep_best else "",
+                "When the score of a policy is known, the trainer has moved on from it.",
+            ),
+        ):
+            if value:
+                raise ValueError(
+                    f"evaluation.when=fill with {key}={value}.\n{reason}\nSet evaluation.when=alone, or change {key}."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _real_run_has_what_it_needs(self) -> Self:
         if self.backend.name == "sim":
             return self

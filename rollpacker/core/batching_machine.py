@@ -2,7 +2,7 @@
 
 A batching machine decides *which* requests start and stop; the router decides *where*. So a decision names no
 engine. The scheduler turns `StartRequests` into `Launch` and `StopRequests` into `Abort`; every other decision is a
-command already. A new machine is registered in `rollpacker.core.scheduler`.
+command already. A new machine is registered in `rollpacker.core.batchings`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,10 @@ class EndRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginEvaluation:
-    """The policy is evaluated on the held-out sets; the `Launch` commands follow at once."""
+    """The policy is evaluated on the held-out sets; the `Launch` commands follow at once.
+
+    After a `BeginRound` it fills that round: its requests are launched behind those of training, as there is room.
+    """
 
     step: int
     """Finished steps."""
@@ -129,7 +132,7 @@ class BeginEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndEvaluation:
-    """Every held-out response has its reward."""
+    """Every held-out response has its reward, or what has none was stopped: the engines were wanted for too long."""
 
     step: int
 

@@ -118,6 +118,14 @@ class EvaluationOffered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesWanted:
+    """The batch is complete, and the engines are needed for what comes next; only an evaluation may keep them."""
+
+    step: int
+    """That the batch is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsDrawn:
     """The prompt order answered a `DrawPrompts`."""
 
@@ -238,6 +246,7 @@ Event = (
     | TimerFired
     | StepStarted
     | EvaluationOffered
+    | EnginesWanted
     | PromptsDrawn
     | ResponseFinished
     | ResponseAborted

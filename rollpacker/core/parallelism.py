@@ -122,12 +122,15 @@ class ParallelismPlanner:
         """Note that the round may be measured."""
         self._is_open, self._is_measurable = False, True
 
-    def measure(self, event: RoundMeasured, next_kind: RoundKind) -> tuple[UseParallelism, ...]:
+    def measure(
+        self, event: RoundMeasured, next_kind: RoundKind, *, was_filled: bool = False
+    ) -> tuple[UseParallelism, ...]:
         """Learn from the last round, and order the degree of the next one if the engines have another.
 
         Args:
             event: What the last round cost; one that was measured before, or too late, changes nothing.
             next_kind: What the next round will be, as far as anyone can know.
+            was_filled: An evaluation had some of the engines' speed, so that the round says nothing about its kind.
 
         Raises:
             ImpossibleEvent: The round has not ended, or its numbers cannot be; nothing was changed.
@@ -144,7 +147,8 @@ class ParallelismPlanner:
         self._is_measurable = False
         if event.switch_time_s:
             self._switch_s[self._in_use] = event.switch_time_s
-        self._learn(self._controllers[self._kind], event)
+        if not was_filled:
+            self._learn(self._controllers[self._kind], event)
         controller = self._controllers[next_kind]
         degree = controller.degree
         if degree == self._in_use or not self._pays(controller, self._in_use, degree):

@@ -101,6 +101,21 @@ class Router:
         """True while requests wait for an engine."""
         return None in self._in_flight.values()
 
+    def rooms(self, num_slots: int, max_tokens: int) -> dict[EngineId, int]:
+        """How many requests more each open engine takes without one of those in flight waiting for it.
+
+        Args:
+            num_slots: Of an engine.
+            max_tokens: The longest that any request may become; they are taken to be as long as that.
+        """
+        return {
+            engine: (min(num_slots, facts.kv_tokens // max_tokens) if facts.kv_tokens else num_slots)
+            - len(self._held[engine])
+            - len(self._leaving.get(engine, ()))
+            for engine, facts in self._facts.items()
+            if engine not in self._closed
+        }
+
     # The fleet
 
     def join(self, engine: EngineId, policy_version: int, kv_tokens: int) -> list[Launch]:

@@ -9,6 +9,7 @@
     ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
                                            StreamGroups, when what was lent is empty
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
+    BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
@@ -23,7 +24,7 @@ Adding a machine
   the union, its state joins `snapshot`, `restore` and `check`. The planner is one.
 * One that refines decisions stands in `_carry_out`, where the router and the reward budget stand today.
 * One that replaces the batching (as dynamic sampling does, or asynchronous rounds) implements `BatchingMachine` and is
-  chosen in `_BATCHING`.
+  chosen in `core.batchings`.
 
 Machines never call each other: the scheduler passes facts and decisions along, in the order in which they stand here.
 """
@@ -31,9 +32,10 @@ Machines never call each other: the scheduler passes facts and decisions along, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self, assert_never
+from typing import Any, Self, assert_never
 
 from rollpacker.core.batching_machine import BatchingMachine, Decision, StartRequests, StopRequests
+from rollpacker.core.batchings import batching_for
 from rollpacker.core.commands import (
     AcceptGroup,
     BeginEvaluation,
@@ -51,7 +53,6 @@ from rollpacker.core.commands import (
     ScoreResponse,
     StreamGroups,
 )
-from rollpacker.core.dynamic_sampling import DynamicSampling
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
@@ -60,6 +61,7 @@ from rollpacker.core.events import (
     EngineRetired,
     EngineStarted,
     EngineStartFailed,
+    EnginesWanted,
     EngineUpdated,
     EvaluationOffered,
     Event,
@@ -78,22 +80,13 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
-from rollpacker.core.plain_batching import PlainBatching
 from rollpacker.core.restarts import RestartEvent, Restarts
 from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Closing, Router
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.snapshots import SNAPSHOT_FORMAT, check_snapshot, kind_of
 from rollpacker.core.stream_scaling import StreamScaling
-from rollpacker.core.tail_batching import TailBatching
 from rollpacker.core.timers import PendingTimers
-
-_BATCHING: Final[dict[str, type[BatchingMachine]]] = {
-    "plain": PlainBatching,
-    "tail": TailBatching,
-    "plain with dynamic sampling": DynamicSampling,
-    "tail with dynamic sampling": DynamicSampling,
-}
 
 
 class Scheduler:
@@ -101,7 +94,7 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self._batching = _BATCHING[kind_of(settings)](settings)
+        self._batching = batching_for(settings)(settings)
         self._router = Router()
         self._budget = RewardBudget(settings.reward_budget) if settings.reward_budget else None
         self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
@@ -121,20 +114,24 @@ class Scheduler:
             ImpossibleEvent: It cannot have happened; nothing was changed.
         """
         commands = self._decide(event, now)
-        if self._stream and self._stream.lending and self._router.are_empty(self._stream.lending):
+        if self._evaluation:
+            commands += self._evaluation.fill(self._router.rooms)
+        if self._stream and self._stream.lending and self._are_empty(self._stream.lending):
             commands += (self._stream.stream(),)
         return commands
+
+    def _are_empty(self, engines: Sequence[EngineId]) -> bool:
+        return self._router.are_empty(engines) and not (self._evaluation and not self._evaluation.are_empty(engines))
 
     def _decide(self, event: Event, now: float) -> tuple[Command, ...]:
         match event:
             case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
                 return self._follow_request(event)
-            case StepStarted() | EvaluationOffered() | PromptsDrawn() | RoundMeasured():
+            case StepStarted() | PromptsDrawn() | RoundMeasured():
                 return self._prepare_round(event)
-            case EngineUpdated():
-                self._router.update(event.engine, event.policy_version)
-                return ()
-            case EngineJoined() | EngineLost() | EngineRetired():
+            case EvaluationOffered() | EnginesWanted():
+                return self._evaluate(event, now)
+            case EngineUpdated() | EngineJoined() | EngineLost() | EngineRetired():
                 return self._change_fleet(event)
             case ProgressMeasured():
                 return self._lend(event)
@@ -204,14 +201,10 @@ class Scheduler:
 
     # Steps and engines
 
-    def _prepare_round(
-        self, event: StepStarted | EvaluationOffered | PromptsDrawn | RoundMeasured
-    ) -> tuple[Command, ...]:
+    def _prepare_round(self, event: StepStarted | PromptsDrawn | RoundMeasured) -> tuple[Command, ...]:
         match event:
             case StepStarted():
                 return self._start_step(event)
-            case EvaluationOffered():
-                return self._evaluate(event)
             case PromptsDrawn():
                 return self._carry_out(self._batching.handle(event))
             case RoundMeasured():
@@ -228,11 +221,15 @@ class Scheduler:
             self._planner.start_step()
         return self._carry_out(decisions)
 
-    def _evaluate(self, event: EvaluationOffered) -> tuple[Command, ...]:
-        """Evaluate with all engines, if it is due."""
-        self._require_rest(event)
+    def _evaluate(self, event: EvaluationOffered | EnginesWanted, now: float) -> tuple[Command, ...]:
+        """Evaluate with all engines, if it is due; or have the evaluation that fills the last round end."""
         if self._evaluation is None or self._batching.running_requests():
-            raise ImpossibleEvent(f"An evaluation was offered in a round, or without held-out sets: {event}")
+            raise ImpossibleEvent(f"It came in a round, or without held-out sets: {event}")
+        if isinstance(event, EnginesWanted):
+            orders = self._evaluation.wind_up(event, now)
+            self._timers.note(orders)
+            return orders
+        self._require_rest(event)
         decisions = self._evaluation.handle(event)
         self._router.reopen(Closing.LENT)
         return self._carry_out(decisions)
@@ -247,15 +244,19 @@ class Scheduler:
         """Change the engines for the next round, if the planner says so."""
         if not self._planner:
             return ()
-        orders = self._planner.measure(event, self._batching.next_kind())
+        was_filled = self._evaluation is not None and self._evaluation.has_filled(event.round)
+        orders = self._planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
         if orders:
             self._router.close(self._router.engines, Closing.RETIRING)
         return orders
 
-    def _change_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
+    def _change_fleet(self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
         launches: list[Launch] = []
         is_loss = isinstance(event, EngineLost) and event.engine in self._router.engines
         match event:
+            case EngineUpdated():
+                self._router.update(event.engine, event.policy_version)
+                return ()
             case EngineJoined():
                 launches = self._router.join(event.engine, event.policy_version, event.kv_tokens)
             case EngineLost() if self._restarts.knows(event.engine) and event.engine not in self._router.known:
@@ -270,6 +271,8 @@ class Scheduler:
             self._stream.join(event.engine, event.gpus)
         elif self._stream:
             self._stream.leave(event.engine)
+        if self._evaluation:
+            self._evaluation.lose(event.engine)
         if isinstance(event, EngineJoined):
             self._restarts.join(event.engine)
         return *launches, *(self._require_engine() if is_loss else ())
@@ -284,8 +287,9 @@ class Scheduler:
             self._timers.fire(event)
         orders = self._restarts.handle(event, now)
         self._timers.note(orders)
+        cuts = self._evaluation.fire(event) if self._evaluation and isinstance(event, TimerFired) else ()
         may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
-        return *orders, *(self._require_engine() if may_be_last else ())
+        return *orders, *cuts, *(self._require_engine() if may_be_last else ())
 
     def _require_engine(self) -> tuple[FailWithoutEngines, ...]:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
@@ -332,11 +336,12 @@ class Scheduler:
                     assert_never(decision)
         return tuple(commands)
 
-    def _begin_round(self, decision: BeginRound) -> tuple[StreamGroups, ...]:
+    def _begin_round(self, decision: BeginRound) -> tuple[StreamGroups | BeginEvaluation, ...]:
         """Tell the machines that watch rounds."""
         if self._planner:
             self._planner.begin_round(decision)
-        return self._stream.begin_round(decision) if self._stream else ()
+        streams = self._stream.begin_round(decision) if self._stream else ()
+        return *streams, *(self._evaluation.begin_round(decision) if self._evaluation else ())
 
     def _tell_stream(self, decision: DropPrompt | EndRun) -> None:
         """Let stream scaling count, and rest when the run ends in a round."""
@@ -359,11 +364,6 @@ class Scheduler:
     def engines(self) -> tuple[EngineId, ...]:
         """The engines that are there, in joining order, lent ones too."""
         return self._router.engines
-
-    @property
-    def is_starved(self) -> bool:
-        """True while requests wait for an engine: none is there, or all are lent."""
-        return self._router.is_starved
 
     @property
     def waiting(self) -> tuple[RequestId, ...]:
@@ -435,7 +435,7 @@ class Scheduler:
         """
         check_snapshot(settings, snapshot)
         scheduler = cls(settings)
-        scheduler._batching = _BATCHING[kind_of(settings)].restore(settings, snapshot["batching"])
+        scheduler._batching = batching_for(settings).restore(settings, snapshot["batching"])
         scheduler._router = Router.restore(snapshot["router"])
         if settings.reward_budget:
             scheduler._budget = RewardBudget.restore(settings.reward_budget, snapshot["reward_budget"])

@@ -141,6 +141,22 @@ class HeldOutSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FillSettings:
+    """How evaluations run beside training rounds."""
+
+    num_slots: int
+    """Requests that an engine decodes at a time."""
+    max_tokens: int
+    """The longest that any request may become, prompt and response: what it takes of an engine's KV cache at most."""
+    grace_s: float
+    """So long an evaluation may go on once its engines are wanted for something else."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_slots >= 1 and self.max_tokens >= 1, f"{self}: counts are at least 1")
+        _require(0 <= self.grace_s < math.inf, f"grace_s={self.grace_s:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
     """What is evaluated, and when."""
 
@@ -152,6 +168,8 @@ class EvaluationSettings:
     """Before the first step."""
     at_end: bool
     """After the last step."""
+    fill: FillSettings | None = None
+    """None: each is a round of its own; else those between the first step and the last one fill training rounds."""
 
     def __post_init__(self) -> None:
         names = [held_out.name for held_out in self.sets]
@@ -215,6 +233,8 @@ class SchedulerSettings:
         have_places = all(apportion(self.num_prompts, weights).values())
         _require(have_places, f"a domain of {self.domain_weights} has no place in a batch of {self.num_prompts}")
         if self.dynamic_sampling is not None:
+            fills = self.evaluation is not None and self.evaluation.fill is not None
+            _require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")
             self._check_dynamic_sampling(self.dynamic_sampling)
 
     def _check_dynamic_sampling(self, sampling: DynamicSamplingSettings) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
+    from rollpacker.config.sections.engine import EngineSection
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.core.ids import EngineId
     from rollpacker.protocols.engine import Engine
@@ -35,10 +36,16 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
             return start_vllm(
                 engine=engine,
                 model_path=config.model.directory,
-                section=config.engine,
+                section=with_priorities(config.engine) if config.evaluation.when == "fill" else config.engine,
                 max_tokens_per_seq=max_tokens_per_seq,
                 dtype=config.model.dtype,
             )
+
+
+def with_priorities(section: EngineSection) -> EngineSection:
+    """Let vLLM take heed of `GenerationRequest.priority`, when it starts requests and when it preempts one."""
+    arguments = {"scheduling_policy": "priority"} | section.vllm.arguments
+    return section.model_copy(update={"vllm": section.vllm.model_copy(update={"arguments": arguments})})
 
 
 def open_judge(section: JudgeSection) -> JudgeModel:

@@ -350,8 +350,11 @@ EVALUATIONS = TableSchema(
         _SET,
         _count("num_prompts", "Prompts of the set"),
         _count("num_samples", "Responses to each prompt"),
+        _text("mode", "alone (a round of its own) or fill (beside a training round)"),
+        _count("num_unfinished", "Responses without a reward when the evaluation was stopped"),
+        _flag("is_complete", "Nothing is unfinished; otherwise the set has no score, since what is missing is long"),
         _number("temperature", "That they were sampled at; 0 is greedy"),
-        _number("reward_mean", "Mean reward, avg@num_samples"),
+        _number("reward_mean", "Mean reward, avg@num_samples; null where responses are missing", is_nullable=True),
         _number(
             "se_given_prompts",
             "Standard error of reward_mean over other samples of the same prompts: for comparing checkpoints on this "
@@ -374,12 +377,12 @@ EVALUATIONS = TableSchema(
             "se_diff_given_prompts", "As se_given_prompts, of diff_to_first: is this policy better?", is_nullable=True
         ),
         _number("se_diff_over_prompts", "As se_over_prompts, of diff_to_first", is_nullable=True),
-        _number("pass_share", "Share of the responses with evaluation.pass_reward or more"),
-        _number("truncated_share", "Share of the responses that ended at the length limit"),
-        _number("length_mean_tokens", "Mean length of the responses", unit="tokens"),
-        _tokens("length_p50_tokens", "Length that half of the responses do not exceed"),
-        _tokens("length_p90_tokens", "Length that 90 % of the responses do not exceed"),
-        _tokens("tokens_generated", "Response tokens of the set"),
+        _number("pass_share", "Share of the responses with evaluation.pass_reward or more", is_nullable=True),
+        _number("truncated_share", "Share of the responses that ended at the length limit", is_nullable=True),
+        _number("length_mean_tokens", "Mean length of the responses", unit="tokens", is_nullable=True),
+        _count("length_p50_tokens", "Length that half of them do not exceed", unit="tokens", is_nullable=True),
+        _count("length_p90_tokens", "Length that 90 % of them do not exceed", unit="tokens", is_nullable=True),
+        _tokens("tokens_generated", "Tokens of the set's responses, as far as they have a reward"),
         _seconds("started_at_s", "Begin of the evaluation, all sets together, since the run began"),
         _seconds("time_s", "Time that it took, all sets together"),
         _MODELLED,
@@ -401,7 +404,8 @@ PASS_AT_K = TableSchema(
 
 EVALUATION_RESPONSES = TableSchema(
     name="evaluation_responses",
-    grain="One row per held-out response; sets in their order, then prompts in the file's, then samples",
+    grain="One row per held-out response of the complete sets; sets in their order, then prompts in the file's, then "
+    "samples",
     columns=(
         _FINISHED,
         _SET,

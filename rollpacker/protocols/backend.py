@@ -121,6 +121,18 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationCost:
+    """What one evaluation costs, in seconds of generation, modelled."""
+
+    alone_s: float
+    """As a round of its own."""
+    filled_s: float
+    """That a training round takes longer which it fills."""
+    round_s: float
+    """That training round by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledCluster:
     """The GPUs of a modelled run and how they are shared."""
 
@@ -133,6 +145,8 @@ class ModelledCluster:
     """Data-parallel replicas of the trainer."""
     degrees: tuple[int, ...] = ()
     """Of tensor parallelism that engines can have; the configured one first."""
+    evaluation: EvaluationCost | None = None
+    """None where nothing is held out."""
 
 
 ClusterT_co = TypeVar("ClusterT_co", covariant=True)

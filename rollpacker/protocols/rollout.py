@@ -75,6 +75,8 @@ class GenerationRequest:
     """Draws among the likeliest tokens that have at least this probability together; above 0, and 1 is all."""
     top_k: int = 0
     """Draws among so many likeliest tokens, ahead of `top_p`; 0 is all."""
+    priority: int = 0
+    """An engine starts requests of a lower number first, in order among equals: 0 of training, 1 of evaluation."""
     begun: Response | None = None
     """What another engine generated of it before it was evicted there, by the same policy version. The response
     continues it and contains it; its limit counts from the first token."""

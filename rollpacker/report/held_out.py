@@ -51,6 +51,7 @@ def read_held_out(run_dir: Path) -> HeldOut:
         except DataError:
             scores = of_pass = pd.DataFrame()
         samples = read_newest_samples(run_dir)
+    scores = scores.dropna(subset=["reward_mean"]) if len(scores) else scores  # a set that was cut has none
     newest = samples.groupby("kind", sort=False).head(NUM_TEXTS // 2)
     return HeldOut(scores, of_pass, newest)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rollpacker.data.held_out import load_held_out
 from rollpacker.data.shapes import transformer_of
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster
+from rollpacker.sim.evaluation_cost import evaluation_cost
 from rollpacker.sim.plan import plan_cluster
 from rollpacker.sim.workload import Workload
 
@@ -39,7 +40,8 @@ class ModelledRunFacts:
         return {name: len(prompts) for name, prompts in load_held_out(self._config.evaluation).items()}
 
     def cluster(self) -> ModelledCluster:
-        plan = plan_cluster(self._config, needs_judge=Workload(self._config).needs_judge)
+        workload = Workload(self._config)
+        plan = plan_cluster(self._config, needs_judge=workload.needs_judge)
         return ModelledCluster(
             hardware=plan.hardware.name,
             num_gpus=plan.num_all_gpus,
@@ -47,4 +49,5 @@ class ModelledRunFacts:
             kv_tokens_per_engine=plan.engine.num_kv_tokens,
             num_replicas=plan.trainer.num_replicas,
             degrees=tuple(plan.engines),
+            evaluation=evaluation_cost(self._config, workload, plan) if workload.held_out else None,
         )

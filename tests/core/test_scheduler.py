@@ -71,13 +71,13 @@ def test_what_the_last_engine_ran_waits_for_the_next_one_in_order() -> None:
     player.complete(0, "math-0", 0)
     waiting = [request for request in player.engine_of if request != RequestId(0, prompt("math-0"), 0)]
     assert player.tell(EngineLost(engine=ENGINE_0)) == ()
-    assert player.scheduler.is_starved
+    assert player.scheduler.waiting
     late = ResponseFinished(request=waiting[0], engine=ENGINE_0, num_tokens=5, spans=(VersionSpan(1, 5),))
     assert player.tell(late) == (), "who waits is held by nobody"
     player.scheduler = Scheduler.restore(player.settings, json.loads(json.dumps(player.scheduler.snapshot())))
     launches = player.tell(EngineJoined(engine=ENGINE_1, policy_version=player.version))
     assert launches == tuple(Launch(request=request, engine=ENGINE_1) for request in waiting)
-    assert not player.scheduler.is_starved
+    assert not player.scheduler.waiting
 
 
 def test_a_request_that_waits_is_forgotten_once_its_group_is_complete() -> None:

@@ -144,3 +144,28 @@ def test_ctrl_c_ends_an_evaluation_and_leaves_nothing_behind(evaluated_run, tmp_
     while left := ProcessesOfRun(mark).alive():
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
+
+
+def test_evaluations_that_fill_rounds_change_no_batch_and_score_the_same_policies(evaluated_run, inputs, tmp_path):
+    unseen = evaluated_run.run_dir.parent / "unseen.jsonl"
+    sets = f"[{{path:{unseen},name:greedy,temperature:0}}]"
+    filled = LaunchedRun(
+        tmp_path / "run",
+        *small_run(inputs, "system=verl", f"run.num_steps={NUM_STEPS}"),
+        *(f"evaluation.path={sets}", "evaluation.every_steps=1", "evaluation.when=fill", "evaluation.pass_at=[1]"),
+    )
+    assert filled.wait() == 0, filled.output()
+    assert batches(filled.run_dir) == batches(evaluated_run.run_dir)
+    scores = {row["step"]: row for row in rows(filled.run_dir, "evaluations")}
+    assert [(step, row["mode"]) for step, row in scores.items()] == [
+        (0, "alone"),
+        *((step, "fill") for step in range(1, NUM_STEPS)),
+        (NUM_STEPS, "alone"),
+    ]
+    alone = {row["step"]: row for row in rows(evaluated_run.run_dir, "evaluations") if row["set"] == "greedy"}
+    for step, row in alone.items():
+        assert (scores[step]["reward_mean"], scores[step]["tokens_generated"]) == (
+            row["reward_mean"],
+            row["tokens_generated"],
+        )
+    assert replay(filled.run_dir).attempts == 1

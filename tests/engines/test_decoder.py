@@ -189,6 +189,16 @@ def test_waiting_requests_start_first_come_first_served(model: Any) -> None:
     assert [set(order[at : at + 2]) for at in (0, 2, 4, 6)] == [{"p0", "p1"}, {"p2", "p3"}, {"p4", "p5"}, {"p6"}]
 
 
+def test_waiting_requests_of_an_evaluation_start_behind_those_of_training(model: Any) -> None:
+    decoder = make_decoder(model, max_num_seqs=1, eos=())
+    for index, priority in enumerate((1, 1, 0, 0)):
+        decoder.add(replace(make_request(f"p{index}", max_response_tokens=2), priority=priority))
+    order = []
+    while not decoder.is_idle:
+        order += [generation.request.prompt.key for generation in decoder.step()]
+    assert order == ["p2", "p3", "p0", "p1"]
+
+
 def test_requests_may_join_at_any_time_with_longer_prompts_than_all_before(model: Any) -> None:
     numbers = np.random.default_rng(0)
     requests = [

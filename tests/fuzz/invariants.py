@@ -23,6 +23,7 @@ from rollpacker.core.errors import InvariantViolated
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
+    EvaluationOffered,
     Event,
     ResponseAborted,
     ResponseEvicted,
@@ -30,7 +31,7 @@ from rollpacker.core.events import (
     RewardComputed,
     StepStarted,
 )
-from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.core.ids import EngineId, PromptId, RequestId, is_held_out
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.protocols.rollout import FinishReason
 from tests.fuzz.faulty_workers import WorkerObserver
@@ -85,7 +86,8 @@ class InvariantChecker(WorkerObserver):
         self.is_closed = False
         self._second: Scheduler | None = None
         self._orders: dict[EngineId, deque[tuple[str, RequestId]]] = {}
-        self._to_score: deque[RequestId] = deque()
+        self._to_score: dict[bool, deque[RequestId]] = {False: deque(), True: deque()}
+        """Of training, and held out: the second may wait for the first, and be given up."""
         self._facts: deque[tuple[EngineId | None, RequestId]] = deque()
         self._rewards: dict[RequestId, float] = {}
         self._held: dict[EngineId, int | None] = {}
@@ -96,6 +98,11 @@ class InvariantChecker(WorkerObserver):
     def watch(self, scheduler: Scheduler, settings: SchedulerSettings, first_step: int) -> OnEvent:
         """Go back to how things stood before the first step of an attempt, and check every decision from there."""
         self._go_back(first_step)
+        evaluation = scheduler.snapshot()["evaluation"]
+        if self.history is None and evaluation is not None:
+            self.history = History(settings, ReferenceModel(settings))
+        if self.history is not None:
+            self.history.reference.evaluation.resume(evaluation)
 
         def on_event(event: Event, now: float, commands: tuple[Command, ...]) -> None:
             if not self.is_closed:
@@ -115,7 +122,8 @@ class InvariantChecker(WorkerObserver):
     def end_attempt(self) -> None:
         """Keep how things stand if a checkpoint may have been taken of it."""
         history = self.history
-        if history is not None and history.reference.step + 1 == len(history.batches):
+        is_evaluating = history is not None and history.reference.evaluation.is_open
+        if history is not None and history.reference.step + 1 == len(history.batches) and not is_evaluating:
             self._at_step[len(history.batches)] = pickle.dumps(history)
 
     # Scheduler
@@ -133,8 +141,9 @@ class InvariantChecker(WorkerObserver):
         history = self.history
         if history is None:
             history = self.history = History(settings, ReferenceModel(settings))
-        if isinstance(event, StepStarted):
+        if isinstance(event, StepStarted | EvaluationOffered):
             self._at_step[event.step] = pickle.dumps(history)
+        if isinstance(event, StepStarted):
             self._check_between_steps(scheduler, event)
         history.events.append((now, event))
         self._check_fact(event)
@@ -150,7 +159,8 @@ class InvariantChecker(WorkerObserver):
 
     def _check_between_steps(self, scheduler: Scheduler, event: StepStarted) -> None:
         require(not any(self._orders.values()), "every command to an engine is carried out")
-        require(not self._to_score, "every order to score is carried out")
+        require(not self._to_score[False], "every order to score is carried out")
+        self._to_score[True].clear()
         for engine in scheduler.engines:
             if engine not in self._crashed:
                 require(self._held.get(engine) == event.policy_version, "every engine holds the step's policy")
@@ -201,7 +211,7 @@ class InvariantChecker(WorkerObserver):
             case Abort(request=request, engine=engine) | Evict(request=request, engine=engine):
                 self._orders.setdefault(engine, deque()).append(("abort", request))
             case ScoreResponse(request=request):
-                self._to_score.append(request)
+                self._to_score[is_held_out(request)].append(request)
             case BeginRound():
                 self._trained = []
             case EndRound(prompts=prompts):
@@ -224,7 +234,11 @@ class InvariantChecker(WorkerObserver):
             return
         name = request.request
         assert self.history is not None
-        require(self._held.get(engine) == self.history.reference.version, "an engine generates with the step's policy")
+        reference = self.history.reference
+        version = reference.evaluation.version if is_held_out(name) else reference.version
+        require(self._held.get(engine) == version, "an engine generates with the step's policy")
+        if is_held_out(name):
+            name = name._replace(round=0)  # its seed is the same in each evaluation
         require(self._seed_of.setdefault(name, request.seed) == request.seed, "a sample keeps its seed")
         require(self._request_of.setdefault(request.seed, name) == name, "no two samples share a seed")
 
@@ -243,7 +257,8 @@ class InvariantChecker(WorkerObserver):
         if self.is_closed:
             return
         for request in requests:
-            require(self._to_score and self._to_score.popleft() == request, "every order to score is carried out once")
+            orders = self._to_score[is_held_out(request)]
+            require(orders and orders.popleft() == request, "every order to score is carried out once")
 
     def reward_delivered(self, verdict: Verdict) -> None:
         self._facts.append((None, verdict.request))

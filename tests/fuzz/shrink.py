@@ -73,6 +73,8 @@ def _smaller_worlds(world: World) -> Iterator[World]:
     for keep in without_each(world.faults):
         yield replace(world, faults=tuple(world.faults[index] for index in keep))
     simpler = [
+        replace(world, held_out=()),
+        replace(world, evaluate="alone"),
         replace(world, planner=False),
         replace(world, switch="sleep"),
         replace(world, stream=False),

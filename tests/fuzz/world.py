@@ -17,6 +17,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.backend import BackendSection, DeadlineSection
 from rollpacker.config.sections.data import DataSection
 from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.evaluation import EvaluationSection, HeldOutFile
 from rollpacker.config.sections.model import ModelSection, ShapeSection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.reward import RewardSection
@@ -100,6 +101,12 @@ class World:
     num_steps: int = MOST_STEPS
     max_launch_factor: float = 1000.0
     """Of dynamic sampling; a world's data ends before so many are launched."""
+    held_out: tuple[int, ...] = ()
+    """Prompts of each held-out set; their responses are as many as their place from 1 on. Worlds that were saved before
+    there were evaluations have none."""
+    evaluate_every_steps: int = 1
+    evaluate: Literal["alone", "fill"] = "alone"
+    grace_s: float = 30.0
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -115,6 +122,7 @@ class World:
                 **values,
                 "num_keys": tuple(values["num_keys"]),
                 "weights": tuple(values["weights"]),
+                "held_out": tuple(values.get("held_out", ())),
                 "faults": faults,
             }
         )
@@ -155,7 +163,26 @@ def draw_world(seed: int) -> World:
         restart_s=rng.choice((0.0, 0.01, 0.1, 1.0, 30.0)),
         switch="restart" if seed % 2 else "sleep",
     )
-    return _with_dynamic_sampling(world, rng) if rng.choice((True, False, False)) else world
+    world = _with_dynamic_sampling(world, rng) if rng.choice((True, False, False)) else world
+    rng = random.Random(f"evaluation of {seed}")  # what was drawn before there were evaluations stays as it is
+    return with_evaluations(world, rng) if rng.random() < 0.4 else world
+
+
+def with_evaluations(world: World, rng: random.Random) -> World:
+    """Hold prompts out; rounds are filled where something else than time decides what a batch is made of."""
+    return replace(
+        world,
+        held_out=tuple(rng.randint(1, 5) for _ in range(rng.randint(1, 3))),
+        evaluate_every_steps=rng.choice((1, 1, 2, 3)),
+        evaluate=rng.choice(("fill", "fill", "alone")) if can_fill(world) else "alone",
+        grace_s=rng.choice((0.0, 0.01, 1.0, 30.0)),
+    )
+
+
+def can_fill(world: World) -> bool:
+    """Whether the world has rounds whose batch takes everything that they launch."""
+    only_races = world.batching == "tail" and world.eta_prompts == 1 < world.eta_responses
+    return not (world.dynamic_sampling or only_races)
 
 
 def _with_dynamic_sampling(world: World, rng: random.Random) -> World:
@@ -216,6 +243,16 @@ def write_prompts(world: World, path: Path) -> None:
         for number in range(num_keys)
     ]
     path.write_text("\n".join(lines) + "\n")
+    for file, num_keys in zip(_held_out_files(world, path), world.held_out, strict=True):
+        held_out = [
+            json.dumps({"id": f"new-{number}", "domain": DOMAINS[0], "prompt": file.stem, "ground_truth": ""})
+            for number in range(num_keys)
+        ]
+        file.write_text("\n".join(held_out) + "\n")
+
+
+def _held_out_files(world: World, prompts: Path) -> list[Path]:
+    return [prompts.with_name(f"held-out-{number}.jsonl") for number in range(1, len(world.held_out) + 1)]
 
 
 def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
@@ -275,6 +312,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             ),
         ),
         weight_sync=WeightSyncSection(timeout_s=DEADLINE_S / 4),
+        evaluation=_evaluation_of(world, prompts),
         hardware=HardwareSection(
             name="small",
             memory_gb=memory_bytes / 1e9,
@@ -291,4 +329,21 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             solve_rate=world.solve_rate,
             solve_rate_rho=world.solve_rate_rho,
         ),
+    )
+
+
+def _evaluation_of(world: World, prompts: Path) -> EvaluationSection:
+    if not world.held_out:
+        return EvaluationSection()
+    return EvaluationSection(
+        path=tuple(
+            HeldOutFile(path=file, num_samples=number)
+            for number, file in enumerate(_held_out_files(world, prompts), start=1)
+        ),
+        every_steps=world.evaluate_every_steps,
+        at_start=world.seed % 3 > 0,
+        at_end=world.seed % 5 > 0,
+        when=world.evaluate if can_fill(world) else "alone",
+        grace_s=world.grace_s,
+        pass_at=(1,),
     )

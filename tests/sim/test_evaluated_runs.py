@@ -115,10 +115,13 @@ class Stop(WorldError):
     pass
 
 
-@pytest.mark.parametrize("num_events", [3, 30, 60, 95])
+@pytest.mark.parametrize(
+    ("when", "num_events"), [*(("alone", number) for number in (3, 30, 60, 95)), ("fill", 60), ("fill", 110)]
+)
 def test_an_evaluation_that_was_cut_is_made_again_from_its_beginning(
-    tmp_path: Path, held_out: list[str], num_events: int
+    tmp_path: Path, held_out: list[str], when: str, num_events: int
 ) -> None:
+    held_out = [*held_out, f"evaluation.when={when}", "system=verl"]
     unbroken = train(tmp_path / "unbroken", *held_out)
     broken = tmp_path / "broken"
     config = compose([*SMALL, f"run.dir={broken}", f"run.num_steps={NUM_STEPS}", *held_out])
@@ -163,3 +166,41 @@ def test_where_nothing_beats_the_first_model_there_is_no_best_checkpoint(tmp_pat
     drift = "workload.solve_rate_drift_per_step=-0.3"
     run_dir = train(tmp_path / "run", *held_out, "run.keep_best=true", "workload.solve_rate=0.9", drift)
     assert not (run_dir / "checkpoints" / "best").is_symlink()
+
+
+FILL = "evaluation.when=fill"
+
+
+def kinds_of(run_dir: Path) -> dict[int, str]:
+    return dict(read_frame(run_dir, "steps")[["step", "round_kind"]].itertuples(index=False))
+
+
+@pytest.mark.parametrize("system", ["verl", "tail"])
+def test_every_batch_is_the_same_when_evaluations_fill_rounds(tmp_path: Path, held_out: list[str], system: str) -> None:
+    words = [f"system={system}", "run.num_steps=9", "workload.num_prompts=120"]
+    filled = train(tmp_path / "filled", *words, *held_out, FILL)
+    assert trained(filled) == trained(train(tmp_path / "plain", *words))
+    scores = read_frame(filled, "evaluations")
+    of_fills = scores[scores["mode"] == "fill"]
+    assert len(of_fills) >= 2
+    assert {kinds_of(filled)[step] for step in of_fills["step"]} == ({"plain"} if system == "verl" else {"long"})
+    assert scores["is_complete"].all()
+    assert replay(filled).attempts == 1
+
+
+def test_a_set_that_was_cut_has_no_score_and_no_responses(tmp_path: Path, held_out: list[str]) -> None:
+    words = ["system=verl", *held_out, FILL, "evaluation.grace_s=0", "evaluation.at_start=false"]
+    slots = "engine.max_num_seqs=6"  # as many as an engine has of training: the held-out ones start late
+    run_dir = train(tmp_path / "run", *words, slots)
+    scores = read_frame(run_dir, "evaluations")
+    cut = scores[~scores["is_complete"]]
+    assert len(cut)
+    assert (cut["mode"] == "fill").all()
+    assert (cut["num_unfinished"] > 0).all()
+    assert cut[["reward_mean", "se_over_prompts", "pass_share", "length_mean_tokens"]].isna().all(axis=None)
+    responses = read_frame(run_dir, "evaluation_responses")
+    assert not set(map(tuple, cut[["step", "set"]].to_numpy())) & set(map(tuple, responses[["step", "set"]].to_numpy()))
+    of_pass = read_frame(run_dir, "pass_at_k")
+    assert not set(map(tuple, cut[["step", "set"]].to_numpy())) & set(map(tuple, of_pass[["step", "set"]].to_numpy()))
+    assert scores.iloc[-1]["is_complete"], "the last one is a round of its own"
+    assert replay(run_dir).attempts == 1

@@ -240,7 +240,8 @@ class Decoder:
             return []
         first_row = self.num_running
         now = self._clock()
-        admitted = [self._waiting[request] for request in list(self._waiting)[:num_free]]
+        in_turn = sorted(self._waiting.values(), key=lambda sequence: sequence.request.priority)
+        admitted = in_turn[:num_free]
         by_prompt: dict[bytes, list[_Sequence]] = {}
         for sequence in admitted:
             del self._waiting[sequence.request.request]

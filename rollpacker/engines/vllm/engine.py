@@ -236,7 +236,8 @@ class VllmEngine:
             else:
                 flight.is_submitted = True
                 params = sampling_params(flight.request, self._end_tokens)
-                async for output in self._llm.generate(tokens_input(flight.known_token_ids), params, flight.key):
+                prompt, priority = tokens_input(flight.known_token_ids), flight.request.priority
+                async for output in self._llm.generate(prompt, params, flight.key, priority=priority):
                     flight.take(output)
             self._deliver(flight)
         except Exception as error:  # noqa: BLE001  # the task's boundary: `collect` raises it

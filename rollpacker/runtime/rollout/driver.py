@@ -45,6 +45,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.events import (
     EngineLost,
+    EnginesWanted,
     EvaluationOffered,
     Event,
     ProgressMeasured,
@@ -55,7 +56,7 @@ from rollpacker.core.events import (
     StepStarted,
     TimerFired,
 )
-from rollpacker.core.ids import EngineId
+from rollpacker.core.ids import EngineId, is_held_out
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.engine import Engine, EngineStats
@@ -72,9 +73,9 @@ from rollpacker.runtime.rollout.inbox import EngineDied, EngineReady, Fact, Inbo
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.listeners import Listeners
 from rollpacker.runtime.rollout.orders import EngineOrders
-from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.reward_client import RewardClient
+from rollpacker.runtime.rollout.rounds import Rounds
 from rollpacker.runtime.rollout.scheduling import too_few_differ
 from rollpacker.runtime.rollout.timers import Timers
 from rollpacker.runtime.waiting.clock import RunClock
@@ -132,9 +133,7 @@ class Driver:
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._stats: Mapping[EngineId, EngineStats] = {}
         """As the last round left them."""
-        self._book = RequestBook()
-        self._batch: Batch | None = None
-        self._evaluation: EvaluationRecord | None = None
+        self._rounds = Rounds(sampling)
         self._is_run_over = False
         self._sending: asyncio.Handle | None = None
         self._digesting: asyncio.Task[None] | None = None
@@ -181,34 +180,40 @@ class Driver:
         Raises:
             DataError: Too few prompts have rewards that differ.
         """
-        self._batch = None
+        self._rounds.batch = None
         self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
-        await self._until(lambda: self._is_run_over or self._is_batch_complete)
-        return None if self._is_run_over else self._batch
+        await self._until(lambda: self._is_run_over or self._rounds.is_batch_complete)
+        return None if self._is_run_over else self._rounds.batch
 
     async def evaluate(self, step: int, *, is_last: bool) -> EvaluationRecord | None:
-        """Generate and score the held-out responses after so many steps; None when no evaluation is due."""
+        """Generate and score the held-out responses after so many steps; None when no evaluation of its own is due."""
         version = self._engines.policy_version
-        self._evaluation = None
         self._take(EvaluationOffered(step=step, policy_version=version, is_last=is_last))
-        record: EvaluationRecord | None = self._evaluation
+        record = self._rounds.evaluation
         if record is not None:
             await self._until(lambda: record.is_over)
             self._stats = await self._engines.stats()
-            self._evaluation = None  # its responses may be large
-        return record
+        return self._rounds.take_evaluation()
+
+    def take_evaluation(self) -> EvaluationRecord | None:
+        """Give the evaluation that filled the last round, if one did; after `quiesce`."""
+        return self._rounds.take_evaluation()
 
     async def quiesce(self) -> None:
         """Wait until every engine has confirmed its aborts: no request is in flight when new weights arrive.
 
-        Nor does the reward go on with responses that the batch was complete without.
+        Nor does the reward go on with responses that the batch was complete without. An evaluation that fills the round
+        has some time to end.
         """
+        if self._rounds.is_filled:
+            self._take(EnginesWanted(step=self._rounds.current.begin.step))
+            await self._until(lambda: not self._rounds.is_filled)
         self._reward.forget()
         await self._until(lambda: not (self._orders.is_any_in_flight or self._aside.is_any))
 
     async def measure_round(self) -> RoundCosts:
         """Measure what the last round cost, and report it to the scheduler."""
-        batch = self._current
+        batch = self._rounds.current
         stats = await self._engines.stats()
         costs = RoundCosts(
             tensor_parallel=self._engines.tensor_parallel,
@@ -245,16 +250,6 @@ class Driver:
     def turnover(self) -> Turnover:
         """Count the engines that were lost and replaced since the last call."""
         return self._engines.turnover()
-
-    @property
-    def _current(self) -> Batch:
-        """Of the round that runs, or ran last."""
-        assert self._batch is not None
-        return self._batch
-
-    @property
-    def _is_batch_complete(self) -> bool:
-        return self._batch is not None and self._batch.order is not None
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         """Wait for what the facts lead to; raises what ended the driver's task."""
@@ -304,9 +299,9 @@ class Driver:
         is_held, is_evicted = self._orders.came_back(request, engine_id)
         is_aborted = response.finish_reason is FinishReason.ABORTED
         if is_held:
-            self._book.came_back(response, now)
-            if self._batch is not None and not (is_aborted or self._is_batch_complete):
-                self._batch.generated_at_s = now
+            self._rounds.book_of(request).came_back(response, now)
+            if not (is_aborted or is_held_out(request) or self._rounds.is_batch_complete):
+                self._rounds.current.generated_at_s = now
         if is_aborted:
             kind = ResponseEvicted if is_evicted else ResponseAborted
             self._take(kind(request=request, engine=engine_id, num_tokens=response.num_tokens))
@@ -316,7 +311,7 @@ class Driver:
         )
 
     def _report_verdict(self, verdict: Verdict, now: float) -> None:
-        self._book.scored(verdict, now)
+        self._rounds.book_of(verdict.request).scored(verdict, now)
         self._take(RewardComputed(request=verdict.request, reward=verdict.reward, case_runs=verdict.case_runs))
 
     # Commands out
@@ -361,22 +356,21 @@ class Driver:
             case MeasureProgress():
                 self._aside.begin(self._measure_progress(command), "progress of the engines")
             case BeginRound():
-                self._begin(command, now)
+                self._rounds.begin(command, self._engines.policy_version, now)
             case BeginEvaluation():
-                self._begin_evaluation(command, now)
+                self._rounds.begin_evaluation(command, self._engines.policy_version, now)
             case EndEvaluation():
-                assert self._evaluation is not None
-                self._evaluation.is_over, self._evaluation.ended_at_s = True, now
+                self._rounds.end_evaluation(now)
             case AcceptGroup():
-                batch = self._current
+                batch = self._rounds.current
                 batch.accept(command.prompt, command.samples)
                 self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
             case DropPrompt():
-                self._current.dropped[command.prompt] = None
+                self._rounds.current.dropped[command.prompt] = None
             case EndRound():
-                self._current.end(command, now)
+                self._rounds.current.end(command, now)
             case LendEngines():
-                self._current.lend()
+                self._rounds.current.lend()
             case StreamGroups():
                 self._aside.begin(self._stream(command), "engines to be lent")
             case UseParallelism():
@@ -397,32 +391,13 @@ class Driver:
                 assert_never(command)
         return None
 
-    def _begin(self, command: BeginRound, now: float) -> None:
-        self._batch = Batch(
-            begin=command,
-            policy_version=self._engines.policy_version,
-            began_at_s=now,
-            prompts=self._sampling.prompts,
-            overlong=self._sampling.overlong,
-        )
-        self._book = self._batch.book
-
-    def _begin_evaluation(self, command: BeginEvaluation, now: float) -> None:
-        self._evaluation = EvaluationRecord(
-            begin=command,
-            policy_version=self._engines.policy_version,
-            began_at_s=now,
-            prompts=self._sampling.held_out,
-        )
-        self._book = self._evaluation.book
-
     def _send(self) -> None:
         """Send what has gathered; no fact waits for an answer."""
         self._sending = None
         self._orders.send()
         to_score, self._to_score = self._to_score, []
         if to_score:
-            self._reward.add([self._scoring(command) for command in to_score])
+            self._reward.add([self._scoring(command) for command in to_score], is_filling=self._rounds.is_filled)
         self._look()
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
@@ -430,16 +405,16 @@ class Driver:
 
     async def _stream(self, command: StreamGroups) -> None:
         """Put the engines that are lent to sleep; all of them are empty. Then groups stream on their GPUs."""
-        batch = self._current
+        batch = self._rounds.current
         gpus = await self._engines.lend(command.engines) if command.engines else None
         self._listeners.on_stream(batch, gpus, command.groups_per_call)
 
     def _to_generate(self, launch: Launch) -> GenerationRequest:
-        begun = self._book.launched(launch.request, launch.engine, self._clock.now())
+        begun = self._rounds.book_of(launch.request).launched(launch.request, launch.engine, self._clock.now())
         return self._sampling.generation(launch.request, begun)
 
     def _scoring(self, command: ScoreResponse) -> ResponseToScore:
-        response = self._book.requests[command.request].response
+        response = self._rounds.book_of(command.request).requests[command.request].response
         assert response is not None
         return self._sampling.scoring(command, response)
 

@@ -18,6 +18,8 @@ class EvaluationRecord:
     begin: BeginEvaluation
     policy_version: int
     began_at_s: float
+    has_filled: bool = False
+    """It ran in the idle slots of a training round, and may have been cut."""
     prompts: Mapping[str, TokenizedPrompt]
     """Every held-out prompt by the key of its id, in the order of sets and files."""
     book: RequestBook = field(default_factory=RequestBook)

@@ -59,7 +59,7 @@ class SamplingRules:
     def generation(self, request: RequestId, begun: Response | None) -> GenerationRequest:
         """Ask an engine for a response, or for the rest of one that was begun elsewhere."""
         if is_held_out(request):
-            return self._held_out_generation(request)
+            return self._held_out_generation(request, begun)
         return GenerationRequest(
             request=request,
             prompt_token_ids=self.prompts[request.prompt.key].token_ids,
@@ -69,8 +69,8 @@ class SamplingRules:
             begun=begun,
         )
 
-    def _held_out_generation(self, request: RequestId) -> GenerationRequest:
-        """Ask for a response of an evaluation, which no engine ever passes on."""
+    def _held_out_generation(self, request: RequestId, begun: Response | None) -> GenerationRequest:
+        """Ask for a response of an evaluation, behind those of training."""
         rule = self._rules[set_of(request)]
         assert rule.temperature is not None
         assert rule.top_p is not None
@@ -83,6 +83,8 @@ class SamplingRules:
             temperature=rule.temperature,
             top_p=rule.top_p,
             top_k=rule.top_k,
+            priority=1,
+            begun=begun,
         )
 
     @cached_property

@@ -7,6 +7,9 @@ While a call stands, what comes meanwhile gathers here and goes out with the nex
 round, which its record holds anyhow. How many a process of the reward has in hand at once is the reward's business
 (`reward.max_open`, `reward.judge.max_open`).
 
+Those of an evaluation that fills a round stand behind: one is handed over only while the reward has no other, and few
+at a time, so that a response that is to be trained waits for no more than these.
+
 Invariant: responses are handed over in order and once; none is after it was forgotten. A reward that has some in hand
 and gives no verdict until its deadline fails the run, which names the one that it has had longest.
 """
@@ -14,8 +17,11 @@ and gives no verdict until its deadline fails the run, which names the one that 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from rollpacker.core.ids import is_held_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
     from rollpacker.protocols.reward import ResponseToScore, RewardService
     from rollpacker.protocols.rollout import Verdict
     from rollpacker.runtime.waiting.watchdog import Watchdog
+
+_MOST_BEHIND = 16
+"""Held-out responses beside a round that the reward has at a time: no more than a small pool of workers takes."""
 
 
 class RewardClient:
@@ -56,6 +65,8 @@ class RewardClient:
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._to_score: list[ResponseToScore] = []
+        self._behind: deque[ResponseToScore] = deque()
+        """Held out, in order; not open yet."""
         self._is_to_forget = False
         self._open: dict[RequestId, tuple[Domain, float]] = {}
         """Of each response without a verdict, the oldest first: its domain, and since when it has waited."""
@@ -80,8 +91,21 @@ class RewardClient:
             with suppress(asyncio.CancelledError):
                 await task
 
-    def add(self, responses: Sequence[ResponseToScore]) -> None:
-        """Have responses scored."""
+    def add(self, responses: Sequence[ResponseToScore], *, is_filling: bool = False) -> None:
+        """Have responses scored, held-out ones behind the others if their evaluation fills a round."""
+        self._open_up([each for each in responses if not (is_filling and is_held_out(each.request))])
+        self._behind.extend(each for each in responses if is_filling and is_held_out(each.request))
+        self._let_follow()
+
+    def _let_follow(self) -> None:
+        """Take what stands behind, as far as nothing that may be trained is open."""
+        num_free = _MOST_BEHIND - len(self._open)
+        if self._behind and num_free > 0 and all(map(is_held_out, self._open)):
+            self._open_up([self._behind.popleft() for _ in range(min(num_free, len(self._behind)))])
+
+    def _open_up(self, responses: Sequence[ResponseToScore]) -> None:
+        if not responses:
+            return
         now = self._loop.time()
         for response in responses:
             self._open[response.request] = response.prompt.domain, now
@@ -92,6 +116,7 @@ class RewardClient:
 
     def forget(self) -> None:
         """Drop what has no verdict: it is not needed any more."""
+        self._behind.clear()
         if self._open:
             self._open.clear()
             self._to_score.clear()
@@ -134,6 +159,7 @@ class RewardClient:
                 for verdict in verdicts:
                     self._open.pop(verdict.request, None)
                 self._on_verdicts(verdicts)
+                self._let_follow()
         except Exception as error:  # noqa: BLE001  (as above)
             self._on_error(error)
 

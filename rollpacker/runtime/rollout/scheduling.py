@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -17,6 +18,7 @@ from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.settings import (
     DynamicSamplingSettings,
     EvaluationSettings,
+    FillSettings,
     HeldOutSet,
     ParallelismSettings,
     RestartSettings,
@@ -171,15 +173,30 @@ def _check_places(num_prompts: int, weights: Mapping[Domain, Fraction]) -> None:
 
 
 def _evaluation(config: RunConfig, held_out: Mapping[str, Collection[str]]) -> EvaluationSettings:
+    """Filled rounds have the prompts of a set in random order, so that what is cut is no certain part of the file."""
     section = config.evaluation
+    fills = section.when == "fill"
+    keys = {rule.name: list(held_out[rule.name]) for rule in section.rules}
+    if fills:
+        for name, of_set in keys.items():
+            random.Random(f"{section.seed}/{name}").shuffle(of_set)
     return EvaluationSettings(
         sets=tuple(
-            HeldOutSet(name=rule.name, keys=tuple(held_out[rule.name]), num_samples=rule.num_samples or 1)
+            HeldOutSet(name=rule.name, keys=tuple(keys[rule.name]), num_samples=rule.num_samples or 1)
             for rule in section.rules
         ),
         every_steps=section.every_steps,
         at_start=section.at_start,
         at_end=section.at_end,
+        fill=(
+            FillSettings(
+                num_slots=config.engine.max_num_seqs,
+                max_tokens=config.data.max_prompt_tokens + config.longest_response_tokens,
+                grace_s=section.grace_s,
+            )
+            if fills
+            else None
+        ),
     )
 
 

@@ -21,6 +21,23 @@ Row = dict[str, Any]
 Rewards = Mapping[tuple[str, int], float]
 """Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
 
+_NO_SCORE: Row = dict.fromkeys(
+    (
+        "reward_mean",
+        "se_given_prompts",
+        "se_over_prompts",
+        "diff_to_first",
+        "se_diff_given_prompts",
+        "se_diff_over_prompts",
+        "pass_share",
+        "truncated_share",
+        "length_mean_tokens",
+        "length_p50_tokens",
+        "length_p90_tokens",
+    )
+)
+"""Of a set that was cut."""
+
 
 def evaluation_tables(
     record: EvaluationRecord,
@@ -33,25 +50,36 @@ def evaluation_tables(
     """The rows of an evaluation that is over, by table.
 
     Args:
-        record: Every response is there and scored.
+        record: Every response is there and scored, unless it was cut: a set that lacks one has no score, and no rows
+            of its responses, because what is missing is long.
         section: Of the run.
         texts: Prompt and response of those that are kept as text.
         first: Of the run's first evaluation of each set, to compare with; a set that had none is left out.
         is_modelled: Whether the times are a model's.
     """
     marks = {"step": record.begin.step, "modelled": is_modelled}
-    by_set: dict[str, list[RequestRecord]] = {rule.name: [] for rule in section.rules}
-    for request in record.requests.values():
-        by_set[set_of(request.request)].append(request)
+    by_set = scored_by_set(record, section)
     tables: dict[str, list[Row]] = {"evaluations": [], "pass_at_k": [], "evaluation_responses": []}
     for rule in section.rules:
         requests = sorted(by_set[rule.name], key=_place_in(record))
-        row, of_pass = _scores(requests, rule, section)
-        row |= _difference(rewards_of(requests), first.get(rule.name))
+        num_unfinished = num_missing(record, rule, requests)
+        row = _NO_SCORE
+        of_pass: list[Row] = []
+        if not num_unfinished:
+            row, of_pass = _scores(requests, section, rule.num_samples or 1)
+            row |= _difference(rewards_of(requests), first.get(rule.name))
         tables["evaluations"].append(
             marks
             | row
             | {
+                "set": rule.name,
+                "num_prompts": _num_prompts(record, rule),
+                "num_samples": rule.num_samples or 1,
+                "mode": "fill" if record.has_filled else "alone",
+                "num_unfinished": num_unfinished,
+                "is_complete": not num_unfinished,
+                "temperature": rule.temperature,
+                "tokens_generated": sum(_response(request).num_tokens for request in requests),
                 "policy_version": record.policy_version,
                 "started_at_s": record.began_at_s,
                 "time_s": record.ended_at_s - record.began_at_s,
@@ -61,8 +89,27 @@ def evaluation_tables(
         tables["evaluation_responses"] += [
             marks | {"set": rule.name} | _response_row(record, request, texts.get(request.request, (None, None)))
             for request in requests
+            if not num_unfinished
         ]
     return tables
+
+
+def scored_by_set(record: EvaluationRecord, section: EvaluationSection) -> dict[str, list[RequestRecord]]:
+    """The requests of each set that have a reward."""
+    by_set: dict[str, list[RequestRecord]] = {rule.name: [] for rule in section.rules}
+    for request in record.requests.values():
+        if request.verdict is not None:
+            by_set[set_of(request.request)].append(request)
+    return by_set
+
+
+def num_missing(record: EvaluationRecord, rule: HeldOutFile, scored: Sequence[RequestRecord]) -> int:
+    """How many of a set's responses have no reward: the evaluation was cut before."""
+    return _num_prompts(record, rule) * (rule.num_samples or 1) - len(scored)
+
+
+def _num_prompts(record: EvaluationRecord, rule: HeldOutFile) -> int:
+    return sum(key.startswith(f"{rule.name}/") for key in record.prompts)
 
 
 def _place_in(record: EvaluationRecord) -> Any:
@@ -88,21 +135,16 @@ def _difference(rewards: Rewards, first: Rewards | None) -> Row:
     }
 
 
-def _scores(requests: Sequence[RequestRecord], rule: HeldOutFile, section: EvaluationSection) -> tuple[Row, list[Row]]:
-    """The row of a set, and its rows of pass@k."""
+def _scores(requests: Sequence[RequestRecord], section: EvaluationSection, num_samples: int) -> tuple[Row, list[Row]]:
+    """The scores of a set that is complete, and its rows of pass@k."""
     rewards: dict[PromptId, list[float]] = {}
     for request in requests:
         rewards.setdefault(request.request.prompt, []).append(_verdict(request).reward)
-    num_samples = rule.num_samples or 1
     mean = mean_reward(list(rewards.values()))
     num_passed = [sum(reward >= section.pass_reward for reward in of_prompt) for of_prompt in rewards.values()]
     lengths = sorted(_response(request).num_tokens for request in requests)
     num_truncated = sum(_response(request).finish_reason is FinishReason.LENGTH for request in requests)
     row = {
-        "set": rule.name,
-        "num_prompts": len(rewards),
-        "num_samples": num_samples,
-        "temperature": rule.temperature,
         "reward_mean": mean.value,
         "se_given_prompts": mean.se_given_prompts,
         "se_over_prompts": mean.se_over_prompts,
@@ -111,7 +153,6 @@ def _scores(requests: Sequence[RequestRecord], rule: HeldOutFile, section: Evalu
         "length_mean_tokens": sum(lengths) / len(lengths),
         "length_p50_tokens": quantile(lengths, 50),
         "length_p90_tokens": quantile(lengths, 90),
-        "tokens_generated": sum(lengths),
     }
     of_pass: list[Row] = []
     for k in sorted({k for k in section.pass_at if k <= num_samples}):

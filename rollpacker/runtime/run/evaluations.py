@@ -10,12 +10,19 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import DataError
-from rollpacker.core.ids import held_out_prompt, set_of
+from rollpacker.core.ids import held_out_prompt
 from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.schemas import EVALUATION_TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import EVALUATION_FOLDER, read_table
-from rollpacker.runtime.run.evaluation_rows import Rewards, Row, evaluation_tables, rewards_of
+from rollpacker.runtime.run.evaluation_rows import (
+    Rewards,
+    Row,
+    evaluation_tables,
+    num_missing,
+    rewards_of,
+    scored_by_set,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,21 +74,22 @@ class Evaluations:
         texts = self._texts.of_evaluation(record)
         section = self._config.evaluation
         tables = evaluation_tables(record, section, texts, self._first, is_modelled=self._is_modelled)
+        by_set = scored_by_set(record, section)
         for rule in section.rules:
-            requests = [each for each in record.requests.values() if set_of(each.request) == rule.name]
-            self._first.setdefault(rule.name, rewards_of(requests))
+            if not num_missing(record, rule, by_set[rule.name]):
+                self._first.setdefault(rule.name, rewards_of(by_set[rule.name]))
         self._writer.write_step(record.begin.step, tables)
         rows = tables["evaluations"]
         self._note(_line(record.begin.step if self._config.trains else None, rows))
         score = self._score(rows)
-        is_best = self._best is None or score > self._best
-        self._best = score if self._best is None else max(score, self._best)
+        is_best = score is not None and (self._best is None or score > self._best)
+        self._best = score if is_best else self._best
         return rows, tables["evaluation_responses"], is_best
 
-    def _score(self, rows: Sequence[Mapping[str, Any]]) -> float:
-        """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets."""
+    def _score(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
+        """What checkpoints are ranked by: the mean reward of `run.best_by`, or over all sets; None if one was cut."""
         chosen = [row["reward_mean"] for row in rows if self._config.run.best_by in {None, row["set"]}]
-        return fmean(chosen)
+        return None if None in chosen else fmean(chosen)
 
     def _first_rewards(self) -> dict[str, Rewards]:
         """Of the first evaluation of each set by earlier attempts."""
@@ -108,13 +116,17 @@ class Evaluations:
         for row in rows:
             by_step.setdefault(row["step"], []).append(row)
         scores = [self._score(of_step) for of_step in by_step.values() if {row["set"] for row in of_step} == sets]
-        return max(scores, default=None)
+        return max((score for score in scores if score is not None), default=None)
 
 
 def _line(step: int | None, rows: Sequence[Row]) -> str:
     """Such as `Held out after 10 steps: aime24 0.312 +- 0.011 (30 x 32), +0.020 +- 0.008 since the first`."""
     scores = []
     for row in rows:
+        if not row["is_complete"]:
+            num_responses = row["num_prompts"] * row["num_samples"]
+            scores.append(f"{row['set']} has no score: {row['num_unfinished']:,} of {num_responses:,} were stopped")
+            continue
         error = row["se_given_prompts"] if row["se_given_prompts"] is not None else row["se_over_prompts"]
         error_text = "" if error is None else f" +- {error:.3f}"
         size = f"({row['num_prompts']} x {row['num_samples']})"

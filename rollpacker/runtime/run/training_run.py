@@ -140,7 +140,10 @@ class TrainingRun:
         self._published = await self._handover.publish()
 
     async def record(self, recorder: StepRecorder, batch: Batch, update: UpdateMetrics) -> None:
-        """Write the step's metrics, and show them."""
+        """Write the step's metrics, and those of an evaluation that filled its round, and show them."""
+        evaluation = self._driver.take_evaluation()
+        if evaluation is not None:
+            self._outputs.evaluated(evaluation)
         assert self._costs is not None
         assert self._published is not None
         result = StepResult(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.config.sections.engine import VllmSection
+from rollpacker.config.sections.engine import EngineSection, VllmSection
 from rollpacker.core.errors import ConfigError, UserError
+from rollpacker.engines.factory import with_priorities
 from rollpacker.engines.vllm.installed import check_vllm
 from rollpacker.runtime.run.preflight import validate
 from tests.cli.inputs import write_model, write_prompts
@@ -26,6 +27,12 @@ def test_arguments_of_vllm_pass_and_others_name_the_nearest_one() -> None:
     assert "`engine.vllm.arguments.block_sizes` is not an argument of vLLM." in error.value.problem
     assert "The nearest one is `block_size`." in error.value.problem
     assert "The nearest one is `async_scheduling`." in error.value.problem
+
+
+def test_evaluations_that_fill_rounds_have_their_priority_by_an_argument_of_vllms() -> None:
+    section = with_priorities(EngineSection(name="vllm"))
+    assert section.vllm.arguments == {"scheduling_policy": "priority"}
+    check_vllm(section.vllm)
 
 
 @pytest.mark.parametrize(

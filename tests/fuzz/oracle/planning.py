@@ -24,6 +24,8 @@ class MeasuredRound(NamedTuple):
     lengths: tuple[int, ...]
     kinds: tuple[RoundKind, ...]
     """Of all rounds that had begun by then."""
+    was_filled: bool = False
+    """By an evaluation: nothing is learned of it but what the change before it took."""
 
 
 class PlannerModel:
@@ -39,7 +41,13 @@ class PlannerModel:
         self.is_measurable = self._settings is not None
 
     def check(
-        self, event: RoundMeasured, commands: tuple[Command, ...], kinds: Sequence[RoundKind], next_kind: RoundKind
+        self,
+        event: RoundMeasured,
+        commands: tuple[Command, ...],
+        kinds: Sequence[RoundKind],
+        next_kind: RoundKind,
+        *,
+        was_filled: bool,
     ) -> None:
         """Check what was ordered after a measurement."""
         assert self._settings is not None
@@ -54,6 +62,7 @@ class PlannerModel:
                 event.switch_time_s,
                 event.lengths_tokens,
                 tuple(kinds),
+                was_filled,
             )
         )
         degree = degree_after(self.measured, next_kind, self._settings)
@@ -66,11 +75,11 @@ def degree_after(history: Sequence[MeasuredRound], kind: RoundKind, planner: Par
     """Work out the degree that a kind of round wants, from all rounds so far."""
     degree, before, counts = planner.initial, None, list[int]()
     for number, each in enumerate(history):
-        if each.kind is not kind:
+        if each.kind is not kind or each.was_filled:
             continue
         past = history[: number + 1]
         wanted = degree
-        if sum(other.kind is kind for other in past) == 1 and planner.costs and each.lengths:
+        if len(learned(past, kind)) == 1 and planner.costs and each.lengths:
             wanted = fastest_degree(planner.costs, each.lengths, planner.prompt_tokens)
             if wanted != degree:
                 degree, before, counts = wanted, each.degree if each.degree != wanted else None, []
@@ -108,7 +117,7 @@ def pays(
         return True
     if not rate_here or not rate_there:
         return rate_there >= rate_here
-    of_kind = [each for each in history if each.kind is kind]
+    of_kind = learned(history, kind)
     saved_s = of_kind[-1].num_tokens / rate_here - of_kind[-1].num_tokens / rate_there
     took = {each.degree: each.switch_s for each in history if each.switch_s}
     cost_s, in_a_row = took.get(there, 0.0), float(planner.num_rounds_remembered)
@@ -124,7 +133,12 @@ def rate_on(
     history: Sequence[MeasuredRound], kind: RoundKind, degree: int, planner: ParallelismSettings
 ) -> float | None:
     """Tokens per second over the rounds of a kind on a degree, except those that are long ago."""
-    lately = [each for each in history if each.kind is kind][-planner.num_rounds_remembered - 1 :]
+    lately = learned(history, kind)[-planner.num_rounds_remembered - 1 :]
     there = [each for each in lately if each.degree == degree]
     seconds = sum(each.time_s for each in there)
     return sum(each.num_tokens for each in there) / seconds if seconds else None
+
+
+def learned(history: Sequence[MeasuredRound], kind: RoundKind) -> list[MeasuredRound]:
+    """The rounds of a kind that say something about it."""
+    return [each for each in history if each.kind is kind and not each.was_filled]

@@ -45,11 +45,12 @@ from rollpacker.core.events import (
     RoundMeasured,
     StepStarted,
 )
-from rollpacker.core.ids import Domain, PromptId, RequestId
+from rollpacker.core.ids import Domain, PromptId, RequestId, is_held_out
 from rollpacker.core.settings import SchedulerSettings
 from tests.fuzz.oracle import quotas
 from tests.fuzz.oracle.budget import BudgetModel
 from tests.fuzz.oracle.engines import EngineModel
+from tests.fuzz.oracle.evaluating import EvaluationModel
 from tests.fuzz.oracle.planning import PlannerModel
 from tests.fuzz.oracle.sampling import SamplingModel
 from tests.fuzz.oracle.streaming import StreamModel
@@ -71,6 +72,7 @@ class ReferenceModel:
         self.has_ended = False
         self.has_given_up = False
         self.engines = EngineModel()
+        self.evaluation = EvaluationModel(settings.evaluation, self.engines)
         self.budget = BudgetModel(settings.reward_budget)
         self.planner = PlannerModel(settings.parallelism)
         self.stream = StreamModel(settings.stream, self.engines)
@@ -145,6 +147,15 @@ class ReferenceModel:
             waiting: What waits for an engine from now on: of requests that nobody could be told to launch, with
                 dynamic sampling there is no other trace.
         """
+        commands = self.evaluation.take(event, commands)
+        if self.evaluation.is_of_held_out(event):
+            assert all(isinstance(command, StreamGroups) for command in commands), "a held-out response moved training"
+            self.stream.check_groups(self.round.round if self.round else None, commands)
+        else:
+            self._note_of_training(event, commands, [each for each in waiting if not is_held_out(each)])
+        self.evaluation.check_rooms()
+
+    def _note_of_training(self, event: Event, commands: tuple[Command, ...], waiting: Sequence[RequestId]) -> None:
         due: list[RequestId] = []
         if isinstance(event, RewardComputed):
             self.budget.note(event)
@@ -202,7 +213,8 @@ class ReferenceModel:
             case ProgressMeasured():
                 self.stream.check_lending(event, commands)
             case RoundMeasured():
-                self.planner.check(event, commands, self.kinds, self.next_kind())
+                was_filled = self.evaluation.has_filled(event.round)
+                self.planner.check(event, commands, self.kinds, self.next_kind(), was_filled=was_filled)
             case _:
                 pass
 

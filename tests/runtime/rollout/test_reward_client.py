@@ -1,10 +1,12 @@
 """A reward that stands still keeps nobody else waiting, and is named when its time is over."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from rollpacker.core.errors import DeadlineExceeded
+from rollpacker.core.ids import RequestId, held_out_prompt, is_held_out
 from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.waiting.watchdog import Watchdog
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -105,4 +107,50 @@ async def test_what_is_forgotten_before_it_was_handed_over_never_is_and_the_rewa
     await until(lambda: len(brought) == 3)
     assert [verdict.request.sample for verdict in brought] == [0, 1, 4]
     assert (reward.num_calls, reward.num_forgotten, line.describe_wait()) == (2, 1, [])
+    await line.stop()
+
+
+class PatientReward(ScriptedReward):
+    """Keeps what it is told until it is to score it."""
+
+    def __init__(self):
+        super().__init__()
+        self.has = []
+
+    async def score(self, responses):
+        self.has += responses
+
+    async def score_first(self, number):
+        responses, self.has = self.has[:number], self.has[number:]
+        await super().score(responses)
+
+
+async def test_held_out_responses_beside_a_round_are_handed_over_behind_the_others_and_few_at_a_time(tmp_path):
+    reward, brought = PatientReward(), []
+    line = RewardClient(
+        reward,
+        check_of=str,
+        watchdog=Watchdog(tmp_path / "stall.txt", 60),
+        stall_s=60,
+        on_verdicts=brought.extend,
+        on_error=brought.append,
+    )
+    line.start()
+    held_out = [
+        replace(each, request=RequestId(0, held_out_prompt("new", "q"), each.request.sample)) for each in answers(40)
+    ]
+    line.add([*held_out, *answers(2)], is_filling=True)
+    await until(lambda: len(reward.has) == 2)
+    assert not any(is_held_out(each.request) for each in reward.has)
+    await reward.score_first(2)
+    await until(lambda: len(reward.has) == 16)
+    line.add(answers(1, first=2), is_filling=True)
+    await until(lambda: len(reward.has) == 17)
+    await reward.score_first(16)
+    await until(lambda: len(brought) == 18)
+    assert [is_held_out(each.request) for each in reward.has] == [False], "nothing follows while it has another one"
+    await reward.score_first(1)
+    await until(lambda: len(reward.has) == 16)
+    line.forget()
+    assert line.describe_wait() == []
     await line.stop()

@@ -166,6 +166,12 @@ def test_held_out_sets_that_cannot_be_evaluated_are_refused_before_the_start(
         (["run.keep_best=true"], "run.keep_best=true without evaluation.path"),
         (["evaluation.path=new.jsonl", "run.keep_best=true", "run.best_by=old"], "run.best_by=old is no held-out set"),
         (["evaluation.path=new.jsonl", "evaluation.temperature=5", "engine=vllm"], "evaluation.temperature of new=5"),
+        (["evaluation.path=new.jsonl", "evaluation.when=fill", "run.keep_best=true"], "fill with run.keep_best=true"),
+        (["evaluation.path=new.jsonl", "evaluation.when=fill", "system=dapo"], "fill with system.dynamic_sampling"),
+        (
+            ["evaluation.path=new.jsonl", "evaluation.when=fill", "system=tail", "system.eta_prompts=1"],
+            "fill with system.eta_responses",
+        ),
     ],
 )
 def test_settings_of_evaluation_that_contradict_others_are_refused(
