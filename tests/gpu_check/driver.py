@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,7 @@ FAKES = [
 
 
 def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what runs in its background
     folder, num_gpus, model, *names = sys.argv[1:]
     deadline_s = float(os.environ.get("DEADLINE_S", PATIENCE_S))
     rows = {row.name: row for row in (*ROWS, *FAKES)}
