@@ -8,7 +8,7 @@ from rollpacker.data.shapes import transformer_of
 from rollpacker.gpu_check.inputs import config_of, groups_of, make_requests, relabelled, require_room
 from rollpacker.gpu_check.limits import leave_gpu, memory_bandwidth
 from rollpacker.gpu_check.outcomes import require
-from rollpacker.gpu_check.weights import OPTIONS, require_alike
+from rollpacker.gpu_check.weights import options_of, require_alike
 from rollpacker.gpu_check.workers import engine_on, trainer_on
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ async def turns(bench: Bench, *, engine: str, trainer: str) -> Mapping[str, floa
             await ranks.everywhere("offers.prepare")
             await _sleep(bench, ranks.ranks[0], "trainer", 12 * num_parameters, figures)
             await worker.call("engine.wake")
-            await ranks.send_to(worker, OPTIONS["handles"])
+            await ranks.send_to(worker, options_of("handles"))
             again = make_requests(config, [16, 32, 64, 128] * 2, group_size=4, seed=1)
             groups = groups_of(again, await worker.call("loader.respond", again))
             await _sleep(bench, worker, "engine", num_bytes, figures)
@@ -126,7 +126,7 @@ async def tensor_parallel(bench: Bench) -> Mapping[str, float]:
     config = config_of(model, bench.folder, engine=section, trainer={"logits_chunk_tokens": 1024})
     require_room(bench, config)
     async with engine_on(config, range(degree)) as worker, trainer_on(config, [0]) as ranks:
-        await ranks.send_to(worker, OPTIONS["handles"])
+        await ranks.send_to(worker, options_of("handles"))
         requests = make_requests(config, [16, 32, 64, 128] * 2, group_size=4)
         update = await ranks.step(groups_of(requests, await worker.call("loader.respond", requests)))
     require_alike(update, config.model.dtype)

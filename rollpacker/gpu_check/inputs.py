@@ -90,12 +90,12 @@ def _write_model(folder: Path, sizes: dict[str, int], head_dim: int) -> None:
     transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def config_of(model: Path, folder: Path, **sections: dict[str, Any]) -> RunConfig:
+def config_of(model: Path, folder: Path, *, dtype: str = "bfloat16", **sections: dict[str, Any]) -> RunConfig:
     """A configuration of engine and trainer; of each section what differs from its defaults."""
     defaults: dict[str, dict[str, Any]] = {
         "run": {"dir": folder / "run", "num_steps": 10},
-        "model": {"path": model, "dtype": "bfloat16"},
-        "data": {"path": None, "max_prompt_tokens": MAX_TOKENS // 2},
+        "model": {"path": model, "dtype": dtype},
+        "data": {"path": folder / "prompts.jsonl", "max_prompt_tokens": MAX_TOKENS // 2},
         "rollout": {"max_response_tokens": MAX_TOKENS // 2},
         "system": {"name": "gpu-check", "batching": "plain"},
         "engine": {"num_engines": 1, "max_num_seqs": 64},

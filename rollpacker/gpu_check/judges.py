@@ -150,7 +150,8 @@ async def _tokens_per_s(engine: Worker, config: Any, seed: int) -> float:
     requests = make_requests(config, [256] * 64, seed=seed)
     began = time.perf_counter()
     responses = await engine.call("loader.respond", requests)
-    return sum(response.num_tokens for response in responses) / (time.perf_counter() - began)
+    num_tokens: int = sum(response.num_tokens for response in responses)
+    return num_tokens / (time.perf_counter() - began)
 
 
 def _start_daemon() -> dict[str, str]:

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from rollpacker.gpu_check.inputs import Bench
     from rollpacker.protocols.trainer import UpdateMetrics
+    from rollpacker.transfer.transports import Transport
 
-OPTIONS: dict[str, SendingOptions] = {
-    transport: SendingOptions(
-        transport=transport, bucket_bytes=(256 << 20) // PIECE_BYTES * PIECE_BYTES, timeout_s=60, deadline_s=120
-    )
-    for transport in ("handles", "broadcast")  # type: ignore[misc]  # mypy reads the two as any text
-}
+
+def options_of(transport: Transport) -> SendingOptions:
+    """As a run sends weights by default."""
+    bucket_bytes = (256 << 20) // PIECE_BYTES * PIECE_BYTES
+    return SendingOptions(transport=transport, bucket_bytes=bucket_bytes, timeout_s=60, deadline_s=120)
+
 
 MOST_MISMATCH = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean difference in nats between engine's and trainer's log-probabilities of a token. Rounding makes 1e-6 and 0.02 of
@@ -32,7 +33,7 @@ these models; other weights make more than 1."""
 _NUM_SENDS = 3
 
 
-async def transfer(bench: Bench, *, engine: str, transport: str) -> Mapping[str, float]:
+async def transfer(bench: Bench, *, engine: str, transport: Transport) -> Mapping[str, float]:
     """Send a policy from a trainer's GPU into an engine, whose log-probabilities are then the trainer's."""
     from rollpacker.gpu_check.engines import engine_section
 
@@ -43,13 +44,13 @@ async def transfer(bench: Bench, *, engine: str, transport: str) -> Mapping[str,
     engine_gpu = 1 if transport == "broadcast" and bench.has_gpus else 0
     async with engine_on(config, [engine_gpu]) as worker, trainer_on(config, [0]) as ranks:
         sender, receiver = [await each.call("gpu.station") for each in (ranks.ranks[0], worker)]
-        chosen = choose_transports(OPTIONS[transport].transport, sender, {f"{ENGINE}/0": receiver})
+        chosen = choose_transports(transport, sender, {f"{ENGINE}/0": receiver})
         if bench.has_gpus:
             require(chosen.memory == "cuda", f"the buckets lie in the memory of the {chosen.memory}, not on the GPU")
         fastest = float("inf")
         for _ in range(_NUM_SENDS):
             began = time.perf_counter()
-            delivery = await ranks.send_to(worker, OPTIONS[transport])
+            delivery = await ranks.send_to(worker, options_of(transport))
             fastest = min(fastest, time.perf_counter() - began)
         requests = make_requests(config, [16, 32, 64, 128] * 2, group_size=4)
         update = await ranks.step(groups_of(requests, await worker.call("loader.respond", requests)))

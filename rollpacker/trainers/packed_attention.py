@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -47,7 +47,7 @@ def attend_in_one_kernel(
     from torch.nn.attention.varlen import varlen_attn
 
     heads_per_key = query_LAD.shape[1] // key_MGD.shape[1]
-    grouped = {}
+    grouped: dict[str, Any] = {}
     if heads_per_key > 1:
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
             grouped["enable_gqa"] = True

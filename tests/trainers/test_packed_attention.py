@@ -9,18 +9,18 @@ SEGMENTS = (Segment(num_queries=3, num_keys=3), Segment(num_queries=2, num_keys=
 BEGINS = {"cu_queries": torch.tensor([0, 3, 5]), "cu_keys": torch.tensor([0, 3, 8])}
 
 
-def of_torch_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size):
+def of_torch_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size):  # noqa: PLR0917  torch's own order
     """It has no flag for grouped heads, and takes as many of keys as of queries."""
     assert query.shape[1] == key.shape[1]
     return _plain(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size)
 
 
-def of_torch_2_12(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size, enable_gqa=False):
+def of_torch_2_12(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size, enable_gqa=False):  # noqa: PLR0917  torch's own order
     assert enable_gqa == (query.shape[1] != key.shape[1])
     return _plain(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size)
 
 
-def _plain(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size):
+def _plain(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size):  # noqa: PLR0917  torch's own order
     assert (cu_seq_q.tolist(), cu_seq_k.tolist(), max_q, max_k) == ([0, 3, 5], [0, 3, 8], 3, 5)
     assert window_size == (-1, 0)
     return attend_one_by_one(query, key, value, SEGMENTS)
