@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollpacker.data.shapes import transformer_of
-from rollpacker.gpu_check.inputs import config_of, groups_of, make_requests, relabelled, require_room
+from rollpacker.gpu_check.inputs import config_of, engine_section, groups_of, make_requests, relabelled, require_room
 from rollpacker.gpu_check.limits import leave_gpu, memory_bandwidth
 from rollpacker.gpu_check.outcomes import require
 from rollpacker.gpu_check.weights import options_of, require_alike
@@ -13,7 +13,6 @@ from rollpacker.gpu_check.workers import engine_on, trainer_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from rollpacker.config.schema import RunConfig
     from rollpacker.gpu_check.inputs import Bench
@@ -27,13 +26,6 @@ PROMPT_TOKENS = 32
 
 FREED_SHARE = 0.8
 """Of what must be free after a sleep; the rest is allocators' and contexts'."""
-
-
-def engine_section(engine: str, *, memory_share: float = 0.4) -> dict[str, Any]:
-    """Of one engine on a GPU that others use, too."""
-    if engine == "torch":
-        return {"name": "torch", "num_engines": 1, "max_num_seqs": 80}
-    return {"name": "vllm", "num_engines": 1, "max_num_seqs": 80, "vllm": {"memory_share": memory_share}}
 
 
 async def decode(bench: Bench, *, engine: str) -> Mapping[str, float]:

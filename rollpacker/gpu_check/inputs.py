@@ -107,6 +107,13 @@ def config_of(model: Path, folder: Path, *, dtype: str = "bfloat16", **sections:
     )
 
 
+def engine_section(engine: str, *, memory_share: float = 0.4) -> dict[str, Any]:
+    """Of one engine on a GPU that others use, too."""
+    if engine == "torch":
+        return {"name": "torch", "num_engines": 1, "max_num_seqs": 80}
+    return {"name": "vllm", "num_engines": 1, "max_num_seqs": 80, "vllm": {"memory_share": memory_share}}
+
+
 def require_room(bench: Bench, config: RunConfig) -> None:
     """Raise `NotPossible` where a GPU has no room for the whole trainer and an engine's weights."""
     if not bench.has_gpus:

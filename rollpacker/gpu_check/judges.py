@@ -16,8 +16,7 @@ import numpy as np
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.model import ModelSection
 from rollpacker.data.shapes import transformer_of
-from rollpacker.gpu_check.engines import engine_section
-from rollpacker.gpu_check.inputs import config_of, make_requests
+from rollpacker.gpu_check.inputs import config_of, engine_section, make_requests
 from rollpacker.gpu_check.outcomes import NotPossible, require
 from rollpacker.gpu_check.workers import Worker, engine_on
 from rollpacker.runtime.job.allocation import VISIBLE_GPUS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rollpacker.gpu_check.inputs import config_of, groups_of, make_requests, require_room
+from rollpacker.gpu_check.inputs import config_of, engine_section, groups_of, make_requests, require_room
 from rollpacker.gpu_check.outcomes import require
 from rollpacker.gpu_check.workers import ENGINE, engine_on, trainer_on
 from rollpacker.protocols.tensors import PIECE_BYTES
@@ -27,16 +27,13 @@ def options_of(transport: Transport) -> SendingOptions:
 
 
 MOST_MISMATCH = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean difference in nats between engine's and trainer's log-probabilities of a token. Rounding makes 1e-6 and 0.02 of
-these models; other weights make more than 1."""
+"""Mean difference in nats between engine's and trainer's log-probabilities of a token: what rounding may make of it."""
 
 _NUM_SENDS = 3
 
 
 async def transfer(bench: Bench, *, engine: str, transport: Transport) -> Mapping[str, float]:
     """Send a policy from a trainer's GPU into an engine, whose log-probabilities are then the trainer's."""
-    from rollpacker.gpu_check.engines import engine_section
-
     config = config_of(
         bench.large(), bench.folder, engine=engine_section(engine), trainer={"logits_chunk_tokens": 1024}
     )
