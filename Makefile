@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # More torch threads than cores make every test slower, and the tests start processes of their own.
 test lint types imports unit: export OMP_NUM_THREADS := 1
 
-.PHONY: help demo slurm-demo install slurm slurm-for-tests test lint types imports unit format constraints clean
+.PHONY: help demo slurm-demo gpu-check install slurm slurm-for-tests test lint types imports unit format constraints clean
 
 help: ## show this
 	@echo "make TARGET, where TARGET is"
@@ -31,6 +31,9 @@ demo: .venv/.demo ## install what the demo needs, train under both systems on th
 
 slurm-demo: .venv/.demo slurm ## the same as jobs of two nodes each of a Slurm cluster that it starts for that and stops
 	@$(BIN)/python -m slurm.demo
+
+gpu-check: .venv/.demo ## show on this machine's GPUs what only GPUs can show, and measure them; goes on where it stopped
+	@$(BIN)/rollpacker gpu-check
 
 install: .venv/.test ## install everything, the tools that test it too
 

@@ -57,8 +57,9 @@ _MODULES = {
     "plan": "rollpacker.analysis.plan.command",
     "calibrate": "rollpacker.analysis.calibration.command",
     "analysis": "rollpacker.analysis.command",
+    "gpu-check": "rollpacker.cli.gpu_check",
 }
-"""Of the commands that are not in this package."""
+"""Of the commands whose module is called otherwise, or is not in this package."""
 
 _SUMMARIES = {
     "train": "Train a model by reinforcement learning, once or once per value of a sweep (-m).",
@@ -66,6 +67,7 @@ _SUMMARIES = {
     "check": "Print what `train` would do with the same arguments, and start nothing.",
     "jobs": "Show which runs run, wait, failed or were requeued, their steps, and why they stopped.",
     "doctor": "Check this machine, its Slurm and its files for what would stop a run, with a remedy for each.",
+    "gpu-check": "Show on this machine's GPUs what only GPUs can show, and measure them; one line per row.",
     "plan": "Model what tail batching would save on your lengths, model and GPUs, before you ask for them.",
     "profile": "Measure this machine's engines, trainer and transfers, for the modelled cluster.",
     "calibrate": "Fit the modelled cluster to the paper's numbers, and print the remaining error of each.",

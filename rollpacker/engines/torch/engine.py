@@ -274,6 +274,8 @@ class TorchEngine:
         self._tensors = {}
         for parameter, _ in self._shapes:
             parameter.data = parameter.data.new_empty(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what torch keeps for later would be missing to the trainer's process
         self._is_asleep = True
         self._policy_version = NO_VERSION
 

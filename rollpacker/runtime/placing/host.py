@@ -105,15 +105,25 @@ def gpu_memory() -> float | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-@functools.cache
 def _memory_by_driver() -> frozenset[float]:
-    """Ask nvidia-smi, which comes with the driver and reads NVML; takes up to seconds where the driver was idle."""
-    command = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")  # MiB
+    try:
+        return frozenset(float(line) * (1 << 20) for line in _ask_driver("memory.total"))  # MiB
+    except ValueError:
+        return frozenset()
+
+
+@functools.cache
+def _ask_driver(field: str) -> tuple[str, ...]:
+    """Ask nvidia-smi, which comes with the driver and reads NVML; takes up to seconds where the driver was idle.
+
+    A line per GPU; none without the driver.
+    """
+    command = ("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits")
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_S, check=True)  # noqa: S603  the driver's own
-        return frozenset(float(line) * (1 << 20) for line in answer.stdout.split())
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return frozenset()
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
 def memory_in_name(gpu: str) -> float | None:
@@ -131,7 +141,10 @@ def hardware_name(*, has_gpus: bool) -> str:
 
 
 def _gpu_models(driver: Path | None = None) -> list[str]:
-    return [_line_of(file, "Model") for file in sorted((driver or DRIVER_GPUS).glob("*/information"))]
+    """Of the machine's GPUs, or of `driver`. Some sandboxes hide the driver's folder; nvidia-smi works there."""
+    folder = driver or DRIVER_GPUS
+    models = [_line_of(file, "Model") for file in sorted(folder.glob("*/information"))]
+    return models if models or driver else list(_ask_driver("name"))
 
 
 def _line_of(file: Path, label: str) -> str:

@@ -22,20 +22,14 @@ import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from rollpacker.trainers.packed_attention import Segment
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
     from rollpacker.trainers.microbatches import MicroBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A run of queries with the keys that it sees: causal, and its last query sees the last key."""
-
-    num_queries: int
-    num_keys: int
 
 
 @dataclass(kw_only=True)

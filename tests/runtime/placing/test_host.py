@@ -8,7 +8,14 @@ import pytest
 
 from rollpacker.launch.doctor.node import check_mps
 from rollpacker.runtime.placing import host
-from rollpacker.runtime.placing.host import gpu_memory, has_mps_daemon, memory_in_name, names_of_gpus, visible_gpus
+from rollpacker.runtime.placing.host import (
+    gpu_memory,
+    hardware_name,
+    has_mps_daemon,
+    memory_in_name,
+    names_of_gpus,
+    visible_gpus,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,17 @@ def test_without_a_driver_there_are_no_gpus(tmp_path):
     assert visible_gpus({}, tmp_path / "nowhere") == 0
 
 
+def test_where_a_sandbox_hides_the_drivers_folder_nvidia_smi_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "DRIVER_GPUS", tmp_path / "hidden")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H200; echo NVIDIA H200\n")
+    (tmp_path / "nvidia-smi").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    host._ask_driver.cache_clear()
+    assert visible_gpus({}) == 2
+    assert hardware_name(has_gpus=True) == "2 x NVIDIA H200"
+    host._ask_driver.cache_clear()
+
+
 def test_memory_comes_from_the_name_or_else_from_the_driver(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "DRIVER_GPUS", driver_with(tmp_path / "named", *["NVIDIA H100 80GB HBM3"] * 2))
     assert gpu_memory() == 80e9
@@ -67,9 +85,9 @@ def test_memory_comes_from_the_name_or_else_from_the_driver(tmp_path, monkeypatc
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
         (tmp_path / "nvidia-smi").chmod(0o700)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        host._memory_by_driver.cache_clear()
+        host._ask_driver.cache_clear()
         assert gpu_memory() == expected
-    host._memory_by_driver.cache_clear()
+    host._ask_driver.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,227 @@
+"""Runs rows one after the other, each in a process of its own, and keeps every result in a file.
+
+A row's process leads a session of its own. It has ended, or been killed with all that it started, before the next one
+begins: descendants that left its session come back to this process, which becomes their parent, and are killed then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import ConfigError
+from rollpacker.core.foreign_errors import one_line
+from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
+from rollpacker.gpu_check.outcomes import Outcome
+from rollpacker.metrics.files import write_atomically
+from rollpacker.paths import read_text
+from rollpacker.rewards.processes import become_reaper
+from rollpacker.runtime.placing.host import hardware_name, visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from rollpacker.gpu_check.table import Row
+
+GRACE_S = 20.0
+"""Between SIGTERM and SIGKILL: a run that ends puts Ray's processes in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What rows can use. In a test the GPUs may be pretended."""
+
+    hardware: str
+    num_gpus: int
+    has_gpus: bool
+    """Whether they are real."""
+
+
+def this_machine() -> Machine:
+    """This machine's GPUs, as a run counts them."""
+    num_gpus = visible_gpus()
+    return Machine(hardware=hardware_name(has_gpus=num_gpus > 0), num_gpus=num_gpus, has_gpus=num_gpus > 0)
+
+
+def missing(row: Row, machine: Machine) -> str:
+    """Say what a row lacks here; empty if it can run."""
+    return next(_lacks(row, machine), "")
+
+
+def _lacks(row: Row, machine: Machine) -> Iterator[str]:
+    if not machine.num_gpus:
+        yield "this machine has no CUDA GPU"
+    if machine.has_gpus and (version := importlib.metadata.version("torch")).endswith("+cpu"):
+        yield f"torch {version} is built without CUDA"
+    if machine.num_gpus < row.num_gpus:
+        yield f"needs {row.num_gpus} GPUs, here is {machine.num_gpus}"
+    for package in row.packages:
+        if not _is_installed(package):
+            yield f"{package.partition('.')[0]} is not installed"
+    if machine.has_gpus and "vllm" in row.packages and not is_vllm_for_gpus_installed():
+        yield "the vLLM that is installed is built for processors"
+    for program in row.programs:
+        if shutil.which(program) is None:
+            yield f"there is no program {program}"
+
+
+def _is_installed(package: str) -> bool:
+    parent = package.rpartition(".")[0]
+    return (not parent or _is_installed(parent)) and importlib.util.find_spec(package) is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class Checking:
+    """A check of one machine."""
+
+    folder: Path
+    machine: Machine
+    model: Path | None = None
+    """The user's; None: one made on the spot."""
+    again: bool = False
+    """Whether rows that have passed run, too."""
+
+    @property
+    def key(self) -> str:
+        """What a result is of."""
+        sources = hashlib.sha256()
+        for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+            sources.update(file.read_bytes())
+        named = self.model.resolve() if self.model else "made on the spot"
+        return f"{self.machine.hardware}; model {named}; source code {sources.hexdigest()[:12]}"
+
+    def run(
+        self, rows: Sequence[Row], on_start: Callable[[Row], None] = lambda _: None
+    ) -> Iterator[tuple[Row, Outcome]]:
+        """Give each row's outcome as soon as it is there, an earlier pass without running it again."""
+        become_reaper()
+        key = self.key
+        for row in rows:
+            if why := missing(row, self.machine):
+                yield row, Outcome(status="not possible", why=why)
+                continue
+            outcome = self._kept().get(key, {}).get(row.name)
+            if outcome is None or outcome.status != "passed" or self.again:
+                on_start(row)
+                outcome = self._in_process(row)
+                self._keep(key, row, outcome)
+            yield row, outcome
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "results.json"
+
+    def _kept(self) -> dict[str, dict[str, Outcome]]:
+        """By key and row."""
+        if not self._file.exists():
+            return {}
+        try:
+            content = json.loads(read_text(self._file))
+            return {
+                key: {name: Outcome(**plain) for name, plain in results.items()} for key, results in content.items()
+            }
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._file} cannot be read: {error}.",
+                "It holds what this command has written.",
+                "Delete it, or choose another out.",
+            ) from error
+
+    def _keep(self, key: str, row: Row, outcome: Outcome) -> None:
+        kept = self._kept()
+        kept.setdefault(key, {})[row.name] = outcome
+        plain = {key: {name: asdict(each) for name, each in results.items()} for key, results in kept.items()}
+        write_atomically(self._file, (json.dumps(plain, indent=1) + "\n").encode())
+
+    def log(self, row: Row) -> Path:
+        return self.folder / "logs" / f"{row.name}.log"
+
+    def _in_process(self, row: Row) -> Outcome:
+        """Run a row; it and all that it started have ended afterwards, also after Ctrl-C."""
+        answer = self.folder / "answer.json"
+        answer.unlink(missing_ok=True)
+        self.log(row).parent.mkdir(parents=True, exist_ok=True)
+        work = {
+            "function": row.function,
+            "arguments": dict(row.arguments),
+            "folder": str(self.folder.resolve()),
+            "model": self.model and str(self.model),
+            "num_gpus": self.machine.num_gpus,
+            "has_gpus": self.machine.has_gpus,
+            "answer": str(answer.resolve()),
+        }
+        others = _children()
+        began = time.monotonic()
+        with self.log(row).open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603  # our own module
+                [sys.executable, "-m", "rollpacker.gpu_check", json.dumps(work)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        has_hung = False
+        try:
+            process.wait(row.deadline_s)
+        except subprocess.TimeoutExpired:
+            has_hung = True
+        finally:
+            _end(process, others)
+        seconds = round(time.monotonic() - began, 1)
+        if has_hung:
+            return Outcome(status="failed", why=f"no result within {row.deadline_s:g} s", seconds=seconds)
+        return _answered(answer, process.returncode, self.log(row), seconds)
+
+
+def _answered(answer: Path, code: int, log: Path, seconds: float) -> Outcome:
+    """What a row's process wrote; else how it ended, and its last words."""
+    with contextlib.suppress(OSError, ValueError):
+        return Outcome(**json.loads(answer.read_bytes()) | {"seconds": seconds})
+    how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} and no result"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return Outcome(status="failed", why=f"{how}: {one_line(lines[-1])}" if lines else how, seconds=seconds)
+
+
+def _end(process: subprocess.Popen[bytes], others: AbstractSet[int]) -> None:
+    """End a row's process group, and whatever left it and is by now a child of this process; `others` were before."""
+    try:
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+    finally:  # a second Ctrl-C does not wait
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+        while orphans := _children() - others:
+            for orphan in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(orphan, 0)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+def _children() -> set[int]:
+    """Of all threads of this process."""
+    found: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found |= set(map(int, file.read_text().split()))
+    return found

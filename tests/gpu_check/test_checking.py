@@ -1,0 +1,155 @@
+"""The check of a machine's GPUs, with rows and GPUs that are not real: what becomes of each, and of what it started."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollpacker.cli.main import main
+from rollpacker.gpu_check.checking import Machine, missing
+from rollpacker.gpu_check.table import ROWS, Row
+from tests.gpu_check.driver import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(folder: Path, *names: str, num_gpus: int = 1, model: str = "", deadline_s: float = PATIENCE_S):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu_check.driver", str(folder), str(num_gpus), model, *names],
+        cwd=ROOT,
+        env=os.environ | {"DEADLINE_S": str(deadline_s)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcomes(folder: Path, *names: str, **options) -> dict[str, tuple[str, str, dict[str, float]]]:
+    said, _ = start(folder, *names, **options).communicate(timeout=PATIENCE_S)
+    return {name: (status, why, figures) for name, status, why, figures in map(json.loads, said.splitlines())}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_each_row_has_its_outcome_whatever_became_of_those_before(tmp_path):
+    found = outcomes(tmp_path, "refutes", "raises", "crashes", "lacks", "passes")
+    assert found == {
+        "refutes": ("failed", "the sleep freed nothing", {}),
+        "raises": ("failed", "it raised: TypeError: varlen_attn() got an unexpected keyword argument", {}),
+        "crashes": ("failed", "died of SIGSEGV", {}),
+        "lacks": ("not possible", "the daemon does not start", {}),
+        "passes": ("passed", "", {"tokens_per_s": 12.5}),
+    }
+    assert "Traceback" in (tmp_path / "logs" / "raises.log").read_text()
+
+
+def test_a_row_that_has_passed_runs_again_only_with_other_gpus_or_another_model(tmp_path):
+    def num_runs() -> int:
+        return len((tmp_path / "passes").read_text().splitlines())
+
+    first = outcomes(tmp_path, "passes", "refutes")
+    assert outcomes(tmp_path, "passes", "refutes") == first
+    assert num_runs() == 1
+    assert "passed" in (tmp_path / "results.json").read_text()
+    outcomes(tmp_path, "passes", num_gpus=2)
+    outcomes(tmp_path, "passes", model="/models/other")
+    assert num_runs() == 3
+
+
+def test_a_row_that_hangs_ends_at_its_deadline_with_all_that_it_started(tmp_path):
+    # as long as Python may take to start here
+    deadline_s = 5.0
+    while not (tmp_path / "pids").exists():
+        found = outcomes(tmp_path, "hangs", "passes", deadline_s=deadline_s)
+        deadline_s *= 2
+    assert found["hangs"][:2] == ("failed", f"no result within {deadline_s / 2:g} s")
+    assert found["passes"][0] == "passed"
+    assert [pid for pid in map(int, (tmp_path / "pids").read_text().split()) if is_alive(pid)] == []
+
+
+def test_ctrl_c_ends_the_row_that_runs_and_keeps_what_has_passed(tmp_path):
+    process = start(tmp_path, "passes", "hangs")
+    deadline = time.monotonic() + PATIENCE_S
+    while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode not in {0, None}
+    assert [pid for pid in map(int, (tmp_path / "pids").read_text().split()) if is_alive(pid)] == []
+    (kept,) = json.loads((tmp_path / "results.json").read_text()).values()
+    assert list(kept) == ["passes"]
+
+
+@pytest.mark.parametrize(
+    ("row", "num_gpus", "why"),
+    [
+        ({}, 0, "this machine has no CUDA GPU"),
+        ({"num_gpus": 2}, 1, "needs 2 GPUs, here is 1"),
+        ({"packages": ("no_such_package.part",)}, 1, "no_such_package is not installed"),
+        ({"programs": ("no-such-program",)}, 1, "there is no program no-such-program"),
+        ({"num_gpus": 2, "packages": ("json",), "programs": ("sh",)}, 2, ""),
+    ],
+)
+def test_a_row_says_what_it_lacks(row, num_gpus, why):
+    machine = Machine(hardware="", num_gpus=num_gpus, has_gpus=False)
+    assert missing(Row(name="x", shows="", function="", **row), machine) == why
+
+
+def test_with_real_gpus_a_torch_for_processors_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cpu")
+    machine = Machine(hardware="", num_gpus=1, has_gpus=True)
+    assert missing(Row(name="x", shows="", function=""), machine) == "torch 2.13.0+cpu is built without CUDA"
+
+
+def test_every_row_has_a_function_that_takes_its_arguments():
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        module, _, function = row.function.partition(":")
+        signature = inspect.signature(getattr(importlib.import_module(module), function))
+        signature.bind(None, **row.arguments)
+
+
+def test_a_machine_without_a_gpu_says_so_for_every_row_and_exits_with_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rollpacker.gpu_check.checking.visible_gpus", lambda: 0)
+    assert main(["gpu-check", f"out={tmp_path}"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.count("this machine has no CUDA GPU") == len(ROWS)
+    assert "No row could run." in captured.err
+    assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rows=decod"], "Write decode."),
+        (["model.path=/no/such/model"], "config.json does not give the sizes of a transformer"),
+        (["engine=vllm"], "Leave out engine=vllm."),
+        (["again=maybe"], "again=maybe is not legal"),
+    ],
+)
+def test_a_mistake_is_answered_before_any_row_runs(words, said, tmp_path, capsys):
+    assert main(["gpu-check", f"out={tmp_path}", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_results_that_this_command_did_not_write_are_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "results.json").write_text('{"x": {"decode": {"grade": 1}}}')
+    machine = Machine(hardware="", num_gpus=1, has_gpus=False)
+    monkeypatch.setattr("rollpacker.gpu_check.checking.this_machine", lambda: machine)
+    assert main(["gpu-check", f"out={tmp_path}", "rows=decode"]) == 2
+    assert "Delete it, or choose another out." in capsys.readouterr().err
