@@ -10,7 +10,7 @@ import numpy as np
 
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.rollout import GenerationRequest
-from rollpacker.sim.lengths import read_packaged
+from rollpacker.sim.lengths import read_length_rows, read_packaged
 from rollpacker.sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -112,20 +112,7 @@ def _size(path: Path | None) -> tuple[int | None, float, bool]:
     """How many lengths there are, where they are single ones; the largest; and whether they name their prompts."""
     if path is None:
         return None, max(float(row["tokens"]) for row in read_packaged("response_lengths.csv")), False
-    frame = _frame(path)
+    frame = read_length_rows(path)
     if "length_tokens" not in frame.columns:
         return None, float(frame["tokens"].max()), False
     return len(frame), float(frame["length_tokens"].max()), "prompt" in frame.columns
-
-
-def _frame(path: Path) -> pd.DataFrame:
-    """A file that `Workload` has accepted."""
-    import pandas as pd
-
-    from rollpacker.metrics.tables import read_frame
-
-    if path.is_dir():
-        return read_frame(path, "responses")
-    if path.suffix == ".csv":
-        return pd.read_csv(path, comment="#")
-    return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_json(path, lines=True)
