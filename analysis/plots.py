@@ -239,3 +239,10 @@ def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Seque
     for unused in axes.flat[len(names) :]:
         unused.set_visible(False)
     return figure, list(zip(names, axes.flat, strict=False)), list(axes[:, 0])
+
+
+def origin_of(frame: pd.DataFrame) -> str:
+    """Say below a figure of Qwen2.5-7B where its numbers come from."""
+    source = Source.MODELLED if (frame["source"] == Source.MODELLED).any() else Source.MEASURED
+    said = seeds_said(frame, source)
+    return f"{said}, Qwen2.5-7B" if source is Source.MODELLED else said

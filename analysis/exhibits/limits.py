@@ -14,7 +14,7 @@ import numpy as np
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Value, comparing, speedups
-from rollpacker.analysis.sensitivity import BASELINE, TAIL, origin_of
+from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rollpacker.analysis.numbers import Point
     from rollpacker.analysis.runs import Run, Runs
 
+BASELINE, TAIL = "verl", "tail"
 LOAD, STAGES, SHARE = "speedup over plain batches, 2 GPUs", "speedup over plain batches, 16 GPUs", "rollout share"
 TAIL_SCALES: Final = ("0.0", "0.2", "1.0")
 NUM_PROMPTS: Final = (4, 32, 128)

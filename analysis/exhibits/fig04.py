@@ -1,4 +1,4 @@
-"""Fig 4a: the longest response of each step, of plain batches and of short and long rounds of tail batching.
+"""Fig 4: plain batches beside short and long rounds of tail batching alone, step by step.
 
 The paper's numbers of this figure are not at hand; its text says that four short rounds go with a long one.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Value
-from rollpacker.analysis.rounds import draw_rounds, gather_rounds, rounds_of
+from rollpacker.analysis.numbers import Claim, Place, Value
+from rollpacker.analysis.rounds import LONGEST, ROLLOUT, rounds_exhibit, rounds_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from rollpacker.analysis.runs import Runs
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B")
@@ -21,12 +18,6 @@ SYSTEMS = ("verl", "tail")
 
 SHORT_PER_LONG = 4.0
 """Section 3: with a factor of 1.25 for prompts, each short round defers a quarter of a batch."""
-
-
-def gather(runs: Runs) -> Numbers:
-    """Of tail batching alone: nothing else changes, so this is what it does to the rounds."""
-    points = gather_rounds(runs, models=MODELS, systems=SYSTEMS, column="response_length_max_tokens", unit="tokens")
-    return Numbers(points=points, claims=[_claim(runs, model) for model in MODELS], missing=runs.missing)
 
 
 def _claim(runs: Runs, model: str) -> Claim:
@@ -38,15 +29,21 @@ def _claim(runs: Runs, model: str) -> Claim:
     return Claim(text=f"{model}: short rounds per long round", paper=SHORT_PER_LONG, ours=ours, unit="rounds")
 
 
-def draw(numbers: Numbers) -> Figure:
-    """A panel per model, a mark per round."""
-    return draw_rounds(numbers, ylabel="longest response (tokens)")
-
-
-EXHIBIT = Exhibit(
+FIG04A = rounds_exhibit(
+    LONGEST,
     name="fig04a",
     title="The longest response of each round, plain and under tail batching (Fig 4a)",
+    systems=SYSTEMS,
+    models=MODELS,
     experiments=("table2",),
-    gather=gather,
-    draw=draw,
+    claim=_claim,
+)
+
+FIG04B = rounds_exhibit(
+    ROLLOUT,
+    name="fig04b",
+    title="The rollout time of each round, plain and under tail batching (Fig 4b)",
+    systems=SYSTEMS,
+    models=MODELS,
+    experiments=("table2",),
 )
