@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rollpacker.protocols.tensors import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 ALIGNMENT = 16
 """Bytes; what vectorised copies like, and a multiple of every number type's size."""
@@ -89,15 +89,3 @@ class BucketPlan:
         if self._used:
             self._bucket += 1
             self._used = 0
-
-
-def plan_buckets(tensors: Iterable[TensorSpec], bucket_bytes: int) -> list[list[Piece]]:
-    """The pieces of each bucket."""
-    plan = BucketPlan(bucket_bytes)
-    buckets: list[list[Piece]] = []
-    for tensor in tensors:
-        for bucket, piece in plan.place(tensor):
-            if bucket == len(buckets):
-                buckets.append([])
-            buckets[bucket].append(piece)
-    return buckets
