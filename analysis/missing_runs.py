@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.status import Status
 
-from rollpacker.analysis.exhibit import TINY_SETUPS
+from rollpacker.analysis.exhibit import TINY_SETUPS, Exhibit
 from rollpacker.analysis.modelling import model_runs
 from rollpacker.analysis.progress import shown_progress
 from rollpacker.analysis.sweeps import Asked, make_tiny_inputs, points_of, train_here, unfinished, words_of
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, RollpackerError
 from rollpacker.demo.inputs import Inputs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rollpacker.analysis.exhibit import Exhibit
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.terminal import Terminal
+from rollpacker.terminal import Terminal
 
 
 def make_missing_runs(

@@ -6,23 +6,18 @@ Invariant: what a model computed is drawn hatched or dashed and named `modelled`
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rollpacker.analysis.numbers import Source
+from rollpacker.analysis.numbers import Numbers, Source
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, PAPER_LABELS, color_of, use_style
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.numbers import Numbers
 
 PAPER_COLOR = "#C4C4C4"
 PAPER_DOT = "#555555"

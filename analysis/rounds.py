@@ -5,27 +5,21 @@ Invariant: a series is one kind of round of one system, as `tail, short`; all ki
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Value, comparing
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import origin_handles
-from rollpacker.analysis.runs import PAPER_SETUP
+from rollpacker.analysis.runs import PAPER_SETUP, Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.numbers import Point
-    from rollpacker.analysis.runs import Run, Runs
 
 KINDS = ("plain", "short", "long")
 _MARKERS = {"plain": "o", "short": "o", "long": "D"}

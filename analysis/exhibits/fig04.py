@@ -5,13 +5,9 @@ The paper's numbers of this figure are not at hand; its text says that four shor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rollpacker.analysis.numbers import Claim, Place, Value
 from rollpacker.analysis.rounds import LONGEST, ROLLOUT, rounds_exhibit, rounds_of
-
-if TYPE_CHECKING:
-    from rollpacker.analysis.runs import Runs
+from rollpacker.analysis.runs import Runs
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B")
 SYSTEMS = ("verl", "tail")

@@ -6,17 +6,13 @@ has half of the GPUs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import LONGEST, ROLLOUT, means, rounds_exhibit
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Runs
+from rollpacker.analysis.runs import Runs
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B")
 SYSTEMS = ("verl", "rollpacker")

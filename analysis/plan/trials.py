@@ -6,17 +6,15 @@ Invariant: a trial is a function of its configuration; two processes that try it
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.core.errors import ConfigError
 from rollpacker.data.shapes import transformer_of
 from rollpacker.sim.run_facts import ModelledRunFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 ETAS = (1.0, 1.125, 1.25, 1.5)
 """Speculation factors that are tried, of prompts and responses alike: none, and the paper's three."""

@@ -9,13 +9,10 @@ it to a checksum.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rollpacker.protocols.tensors import PIECE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ALIGNMENT = 16
 """Bytes; what vectorised copies like, and a multiple of every number type's size."""
