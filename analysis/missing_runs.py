@@ -1,29 +1,25 @@
 """Makes the runs that exhibits lack: models them, or trains them on this machine.
 
-Each experiment is run once, however many exhibits need it. For one exhibit, the equivalent command is printed first.
+Each experiment is run once, however many exhibits need it; a run that was stopped is begun again by the next call. For
+one exhibit, the equivalent command is printed first.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.status import Status
 
-from rollpacker.analysis.exhibit import TINY_SETUPS
-from rollpacker.analysis.modelling import model_runs
+from rollpacker.analysis.exhibit import TINY_SETUPS, Exhibit
+from rollpacker.analysis.processes import open_processes
 from rollpacker.analysis.progress import shown_progress
 from rollpacker.analysis.sweeps import Asked, make_tiny_inputs, points_of, train_here, unfinished, words_of
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, RollpackerError
 from rollpacker.demo.inputs import Inputs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rollpacker.analysis.exhibit import Exhibit
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.terminal import Terminal
+from rollpacker.terminal import Terminal
 
 
 def make_missing_runs(
@@ -92,12 +88,26 @@ def _model(by_experiment: dict[str, Asked], num_jobs: int, console: Terminal) ->
         return {}
     folders = {name: {config.run.dir for config in points} for name, points in to_do.items()}
     failures: dict[str, list[str]] = {}
-    with shown_progress(folders, console) as on_run:
-        for config, failure in model_runs(configs.values(), num_jobs):
+    with shown_progress(folders, console) as on_run, open_processes(num_jobs) as processes:
+        for config, failure in processes.results(_model_one, configs.values()):
             for name in [name for name, own in folders.items() if failure and config.run.dir in own]:
                 failures.setdefault(name, []).append(f"{config.run.dir} failed: {failure}")
             on_run(config.run.dir)
     return failures
+
+
+def _model_one(config: RunConfig) -> str:
+    """Model a run; gives what it failed of, which does not keep the others from being modelled."""
+    from rollpacker import pipeline
+    from rollpacker.cli.run_facts import run_facts_of
+    from rollpacker.runtime.run.preflight import validate
+
+    try:
+        validate(config, run_facts_of)
+        pipeline.run(config)
+    except RollpackerError as error:
+        return str(error)
+    return ""
 
 
 def _train(by_experiment: dict[str, Asked], console: Terminal) -> dict[str, list[str]]:

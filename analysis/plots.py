@@ -6,23 +6,18 @@ Invariant: what a model computed is drawn hatched or dashed and named `modelled`
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rollpacker.analysis.numbers import Source
+from rollpacker.analysis.numbers import Numbers, Source
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, PAPER_LABELS, color_of, use_style
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.numbers import Numbers
 
 PAPER_COLOR = "#C4C4C4"
 PAPER_DOT = "#555555"
@@ -239,3 +234,10 @@ def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Seque
     for unused in axes.flat[len(names) :]:
         unused.set_visible(False)
     return figure, list(zip(names, axes.flat, strict=False)), list(axes[:, 0])
+
+
+def origin_of(frame: pd.DataFrame) -> str:
+    """Say below a figure of Qwen2.5-7B where its numbers come from."""
+    source = Source.MODELLED if (frame["source"] == Source.MODELLED).any() else Source.MEASURED
+    said = seeds_said(frame, source)
+    return f"{said}, Qwen2.5-7B" if source is Source.MODELLED else said

@@ -5,24 +5,21 @@ Invariant: a series is one kind of round of one system, as `tail, short`; all ki
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rollpacker.analysis.numbers import Place, Value, comparing
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import origin_handles
+from rollpacker.analysis.runs import PAPER_SETUP, Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.numbers import Numbers, Point
-    from rollpacker.analysis.runs import Run, Runs
 
 KINDS = ("plain", "short", "long")
 _MARKERS = {"plain": "o", "short": "o", "long": "D"}
@@ -31,17 +28,59 @@ _HEADROOM = 1.12
 """Above the highest mark, where the name of a mean may have to stand."""
 
 
-def gather_rounds(runs: Runs, *, models: Sequence[str], systems: Sequence[str], column: str, unit: str) -> list[Point]:
-    """One column of the `steps` table at each step, a panel per model; steps count from 1, as in the paper."""
+class Measure(NamedTuple):
+    """What is drawn of each round."""
+
+    column: str
+    """Of the `steps` table."""
+    unit: str
+    label: str
+
+
+LONGEST = Measure("response_length_max_tokens", "tokens", "longest response (tokens)")
+"""Of the responses that were trained: an aborted one may have been longer."""
+
+ROLLOUT = Measure("rollout_time_s", "s", "rollout time (s)")
+"""Rewards that come after the rollout are not in it."""
+
+
+def rounds_exhibit(
+    measure: Measure,
+    *,
+    name: str,
+    title: str,
+    systems: Sequence[str],
+    models: Sequence[str],
+    experiments: tuple[str, ...],
+    setups: tuple[str, ...] = (PAPER_SETUP,),
+    claim: Callable[[Runs, str], Claim] | None = None,
+) -> Exhibit:
+    """The exhibit of one measure at each step, a panel per model and a mark per round; `claim` is about a model."""
+
+    def gather(runs: Runs) -> Numbers:
+        shown = runs.models(*models)
+        claims = [claim(runs, model) for model in shown] if claim else []
+        return Numbers(
+            points=_gather(runs, models=shown, systems=systems, measure=measure), claims=claims, missing=runs.missing
+        )
+
+    draw = partial(draw_rounds, ylabel=measure.label)
+    return Exhibit(name=name, title=title, experiments=experiments, gather=gather, draw=draw, setups=setups)
+
+
+def _gather(runs: Runs, *, models: Sequence[str], systems: Sequence[str], measure: Measure) -> list[Point]:
+    """Steps count from 1, as in the paper."""
     points: list[Point | None] = []
     for model in models:
         for system in systems:
             found = runs.of(model=model, system=system, task="mix")
             for step in range(min((len(run.steps) for run in found), default=0)):
                 for kind in KINDS:
-                    place = Place(panel=model, x=float(step + 1), unit=unit, series=f"{system}, {kind}")
+                    place = Place(panel=model, x=float(step + 1), unit=measure.unit, series=f"{system}, {kind}")
                     of_kind = [run for run in found if run.steps["round_kind"].iloc[step] == kind]
-                    points.append(place.ours(Value(run, float(run.steps[column].iloc[step])) for run in of_kind))
+                    points.append(
+                        place.ours(Value(run, float(run.steps[measure.column].iloc[step])) for run in of_kind)
+                    )
     return comparing(points)
 
 

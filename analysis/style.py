@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from rollpacker.metrics.files import write_atomically
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, RC, SYSTEM_COLORS, color_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["CYCLE_STEPS", "OTHER_COLORS", "SYSTEM_COLORS", "color_of"]
 

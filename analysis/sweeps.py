@@ -14,18 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollpacker.analysis.runs import PAPER_SETUP
 from rollpacker.config.multirun import compose_sweep
+from rollpacker.config.schema import RunConfig
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import WorldError
 from rollpacker.demo.inputs import Inputs, are_made, make_inputs
 from rollpacker.demo.three_commands import words_of as input_words
 from rollpacker.launch.points import Point
-
-if TYPE_CHECKING:
-    from rollpacker.config.schema import RunConfig
 
 _MODELLED_PLACE = (
     "${run.setup}/${run.study}/${model.name}/${engine.num_engines}x${engine.tensor_parallel}/"

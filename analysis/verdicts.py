@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from rollpacker.analysis.numbers import Source, Standing
+from rollpacker.analysis.numbers import Claim, Numbers, Source, Standing
 from rollpacker.metrics.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rollpacker.analysis.numbers import Claim, Numbers
 
 RECORD: Final = Path(__file__).parent / "verdicts.csv"
 

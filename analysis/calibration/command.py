@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollpacker.analysis.calibration.reference import OWN_REFERENCE, read_reference
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.cli.settings import parse_settings, whole_number
 from rollpacker.core.errors import ConfigError
@@ -40,7 +39,8 @@ HELP = CommandHelp(
 class _Question:
     """What was asked for."""
 
-    reference: Path
+    reference: Path | None
+    """None: the numbers that are installed."""
     hardware: str
     num_rounds: int
     num_jobs: int
@@ -54,7 +54,6 @@ def run(arguments: Arguments) -> None:
     from rollpacker.config.roots import conf_dir
     from rollpacker.metrics.outputs import check_output
 
-    rows = read_reference(question.reference)
     base = conf_dir() / "hardware" / f"{question.hardware}.yaml"
     if not base.is_file():
         options = ", ".join(sorted(file.stem for file in base.parent.glob("*.yaml")))
@@ -68,15 +67,18 @@ def run(arguments: Arguments) -> None:
         )
 
     from rollpacker.analysis.calibration import campaign, report
-    from rollpacker.analysis.processes import end_like_ctrl_c
+    from rollpacker.analysis.calibration.reference import read_reference
+    from rollpacker.analysis.numbers import PAPER
+    from rollpacker.analysis.processes import end_like_ctrl_c, open_processes
     from rollpacker.cli.screen import output, plan_progress
 
+    rows = read_reference(question.reference or PAPER)
     end_like_ctrl_c()
     with (
         plan_progress(campaign.num_runs(rows, question.num_rounds), question.num_jobs) as progress,
-        campaign.open_campaign(rows, question.hardware, question.num_jobs, progress) as opened,
+        open_processes(question.num_jobs) as processes,
     ):
-        values, compared = opened.fit(question.num_rounds)
+        values, compared = campaign.calibrate(rows, question.hardware, question.num_rounds, processes, progress)
     date = dt.datetime.now(tz=dt.UTC).date().isoformat()
     origin = f"on {date} by `rollpacker calibrate {' '.join(arguments.words)}`"
     report.write_hardware(question.out, base.read_text(encoding="utf-8"), values, compared, origin=origin)
@@ -104,7 +106,7 @@ def _parse(words: tuple[str, ...]) -> _Question:
             "Add out=h800.yaml, or conf/hardware/h800.yaml.",
         )
     return _Question(
-        reference=Path(settings["reference"]) if settings["reference"] else OWN_REFERENCE,
+        reference=Path(settings["reference"]) if settings["reference"] else None,
         hardware=settings["hardware"],
         num_rounds=whole_number(settings, "rounds", least=0),
         num_jobs=whole_number(settings, "jobs"),

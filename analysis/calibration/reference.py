@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from rollpacker.analysis.exhibits import fig10, table1, table2
+from rollpacker.analysis.numbers import PAPER_SYSTEMS
 from rollpacker.core.errors import DataError
-
-FILES = ("table01.csv", "table02.csv", "fig06a.csv", "fig06b.csv", "fig09a.csv", "fig09b.csv", "fig10c.csv")
 
 _CYCLE = 5
 """Steps from one long round to the next, with the paper's factor of 1.25."""
-
-_FIG10C_STEP_S = {"7B": 129.0, "14B": 302.0}
-"""The printed step time of a long round, of which the figure gives shares."""
-
-_FIG10C_SYSTEM = "tail-reward-planner"
-"""The figure is of RollPacker, but its stages add up to the step as if no training overlapped the rollout: so they are
-compared with the system that has all but the stream trainer."""
-
-_SYSTEMS = {"veRL": "verl", "RLHFuse": "rlhfuse", "Flexes": "rollpacker"}
-"""The paper's names; Flexes is the name of RollPacker's submission."""
-
-_LADDER = {
-    "+ Tail Batching": "tail",
-    "+ Reward": "tail-reward",
-    "+ Parallelism": "tail-reward-planner",
-    "+ Trainer": "rollpacker",
-}
-
-_TASKS = {"Math": "math", "Code": "code", "LLM-as-a-Judge": "judge"}
 
 
 class Row(NamedTuple):
@@ -62,9 +44,6 @@ class Row(NamedTuple):
     of Qwen3's responses are not published."""
 
 
-OWN_REFERENCE = Path(__file__).parents[1] / "paper"
-
-
 def read_reference(folder: Path) -> list[Row]:
     """Read all files of the reference.
 
@@ -73,15 +52,7 @@ def read_reference(folder: Path) -> list[Row]:
     """
     tables = {name: _read(folder / name) for name in FILES}
     try:
-        return [
-            *_table1(tables["table01.csv"]),
-            *_table2(tables["table02.csv"]),
-            *_preemptions("Fig 6a", "preemptions", tables["fig06a.csv"]),
-            *_preemptions("Fig 6b", "rollout", tables["fig06b.csv"]),
-            *_step_times("Fig 9a", "7B", tables["fig09a.csv"]),
-            *_step_times("Fig 9b", "14B", tables["fig09b.csv"]),
-            *_stages(tables["fig10c.csv"]),
-        ]
+        return [row for name, rows_of in _READERS.items() for row in rows_of(tables[name])]
     except (KeyError, ValueError) as error:
         raise DataError(
             f"The reference in {folder} does not say what it should: {error!r}.",
@@ -103,47 +74,61 @@ def _read(file: Path) -> list[dict[str, str]]:
 
 
 def _table1(rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:
-    stages = {"Rollout": "rollout", "Reward": "reward", "Training": "train"}
     for row in rows:
         share = float(row["y"]) / 100
-        quantity = f"{stages[row['x']]}_share"
-        yield Row("Table 1", "14B", "verl", _TASKS[row["series"]], "plain", quantity, share, _weight(share))
+        quantity = f"{fig10.STAGES[row['x']].removeprefix('exposed_')}_share"
+        yield Row("Table 1", "14B", "verl", table1.TASKS[row["series"]], "plain", quantity, share, _weight(share))
 
 
 def _table2(rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:
+    systems = {row: system for system, (row, _) in table2.LADDER.items() if system != "verl"}
     for row in rows:
-        if row["x"] in _LADDER:
+        if row["x"] in systems:
             model = row["series"].removeprefix("Qwen2.5-").partition("/")[0]
-            yield Row("Table 2", model, _LADDER[row["x"]], "mix", "all", "speedup", float(row["y"]))
+            yield Row("Table 2", model, systems[row["x"]], "mix", "all", "speedup", float(row["y"]))
 
 
-def _preemptions(exhibit: str, quantity: str, rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:
+def _preemptions(rows: Iterable[Mapping[str, str]], exhibit: str, quantity: str) -> Iterator[Row]:
     for row in rows:
         model, kind = f"8B {row['x'].replace('=', '')}", row["series"].split()[0].lower()
         yield Row(exhibit, model, "tail-reward", "mix", kind, quantity, float(row["y"]), 0.0)
 
 
-def _step_times(exhibit: str, model: str, rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:
+def _step_times(rows: Iterable[Mapping[str, str]], exhibit: str, model: str) -> Iterator[Row]:
     times: dict[str, list[float]] = {}
     for row in rows:
-        times.setdefault(_SYSTEMS[row["series"]], []).append(float(row["y"]))
-    for system, of_steps in times.items():
-        yield Row(exhibit, model, system, "mix", "all", "step", statistics.mean(of_steps))
+        times.setdefault(PAPER_SYSTEMS[row["series"]], []).append(float(row["y"]))
     packed = times["rollpacker"]
     short = [time for step, time in enumerate(packed, start=1) if step % _CYCLE]
-    yield Row(exhibit, model, "rollpacker", "mix", "short", "step", statistics.mean(short))
-    yield Row(exhibit, model, "rollpacker", "mix", "long", "step", statistics.mean(packed[_CYCLE - 1 :: _CYCLE]))
+    of_kind = [(system, "all", of_steps) for system, of_steps in times.items()]
+    for system, kind, chosen in (
+        *of_kind,
+        ("rollpacker", "short", short),
+        ("rollpacker", "long", packed[_CYCLE - 1 :: _CYCLE]),
+    ):
+        yield Row(exhibit, model, system, "mix", kind, "step", statistics.mean(chosen))
 
 
 def _stages(rows: Iterable[Mapping[str, str]]) -> Iterator[Row]:
-    stages = {"Sync.": "weight_sync", "Rollout": "rollout", "Reward": "reward", "Training": "train"}
     for row in rows:
         name, _, kind = row["series"].partition(" (")
-        model = row["x"]
-        share = float(row["y"]) / 100
-        seconds = share * _FIG10C_STEP_S[model]
-        yield Row("Fig 10c", model, _FIG10C_SYSTEM, "mix", kind.split()[0], stages[name], seconds, _weight(share))
+        model, share, stage = row["x"], float(row["y"]) / 100, fig10.STAGES[name].removeprefix("exposed_")
+        seconds = share * fig10.LONG_STEP_S[model]
+        yield Row("Fig 10c", model, fig10.SYSTEM, "mix", kind.split()[0], stage, seconds, _weight(share))
 
 
 def _weight(share: float) -> float:
     return min(1.0, share / 0.1)
+
+
+_READERS: Mapping[str, Callable[[Iterable[Mapping[str, str]]], Iterator[Row]]] = {
+    "table01.csv": _table1,
+    "table02.csv": _table2,
+    "fig06a.csv": partial(_preemptions, exhibit="Fig 6a", quantity="preemptions"),
+    "fig06b.csv": partial(_preemptions, exhibit="Fig 6b", quantity="rollout"),
+    "fig09a.csv": partial(_step_times, exhibit="Fig 9a", model="7B"),
+    "fig09b.csv": partial(_step_times, exhibit="Fig 9b", model="14B"),
+    "fig10c.csv": _stages,
+}
+
+FILES = tuple(_READERS)

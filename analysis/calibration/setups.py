@@ -12,17 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
+
 from rollpacker.analysis.calibration.reference import Row
 
 _COLUMNS = {
-    "step": "step_time_s",
-    "rollout": "rollout_time_s",
-    "reward": "exposed_reward_time_s",
-    "train": "train_time_s",
-    "weight_sync": "weight_sync_time_s",
-    "preemptions": "num_preemptions",
+    "step_time_s": "step",
+    "rollout_time_s": "rollout",
+    "exposed_reward_time_s": "reward",
+    "train_time_s": "train",
+    "weight_sync_time_s": "weight_sync",
+    "num_preemptions": "preemptions",
 }
-"""Of `steps`, by the quantity of the reference."""
+"""Of `steps`, and the quantity of the reference."""
 
 _CLUSTERS = {
     "7B": ("experiment=e2e", "model=qwen2.5-7b"),
@@ -64,21 +67,6 @@ class Setup(NamedTuple):
         return not self.system.startswith(("tail", "rollpacker"))
 
 
-class Summary(NamedTuple):
-    """What came of a run: mean seconds of each stage, and preemptions, by kind of round."""
-
-    seconds: Mapping[str, Mapping[str, float]]
-    weights: Mapping[str, int]
-    """How many rounds of each kind there were."""
-
-    def mean(self, stage: str, kind: str) -> float:
-        """Over the rounds of a kind, or over `all`."""
-        if kind != "all":
-            return self.seconds[kind][stage]
-        total = sum(self.weights.values())
-        return sum(self.seconds[each][stage] * weight for each, weight in self.weights.items()) / total
-
-
 def setups_of(rows: Iterable[Row]) -> list[Setup]:
     """Every run that the rows need, once, with the baseline that speedups are relative to."""
     wanted = [Setup(row.model, row.system, row.task) for row in rows]
@@ -86,8 +74,12 @@ def setups_of(rows: Iterable[Row]) -> list[Setup]:
     return list(dict.fromkeys(wanted + baselines))
 
 
-def run_setup(setup: Setup, extra: Sequence[str], folder: Path) -> Summary:
-    """Model one run in this process; leaves nothing in `folder`."""
+def run_setup(setup: Setup, extra: Sequence[str], folder: Path) -> pd.DataFrame:
+    """Model one run in this process; leaves nothing in `folder`.
+
+    Returns:
+        By kind of round: mean seconds of each stage, preemptions, and `num_rounds`.
+    """
     from rollpacker import pipeline
     from rollpacker.config.compose import compose
     from rollpacker.metrics.tables import read_frame
@@ -95,25 +87,28 @@ def run_setup(setup: Setup, extra: Sequence[str], folder: Path) -> Summary:
     run_dir = folder / "-".join(setup).replace(" ", "-")
     try:
         pipeline.run(compose([*setup.words, *extra, f"run.dir={run_dir}"]))
-        steps = read_frame(run_dir, "steps")
+        kinds = read_frame(run_dir, "steps").groupby("round_kind")
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
-    seconds = {
-        str(kind): {quantity: float(of_kind[column].mean()) for quantity, column in _COLUMNS.items()}
-        for kind, of_kind in steps.groupby("round_kind")
-    }
-    return Summary(seconds, {str(kind): int(count) for kind, count in steps["round_kind"].value_counts().items()})
+    means = kinds[list(_COLUMNS)].mean().rename(columns=_COLUMNS)
+    return means.assign(num_rounds=kinds.size())
 
 
-def predict(row: Row, summaries: Mapping[Setup, Summary]) -> float:
+def predict(row: Row, summaries: Mapping[Setup, pd.DataFrame]) -> float:
     """What the model says where the paper says `row.value`."""
     summary = summaries[Setup(row.model, row.system, row.task)]
     if row.quantity == "speedup":
-        return summaries[Setup(row.model, "verl", row.task)].mean("step", "all") / summary.mean("step", "all")
+        return _mean(summaries[Setup(row.model, "verl", row.task)], "step", "all") / _mean(summary, "step", "all")
     stage = row.quantity.removesuffix("_share")
-    seconds = summary.mean(stage, row.kind)
+    value = _mean(summary, stage, row.kind)
     if stage == row.quantity:
-        return seconds
+        return value
     if stage == "train":  # Table 1 has no stage for it, and its three add up to the step
-        seconds += summary.mean("weight_sync", row.kind)
-    return seconds / summary.mean("step", row.kind)
+        value += _mean(summary, "weight_sync", row.kind)
+    return value / _mean(summary, "step", row.kind)
+
+
+def _mean(summary: pd.DataFrame, stage: str, kind: str) -> float:
+    """Over the rounds of a kind, or over `all`."""
+    rows = summary if kind == "all" else summary.loc[[kind]]
+    return float(np.average(rows[stage], weights=rows["num_rounds"]))

@@ -8,18 +8,14 @@ from types import MappingProxyType
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits import (
     bubbles,
-    correlation,
     fig02a,
     fig02b,
-    fig04a,
-    fig04b,
+    fig04,
     fig06,
     fig07a,
     fig08,
     fig09,
-    fig10a,
-    fig10b,
-    fig10c,
+    fig10,
     fig11,
     fig12,
     fig13,
@@ -27,45 +23,23 @@ from rollpacker.analysis.exhibits import (
     length_bias,
     limits,
     scaling,
+    sensitivity,
     table1,
     table2,
     table3,
-    table4,
-    tail_weight,
 )
 
-EXHIBITS: Mapping[str, Exhibit] = MappingProxyType(
-    {
-        module.EXHIBIT.name: module.EXHIBIT
-        for module in (
-            table1,
-            table2,
-            table3,
-            table4,
-            fig02a,
-            fig02b,
-            fig04a,
-            fig04b,
-            fig06,
-            fig07a,
-            fig08,
-            fig09,
-            fig10a,
-            fig10b,
-            fig10c,
-            fig11,
-            fig12,
-            fig13,
-            fig14,
-            bubbles,
-            length_bias,
-            correlation,
-            tail_weight,
-            limits,
-            scaling,
-        )
-    }
+_PAPER = (
+    *(table1.EXHIBIT, table2.EXHIBIT, table3.EXHIBIT, fig02a.EXHIBIT, fig02b.EXHIBIT, fig04.FIG04A, fig04.FIG04B),
+    *(fig06.EXHIBIT, fig07a.EXHIBIT, fig08.EXHIBIT, fig09.EXHIBIT, fig10.FIG10A, fig10.FIG10B, fig10.FIG10C),
+    *(fig11.EXHIBIT, fig12.EXHIBIT, fig13.EXHIBIT, fig14.EXHIBIT),
 )
+_OURS = (
+    *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
+    scaling.EXHIBIT,
+)
+
+EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})
 """In the paper's order, then ours."""
 
 ARTIFACT: Mapping[str, tuple[str, ...]] = MappingProxyType(

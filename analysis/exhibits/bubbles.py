@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Value, comparing
 from rollpacker.analysis.plots import compare_bars
+from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import PAPER_LABELS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Runs
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
 SYSTEMS = ("verl", "rlhfuse", "rollpacker")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import PAPER, Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import compare_curves
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Runs
+from rollpacker.analysis.runs import Runs
 
 TASKS = {"Math": "math", "Code": "code", "LLM Judge": "judge"}
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)

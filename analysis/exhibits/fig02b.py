@@ -5,17 +5,13 @@ The paper's numbers of this figure are not at hand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pandas as pd
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import compare_lines
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs
 
 TASKS = ("math", "code", "judge")
 

@@ -6,19 +6,15 @@ One number is fitted and no claim: the time of short rounds at TP 1, which the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs
 
 PANELS = {
     "fig06a": ("preemptions of a {} round", "num_preemptions", "preemptions"),

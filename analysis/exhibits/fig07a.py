@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_curves
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Runs
+from rollpacker.analysis.runs import Runs
 
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.8, 0.85, 0.9, 0.925, 0.945, 0.96, 0.98, 0.99)
 PANEL = "sandboxed programs"

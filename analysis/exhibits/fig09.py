@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import (
@@ -17,13 +19,7 @@ from rollpacker.analysis.numbers import (
     speedups,
 )
 from rollpacker.analysis.plots import compare_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs
 
 PANELS = {"Qwen2.5-7B": "fig09a", "Qwen2.5-14B": "fig09b", "Qwen2.5-32B": "fig09c"}
 SYSTEMS = ("verl", "rlhfuse", "rollpacker")

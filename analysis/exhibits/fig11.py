@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
+from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, use_style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
 
 FACTORS = (1.0, 1.125, 1.25, 1.5)
 ROLLOUT, WASTE = "rollout time per step (s)", "tokens wasted (%)"

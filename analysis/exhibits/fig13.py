@@ -8,19 +8,15 @@ programs and the fixed one of 30 s. The paper's own numbers of this figure are n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs
 
 OVERALL = {"tail": "batch", "tail-reward": "per sample"}
 JUDGES = {"pipeline": "piped", "nopipeline": "not"}

@@ -6,16 +6,12 @@ algorithm's, and more GPUs are meant to give the same training sooner. `scaling`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, speedups
 from rollpacker.analysis.plots import compare_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs
 
 MODEL = "Qwen2.5-14B"
 SYSTEMS = ("verl", "rollpacker")

@@ -14,26 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import matplotlib.pyplot as plt
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.fig11 import FACTORS, system_name
 from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing
+from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
 
 RACE = "the race alone: length by order of finish (tokens)"
 ROUNDS = "trained length against plain (%), by domain"

@@ -7,26 +7,22 @@ saves in the rollout is a share of the step that shrinks as rewards or training 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Value, comparing, speedups
-from rollpacker.analysis.sensitivity import BASELINE, TAIL, origin_of
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
+from rollpacker.analysis.plots import origin_of
+from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.numbers import Point
-    from rollpacker.analysis.runs import Run, Runs
-
+BASELINE, TAIL = "verl", "tail"
 LOAD, STAGES, SHARE = "speedup over plain batches, 2 GPUs", "speedup over plain batches, 16 GPUs", "rollout share"
 TAIL_SCALES: Final = ("0.0", "0.2", "1.0")
 NUM_PROMPTS: Final = (4, 32, 128)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.rounds import rounds_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Runs
+from rollpacker.analysis.runs import Runs
 
 GPUS = (16, 128, 1024, 8192)
 SYSTEMS = ("verl", "rollpacker")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_bars
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs
 
 TASKS = {"Math": "math", "Code": "code", "LLM-as-a-Judge": "judge"}
 STAGES = {

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
+from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import color_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Runs
 
 MODELS = {"Qwen2.5-7B": "Qwen2.5-7B/8k", "Qwen2.5-14B": "Qwen2.5-14B/16k"}
 """What the paper's rows call them."""

@@ -13,17 +13,14 @@ panels `lent at share` show when engines were lent.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows, speedups
 from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.rounds import means, rounds_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.runs import Run, Runs
 
 WITHOUT = "without"
 

@@ -1,19 +1,19 @@
 """Advice from the outcomes: means and spreads, whether tail batching pays, and what to ask the cluster for.
 
-Pure functions of outcomes. Speedups are paired: a seed's plain run against the same seed's run of the other system,
-with the same prompts. A gain counts only when it is larger than its spread over seeds.
+Pure functions of tables. Speedups are paired: a seed's plain run against the same seed's run of the other system, with
+the same prompts. A gain counts only when it is larger than its spread over seeds.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
-from rollpacker.analysis.plan.outcomes import Outcome, gpu_hours
-from rollpacker.analysis.plan.search import fastest
-from rollpacker.analysis.plan.trials import Setting, Trial
+import numpy as np
+import pandas as pd
+
+from rollpacker.analysis.plan.trials import Setting
 
 HALF_IS_ENOUGH = 1.25
 """Half the GPUs are suggested when a step takes at most so many times as long: it then costs at least 37 % fewer
@@ -23,40 +23,8 @@ DOUBLE_PAYS = 0.6
 """Twice the GPUs are suggested when a step takes at most this share of the time: at least 83 % of the added GPUs' work
 counts."""
 
-FULL_KV = 0.9
-"""Of a KV cache in use at its peak; from here on memory is tight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Of one number over seeds."""
-
-    mean: float
-    deviation: float
-    """Standard deviation; 0 of a single seed, which says nothing."""
-    num_seeds: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """One setting over its seeds."""
-
-    setting: Setting
-    step_time_s: Spread
-    speedup: Spread | None
-    """Over the baseline's best setting on as many GPUs; None for want of a common seed."""
-    long_share: float
-    bubble_ratio: float
-    wasted_share: float
-    preemptions: float
-    kv_peak_share: float
-    kv_tokens_per_engine: int
-    num_all_gpus: int
-
-    @property
-    def gpu_hours_per_1000_steps(self) -> float:
-        return gpu_hours(self.step_time_s.mean, self.num_all_gpus)
-
+Row = pd.Series
+"""One setting, of the table that `summarise` makes."""
 
 Verdict = Literal["pays", "within the spread", "loses"]
 
@@ -67,22 +35,56 @@ class Advice:
 
     verdict: Verdict
     summary: str
-    setting: Setting
-    """The one to run: of plain batching where nothing else pays."""
-    num_gpus: int
-    reasons: tuple[tuple[str, str], ...]
-    """Of eta, TP and GPUs, in this order; what was not varied is left out."""
+    reasons: dict[str, str]
+    """By what to ask for, `eta 1.25`, `TP 2` and `GPUs 32`; what was not varied is left out."""
 
 
-def summarise(outcomes: Sequence[Outcome], baseline: str) -> list[Summary]:
-    """Reduce trials to settings, in the order in which they were first tried."""
-    by_setting: dict[Setting, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_setting.setdefault(outcome.trial.setting, []).append(outcome)
-    return [_summary(setting, own, _baseline_of(outcomes, setting, baseline)) for setting, own in by_setting.items()]
+def add_speedups(outcomes: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Add `speedup`: over the same seed of plain batching at its best, on as many GPUs and at the same rho.
+
+    It is null where plain batching did not run with the seed.
+    """
+    place = ["num_gpus", "rho"]
+    plain = outcomes[outcomes["system"] == baseline].set_index([*place, "tensor_parallel"])
+    best = plain.groupby(level=[0, 1, 2])["step_time_s"].mean().groupby(level=[0, 1]).idxmin()
+    times = plain[plain.index.isin(list(best))].reset_index().set_index([*place, "seed"])["step_time_s"]
+    paired = times.reindex(outcomes.set_index([*place, "seed"]).index)
+    return outcomes.assign(speedup=paired.to_numpy() / outcomes["step_time_s"])
 
 
-def advise(summaries: Sequence[Summary], *, baseline: str, num_gpus: int, rho: float) -> Advice:
+def summarise(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """One row per setting, in the order in which they were first tried.
+
+    Numbers are means over seeds, of the KV peak the largest. `step_spread_s` and `speedup_spread` are standard
+    deviations, 0 of a single seed, which says nothing; `num_paired` counts the seeds that have a speedup.
+    """
+    averaged = ("step_time_s", "speedup", "long_share", "bubble_ratio", "wasted_share", "preemptions")
+    return (
+        outcomes.groupby(list(Setting._fields), sort=False, dropna=False)
+        .agg(
+            **{column: (column, "mean") for column in averaged},
+            step_spread_s=("step_time_s", "std"),
+            speedup_spread=("speedup", "std"),
+            num_seeds=("seed", "size"),
+            num_paired=("speedup", "count"),
+            kv_peak_share=("kv_peak_share", "max"),
+            kv_tokens_per_engine=("kv_tokens_per_engine", "first"),
+            gpu_hours_per_1000_steps=("gpu_hours_per_1000_steps", "mean"),
+        )
+        .fillna({"step_spread_s": 0.0, "speedup_spread": 0.0})
+        .reset_index()
+    )
+
+
+def speedup_by_rho(outcomes: pd.DataFrame, system: str, num_gpus: int) -> dict[float, float]:
+    """Mean paired speedup of a system's best setting at each rho that was tried for it and for plain batching."""
+    own = outcomes[(outcomes["system"] == system) & (outcomes["num_gpus"] == num_gpus)]
+    means = own.groupby(["rho", "tensor_parallel", "eta"])[["step_time_s", "speedup"]].mean().dropna()
+    best = means.loc[means.groupby("rho")["step_time_s"].idxmin(), "speedup"]
+    return {float(rho): float(speedup) for (rho, *_), speedup in best.items()}
+
+
+def advise(summaries: pd.DataFrame, *, baseline: str, num_gpus: int, rho: float) -> Advice:
     """Compare the best racing system with plain batching, and choose.
 
     Args:
@@ -91,213 +93,121 @@ def advise(summaries: Sequence[Summary], *, baseline: str, num_gpus: int, rho: f
         num_gpus: That the user asked about.
         rho: That the answer is given for.
     """
-    here = [each for each in summaries if each.setting.rho == rho and each.setting.num_gpus == num_gpus]
-    plain = _best(each for each in here if each.setting.system == baseline)
-    racing = [each for each in here if each.setting.eta is not None]
-    best = _least_speculation(racing)
-    verdict = verdict_of(best.speedup)
-    without = next((each for each in racing if each.setting == replace(best.setting, eta=1.0)), None)
+    at_rho = summaries[summaries["rho"] == rho]
+    here = at_rho[at_rho["num_gpus"] == num_gpus]
+    racing = here[here["eta"].notna()]
+    plain, best = _best(here[here["system"] == baseline]), _least_speculation(racing)
+    verdict = verdict_of(best)
     chosen = best if verdict == "pays" else plain
-    reasons = []
-    if chosen.setting.eta is not None:
-        reasons.append(("eta", _why_eta(chosen, racing)))
-    reasons.append(("TP", _why_degree(chosen, here)))
-    elsewhere = [each for each in summaries if each.setting.rho == rho and each.setting.system == chosen.setting.system]
-    gpus, why = _why_gpus(chosen, elsewhere)
-    reasons.append(("GPUs", why))
-    return Advice(
-        verdict=verdict,
-        summary=_say_verdict(verdict, best, plain, without),
-        setting=chosen.setting,
-        num_gpus=gpus,
-        reasons=tuple(reasons),
-    )
+    alike = here[here["system"] == chosen["system"]]
+    reasons = {}
+    if not np.isnan(chosen["eta"]):
+        reasons[f"eta {chosen['eta']:g}"] = _why_eta(chosen, alike)
+    reasons[f"TP {chosen['tensor_parallel']}"] = _why_degree(chosen, alike)
+    gpus, why = _why_gpus(chosen, at_rho[at_rho["system"] == chosen["system"]])
+    reasons[f"GPUs {gpus}"] = why
+    return Advice(verdict=verdict, summary=_say_verdict(verdict, best, plain, racing), reasons=reasons)
 
 
-def speedups_by_trial(outcomes: Sequence[Outcome], baseline: str) -> dict[Trial, float]:
-    """Each trial against plain batching of the same seed at its best, where there is one."""
-    speedups: dict[Trial, float] = {}
-    for outcome in outcomes:
-        plain = _baseline_of(outcomes, outcome.trial.setting, baseline)
-        paired = [each.step_time_s for each in plain if each.trial.seed == outcome.trial.seed]
-        if paired:
-            speedups[outcome.trial] = paired[0] / outcome.step_time_s
-    return speedups
-
-
-def verdict_of(speedup: Spread | None) -> Verdict:
+def verdict_of(row: Row) -> Verdict:
     """A gain or a loss counts when it is larger than its standard deviation over at least two seeds."""
-    if speedup is None or speedup.num_seeds < 2:  # noqa: PLR2004  (one seed has no spread)
+    if row["num_paired"] < 2 or abs(row["speedup"] - 1) <= row["speedup_spread"]:  # noqa: PLR2004
         return "within the spread"
-    if speedup.mean - 1 > speedup.deviation:
-        return "pays"
-    return "loses" if 1 - speedup.mean > speedup.deviation else "within the spread"
+    return "pays" if row["speedup"] > 1 else "loses"
 
 
-def speedup_range(outcomes: Sequence[Outcome], system: str, baseline: str, num_gpus: int) -> dict[float, float]:
-    """Mean paired speedup of a system's best setting at each rho that was tried for both."""
-    ranges: dict[float, float] = {}
-    for rho in sorted({outcome.trial.setting.rho for outcome in outcomes}):
-        own = [each for each in outcomes if each.trial.setting.rho == rho and each.trial.setting.num_gpus == num_gpus]
-        if {system, baseline} <= {each.trial.setting.system for each in own}:
-            best = fastest(own, system)
-            summary = next(each for each in summarise(own, baseline) if each.setting == best)
-            if summary.speedup is not None:
-                ranges[rho] = summary.speedup.mean
-    return ranges
-
-
-def _summary(setting: Setting, own: Sequence[Outcome], plain: Sequence[Outcome]) -> Summary:
-    plain_s = {each.trial.seed: each.step_time_s for each in plain}
-    ratios = [plain_s[each.trial.seed] / each.step_time_s for each in own if each.trial.seed in plain_s]
-
-    def mean(values: Sequence[float]) -> float:
-        return statistics.fmean(values)
-
-    return Summary(
-        setting=setting,
-        step_time_s=_spread([each.step_time_s for each in own]),
-        speedup=_spread(ratios) if ratios else None,
-        long_share=mean([each.long_share for each in own]),
-        bubble_ratio=mean([each.bubble_ratio for each in own]),
-        wasted_share=mean([each.wasted_share for each in own]),
-        preemptions=mean([each.preemptions for each in own]),
-        kv_peak_share=max(each.kv_peak_share for each in own),
-        kv_tokens_per_engine=own[0].kv_tokens_per_engine,
-        num_all_gpus=own[0].num_all_gpus,
-    )
-
-
-def _baseline_of(outcomes: Sequence[Outcome], setting: Setting, baseline: str) -> list[Outcome]:
-    """The trials of plain batching at its best, on as many GPUs and with the same correlation."""
-    plain = [
-        each
-        for each in outcomes
-        if each.trial.setting.system == baseline
-        and (each.trial.setting.num_gpus, each.trial.setting.rho) == (setting.num_gpus, setting.rho)
-    ]
-    if not plain:
-        return []
-    best = fastest(plain, baseline)
-    return [each for each in plain if each.trial.setting == best]
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Spread(mean=statistics.fmean(values), deviation=deviation, num_seeds=len(values))
-
-
-def _best(summaries: Iterable[Summary]) -> Summary:
+def _best(rows: pd.DataFrame) -> Row:
     """The fastest of those that were tried most often: of settings tried once the fastest was lucky."""
-    return min(summaries, key=lambda each: (-each.step_time_s.num_seeds, each.step_time_s.mean))
+    return rows.sort_values(["num_seeds", "step_time_s"], ascending=[False, True]).iloc[0]
 
 
-def _least_speculation(racing: Sequence[Summary]) -> Summary:
-    """Of the settings that are as fast as the fastest, to within the spread, the one that launches least."""
+def _like(rows: pd.DataFrame, row: Row, *columns: str) -> pd.DataFrame:
+    """The rows that have the same in these columns."""
+    return rows[(rows[list(columns)] == row[list(columns)]).all(axis=1)]
+
+
+def _least_speculation(racing: pd.DataFrame) -> Row:
+    """Of the settings that are as fast as the fastest, to within the spread, the one that launches least.
+
+    The spread is the standard error of the difference of two means.
+    """
     best = _best(racing)
-    as_fast = [
-        each
-        for each in racing
-        if each.setting.tensor_parallel == best.setting.tensor_parallel
-        and each.setting.system == best.setting.system
-        and each.step_time_s.num_seeds == best.step_time_s.num_seeds
-        and each.step_time_s.mean - best.step_time_s.mean <= _noise(each, best)
-    ]
-    return min([*as_fast, best], key=lambda each: each.setting.eta or 1.0)
+    alike = _like(racing, best, "tensor_parallel", "system", "num_seeds")
+    noise = ((alike["step_spread_s"] ** 2 + best["step_spread_s"] ** 2) / best["num_seeds"]) ** 0.5
+    as_fast = alike[alike["step_time_s"] - best["step_time_s"] <= noise]
+    least: Row = as_fast.sort_values("eta").iloc[0]
+    return least
 
 
-def _noise(one: Summary, other: Summary) -> float:
-    """Standard error of the difference of two means."""
-    return float(
-        (
-            one.step_time_s.deviation**2 / one.step_time_s.num_seeds
-            + other.step_time_s.deviation**2 / other.step_time_s.num_seeds
-        )
-        ** 0.5
-    )
-
-
-def _say_verdict(verdict: Verdict, best: Summary, plain: Summary, without: Summary | None) -> str:
-    if best.speedup is None or best.speedup.num_seeds < 2:  # noqa: PLR2004  (one seed has no spread)
+def _say_verdict(verdict: Verdict, best: Row, plain: Row, racing: pd.DataFrame) -> str:
+    if best["num_paired"] < 2:  # noqa: PLR2004  (one seed has no spread)
         return "Not decided: a single seed has no spread. Give the plan more time (seconds=...)."
-    spread = f"{best.speedup.mean:.2f} x, give or take {best.speedup.deviation:.2f} over {best.speedup.num_seeds} seeds"
-    saved_h = plain.gpu_hours_per_1000_steps - best.gpu_hours_per_1000_steps
+    name, instead = best["system"], f"Run {plain['system']}."
+    spread = f"{best['speedup']:.2f} x, give or take {best['speedup_spread']:.2f} over {best['num_paired']} seeds"
+    saved_h = plain["gpu_hours_per_1000_steps"] - best["gpu_hours_per_1000_steps"]
     match verdict:
         case "pays":
-            text = f"{best.setting.system} pays: {spread}; {saved_h:,.0f} GPU·h saved per 1,000 steps."
-            if best.setting.eta == 1:
+            text = f"{name} pays: {spread}; {saved_h:,.0f} GPU·h saved per 1,000 steps."
+            if best["eta"] == 1:
                 return f"{text} It does so at eta 1, by its other parts: tail batching itself does not pay here."
-            if without is None or without.speedup is None:
-                return text
-            return f"{text} With eta 1, its other parts alone, it has {without.speedup.mean:.2f} x."
+            alike = _like(racing, best, "system", "tensor_parallel")
+            without = alike.loc[alike["eta"] == 1, "speedup"].dropna()
+            return text + "".join(f" With eta 1, its other parts alone, it has {each:.2f} x." for each in without)
         case "loses":
-            return f"{best.setting.system} does not pay, it loses: {spread}. Run {plain.setting.system}."
+            return f"{name} does not pay, it loses: {spread}. {instead}"
         case _:
-            return f"{best.setting.system} does not pay: {spread}, no more than its spread. Run {plain.setting.system}."
+            return f"{name} does not pay: {spread}, no more than its spread. {instead}"
 
 
-def _why_eta(chosen: Summary, racing: Sequence[Summary]) -> str:
-    others = sorted(
-        (
-            each
-            for each in racing
-            if each.setting.system == chosen.setting.system
-            and each.setting.tensor_parallel == chosen.setting.tensor_parallel
-            and each.setting.eta != chosen.setting.eta
-        ),
-        key=lambda each: each.setting.eta or 1.0,
-    )
-    seconds = ", ".join(f"{each.setting.eta:g} takes {each.step_time_s.mean:.0f} s" for each in others)
-    text = f"{chosen.step_time_s.mean:.0f} s a step"
-    if any(each.step_time_s.mean < chosen.step_time_s.mean for each in others):
+def _why_eta(chosen: Row, alike: pd.DataFrame) -> str:
+    others = _like(alike, chosen, "tensor_parallel")
+    others = others[others["eta"] != chosen["eta"]].sort_values("eta")
+    seconds = ", ".join(f"{each.eta:g} takes {each.step_time_s:.0f} s" for each in others.itertuples())
+    text = f"{chosen['step_time_s']:.0f} s a step"
+    if (others["step_time_s"] < chosen["step_time_s"]).any():
         return f"{text}; {seconds}: no difference beyond the spread is in favour of launching more."
-    return f"{text}; {seconds}." if others else f"{text}; no other was tried."
+    return f"{text}; {seconds}." if len(others) else f"{text}; no other was tried."
 
 
-def _why_degree(chosen: Summary, here: Sequence[Summary]) -> str:
-    alike = [each for each in here if each.setting.system == chosen.setting.system]
-    by_degree: dict[int, Summary] = {}
-    for each in alike:  # of each degree the one nearest to the chosen setting
-        degree = each.setting.tensor_parallel
-        if degree not in by_degree or each.setting.eta == chosen.setting.eta:
-            by_degree[degree] = each
-    others = [each for degree, each in sorted(by_degree.items()) if degree != chosen.setting.tensor_parallel]
-    if not others:
+def _why_degree(chosen: Row, alike: pd.DataFrame) -> str:
+    """Compare with the other degrees, each at the chosen eta where it was tried."""
+    others = alike[alike["tensor_parallel"] != chosen["tensor_parallel"]]
+    others = others.assign(is_near=others["eta"].eq(chosen["eta"])).sort_values(
+        "is_near", ascending=False, kind="stable"
+    )
+    others = others.drop_duplicates("tensor_parallel").sort_values("tensor_parallel")
+    if others.empty:
         return "the only degree that was tried."
-    return f"{chosen.step_time_s.mean:.0f} s a step; {'; '.join(_against(others, chosen))}."
+    return f"{chosen['step_time_s']:.0f} s a step; {'; '.join(_against(others, chosen))}."
 
 
-def _against(others: Sequence[Summary], chosen: Summary) -> Iterator[str]:
+def _against(others: pd.DataFrame, chosen: Row) -> Iterator[str]:
     """Why the other degrees are worse: short memory one by one, time together."""
-    short = [each for each in others if each.preemptions > max(1.0, 2 * chosen.preemptions)]
-    for each in short:
+    is_short = others["preemptions"] > max(1.0, 2 * chosen["preemptions"])
+    for each in others[is_short].itertuples():
         yield (
-            f"at TP {each.setting.tensor_parallel} an engine holds {each.kv_tokens_per_engine:,} tokens of KV and "
-            f"{each.preemptions:.0f} responses a step are preempted ({each.step_time_s.mean:.0f} s)"
+            f"at TP {each.tensor_parallel} an engine holds {each.kv_tokens_per_engine:,} tokens of KV and "
+            f"{each.preemptions:.0f} responses a step are preempted ({each.step_time_s:.0f} s)"
         )
-    roomy = [each for each in others if each not in short]
-    degree = chosen.setting.tensor_parallel
-    if lower := [each for each in roomy if each.setting.tensor_parallel < degree]:
-        yield f"{_degrees(lower)}: the longest response decodes more slowly"
-    if higher := [each for each in roomy if each.setting.tensor_parallel > degree]:
-        yield f"{_degrees(higher)}: fewer engines, and more communication than it gains"
+    is_lower = others["tensor_parallel"] < chosen["tensor_parallel"]
+    for rows, why in (
+        (others[~is_short & is_lower], "the longest response decodes more slowly"),
+        (others[~is_short & ~is_lower], "fewer engines, and more communication than it gains"),
+    ):
+        if len(rows):
+            yield (
+                ", ".join(f"TP {row.tensor_parallel} {row.step_time_s:.0f} s" for row in rows.itertuples()) + f": {why}"
+            )
 
 
-def _degrees(summaries: Sequence[Summary]) -> str:
-    return ", ".join(f"TP {each.setting.tensor_parallel} {each.step_time_s.mean:.0f} s" for each in summaries)
-
-
-def _why_gpus(chosen: Summary, alike: Sequence[Summary]) -> tuple[int, str]:
+def _why_gpus(chosen: Row, alike: pd.DataFrame) -> tuple[int, str]:
     """Compare with half and twice the GPUs."""
-    num_gpus = chosen.setting.num_gpus
-    times = {
-        each.setting.num_gpus: each.step_time_s.mean / chosen.step_time_s.mean
-        for each in sorted(alike, key=lambda each: -each.step_time_s.mean)
-        if each.setting.num_gpus != num_gpus
-    }
+    num_gpus = int(chosen["num_gpus"])
+    fastest = alike[alike["num_gpus"] != num_gpus].groupby("num_gpus")["step_time_s"].min()
+    times: dict[int, float] = (fastest / chosen["step_time_s"]).to_dict()
     if not times:
         return num_gpus, "no other number was tried."
-    said = "; ".join(f"{other} take {ratio:.2f} times as long a step" for other, ratio in sorted(times.items()))
+    said = "; ".join(f"{other} take {ratio:.2f} times as long a step" for other, ratio in times.items())
     fewer = [other for other, ratio in times.items() if other < num_gpus and ratio <= HALF_IS_ENOUGH]
     more = [other for other, ratio in times.items() if other > num_gpus and ratio <= DOUBLE_PAYS]
     if fewer:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,11 @@ from rollpacker.analysis.plan.question import Question, folder_of, space_of, spl
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import pandas as pd
 
-    from rollpacker.analysis.plan.lengths import LengthFacts
-    from rollpacker.analysis.plan.outcomes import Outcome
-    from rollpacker.analysis.plan.search import Space
+    from rollpacker.analysis.plan.search import Space, Stage
+    from rollpacker.analysis.plan.trials import Trial
     from rollpacker.cli.arguments import Arguments
-
-NOT_IN_TABLE = {"trial", "has_seen_long"}
-
-NUM_QUANTILES = 200
-"""Of the written distribution of lengths."""
 
 STAGE_TITLES = {
     "degrees": "degrees of tensor parallelism",
@@ -69,114 +63,65 @@ HELP = CommandHelp(
 
 def run(arguments: Arguments) -> None:
     """Validate everything, search, write, and show."""
-    from rollpacker.analysis.plan.lengths import length_facts
     from rollpacker.analysis.plan.screen import show
     from rollpacker.analysis.processes import end_like_ctrl_c
     from rollpacker.cli.screen import output
 
     question, keys = split_arguments(arguments.words)
     folder = folder_of(question)
-    space = space_of(question, keys, folder)
-    lengths = length_facts(space.bases[space.baseline])
-    space = replace(space, varies_rho=not lengths.names_prompts)
+    space, lengths = space_of(question, keys, folder)
     end_like_ctrl_c()
     console = output()
     outcomes, num_left_out = _search(space, question)
 
     from rollpacker.analysis.plan.figure import draw
     from rollpacker.metrics.files import publish_folder, storage_errors
-    from rollpacker.metrics.plans import read_plan
 
+    quantiles = lengths.quantiles()
     with storage_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with publish_folder(folder) as temporary:
-        _write(temporary, outcomes, lengths, space)
-        draw(*read_plan(temporary), temporary / "plan")
+    with publish_folder(folder) as temporary, storage_errors(folder):
+        outcomes.to_parquet(temporary / "plan.parquet", index=False)
+        quantiles.to_parquet(temporary / "lengths.parquet", index=False)
+        draw(outcomes, quantiles, temporary / "plan")
     show(console, outcomes, lengths, space, num_left_out=num_left_out)
     console.print(f"written to {folder}: plan.parquet, lengths.parquet, plan.png, plan.pdf", soft_wrap=True)
 
 
-def _search(space: Space, question: Question) -> tuple[list[Outcome], int]:
-    """Run the stages; gives the outcomes, and how many runs the time did not allow."""
+def _search(space: Space, question: Question) -> tuple[pd.DataFrame, int]:
+    """Model the trials; gives a row for each, in the order of the search, and how many the time did not allow."""
+    import pandas as pd
+
+    from rollpacker.analysis.plan.advice import add_speedups
     from rollpacker.analysis.plan.outcomes import attempt
     from rollpacker.analysis.plan.search import count_trials, search
     from rollpacker.analysis.processes import open_processes
     from rollpacker.cli.screen import plan_progress
 
-    began = time.monotonic()
-    outcomes: list[Outcome] = []
+    deadline_s = time.monotonic() + question.seconds
     num_trials = count_trials(space)
-    stages = search(space)
+    rows: list[dict[str, object]] = []
     with (
         plan_progress(num_trials, question.num_workers) as progress,
         tempfile.TemporaryDirectory(prefix="rollpacker-plan-", ignore_cleanup_errors=True) as scratch,
         open_processes(question.num_workers) as processes,
     ):
-        stage = next(stages)
-        while True:
+
+        def model(stage: Stage) -> dict[Trial, float]:
             progress.stage(STAGE_TITLES[stage.name])
             tasks = [(space.bases[trial.setting.system], trial, Path(scratch)) for trial in stage.trials]
-            found = []
-            may_begin = _Allowance(stage.num_needed, began + question.seconds)
-            for _, outcome in processes.results(attempt, tasks, may_begin):
-                found.append(outcome)
+            numbers = itertools.count(1)
+            found = {}
+            for (_, trial, _), outcome in processes.results(
+                attempt, tasks, lambda: next(numbers) <= stage.num_needed or time.monotonic() < deadline_s
+            ):
+                found[trial] = outcome
                 progress.advance()
-            outcomes += found
-            try:
-                stage = stages.send(found)
-            except StopIteration:
-                break
-    order = {trial: index for index, trial in enumerate(dict.fromkeys(each.trial for each in outcomes))}
-    outcomes.sort(key=lambda each: order[each.trial])
-    return outcomes, num_trials - len(outcomes)
+            ordered = [trial for trial in stage.trials if trial in found]
+            rows.extend(trial.setting._asdict() | trial._asdict() | found[trial] for trial in ordered)
+            return {trial: found[trial]["step_time_s"] for trial in ordered}
 
-
-class _Allowance:
-    """Lets runs begin until the time is up, and those without which there is no answer in any case."""
-
-    def __init__(self, num_needed: int, deadline_s: float) -> None:
-        self._num_needed = num_needed
-        self._deadline_s = deadline_s
-
-    def __call__(self) -> bool:
-        self._num_needed -= 1
-        return self._num_needed >= 0 or time.monotonic() < self._deadline_s
-
-
-def _write(folder: Path, outcomes: Sequence[Outcome], lengths: LengthFacts, space: Space) -> None:
-    from rollpacker.analysis.plan.advice import speedups_by_trial
-    from rollpacker.metrics.plans import write_plan
-
-    speedups = speedups_by_trial(outcomes, space.baseline)
-    rows = [_row(outcome, speedups.get(outcome.trial), space) for outcome in outcomes]
-    write_plan(folder, rows, list(_length_rows(lengths)))
-
-
-def _row(outcome: Outcome, speedup: float | None, space: Space) -> dict[str, object]:
-    trial = outcome.trial
-    numbers = {field.name: getattr(outcome, field.name) for field in fields(outcome) if field.name not in NOT_IN_TABLE}
-    setting = {field.name: getattr(trial.setting, field.name) for field in fields(trial.setting)}
-    return {
-        **setting,
-        **numbers,
-        "seed": trial.seed,
-        "num_steps": trial.num_steps,
-        "speedup": speedup,
-        "gpu_hours_per_1000_steps": outcome.gpu_hours_per_1000_steps,
-        "is_asked": (trial.setting.num_gpus, trial.setting.rho) == (space.num_gpus, space.rho),
-        "modelled": True,
-    }
-
-
-def _length_rows(lengths: LengthFacts) -> Iterator[dict[str, object]]:
-    for domain, drawn in lengths.drawn.items():
-        ranked = sorted(drawn)
-        for rank in range(NUM_QUANTILES + 1):
-            p = rank / NUM_QUANTILES
-            yield {
-                "domain": domain,
-                "p": p,
-                "length_tokens": ranked[round(p * (len(ranked) - 1))],
-                "limit_tokens": lengths.limit,
-                "modelled": True,
-            }
+        search(space, model)
+    outcomes = pd.DataFrame(rows).drop(columns="setting").astype({"eta": float})
+    is_asked = (outcomes["num_gpus"] == space.num_gpus) & (outcomes["rho"] == space.rho)
+    return add_speedups(outcomes.assign(is_asked=is_asked), space.baseline), num_trials - len(outcomes)

@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.rollout import GenerationRequest
-from rollpacker.sim.lengths import read_packaged
+from rollpacker.sim.lengths import read_length_rows, read_packaged
 from rollpacker.sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 NUM_DRAWN = 6000
 """Per domain: a quantile of 99 % then has a standard error of 0.13 percentage points."""
+
+NUM_QUANTILES = 200
+"""Of the distribution that is written."""
 
 FIRST_UNUSED_SAMPLE = 1 << 30
 """From here on no recorded run has samples, so all draws are new."""
@@ -44,6 +49,17 @@ class LengthFacts:
     """Of all that were drawn."""
     is_extrapolated: bool
     """True when lengths beyond the source's longest were drawn."""
+
+    def quantiles(self) -> pd.DataFrame:
+        """The table `lengths.parquet`: by domain, the length that a share p of the responses has at most."""
+        import pandas as pd
+
+        p = np.linspace(0, 1, NUM_QUANTILES + 1)
+        tables = [
+            pd.DataFrame({"domain": domain, "p": p, "length_tokens": np.quantile(drawn, p, method="nearest")})
+            for domain, drawn in self.drawn.items()
+        ]
+        return pd.concat(tables, ignore_index=True).assign(limit_tokens=self.limit, modelled=True)
 
 
 def length_facts(config: RunConfig) -> LengthFacts:
@@ -96,20 +112,7 @@ def _size(path: Path | None) -> tuple[int | None, float, bool]:
     """How many lengths there are, where they are single ones; the largest; and whether they name their prompts."""
     if path is None:
         return None, max(float(row["tokens"]) for row in read_packaged("response_lengths.csv")), False
-    frame = _frame(path)
+    frame = read_length_rows(path)
     if "length_tokens" not in frame.columns:
         return None, float(frame["tokens"].max()), False
     return len(frame), float(frame["length_tokens"].max()), "prompt" in frame.columns
-
-
-def _frame(path: Path) -> pd.DataFrame:
-    """A file that `Workload` has accepted."""
-    import pandas as pd
-
-    from rollpacker.metrics.tables import read_frame
-
-    if path.is_dir():
-        return read_frame(path, "responses")
-    if path.suffix == ".csv":
-        return pd.read_csv(path, comment="#")
-    return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_json(path, lines=True)

@@ -1,4 +1,4 @@
-"""A trial's modelled run, and its results per step of the steady state, from its tables.
+"""A trial's modelled run, reduced to numbers per step of the steady state: a row of `plan.parquet`.
 
 A trial is short, and the share of long rounds in it depends on where it stops. So means are taken over short and long
 rounds apart and weighted by the shares of the steady state: each short round defers d prompts and a long round takes
@@ -10,13 +10,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from rollpacker.analysis.plan.trials import Trial, cluster_of, run_of
+from rollpacker.analysis.plan.trials import Trial, run_of
+from rollpacker.sim.run_facts import ModelledRunFacts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One trial and what came of it, per step of its steady state. Modelled, all of it."""
+class Outcome(TypedDict):
+    """What came of one trial, per step of its steady state. Modelled, all of it."""
 
-    trial: Trial
     step_time_s: float
     rollout_time_s: float
     train_time_s: float
@@ -46,15 +44,9 @@ class Outcome:
     kv_tokens_per_engine: int
     num_all_gpus: int
     """With those of a judge that has its own."""
-
-    @property
-    def gpu_hours_per_1000_steps(self) -> float:
-        return gpu_hours(self.step_time_s, self.num_all_gpus)
-
-
-def gpu_hours(step_time_s: float, num_gpus: int) -> float:
-    """Of 1,000 steps."""
-    return 1000 * step_time_s * num_gpus / 3600
+    gpu_hours_per_1000_steps: float
+    modelled: bool
+    """True: nothing here was measured."""
 
 
 def attempt(task: tuple[RunConfig, Trial, Path]) -> Outcome:
@@ -70,11 +62,13 @@ def attempt(task: tuple[RunConfig, Trial, Path]) -> Outcome:
         steps, responses = read_frame(run_dir, "steps"), read_frame(run_dir, "responses")
     finally:
         shutil.rmtree(run_dir.parent, ignore_errors=True)
-    cluster = cluster_of(run)
+    cluster = ModelledRunFacts(run).cluster()
     capacities = {trial.setting.tensor_parallel: cluster.kv_tokens_per_engine}
     for other in set(steps["tensor_parallel"]) - set(capacities):  # a planner chose it
         engine = run.engine.model_copy(update={"tensor_parallel": int(other)})
-        capacities[int(other)] = cluster_of(run.model_copy(update={"engine": engine})).kv_tokens_per_engine
+        capacities[int(other)] = (
+            ModelledRunFacts(run.model_copy(update={"engine": engine})).cluster().kv_tokens_per_engine
+        )
     return outcome_of(trial, steps, responses, kv_tokens_by_degree=capacities, num_all_gpus=cluster.num_gpus)
 
 
@@ -91,27 +85,27 @@ def outcome_of(
     others = steps[~is_long]
     num_prompts = float(steps["num_prompts"].mean())
     num_deferred = float((others["num_prompts_launched"] - others["num_prompts"]).mean())
-    has_seen_long = bool(is_long.any()) or num_deferred == 0
     long_share = num_deferred / (num_prompts + num_deferred) if is_long.any() else 0.0
 
-    def mean(values: pd.Series) -> float:
-        short = float(values[~is_long].mean())
-        return short if not is_long.any() else (1 - long_share) * short + long_share * float(values[is_long].mean())
+    def mean(column: str) -> float:
+        short, long = steps[~is_long][column].mean(), steps[is_long][column].mean()
+        return float((1 - long_share) * short + long_share * long if is_long.any() else short)
 
-    degree = trial.setting.tensor_parallel
+    step_time_s = mean("step_time_s")
     return Outcome(
-        trial=trial,
-        step_time_s=mean(steps["step_time_s"]),
-        rollout_time_s=mean(steps["rollout_time_s"]),
-        train_time_s=mean(steps["train_time_s"]),
+        step_time_s=step_time_s,
+        rollout_time_s=mean("rollout_time_s"),
+        train_time_s=mean("train_time_s"),
         long_share=long_share,
-        has_seen_long=has_seen_long,
-        bubble_ratio=mean(steps["bubble_ratio"]),
-        wasted_share=mean(steps["tokens_wasted"]) / max(1.0, mean(steps["tokens_generated"])),
-        preemptions=mean(steps["num_preemptions"]),
+        has_seen_long=bool(is_long.any()) or num_deferred == 0,
+        bubble_ratio=mean("bubble_ratio"),
+        wasted_share=mean("tokens_wasted") / max(1.0, mean("tokens_generated")),
+        preemptions=mean("num_preemptions"),
         kv_peak_share=kv_peak_share(steps, responses, kv_tokens_by_degree),
-        kv_tokens_per_engine=kv_tokens_by_degree[degree],
+        kv_tokens_per_engine=kv_tokens_by_degree[trial.setting.tensor_parallel],
         num_all_gpus=num_all_gpus,
+        gpu_hours_per_1000_steps=1000 * step_time_s * num_all_gpus / 3600,
+        modelled=True,
     )
 
 

@@ -15,6 +15,7 @@ from rollpacker.core.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rollpacker.analysis.plan.lengths import LengthFacts
     from rollpacker.analysis.plan.search import Space
     from rollpacker.config.schema import RunConfig
 
@@ -153,55 +154,44 @@ def folder_of(question: Question) -> Path:
     return out
 
 
-def space_of(question: Question, words: Sequence[str], folder: Path) -> Space:
+def space_of(question: Question, words: Sequence[str], folder: Path) -> tuple[Space, LengthFacts]:
     """Compose every system, find what fits, and validate it as `train` does; creates nothing."""
+    from rollpacker.analysis.plan.lengths import length_facts
     from rollpacker.analysis.plan.search import Space
-    from rollpacker.analysis.plan.trials import Setting, changed, check_gpus, config_of, has_eta, trainer_degrees
+    from rollpacker.analysis.plan.trials import Setting, changed, check_gpus, config_of, trainer_degree
     from rollpacker.cli.run_facts import run_facts_of
     from rollpacker.config.compose import compose
     from rollpacker.runtime.run.preflight import validate
-    from rollpacker.sim.workload import Workload
 
     num_gpus = question.num_gpus or _gpus_of_experiment(words)
-    bases = {
-        system: compose(
-            [
-                "backend=sim",
-                *words,
-                f"system={system}",
-                f"run.dir={folder}",
-                f"engine.num_engines={math.lcm(num_gpus, MANY_ENGINES)}",
-            ]
-        )
-        for system in question.systems
-    }
+    own = ["backend=sim", f"run.dir={folder}", f"engine.num_engines={math.lcm(num_gpus, MANY_ENGINES)}"]
+    bases = {system: compose([*words, *own, f"system={system}"]) for system in question.systems}
     first = bases[question.systems[0]]
-    Workload(first)  # an error of the lengths or the prompts is reported as such, not as a degree that does not fit
-    _check_contrast(question.systems, [has_eta(config) for config in bases.values()])
+    lengths = length_facts(first)  # before the degrees: none would fit lengths that cannot be read
     if not any(word.startswith(TRAINER_DEGREES) for word in words) and _shares_nothing(first):
-        degrees = trainer_degrees(first)
-        bases = {system: changed(config, degrees) for system, config in bases.items()}
+        degree = trainer_degree(first)
+        bases = {system: changed(config, {"trainer.tensor_parallel": degree}) for system, config in bases.items()}
         first = bases[question.systems[0]]
-    check_gpus(first, num_gpus)
-    degrees_by_gpus = _degrees_by_gpus(first, num_gpus, is_fixed=any(w.startswith(DEGREE_KEY) for w in words))
     assert first.workload is not None
-    for system, config in bases.items():
-        setting = Setting(
-            system=system,
-            eta=None,
-            tensor_parallel=degrees_by_gpus[num_gpus][0],
-            num_gpus=num_gpus,
-            rho=first.workload.rho,
-        )
-        validate(config_of(config, setting), run_facts_of)
-    return Space(
+    check_gpus(first, num_gpus)
+    space = Space(
         bases=bases,
         num_gpus=num_gpus,
-        degrees_by_gpus=degrees_by_gpus,
+        degrees_by_gpus=_degrees_by_gpus(first, num_gpus, is_fixed=any(w.startswith(DEGREE_KEY) for w in words)),
         rho=first.workload.rho,
-        varies_rho=True,
+        varies_rho=not lengths.names_prompts,
         num_seeds=question.num_seeds,
     )
+    if space.baseline in space.racing or not space.racing:
+        raise ConfigError(
+            f"systems={','.join(question.systems)} does not compare plain with tail batching.",
+            "The first batches plainly, and at least one of the others by tail.",
+            "Write systems=verl,rollpacker.",
+        )
+    for system, config in bases.items():
+        setting = Setting(system, None, space.degrees_by_gpus[num_gpus][0], num_gpus, space.rho)
+        validate(config_of(config, setting), run_facts_of)
+    return space, lengths
 
 
 def _gpus_of_experiment(words: Sequence[str]) -> int:
@@ -209,15 +199,6 @@ def _gpus_of_experiment(words: Sequence[str]) -> int:
 
     engine = compose(["backend=sim", *words, "run.dir=."]).engine
     return engine.num_engines * engine.tensor_parallel
-
-
-def _check_contrast(systems: Sequence[str], race: Sequence[bool]) -> None:
-    if race[0] or not any(race):
-        raise ConfigError(
-            f"systems={','.join(systems)} does not compare plain with tail batching.",
-            "The first batches plainly, and at least one of the others by tail.",
-            "Write systems=verl,rollpacker.",
-        )
 
 
 def _shares_nothing(config: RunConfig) -> bool:
@@ -232,11 +213,11 @@ def _degrees_by_gpus(base: RunConfig, num_gpus: int, *, is_fixed: bool) -> dict[
     found: dict[int, tuple[int, ...]] = {}
     for number in (num_gpus, num_gpus // 2, 2 * num_gpus):
         degrees = (base.engine.tensor_parallel,) if is_fixed else possible_degrees(base, number)
-        fit = degrees_that_fit(base, number, degrees)
-        if fit.degrees:
-            found[number] = fit.degrees
+        fitting, problems = degrees_that_fit(base, number, degrees)
+        if fitting:
+            found[number] = fitting
         elif number == num_gpus:
-            raise _nothing_fits(num_gpus, fit.problems)
+            raise _nothing_fits(num_gpus, problems)
     return found
 
 

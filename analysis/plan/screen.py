@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
+    import pandas as pd
     from rich.console import RenderableType
 
-    from rollpacker.analysis.plan.advice import Advice, Spread, Summary
     from rollpacker.analysis.plan.lengths import LengthFacts
-    from rollpacker.analysis.plan.outcomes import Outcome
     from rollpacker.analysis.plan.search import Space
     from rollpacker.config.schema import RunConfig
     from rollpacker.terminal import Terminal
@@ -26,9 +26,7 @@ GUESSED = ("_efficiency", "_overhead_s", "_latency_s")
 FEW_SAMPLES = 1000
 
 
-def show(
-    console: Terminal, outcomes: Sequence[Outcome], lengths: LengthFacts, space: Space, *, num_left_out: int
-) -> None:
+def show(console: Terminal, outcomes: pd.DataFrame, lengths: LengthFacts, space: Space, *, num_left_out: int) -> None:
     """Print the whole answer.
 
     Args:
@@ -38,25 +36,24 @@ def show(
         space: What was searched.
         num_left_out: Runs that the time did not allow.
     """
-    from rollpacker.analysis.plan.advice import advise, speedup_range, summarise
+    from rich.text import Text
+
+    from rollpacker.analysis.plan.advice import advise, speedup_by_rho, summarise
     from rollpacker.cli.screen import facts, heading
 
-    summaries = summarise(outcomes, space.baseline)
+    summaries = summarise(outcomes)
     advice = advise(summaries, baseline=space.baseline, num_gpus=space.num_gpus, rho=space.rho)
-    ranges = speedup_range(outcomes, _racing(space), space.baseline, space.num_gpus)
-    base = space.bases[space.baseline]
-    console.print(heading(f"MODELLED, not measured: {_question(base, space)}"))
+    ranges = speedup_by_rho(outcomes, space.racing[-1], space.num_gpus)
+    console.print(heading(f"MODELLED, not measured: {_question(space.bases[space.baseline], space)}"))
     for table in _tables(summaries, space, console.width):
         console.print(table)
-    console.print(heading("Suggestion"), facts(_suggestion(advice)), "", sep="\n")
+    suggestion: list[tuple[str, Text | str]] = [
+        ("verdict", Text(advice.summary, style="bold")),
+        *advice.reasons.items(),
+    ]
+    console.print(heading("Suggestion"), facts(suggestion), "", sep="\n")
     uncertain = _uncertainty(space, lengths, ranges, outcomes, num_left_out)
     console.print(heading("How sure this is"), facts(uncertain), "", sep="\n")
-
-
-def _racing(space: Space) -> str:
-    from rollpacker.analysis.plan.trials import has_eta
-
-    return [name for name, base in space.bases.items() if has_eta(base)][-1]
 
 
 def _question(base: RunConfig, space: Space) -> str:
@@ -69,87 +66,74 @@ def _question(base: RunConfig, space: Space) -> str:
     )
 
 
-def _tables(summaries: Sequence[Summary], space: Space, width: int) -> Iterator[RenderableType]:
-    here = [each for each in summaries if (each.setting.num_gpus, each.setting.rho) == (space.num_gpus, space.rho)]
-    others = [each for each in summaries if each.setting.num_gpus != space.num_gpus]
-    order = list(space.bases)
+def _tables(summaries: pd.DataFrame, space: Space, width: int) -> Iterator[RenderableType]:
+    order = {system: position for position, system in enumerate(space.bases)}
+    ordered = summaries.sort_values(
+        ["num_gpus", "system", "tensor_parallel", "eta"],
+        key=lambda column: column.map(order) if column.name == "system" else column,
+    )
+    is_here = ordered["num_gpus"] == space.num_gpus
+    here = ordered[is_here & (ordered["rho"] == space.rho)]
+    repeated = here[here["num_seeds"] > 1]
+    once = here[here["num_seeds"] == 1] if len(repeated) else here.iloc[:0]
+    yield _table(f"On {space.num_gpus} GPUs, per step", repeated if len(repeated) else here, width)
+    if len(once):
+        yield _table(f"On {space.num_gpus} GPUs, tried once", once, width)
+    if not is_here.all():
+        yield _table("On half and twice as many, tried once", ordered[~is_here], width)
 
-    def key(each: Summary) -> tuple[object, ...]:
-        setting = each.setting
-        return setting.num_gpus, order.index(setting.system), setting.tensor_parallel, setting.eta or 0.0
 
-    repeated = [each for each in here if each.step_time_s.num_seeds > 1]
-    once = [each for each in here if each.step_time_s.num_seeds == 1]
-    yield _table(f"On {space.num_gpus} GPUs, per step", sorted(repeated or here, key=key), width)
-    if repeated and once:
-        yield _table(f"On {space.num_gpus} GPUs, tried once", sorted(once, key=key), width)
-    if others:
-        yield _table("On half and twice as many, tried once", sorted(others, key=key), width)
-
-
-def _table(title: str, rows: Sequence[Summary], width: int) -> RenderableType:
+def _table(title: str, rows: pd.DataFrame, width: int) -> RenderableType:
     from rich import box
     from rich.table import Table
 
-    is_wide = width >= WIDE_COLUMNS
     table = Table(
         title=title, title_style="bold", title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    has_gpus = len({each.setting.num_gpus for each in rows}) > 1
-    if has_gpus:
-        table.add_column("GPUs", justify="right")
-    table.add_column("system", no_wrap=True)
-    for column in ("TP", "eta", "step s", "speedup", "long", "idle", "waste", "KV peak", "preempt", "GPU·h/1k"):
-        table.add_column(column if is_wide else NARROW.get(column, column), justify="right", no_wrap=True)
-    for each in rows:
-        cells = _cells(each)
-        table.add_row(*([str(each.setting.num_gpus)] if has_gpus else []), *cells)
+    names = [name for name in _CELLS if name != "GPUs" or rows["num_gpus"].nunique() > 1]
+    for name in names:
+        shown = name if width >= WIDE_COLUMNS else NARROW.get(name, name)
+        table.add_column(shown, justify="left" if name == "system" else "right", no_wrap=True)
+    for each in rows.itertuples():
+        table.add_row(*(_CELLS[name](each) for name in names))
     return table
 
 
-def _cells(each: Summary) -> list[str]:
-    setting, seconds = each.setting, each.step_time_s
-    return [
-        setting.system,
-        str(setting.tensor_parallel),
-        "" if setting.eta is None else f"{setting.eta:g}",
-        _with_deviation(seconds, _digits(seconds.mean)),
-        "" if each.speedup is None else _with_deviation(each.speedup, 2),
-        f"{each.long_share:.0%}",
-        f"{each.bubble_ratio:.0%}",
-        f"{each.wasted_share:.0%}",
-        f"{each.kv_peak_share:.0%}",
-        f"{each.preemptions:,.0f}",
-        f"{each.gpu_hours_per_1000_steps:,.0f}",
-    ]
+def _with_spread(mean: float, spread: float, num_seeds: int, digits: int) -> str:
+    text = f"{mean:.{digits}f}"
+    return f"{text}±{spread:.{digits}f}" if num_seeds > 1 else text
 
 
-def _with_deviation(spread: Spread, digits: int) -> str:
-    text = f"{spread.mean:.{digits}f}"
-    return f"{text}±{spread.deviation:.{digits}f}" if spread.num_seeds > 1 else text
-
-
-def _digits(seconds: float) -> int:
+def _seconds(each: Any) -> str:
     """Three digits in all."""
-    return max(0, 3 - len(str(int(seconds))))
+    digits = max(0, 3 - len(str(int(each.step_time_s))))
+    return _with_spread(each.step_time_s, each.step_spread_s, each.num_seeds, digits)
 
 
-def _suggestion(advice: Advice) -> Iterator[tuple[str, RenderableType]]:
-    from rich.text import Text
-
-    yield "verdict", Text(advice.summary, style="bold")
-    setting = advice.setting
-    answers = {"eta": "" if setting.eta is None else f"{setting.eta:g}", "TP": str(setting.tensor_parallel)}
-    answers["GPUs"] = str(advice.num_gpus)
-    for name, reason in advice.reasons:
-        yield f"{name} {answers[name]}", reason
+_CELLS: dict[str, Callable[[Any], str]] = {
+    "GPUs": lambda each: str(each.num_gpus),
+    "system": lambda each: str(each.system),
+    "TP": lambda each: str(each.tensor_parallel),
+    "eta": lambda each: "" if math.isnan(each.eta) else f"{each.eta:g}",
+    "step s": _seconds,
+    "speedup": lambda each: (
+        _with_spread(each.speedup, each.speedup_spread, each.num_paired, 2) if each.num_paired else ""
+    ),
+    "long": lambda each: f"{each.long_share:.0%}",
+    "idle": lambda each: f"{each.bubble_ratio:.0%}",
+    "waste": lambda each: f"{each.wasted_share:.0%}",
+    "KV peak": lambda each: f"{each.kv_peak_share:.0%}",
+    "preempt": lambda each: f"{each.preemptions:,.0f}",
+    "GPU·h/1k": lambda each: f"{each.gpu_hours_per_1000_steps:,.0f}",
+}
+"""The columns of a table, and what a setting has in each; the first only where settings differ in it."""
 
 
 def _uncertainty(
     space: Space,
     lengths: LengthFacts,
     ranges: Mapping[float, float],
-    outcomes: Sequence[Outcome],
+    outcomes: pd.DataFrame,
     num_left_out: int,
 ) -> Iterator[tuple[str, str]]:
     yield "model", _cost_model(space.bases[space.baseline])
@@ -164,10 +148,8 @@ def _uncertainty(
             "correlation",
             f"rho={next(iter(ranges), 0):g}, of lengths within a prompt, is a guess, and was not varied.",
         )
-    num_steps = sum(each.trial.num_steps for each in outcomes)
-    text = (
-        f"{len(outcomes)} modelled runs of 4 to {max(e.trial.num_steps for e in outcomes)} steps, {num_steps} in all; "
-    )
+    num_steps = outcomes["num_steps"]
+    text = f"{len(outcomes)} modelled runs of 4 to {num_steps.max()} steps, {num_steps.sum()} in all; "
     text += "± is the standard deviation over seeds. From coarse to fine: eta and GPUs were tried at the best TP only."
     if num_left_out:
         text += f" {num_left_out} further runs did not fit into seconds=...: give more to see them."
@@ -180,7 +162,7 @@ def _uncertainty(
                 "engine.degrees names."
             ),
         )
-    if any(not each.has_seen_long for each in outcomes):
+    if not outcomes["has_seen_long"].all():
         yield "long rounds", "Some runs ended before their first long round; their step times are of short rounds only."
 
 

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.core.errors import ConfigError
 from rollpacker.data.shapes import transformer_of
 from rollpacker.sim.run_facts import ModelledRunFacts
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rollpacker.protocols.backend import ModelledCluster
 
 ETAS = (1.0, 1.125, 1.25, 1.5)
 """Speculation factors that are tried, of prompts and responses alike: none, and the paper's three."""
@@ -43,8 +38,7 @@ NEVER_S = 1e6
 """A deadline that no modelled trial meets: a slow cluster is an answer, not a failure."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """What is compared."""
 
     system: str
@@ -57,8 +51,7 @@ class Setting:
     rho: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """One modelled run of a setting."""
 
     setting: Setting
@@ -122,33 +115,27 @@ def steps_of(config: RunConfig, eta: float | None) -> int:
     return max(PLAIN_STEPS, math.ceil(config.rollout.num_prompts / num_deferred) + 2)
 
 
-def trainer_degrees(config: RunConfig) -> dict[str, object]:
-    """The default sharding of the trainer: tensor parallelism until weights and gradients fit."""
+def trainer_degree(config: RunConfig) -> int:
+    """The default tensor parallelism of the trainer: doubled until weights and gradients fit."""
     assert config.hardware is not None
     num_bytes = transformer_of(config.model).num_parameters * TRAINED_BYTES_PER_PARAMETER
     room = TRAINED_MEMORY_SHARE * config.hardware.memory_gb * 1e9
     degree = 1
     while num_bytes / degree > room and degree < config.hardware.gpus_per_node:
         degree *= 2
-    return {"trainer.tensor_parallel": degree}
+    return degree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """Which degrees an engine may have on so many GPUs."""
-
-    degrees: tuple[int, ...]
-    problems: Mapping[int, str]
-    """Why another degree does not fit."""
-
-
-def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> Fit:
+def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
     """Find the degrees of tensor parallelism whose engines hold the model and one sequence of full length.
+
+    Returns:
+        The degrees that fit, and of each other one why it does not.
 
     Raises:
         UserError: A file that the configuration names cannot be read: no degree would change that.
     """
-    fitting, problems = [], {}
+    problems: dict[int, str] = {}
     num_heads = transformer_of(base.model).shape.num_heads
     rho = base.workload.rho if base.workload else 0.0
     for degree in degrees:
@@ -156,28 +143,20 @@ def degrees_that_fit(base: RunConfig, num_gpus: int, degrees: Sequence[int]) -> 
             whole = f"{num_gpus} GPUs" if num_gpus % degree else f"{num_heads} attention heads"
             problems[degree] = f"{whole} are not divisible by {degree}."
             continue
-        setting = Setting(system=base.system.name, eta=None, tensor_parallel=degree, num_gpus=num_gpus, rho=rho)
         try:
-            cluster_of(config_of(base, setting))
+            ModelledRunFacts(config_of(base, Setting(base.system.name, None, degree, num_gpus, rho))).cluster()
         except ConfigError as error:
             problems[degree] = error.problem
         except ValueError as error:
             problems[degree] = str(error)
-        else:
-            fitting.append(degree)
-    return Fit(degrees=tuple(fitting), problems=problems)
+    return tuple(degree for degree in degrees if degree not in problems), problems
 
 
 def possible_degrees(base: RunConfig, num_gpus: int) -> tuple[int, ...]:
     """Powers of two within a node."""
     assert base.hardware is not None
     largest = min(num_gpus, base.hardware.gpus_per_node)
-    return tuple(1 << power for power in range(largest.bit_length()) if 1 << power <= largest)
-
-
-def cluster_of(config: RunConfig) -> ModelledCluster:
-    """The modelled cluster of a run."""
-    return ModelledRunFacts(config).cluster()
+    return tuple(1 << power for power in range(largest.bit_length()))
 
 
 def check_gpus(base: RunConfig, num_gpus: int) -> None:

@@ -8,10 +8,8 @@ them against its models. A configuration with anything beyond the usual gets no 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 Shapes = dict[str, tuple[int, ...]]
 

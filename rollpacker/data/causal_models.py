@@ -7,7 +7,9 @@ one is refused, where transformers would fill in random numbers and go on; so is
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -17,10 +19,6 @@ from transformers.utils import logging as transformers_logging
 
 from rollpacker.core.errors import ModelError
 from rollpacker.data.skeleton import refuse_difference
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REFUSALS = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, ImportError),

@@ -15,21 +15,16 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.core.errors import DataError
-from rollpacker.data.jsonl import shown
+from rollpacker.data.jsonl import JsonLine, shown
 from rollpacker.data.rows import read_rows
 from rollpacker.data.test_cases import is_filled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from rollpacker.data.jsonl import JsonLine
 
 Fields = dict[str, Any]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rollpacker.core.errors import ModelError
 from rollpacker.paths import read_text, reason_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def read_object(file: Path) -> dict[str, Any]:

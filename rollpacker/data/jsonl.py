@@ -13,20 +13,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rollpacker.core.errors import DataError
 from rollpacker.paths import special_kind
-from rollpacker.protocols.references import FileLine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from rollpacker.protocols.references import Place
+from rollpacker.protocols.references import FileLine, Place
 
 MAX_LINE_BYTES = 64 << 20
 """Of one line, which is held as a whole: the largest test cases of public sets take a few MB."""

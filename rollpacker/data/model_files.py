@@ -8,22 +8,18 @@ transformers is asked, which takes seconds (`rollpacker.data.skeleton`); about a
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollpacker.core.errors import ModelError
 from rollpacker.data.architectures import EMBEDDING, OUTPUT, known_tensors
 from rollpacker.data.json_files import read_object
 from rollpacker.data.skeleton import ask_transformers, refuse_difference
 from rollpacker.data.tokenizer_files import check_tokenizer_files, special_tokens
-from rollpacker.data.weight_files import TRAINABLE, check_numbers, read_tensors
+from rollpacker.data.weight_files import TRAINABLE, StoredTensor, check_numbers, read_tensors
 from rollpacker.paths import special_kind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from rollpacker.data.weight_files import StoredTensor
 
 _ALLOWED = "Allowed: a local directory in Hugging Face format: config.json, weights (*.safetensors) and a tokenizer"
 

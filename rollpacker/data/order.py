@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from rollpacker.core.errors import CheckpointError, DataError, ImpossibleEvent
 from rollpacker.core.events import PromptsDrawn
 from rollpacker.core.ids import Domain, PromptId
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class PromptOrder:

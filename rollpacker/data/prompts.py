@@ -56,11 +56,6 @@ def load_prompts(files: Iterable[PromptFile]) -> tuple[Prompt, ...]:
     return tuple(prompts.values())
 
 
-def read_prompts(file: PromptFile) -> tuple[Prompt, ...]:
-    """Read every prompt of one file or folder; raises `DataError` as `load_prompts` does."""
-    return load_prompts([file])
-
-
 def _place(place: Place | None, here: Place) -> str:
     assert place is not None
     return str(place).removeprefix(f"{here.path}, ")

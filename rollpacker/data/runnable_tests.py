@@ -10,10 +10,8 @@ has one. Text that could only pass, or only fail, whatever the response does, is
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -7,18 +7,14 @@ rotary tables are left out: together they are below 0.1 % of the parameters.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from rollpacker.config.sections.model import ShapeSection
+from rollpacker.config.sections.model import ModelSection, ShapeSection
 from rollpacker.core.errors import ModelError
 from rollpacker.paths import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from rollpacker.config.sections.model import ModelSection
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -8,16 +8,14 @@ row where there is one.
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from rollpacker.core.errors import DataError
 from rollpacker.data.jsonl import JsonLine, reading
 from rollpacker.paths import open_to_read
 from rollpacker.protocols.references import TableRow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _FORMATS = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV"}
 _BEGINNINGS = {b"PAR1": "Parquet", b"ARRO": "Arrow"}

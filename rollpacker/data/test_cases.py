@@ -25,9 +25,9 @@ import dataclasses
 import difflib
 import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from rollpacker.data.jsonl import read_line_again, shown
+from rollpacker.data.jsonl import JsonLine, read_line_again, shown
 from rollpacker.data.python_tests import read_tests
 from rollpacker.protocols.references import (
     AssertCase,
@@ -37,13 +37,8 @@ from rollpacker.protocols.references import (
     CodeStyle,
     FileLine,
     StdinCase,
+    TestCase,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rollpacker.data.jsonl import JsonLine
-    from rollpacker.protocols.references import TestCase
 
 CODE_FIELDS = ("test_cases", "input_output", "public_test_cases", "private_test_cases", "test_list", "test")
 

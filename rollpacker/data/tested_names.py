@@ -16,11 +16,8 @@ import functools
 import importlib
 import symtable
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SOLUTION = "solution"
 """The module that tests import the response as."""

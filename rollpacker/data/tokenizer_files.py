@@ -6,15 +6,12 @@ does not have. Forms other than tokenizer.json can only be checked by loading th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from rollpacker.core.errors import ModelError
 from rollpacker.data.chat_templates import check_template, model_templates
 from rollpacker.data.json_files import read_object
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 FORMS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tekken.json",))
 """Files that are a vocabulary, each of these alone."""

@@ -12,16 +12,15 @@ from __future__ import annotations
 import json
 import math
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import ModelError
 from rollpacker.paths import read_bytes, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     import numpy as np
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

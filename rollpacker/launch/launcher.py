@@ -10,11 +10,12 @@ import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import open_dict
+from hydra.types import HydraContext
+from omegaconf import DictConfig, open_dict
 
 from rollpacker.config.launching import LauncherSettings, validate_launcher
 from rollpacker.config.multirun import config_of_point, point_names
@@ -30,10 +31,6 @@ from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
 from rollpacker.runtime.placing.automatic import complete
 from rollpacker.terminal import Terminal
-
-if TYPE_CHECKING:
-    from hydra.types import HydraContext
-    from omegaconf import DictConfig
 
 _LOCK_FILE = "launch.lock"
 

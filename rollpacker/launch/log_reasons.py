@@ -39,7 +39,7 @@ def reason_in_logs(logs: Iterable[Path]) -> str:
     """Find the reason in the first of the logs that has one; empty when none has."""
     for find in (_our_error, _exception, _slurms_complaint):
         for log in logs:
-            if found := find(_tail(log)):
+            if found := find(last_lines(log) or []):
                 return found if len(found) <= _LONGEST_REASON else f"{found[:_LONGEST_REASON]} ..."
     return ""
 
@@ -60,11 +60,12 @@ def _slurms_complaint(lines: list[str]) -> str:
     return next((line for pattern in _SLURM for line in reversed(lines) if pattern.match(line)), "")
 
 
-def _tail(log: Path) -> list[str]:
+def last_lines(log: Path) -> list[str] | None:
+    """The lines at the end of a log, without codes for terminals; None where there is no log."""
     try:
         with open_to_read(log) as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
-        return []
+        return None
     return [_TERMINAL_CODES.sub("", line).rstrip() for line in text.splitlines()]

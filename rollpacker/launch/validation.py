@@ -10,32 +10,27 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from rollpacker.config.launching import LauncherSettings
 from rollpacker.config.mistakes import collected, raise_mistakes
+from rollpacker.config.multirun import Sweep
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.container import check_container
 from rollpacker.launch.file_systems import file_system_of
-from rollpacker.launch.points import points_of
+from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.script import OWN_OPTIONS
 from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.launch.site import read_site
 from rollpacker.launch.site_mistakes import site_mistakes
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submission_environment import surrounding_images
+from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.run.preflight import RealRunFacts, ResolvedRun, RunFactsOf, validate_all
 from rollpacker.runtime.run.preflight import validate as validate_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rollpacker.config.launching import LauncherSettings
-    from rollpacker.config.multirun import Sweep
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.config.sections.cluster import ClusterSection
-    from rollpacker.launch.points import Point
-    from rollpacker.runtime.placing.actors import ClusterSize
 
 _SECONDS_PER_MINUTE = 60
 

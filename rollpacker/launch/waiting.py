@@ -17,8 +17,8 @@ from rich.live import Live
 from rollpacker.core.errors import WorldError
 from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job_table import job_table
+from rollpacker.launch.log_reasons import last_lines
 from rollpacker.launch.points import Point
-from rollpacker.paths import open_to_read
 
 if TYPE_CHECKING:
     from rollpacker.launch.collect_status import CollectedStatus
@@ -31,7 +31,6 @@ LAUNCH_AGAIN = (
 )
 TAIL_LINES = 12
 """Of a failed point's log: an error in three parts with its panel, or the end of a traceback."""
-_TAIL_BYTES = 16384
 
 
 def wait_for(points: Sequence[Point], poll_interval_s: float, console: Terminal) -> None:
@@ -71,13 +70,10 @@ def failure(lines: Sequence[str], *, num_failed: int, num_points: int) -> WorldE
 
 def log_end(file: Path) -> list[str]:
     """The last lines of a log, indented."""
-    try:
-        with open_to_read(file) as log:
-            log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-    except OSError:
+    found = last_lines(file)
+    if found is None:
         return [f"  {file} is not there"]
-    lines = [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
+    lines = [line for line in found if line][-TAIL_LINES:]
     return [f"  {file} ends with", *(f"    {line}" for line in lines)] if lines else [f"  {file} is empty"]
 
 

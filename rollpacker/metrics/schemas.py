@@ -1,4 +1,4 @@
-"""The tables of a run: one description per column, from which the Parquet schemas and the documentation are made.
+"""The tables of a run: one description per column, which its Parquet schema holds.
 
 One table per grain: `steps` has a row per training step, `domains` a row per step and domain, `responses` a row per
 response that was launched, aborted ones too, `intervals` a row per stretch of time in which an actor did one thing.
@@ -438,15 +438,3 @@ EVALUATION_TABLES = _by_name(EVALUATIONS, PASS_AT_K, EVALUATION_RESPONSES)
 """Those of evaluations."""
 
 ALL_TABLES: Mapping[str, TableSchema] = MappingProxyType({**TABLES, **EVALUATION_TABLES})
-
-
-def describe_tables() -> str:
-    """Render every table as Markdown, for the documentation."""
-    lines = []
-    for table in ALL_TABLES.values():
-        lines += [f"### `{table.name}`", f"{table.grain}.", "", "| column | type | unit | what |", "|---|---|---|---|"]
-        for column in table.columns:
-            kind = f"{column.type}, nullable" if column.is_nullable else column.type
-            lines.append(f"| `{column.name}` | {kind} | {column.unit} | {column.description} |")
-        lines.append("")
-    return "\n".join(lines)

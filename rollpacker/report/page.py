@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -18,17 +19,12 @@ from rollpacker import __version__
 from rollpacker.paths import real_path
 from rollpacker.report import figures, held_out
 from rollpacker.report.figures import Line, Panel
-from rollpacker.report.story import STAGES
+from rollpacker.report.story import STAGES, RunStory
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
 from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.waits import KIND_NAMES
 from rollpacker.report.words import count, plural, ratio, seconds, share, tokens
 from rollpacker.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rollpacker.report.story import RunStory
 
 NOTHING = "\N{EN DASH}"
 """Stands where a run has no such number."""

@@ -7,8 +7,10 @@ of a round are trained, or wasted by an abort, or wasted although they were fini
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +22,8 @@ from rollpacker.paths import real_path
 from rollpacker.report.held_out import HeldOut, read_held_out
 from rollpacker.report.waits import Wait, Waits
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
-from rollpacker.timeline.run_tables import open_run
+from rollpacker.timeline.run_tables import RunTables, StepTables, open_run
 from rollpacker.timeline.stretches import MOVES, concurrency, natural_order, stretches_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from rollpacker.timeline.run_tables import RunTables, StepTables
 
 STAGES = ("rollout", "reward", "hand_over", "train", "switch", "weight_sync", "checkpoint", "other")
 """What a second of a step was spent on, in the order of the step."""

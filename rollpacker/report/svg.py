@@ -14,21 +14,18 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 from markupsafe import Markup, escape
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from rollpacker.report.style import PAGE_COLORS, RC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from matplotlib.axes import Axes
 
 WIDTHS: Final = {"wide": 1120, "narrow": 560, "panel": 550}
 """Pixels of a picture, by the CSS class that says where the page displays it."""

@@ -33,12 +33,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from rollpacker.rewards.scores import CHECKER_CRASHED, NOT_FINITE, WRONG_RESULT, Score
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 PARAMETERS = ("prompt", "response", "ground_truth", "row", "is_truncated")
 

@@ -6,14 +6,11 @@ is left to collect.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.rollout import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Outbox(Arrivals[Verdict]):

@@ -6,10 +6,7 @@ import ctypes
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """From <linux/prctl.h>."""

@@ -24,15 +24,13 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from collections import deque
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.paths import reason_of
 from rollpacker.rewards.functions import Outcome, outcome_of
-from rollpacker.rewards.outbox import Outbox
 from rollpacker.rewards.scores import HTTP_ERROR, TIMEOUT, WRONG_RESULT, verdict_of
-from rollpacker.rewards.worker import ground_truth_of
+from rollpacker.rewards.worker import QueueRewardWorker, ground_truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,65 +56,28 @@ class ServerUnreachable(Exception):
     """It did not answer, or said that it cannot now; the message says why."""
 
 
-class UrlRewardWorker:
-    """Scores by POST requests, `num_workers` at a time. What waits meanwhile goes with the next one."""
+class UrlRewardWorker(QueueRewardWorker):
+    """Scores by POST requests, `num_workers` at a time. What waits meanwhile goes with the next one.
+
+    A thread that waits for the server when the worker is closed ends with its time limit.
+    """
+
+    most_at_once = MOST_AT_ONCE
 
     def __init__(self, url: str, num_workers: int, timeout_s: float, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        super().__init__(num_workers)
         self._url = url
-        self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._pauses_s = pauses_s
-        self._waiting: deque[ScoringRequest] = deque()
-        self._has_news = asyncio.Condition()
-        self._outbox = Outbox()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._num_forgotten = 0
-        """Times that everything was."""
 
-    async def score(self, requests: Sequence[ScoringRequest]) -> None:
-        self._outbox.refuse_when_closed()
-        async with self._has_news:
-            self._waiting.extend(requests)
-            self._has_news.notify_all()
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._serve()) for _ in range(self._num_workers)]
-
-    async def forget(self) -> None:
-        """Drop what waits; verdicts of requests under way are dropped when they come."""
-        self._num_forgotten += 1
-        self._waiting.clear()
-
-    async def collect(self) -> Sequence[Verdict]:
-        """Wait until at least one verdict is there, and take all that are.
-
-        Raises:
-            EngineFailed: The server cannot be reached.
-        """
-        return await self._outbox.collect()
-
-    async def close(self) -> None:
-        """End the requests; a thread that waits for the server ends with its time limit."""
-        self._outbox.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self) -> None:
-        try:
-            while True:
-                async with self._has_news:
-                    await self._has_news.wait_for(lambda: self._waiting)
-                    batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
-                num_forgotten, began = self._num_forgotten, time.perf_counter()
-                outcomes = await self._ask(batch)
-                if num_forgotten == self._num_forgotten:
-                    time_s = (time.perf_counter() - began) / len(batch)
-                    self._outbox.put(
-                        verdict_of(request, outcome.score, time_s, outcome.parts)
-                        for request, outcome in zip(batch, outcomes, strict=True)
-                    )
-        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
-            self._outbox.fail(error)
+    async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:  # noqa: ARG002
+        began = time.perf_counter()
+        outcomes = await self._ask(requests)
+        time_s = (time.perf_counter() - began) / len(requests)
+        return [
+            verdict_of(request, outcome.score, time_s, outcome.parts)
+            for request, outcome in zip(requests, outcomes, strict=True)
+        ]
 
     async def _ask(self, batch: Sequence[ScoringRequest]) -> Sequence[Outcome]:
         problem = ""

@@ -14,13 +14,11 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollpacker.core.errors import EngineFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 START_LIMIT_S = 120.0
 """To import sympy from a slow network file system, on a node where many start at once."""

@@ -1,7 +1,7 @@
 """Reward workers, which implement `protocols.reward`: one that scores in place, and pools of killable processes.
 
-Invariant: each request comes back from `collect` exactly once, unless it was forgotten. Nothing polls: tasks wait on
-the queue of requests, `collect` on the outbox.
+Invariant: each request comes back from `collect` exactly once, unless it was forgotten. Nothing polls: tasks wait for
+requests, `collect` for verdicts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.protocols.references import AnswerReference, JudgeReference
@@ -65,72 +66,98 @@ class InPlaceRewardWorker:
         return verdict_of(request, outcome.score, time.perf_counter() - started_s, outcome.parts)
 
 
-class PooledRewardWorker(ABC):
-    """Scores in processes that can be killed, one request at a time each."""
+class QueueRewardWorker(ABC):
+    """Requests wait in one queue; tasks take some of them at a time, and `collect` gives the verdicts."""
 
-    def __init__(self, processes: Sequence[SupervisorProcess]) -> None:
-        """Take processes, which start while the caller goes on."""
-        self._processes = processes
-        self._queue: asyncio.Queue[ScoringRequest] = asyncio.Queue()
+    most_at_once = 1
+    """Requests that a task takes."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self._num_tasks = num_tasks
+        self._waiting: deque[ScoringRequest] = deque()
+        self._has_news = asyncio.Condition()
         self._outbox = Outbox()
         self._tasks: list[asyncio.Task[None]] = []
         self._num_forgotten = 0
         """Times that everything was."""
+
+    async def score(self, requests: Sequence[ScoringRequest]) -> None:
+        self._outbox.refuse_when_closed()
+        async with self._has_news:
+            self._waiting.extend(requests)
+            self._has_news.notify_all()
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._serve(task)) for task in range(self._num_tasks)]
+
+    async def forget(self) -> None:
+        """Drop what waits; verdicts of what a task has taken are dropped when they come."""
+        self._num_forgotten += 1
+        self._waiting.clear()
+
+    async def collect(self) -> Sequence[Verdict]:
+        """Wait until at least one verdict is there, and take all that are; raises what ended a task.
+
+        Raises:
+            EngineFailed: The processes cannot be started, or the server cannot be reached.
+            DataError: The prompt file was changed since it was read.
+        """
+        return await self._outbox.collect()
+
+    async def close(self) -> None:
+        """End the tasks; what waits gets no verdict, and a pending `collect` returns."""
+        self._outbox.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @abstractmethod
+    async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
+        """Score some requests in the task of this number."""
+
+    async def _serve(self, task: int) -> None:
+        try:
+            while True:
+                async with self._has_news:
+                    await self._has_news.wait_for(lambda: self._waiting)
+                    taken = [self._waiting.popleft() for _ in range(min(self.most_at_once, len(self._waiting)))]
+                num_forgotten = self._num_forgotten
+                verdicts = await self._score(task, taken)
+                if num_forgotten == self._num_forgotten:
+                    self._outbox.put(verdicts)
+        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
+            self._outbox.fail(error)
+
+
+class PooledRewardWorker(QueueRewardWorker):
+    """Scores in processes that can be killed, one request at a time each."""
+
+    def __init__(self, processes: Sequence[SupervisorProcess]) -> None:
+        """Take processes, which start while the caller goes on."""
+        super().__init__(len(processes))
+        self._processes = processes
 
     @property
     def pids(self) -> list[int]:
         """Of the supervisors."""
         return [process.pid for process in self._processes]
 
-    async def score(self, requests: Sequence[ScoringRequest]) -> None:
-        self._outbox.refuse_when_closed()
-        for request in requests:
-            self._queue.put_nowait(request)
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._serve(process)) for process in self._processes]
-
-    async def forget(self) -> None:
-        """Empty the queue; verdicts on requests that are in a process are dropped."""
-        self._num_forgotten += 1
-        while not self._queue.empty():
-            self._queue.get_nowait()
-
-    async def collect(self) -> Sequence[Verdict]:
-        """Wait until at least one verdict is there, and take all that are.
-
-        Raises:
-            EngineFailed: The processes cannot be started.
-            DataError: The prompt file was changed since it was read.
-        """
-        return await self._outbox.collect()
-
     async def close(self) -> None:
-        """End every process; queued requests get no verdict, and a pending `collect` returns."""
-        self._outbox.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """End every process, and what it runs."""
+        await super().close()
         for process in self._processes:
             process.disconnect()
         for process in self._processes:
             process.close()
 
     @abstractmethod
-    async def _score(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict: ...
+    async def _run(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict: ...
 
-    async def _serve(self, process: SupervisorProcess) -> None:
+    async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
+        [request] = requests
         try:
-            while True:
-                request = await self._queue.get()
-                num_forgotten = self._num_forgotten
-                try:
-                    verdict = await self._score(process, request)
-                except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
-                    verdict = verdict_of_crash(request, error)
-                if num_forgotten == self._num_forgotten:
-                    self._outbox.put([verdict])
-        except Exception as error:  # noqa: BLE001 a task's boundary: `collect` raises it, or it would be lost
-            self._outbox.fail(error)
+            return [await self._run(self._processes[task], request)]
+        except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
+            return [verdict_of_crash(request, error)]
 
 
 class KillableRewardWorker(PooledRewardWorker):
@@ -142,7 +169,7 @@ class KillableRewardWorker(PooledRewardWorker):
         self._problems: set[str] = set()
         """Those that the log has."""
 
-    async def _score(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
+    async def _run(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
         try:
             response = await process.request(json.dumps(arguments_of(request)), self._limit_s)
         except ProcessDied:

@@ -1,8 +1,8 @@
 """Where response lengths come from: quantile tables, a user's lengths, or a recorded run.
 
-Invariant: a length is a function of the request and of the uniform numbers that come with it; a source has no state and
-no randomness of its own. What a source knows of single prompts it gives to those prompts; else it knows the
-distribution of a domain.
+Invariant: a length is a function of the request and of the uniform numbers that come with it; `Lengths` has no state
+and no randomness of its own. What it knows of single prompts it gives to those prompts; else it knows the distribution
+of a domain.
 
 A recorded run is exact where the same request ended by itself: the same step, prompt, epoch and sample had this length.
 Where it was scored, it has its reward again. A response that was aborted after n tokens was longer than n: it gets a
@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import DataError
 from rollpacker.core.ids import Domain, RequestId
@@ -47,30 +47,6 @@ class Uniforms:
     """This sample's own."""
     correlated: float
     """This sample's, correlated with those of its prompt's other samples."""
-
-
-class LengthSource(Protocol):
-    """Knows how long responses are."""
-
-    @property
-    def prompts(self) -> Mapping[str, tuple[Domain, int | None]]:
-        """The prompts that it knows by name, with the length of each where it knows that; empty when it knows none."""
-
-    @property
-    def domains(self) -> tuple[Domain, ...]: ...
-
-    @property
-    def is_recording(self) -> bool:
-        """True when it knows the lengths of single requests of a run."""
-
-    def verdict(self, request: RequestId) -> tuple[float, str] | None:
-        """Reward and reason of a response, where a recorded run has them."""
-
-    def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
-        """A length in tokens before any limit."""
-
-    def distribution(self, domain: Domain) -> Quantiles:
-        """Of a domain's lengths, whatever the prompt."""
 
 
 class Quantiles:
@@ -117,37 +93,14 @@ class Quantiles:
         return x0 + (x1 - x0) * (p - p0) / (p1 - p0)
 
 
-class QuantileTable:
-    """A distribution per domain."""
-
-    prompts: Mapping[str, tuple[Domain, int | None]] = {}
-    is_recording = False
-
-    def __init__(self, by_domain: Mapping[Domain, Quantiles]) -> None:
-        self._by_domain = by_domain
-
-    @property
-    def domains(self) -> tuple[Domain, ...]:
-        return tuple(self._by_domain)
-
-    def verdict(self, request: RequestId) -> None:
-        """Know nothing of single responses."""
-
-    def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:  # noqa: ARG002  (LengthSource)
-        return self.distribution(domain).value(uniforms.correlated)
-
-    def distribution(self, domain: Domain) -> Quantiles:
-        return self._by_domain.get(domain) or self._by_domain[ANY_DOMAIN]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledLengths:
-    """Lengths that were seen, of prompts that have names or not."""
+class Lengths:
+    """What is known of the lengths of responses: of a domain's, of some prompts', of single ones of a recorded run."""
 
-    table: QuantileTable
-    """The distribution of each domain."""
-    prompts: Mapping[str, tuple[Domain, int | None]]
-    by_prompt: Mapping[str, Sequence[float]]
+    by_domain: Mapping[Domain, Quantiles]
+    prompts: Mapping[str, tuple[Domain, int | None]] = field(default_factory=dict)
+    """The prompts that it knows by name, with the length of each where it knows that."""
+    by_prompt: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Lengths of responses that ended by themselves, ascending."""
     exact: Mapping[tuple[int, int, str, int], float] = field(default_factory=dict)
     """By step, epoch, prompt and sample, for the responses of a recorded run that ended by themselves."""
@@ -158,16 +111,19 @@ class SampledLengths:
 
     @property
     def is_recording(self) -> bool:
+        """True when the lengths of single requests of a run are known."""
         return bool(self.exact or self.at_least)
 
     @property
     def domains(self) -> tuple[Domain, ...]:
-        return self.table.domains
+        return tuple(self.by_domain)
 
     def verdict(self, request: RequestId) -> tuple[float, str] | None:
+        """Reward and reason of a response, where a recorded run has them."""
         return self.verdicts.get((request.round, request.prompt.epoch, request.prompt.key, request.sample))
 
     def length(self, request: RequestId, domain: Domain, uniforms: Uniforms) -> float:
+        """A length in tokens before any limit."""
         key = (request.round, request.prompt.epoch, request.prompt.key, request.sample)
         if key in self.exact:
             return self.exact[key]
@@ -176,10 +132,11 @@ class SampledLengths:
         lengths = self.by_prompt.get(request.prompt.key)
         if lengths:
             return lengths[int(uniforms.of_sample * len(lengths))]
-        return self.table.length(request, domain, uniforms)
+        return self.distribution(domain).value(uniforms.correlated)
 
     def distribution(self, domain: Domain) -> Quantiles:
-        return self.table.distribution(domain)
+        """Of a domain's lengths, whatever the prompt."""
+        return self.by_domain.get(domain) or self.by_domain[ANY_DOMAIN]
 
     def _longer_than(self, num_tokens: float, domain: Domain, uniform: float) -> float:
         distribution = self.distribution(domain)
@@ -187,10 +144,10 @@ class SampledLengths:
         return max(distribution.value(below + (1 - below) * uniform), num_tokens + 1)
 
 
-def paper_lengths() -> QuantileTable:
+def paper_lengths() -> Lengths:
     """What the paper measured (Fig 2a)."""
     rows = read_packaged("response_lengths.csv")
-    return _quantile_table((row["domain"], float(row["p"]), float(row["tokens"])) for row in rows)
+    return _of_quantiles((row["domain"], float(row["p"]), float(row["tokens"])) for row in rows)
 
 
 def read_packaged(name: str) -> list[dict[str, str]]:
@@ -200,20 +157,18 @@ def read_packaged(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(lines))
 
 
-def read_lengths(path: Path) -> LengthSource:
+def read_lengths(path: Path) -> Lengths:
     """Read a recorded run's directory, or a user's file.
 
     Raises:
         DataError: It is neither, or a value in it is no length.
     """
+    frame = read_length_rows(path)
     if path.is_dir():
-        from rollpacker.metrics.tables import read_frame
-
-        return _recorded(read_frame(path, "responses"))
-    frame = _read_file(path)
+        return _recorded(frame)
     if {"p", "tokens"} <= set(frame.columns):
         checked = _checked(path, frame, ("p", "tokens"))
-        return _quantile_table(zip(_domains(checked), checked["p"], checked["tokens"], strict=True))
+        return _of_quantiles(zip(_domains(checked), checked["p"], checked["tokens"], strict=True))
     if "length_tokens" in frame.columns:
         return _samples(_checked(path, frame, ("length_tokens",)))
     raise DataError(
@@ -223,8 +178,14 @@ def read_lengths(path: Path) -> LengthSource:
     )
 
 
-def _read_file(path: Path) -> pd.DataFrame:
+def read_length_rows(path: Path) -> pd.DataFrame:
+    """The rows of a user's file, or the responses of a recorded run; raises `DataError`."""
     import pandas as pd
+
+    if path.is_dir():
+        from rollpacker.metrics.tables import read_frame
+
+        return read_frame(path, "responses")
 
     readers = {
         ".csv": lambda: pd.read_csv(path, comment="#", dtype={"prompt": str, "domain": str}),
@@ -268,31 +229,31 @@ def _checked(path: Path, frame: pd.DataFrame, columns: Sequence[str]) -> pd.Data
     return frame
 
 
-def _quantile_table(rows: Iterable[tuple[str, float, float]]) -> QuantileTable:
+def _of_quantiles(rows: Iterable[tuple[str, float, float]]) -> Lengths:
     """Take rows of domain, p and tokens."""
     pairs: dict[Domain, list[tuple[float, float]]] = {}
     for domain, p, tokens in rows:
         pairs.setdefault(Domain(domain), []).append((float(p), float(tokens)))
-    return QuantileTable({domain: Quantiles(points) for domain, points in pairs.items()})
+    return Lengths(by_domain={domain: Quantiles(points) for domain, points in pairs.items()})
 
 
-def _samples(frame: pd.DataFrame) -> LengthSource:
+def _samples(frame: pd.DataFrame) -> Lengths:
     domains, lengths = _domains(frame), [float(length) for length in frame["length_tokens"]]
-    table = _pooled(zip(domains, lengths, strict=True))
+    by_domain = _pooled(zip(domains, lengths, strict=True))
     if "prompt" not in frame.columns:
-        return table
+        return Lengths(by_domain=by_domain)
     keys = [str(key) for key in frame["prompt"]]
     by_prompt: dict[str, list[float]] = {}
     for key, length in zip(keys, lengths, strict=True):
         by_prompt.setdefault(key, []).append(length)
-    return SampledLengths(
-        table=table,
+    return Lengths(
+        by_domain=by_domain,
         prompts={key: (domain, None) for key, domain in zip(keys, domains, strict=True)},
         by_prompt={key: sorted(of_prompt) for key, of_prompt in by_prompt.items()},
     )
 
 
-def _recorded(frame: pd.DataFrame) -> LengthSource:
+def _recorded(frame: pd.DataFrame) -> Lengths:
     exact: dict[tuple[int, int, str, int], float] = {}
     at_least: dict[tuple[int, int, str, int], float] = {}
     verdicts: dict[tuple[int, int, str, int], tuple[float, str]] = {}
@@ -311,8 +272,8 @@ def _recorded(frame: pd.DataFrame) -> LengthSource:
             by_prompt.setdefault(key, []).append(length)
         if isinstance(row["reward_reason"], str):  # null where it was not scored
             verdicts[name] = (float(row["reward"]), str(row["reward_reason"]))
-    return SampledLengths(
-        table=_pooled(ended),
+    return Lengths(
+        by_domain=_pooled(ended),
         prompts=prompts,
         by_prompt={key: sorted(lengths) for key, lengths in by_prompt.items()},
         exact=exact,
@@ -321,12 +282,12 @@ def _recorded(frame: pd.DataFrame) -> LengthSource:
     )
 
 
-def _pooled(lengths: Iterable[tuple[Domain, float]]) -> QuantileTable:
+def _pooled(lengths: Iterable[tuple[Domain, float]]) -> dict[Domain, Quantiles]:
     """The distribution of each domain's lengths."""
     by_domain: dict[Domain, list[float]] = {}
     for domain, length in lengths:
         by_domain.setdefault(domain, []).append(length)
-    return QuantileTable({domain: Quantiles(_steps(values)) for domain, values in by_domain.items()})
+    return {domain: Quantiles(_steps(values)) for domain, values in by_domain.items()}
 
 
 def _steps(values: Sequence[float]) -> list[tuple[float, float]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.data.shapes import Transformer
 from rollpacker.metrics.profile_fits import (
     DecodeCost,
     LinearCost,
@@ -17,15 +18,9 @@ from rollpacker.metrics.profile_fits import (
     fit_items_and_tokens,
     fit_prefill,
 )
-from rollpacker.metrics.profiles import read_profile
+from rollpacker.metrics.profiles import Point, read_profile
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
 from rollpacker.sim.lengths import Quantiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rollpacker.data.shapes import Transformer
-    from rollpacker.metrics.profiles import Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.sim.engine import ResponseLength, blank_tokens
 from rollpacker.sim.lengths import (
     ANY_DOMAIN,
-    LengthSource,
+    Lengths,
     Quantiles,
     Uniforms,
     paper_lengths,
@@ -90,7 +90,7 @@ class Workload:
         self._seed = config.run.seed
         self._max_response_tokens = config.rollout.max_response_tokens
         path = self._section.lengths
-        self._lengths: LengthSource = paper_lengths() if path is None else read_lengths(path)
+        self._lengths = paper_lengths() if path is None else read_lengths(path)
         self._drift = Drift(self._section, self._lengths)
         self._tail = Tail(self._section, self._lengths)
         self._run_times = _run_times()
@@ -315,7 +315,7 @@ def _blank_prompt(key: str, domain: Domain, num_tokens: int) -> TokenizedPrompt:
 class Drift:
     """The factor by which lengths have grown."""
 
-    def __init__(self, section: WorkloadSection, lengths: LengthSource) -> None:
+    def __init__(self, section: WorkloadSection, lengths: Lengths) -> None:
         self._per_step = 1 + section.drift_per_step
         self._steps = sorted(section.drift_by_step)
         self._factors = [section.drift_by_step[step] for step in self._steps]
@@ -343,7 +343,7 @@ class Drift:
 class Tail:
     """What lengths have above the `TAIL_FROM` quantile of their domain."""
 
-    def __init__(self, section: WorkloadSection, lengths: LengthSource) -> None:
+    def __init__(self, section: WorkloadSection, lengths: Lengths) -> None:
         self._scale = section.tail_scale
         self._lengths = lengths
         if lengths.is_recording and self._scale != 1:

@@ -7,14 +7,12 @@ logged after that one's beginning does not count, for the tables do not hold it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from rollpacker.metrics.event_log import attempt_paths, scan_event_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 Happening = Literal["joined", "lost", "retired", "lent", "fleet_change"]
 

@@ -9,13 +9,10 @@ it to a checksum.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rollpacker.protocols.tensors import PIECE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 ALIGNMENT = 16
 """Bytes; what vectorised copies like, and a multiple of every number type's size."""
@@ -89,15 +86,3 @@ class BucketPlan:
         if self._used:
             self._bucket += 1
             self._used = 0
-
-
-def plan_buckets(tensors: Iterable[TensorSpec], bucket_bytes: int) -> list[list[Piece]]:
-    """The pieces of each bucket."""
-    plan = BucketPlan(bucket_bytes)
-    buckets: list[list[Piece]] = []
-    for tensor in tensors:
-        for bucket, piece in plan.place(tensor):
-            if bucket == len(buckets):
-                buckets.append([])
-            buckets[bucket].append(piece)
-    return buckets

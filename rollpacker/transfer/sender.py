@@ -17,10 +17,11 @@ loads them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed import Work
 
 from rollpacker.protocols.tensors import RunningChecksum, combined_checksum, dtype_name
 from rollpacker.transfer.board import BucketNote, EndNote, SenderBoard, TransportNote
@@ -29,11 +30,6 @@ from rollpacker.transfer.groups import BroadcastGroup
 from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
 from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
 from rollpacker.transfer.transports import Station, Transports, choose_transports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch.distributed import Work
 
 _POLL_S = 0.001
 """Between two looks at the board; a look costs some 0.05 ms."""

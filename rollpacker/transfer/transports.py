@@ -11,13 +11,11 @@ the group's members have one GPU each and all different. Else they lie in the ho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rollpacker.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Transport = Literal["auto", "broadcast", "handles"]
 

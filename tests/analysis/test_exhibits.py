@@ -7,7 +7,7 @@ import pytest
 
 from rollpacker.analysis import command, verdicts, writing
 from rollpacker.analysis.exhibit import ALL_SETUPS
-from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig08, fig09, fig10c, table1, table2
+from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig08, fig09, fig10, table1, table2
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.analysis.sweeps import Asked, points_of
@@ -75,7 +75,7 @@ def test_table1_takes_runs_of_one_task_and_counts_the_weight_sync_as_training(tm
 def test_stages_are_means_over_the_rounds_of_a_kind(tmp_path):
     times = [3.0, 5.0, 3.0, 5.0, 21.0]
     write_run(tmp_path / "run", "tail-reward-planner", times, model="Qwen2.5-14B")
-    numbers = fig10c.gather(runs_below(tmp_path))
+    numbers = fig10.FIG10C.gather(runs_below(tmp_path))
     of_kind = {point.panel: point.y for point in own(numbers, x="rollout")}
     assert of_kind == {"Qwen2.5-14B, short rounds": 3.0, "Qwen2.5-14B, long rounds": 20.0}
 

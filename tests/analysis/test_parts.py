@@ -1,6 +1,6 @@
 """The exhibits of single parts: stream trainer, planner on larger models, reward scheduler; and the one of nothing."""
 
-from rollpacker.analysis.exhibits import fig12, fig13, table3, table4
+from rollpacker.analysis.exhibits import fig12, fig13, table3
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from tests.analysis.written_runs import write_run
 
@@ -63,10 +63,3 @@ def test_rewards_are_told_by_when_they_are_given_by_length_and_by_timeout(tmp_pa
     assert judging == {"<512,\npiped": 2.0, "<512,\nnot": 2.0, "longer,\npiped": 5.0, "longer,\nnot": 5.0}
     assert shown(numbers, "c: step, code (s)") == {"short,\nadaptive": 7.0, "long,\nadaptive": 7.0}
     assert "no run with study fig13-adpt_notimeout" in numbers.missing
-
-
-def test_nothing_is_invented_for_a_table_that_nobody_here_has_seen(tmp_path):
-    write_run(tmp_path, "verl", [1.0], config={"run": PAPER})
-    numbers = numbers_of(table4, tmp_path)
-    assert not numbers.points
-    assert numbers.missing == ["what the paper's Table 4 shows is not known; nothing is drawn"]

@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from rollpacker.analysis.plan.question import Question, split_arguments
 from rollpacker.cli.main import main
 from rollpacker.config.words import replaced
 from rollpacker.core.errors import ConfigError
-from rollpacker.metrics.plans import read_plan
 from tests.cli.inputs import tree_of
 
 SMALL = [
@@ -42,7 +42,7 @@ def test_a_small_plan_prints_an_answer_and_writes_what_it_is_made_of(workdir, ca
     assert "So few say little of the tail: its top 1 % is 1 responses." in printed
     assert "give or take" in printed
     assert "rho, of lengths within a prompt, is a guess. Speedup:" in printed
-    trials, drawn = read_plan(workdir / "plan")
+    trials, drawn = (pd.read_parquet(workdir / "plan" / f"{name}.parquet") for name in ("plan", "lengths"))
     assert trials["modelled"].all()
     assert drawn["modelled"].all()
     assert set(trials["eta"].dropna()) == {1.0, 1.125, 1.25, 1.5}

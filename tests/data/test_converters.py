@@ -12,7 +12,7 @@ from rollpacker.config.sections.data import PromptFile
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.core.errors import DataError
 from rollpacker.data.converters import CONVERTERS, INSTRUCTION, Converted, convert_rows
-from rollpacker.data.prompts import read_prompts
+from rollpacker.data.prompts import load_prompts
 from rollpacker.data.test_cases import load_test_cases
 from rollpacker.rewards.factory import check_references
 from tests.data.files import write_parquet
@@ -121,7 +121,7 @@ def convert(name, folder, split=None):
     counts = Converted()
     out = folder.parent / "out.jsonl"
     out.write_bytes(b"".join(convert_rows(CONVERTERS[name], folder, split, counts)))
-    return read_prompts(PromptFile(path=out)), counts
+    return load_prompts([PromptFile(path=out)]), counts
 
 
 @pytest.mark.parametrize("case", PUBLISHED)

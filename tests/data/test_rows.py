@@ -10,7 +10,7 @@ import pytest
 
 from rollpacker.config.sections.data import DataSection, PromptFile
 from rollpacker.core.errors import DataError
-from rollpacker.data.prompts import load_prompts, read_prompts
+from rollpacker.data.prompts import load_prompts
 from rollpacker.data.test_cases import load_test_cases
 from tests.data.files import write_parquet, write_saved, write_saved_splits
 
@@ -52,7 +52,7 @@ def answers(prompts):
 
 def test_a_column_mapping_reads_a_published_parquet_as_it_is(tmp_path):
     path = write_parquet(tmp_path / "train.parquet", GSM8K)
-    first, second = read_prompts(PromptFile(path=path, **LIKE_GSM8K, prompt_suffix="Put it in \\boxed{}."))
+    first, second = load_prompts([PromptFile(path=path, **LIKE_GSM8K, prompt_suffix="Put it in \\boxed{}.")])
     assert first.text == "What is 6 x 7?\nPut it in \\boxed{}."
     assert first.messages == ({"role": "user", "content": first.text},)
     assert answers([first, second]) == ["42", "1,000"]
@@ -89,7 +89,7 @@ def test_settings_of_data_hold_for_every_file_that_has_none_of_its_own(tmp_path)
     ids=["parquet", "magic", "saved", "splits", "folder", "jsonl"],
 )
 def test_every_format_gives_the_same_prompts(tmp_path, write):
-    prompts = read_prompts(PromptFile(path=write(tmp_path)))
+    prompts = load_prompts([PromptFile(path=write(tmp_path))])
     assert [(prompt.key, prompt.domain, prompt.text, prompt.reference.text) for prompt in prompts] == [
         ("1", "math", "6 x 7", "42"),
         ("2", "math", "2 x 7", "14"),
@@ -101,8 +101,8 @@ def test_an_arrow_file_with_an_index_and_a_csv_are_read(tmp_path):
     table = pa.Table.from_pylist(OURS)
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
         file.write_table(table)
-    assert answers(read_prompts(PromptFile(path=tmp_path / "x.arrow"))) == ["42", "14"]
-    first, _ = read_prompts(PromptFile(path=write_csv(tmp_path / "x.csv")))
+    assert answers(load_prompts([PromptFile(path=tmp_path / "x.arrow")])) == ["42", "14"]
+    first, _ = load_prompts([PromptFile(path=write_csv(tmp_path / "x.csv"))])
     assert (first.text, first.reference.text) == ("6 x 7,\nplease", "42")
 
 
@@ -111,20 +111,20 @@ def test_the_schema_of_verl_is_recognised(tmp_path, form):
     rows = [VERL, {**VERL, "prompt": [{"role": "user", "content": "2 x 7"}]}]
     path = tmp_path / f"x.{form}"
     write_parquet(path, rows) if form == "parquet" else write_lines(path, *rows)
-    first, second = read_prompts(PromptFile(path=path))
+    first, second = load_prompts([PromptFile(path=path)])
     assert (first.domain, first.messages, first.reference.text) == ("openai/gsm8k", tuple(VERL["prompt"]), "42")
     assert first.row["extra_info"] == {"index": 7, "split": "train"}
     assert first.key != second.key
-    assert read_prompts(PromptFile(path=path, domain="math"))[0].domain == "math"
+    assert load_prompts([PromptFile(path=path, domain="math")])[0].domain == "math"
 
 
 def test_made_ids_stay_when_the_rows_move_and_count_equal_rows(tmp_path):
     rows = [*GSM8K, GSM8K[0]]
-    keys = [prompt.key for prompt in read_prompts(PromptFile(path=write_parquet(tmp_path / "a", rows), **LIKE_GSM8K))]
+    keys = [prompt.key for prompt in load_prompts([PromptFile(path=write_parquet(tmp_path / "a", rows), **LIKE_GSM8K)])]
     assert keys[2] == f"{keys[0]}-2"
     assert len(set(keys)) == 3
     moved = write_parquet(tmp_path / "b", rows[::-1])
-    assert {prompt.key for prompt in read_prompts(PromptFile(path=moved, **LIKE_GSM8K))} == set(keys)
+    assert {prompt.key for prompt in load_prompts([PromptFile(path=moved, **LIKE_GSM8K)])} == set(keys)
 
 
 def test_what_json_does_not_have_becomes_text_or_nothing(tmp_path):
@@ -134,7 +134,7 @@ def test_what_json_does_not_have_becomes_text_or_nothing(tmp_path):
         "price": Decimal("1.50"),
         "image": {"bytes": b"\xff", "path": "x.png"},
     }
-    [prompt] = read_prompts(PromptFile(path=write_parquet(tmp_path / "x.parquet", [row])))
+    [prompt] = load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", [row]))])
     assert json.loads(json.dumps(prompt.row)) == {
         "level": 3,
         "when": "2026-07-01",
@@ -147,7 +147,7 @@ def test_nulls_with_which_tables_fill_messages_do_not_reach_the_template(tmp_pat
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
     messages = [{"role": "user", "content": "1 + 1"}, call, {"role": "tool", "content": "2"}]
     row = {"id": "a", "domain": "math", "messages": messages, "ground_truth": "2", "tools": '[{"name": "add"}]'}
-    [prompt] = read_prompts(PromptFile(path=write_parquet(tmp_path / "x.parquet", [row]), prompt_suffix="Be brief."))
+    [prompt] = load_prompts([PromptFile(path=write_parquet(tmp_path / "x.parquet", [row]), prompt_suffix="Be brief.")])
     assert prompt.messages == (
         {"role": "user", "content": "1 + 1\nBe brief."},
         {**call, "content": ""},
@@ -159,7 +159,7 @@ def test_nulls_with_which_tables_fill_messages_do_not_reach_the_template(tmp_pat
 def test_test_cases_in_columns_of_other_names_are_read_again_from_their_line(tmp_path):
     row = {"task": "Add.", "checks": ["assert add(1, 2) == 3"], "domain": "code"}
     path = write_lines(tmp_path / "x.jsonl", row)
-    [prompt] = read_prompts(PromptFile(path=path, columns={"prompt": "task", "test_cases": "checks"}))
+    [prompt] = load_prompts([PromptFile(path=path, columns={"prompt": "task", "test_cases": "checks"})])
     assert "add(1, 2) == 3" in load_test_cases(prompt.reference)[0].source
 
 
@@ -327,7 +327,7 @@ MALFORMED = {
 def test_a_malformed_file_is_named_with_row_column_and_what_there_is(tmp_path, name):
     make, settings, words = MALFORMED[name]
     with pytest.raises(DataError) as caught:
-        read_prompts(PromptFile(path=make(tmp_path), **settings))
+        load_prompts([PromptFile(path=make(tmp_path), **settings)])
     assert caught.value.problem
     assert caught.value.allowed
     assert caught.value.remedy

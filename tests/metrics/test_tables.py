@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from rollpacker.core.errors import DataError, InternalError, StorageFailed
 from rollpacker.metrics import table_writer, tables
-from rollpacker.metrics.schemas import SCHEMA_VERSION, STEPS, TABLES, Column, describe_tables
+from rollpacker.metrics.schemas import SCHEMA_VERSION, STEPS, TABLES, Column
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import read_frame, read_last_steps, read_table
 
@@ -92,13 +92,11 @@ def test_the_schemas_have_the_columns_of_the_specification_and_describe_every_on
     reward_mean num_prompts num_responses response_length_mean_tokens response_length_max_tokens tokens_generated
     tokens_trained tokens_wasted bubble_ratio policy_version long_queue_length modelled"""
     assert set(promised.split()) <= {column.name for column in STEPS.columns}
-    text = describe_tables()
     for table in TABLES.values():
         assert len({column.name for column in table.columns}) == len(table.columns)
         for column in table.columns:
             assert column.description
             assert (column.unit == "") == (column.type in {"bool", "text"})
-            assert f"| `{column.name}` | {column.type}" in text
             assert expected_unit(column) in {None, column.unit}
 
 

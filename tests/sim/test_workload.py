@@ -15,7 +15,7 @@ from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import GenerationRequest
 from rollpacker.runtime.rollout.requests import sample_seed
 from rollpacker.sim.engine import blank_tokens
-from rollpacker.sim.lengths import Quantiles, SampledLengths, paper_lengths
+from rollpacker.sim.lengths import Quantiles, paper_lengths
 from rollpacker.sim.reward import ModelledScore
 from rollpacker.sim.workload import Drift, Tail, Workload
 
@@ -304,14 +304,14 @@ def test_only_what_is_above_the_90_percent_quantile_of_a_domain_is_scaled(scale)
 
 
 def test_a_recorded_run_takes_no_other_tail():
-    recorded = SampledLengths(table=paper_lengths(), prompts={}, by_prompt={}, exact={(0, 0, "a", 0): 5.0})
+    recorded = dataclasses.replace(paper_lengths(), exact={(0, 0, "a", 0): 5.0})
     section = compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.tail_scale=2"]).workload
     with pytest.raises(ConfigError, match="has its own tail"):
         Tail(section, recorded)
 
 
 def test_a_recorded_run_takes_no_further_drift():
-    recorded = SampledLengths(table=paper_lengths(), prompts={}, by_prompt={}, exact={(0, 0, "a", 0): 5.0})
+    recorded = dataclasses.replace(paper_lengths(), exact={(0, 0, "a", 0): 5.0})
     section = compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.drift_per_step=0.1"]).workload
     with pytest.raises(ConfigError, match="has its own drift"):
         Drift(section, recorded)
@@ -332,9 +332,7 @@ def test_a_value_for_a_domain_that_there_is_not_is_refused(key):
 
 
 def test_a_response_that_a_recorded_run_scored_has_its_reward_again():
-    recorded = SampledLengths(
-        table=paper_lengths(), prompts={}, by_prompt={}, verdicts={(3, 0, "a", 1): (1.0, "correct")}
-    )
+    recorded = dataclasses.replace(paper_lengths(), verdicts={(3, 0, "a", 1): (1.0, "correct")})
     assert recorded.verdict(RequestId(3, PromptId(0, "a"), 1)) == (1.0, "correct")
     assert recorded.verdict(RequestId(3, PromptId(0, "a"), 2)) is None
     assert paper_lengths().verdict(RequestId(3, PromptId(0, "a"), 1)) is None

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.protocols.tensors import PIECE_BYTES
-from rollpacker.transfer.buckets import ALIGNMENT, TensorSpec, plan_buckets
+from rollpacker.transfer.buckets import ALIGNMENT, BucketPlan, Piece, TensorSpec
 
 BUCKET_BYTES = 2 * PIECE_BYTES
 
@@ -13,9 +13,18 @@ def spec(name, num_elements, dtype="bfloat16"):
     return TensorSpec(name=name, dtype=dtype, shape=(num_elements,))
 
 
+def plan_buckets(specs: list[TensorSpec]) -> list[list[Piece]]:
+    """The pieces of each bucket."""
+    plan, buckets = BucketPlan(BUCKET_BYTES), []
+    for bucket, piece in (placed for spec in specs for placed in plan.place(spec)):
+        buckets += [[]] if bucket == len(buckets) else []
+        buckets[bucket].append(piece)
+    return buckets
+
+
 def test_small_tensors_share_a_bucket_and_a_large_one_takes_several_of_its_own():
     small, large = spec("small", 100), spec("large", BUCKET_BYTES)  # 200 bytes, and two buckets
-    buckets = plan_buckets([small, spec("odd", 3, "uint8"), large, small], BUCKET_BYTES)
+    buckets = plan_buckets([small, spec("odd", 3, "uint8"), large, small])
     placed = [[(piece.tensor.name, piece.begin, piece.offset) for piece in bucket] for bucket in buckets]
     assert placed == [
         [("small", 0, 0), ("odd", 0, 208)],
@@ -37,7 +46,7 @@ tensors = st.lists(
 @given(tensors)
 def test_every_byte_of_every_tensor_has_one_place_in_order_and_none_overlap(drawn):
     specs = [spec(f"t{index}", count, dtype) for index, (count, dtype) in enumerate(drawn)]
-    buckets = plan_buckets(specs, BUCKET_BYTES)
+    buckets = plan_buckets(specs)
     pieces = [piece for bucket in buckets for piece in bucket]
     assert [piece.tensor for piece in pieces if piece.is_last] == specs
     for each in specs:

@@ -23,17 +23,14 @@ import resource
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollpacker.rewards.processes import become_reaper, set_parent_death_signal
 from rollpacker.rewards.sandbox import system_calls
 from rollpacker.rewards.sandbox.interpreter import find_interpreter_files
 from rollpacker.rewards.sandbox.meter import KernelMemory, children_of, tree_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 NOBODY = 65534
 

@@ -16,10 +16,7 @@ from __future__ import annotations
 import decimal
 import math
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 _ROUNDING = 1e-6
 """Relative or absolute, as most programming contests allow."""

@@ -13,14 +13,12 @@ import json
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from rollpacker.rewards.processes import limit_resource, set_parent_death_signal
 from rollpacker.rewards.sandbox.comparison import is_one_of, is_same_text
 from rollpacker.rewards.sandbox.values import Opaque, decode, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LIMIT_S = 60.0
 """Wall time of a comparison, on a node that is busy."""

@@ -11,14 +11,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import WorldError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SYSTEM_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 

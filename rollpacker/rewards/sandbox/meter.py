@@ -28,12 +28,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _NANOSECOND_S = 1e-9

@@ -61,7 +61,7 @@ class SandboxRewardWorker(PooledRewardWorker):
         for supervisor in self._busy:
             supervisor.send({"stop": True})
 
-    async def _score(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
+    async def _run(self, process: SupervisorProcess, request: ScoringRequest) -> Verdict:
         program = find_program(request.response_text)
         if request.is_truncated and is_cut_off(request.response_text):
             return verdict_of(request, TRUNCATED)

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollpacker.analysis.calibration.campaign import open_campaign
+from rollpacker.analysis.calibration.campaign import calibrate
 from rollpacker.analysis.calibration.reference import Row
 from rollpacker.analysis.calibration.report import Compared, summary, table, write_hardware
+from rollpacker.analysis.processes import open_processes
 from rollpacker.cli.main import main
 from rollpacker.config.sections.modelled import HardwareSection
 
@@ -55,8 +56,8 @@ def test_a_written_file_is_a_hardware_option_with_every_residual_and_can_be_fitt
 
 def test_a_campaign_models_its_runs_and_compares_them_with_the_paper():
     watcher = Seen()
-    with open_campaign([ROW], "h800", num_jobs=1, watcher=watcher) as campaign:
-        values, [compared] = campaign.fit(num_rounds=0)
+    with open_processes(1) as processes:
+        values, [compared] = calibrate([ROW], "h800", 0, processes, watcher)
     assert watcher.num_runs == 2
     assert watcher.titles == ["trials 1 to 1 of the parameters", "trials 2 to 2 of the parameters"]
     assert values["step_overhead_s"] > 0

@@ -3,10 +3,11 @@
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from rollpacker.analysis.calibration.reference import FILES, read_reference
-from rollpacker.analysis.calibration.setups import Setup, Summary, predict, setups_of
+from rollpacker.analysis.calibration.setups import Setup, predict, setups_of
 from rollpacker.core.errors import DataError
 
 PAPER = Path(__file__).parents[3] / "analysis" / "paper"
@@ -61,9 +62,11 @@ def test_every_run_is_wanted_once_and_speedups_bring_their_baseline():
 
 
 def test_predictions_weigh_rounds_as_they_come():
-    short, long = {"step": 10.0, "train": 2.0, "weight_sync": 1.0}, {"step": 60.0, "train": 5.0, "weight_sync": 1.0}
-    packed = Summary({"short": short, "long": long}, {"short": 4, "long": 1})
-    plain = Summary({"plain": {"step": 50.0, "train": 9.0, "weight_sync": 1.0}}, {"plain": 3})
+    packed = pd.DataFrame(
+        {"step": [10.0, 60.0], "train": [2.0, 5.0], "weight_sync": [1.0, 1.0], "num_rounds": [4, 1]},
+        index=["short", "long"],
+    )
+    plain = pd.DataFrame({"step": [50.0], "train": [9.0], "weight_sync": [1.0], "num_rounds": [3]}, index=["plain"])
     summaries = {Setup("7B", "verl", "mix"): plain, Setup("7B", "rollpacker", "mix"): packed}
     rows = read_reference(PAPER)
     [speedup] = [row for row in rows if row[:3] == ("Table 2", "7B", "rollpacker")]

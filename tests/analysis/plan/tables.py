@@ -1,9 +1,8 @@
-"""Made-up outcomes of trials, one line per setting."""
+"""Made-up outcomes of trials, a row per seed."""
 
 from __future__ import annotations
 
-from rollpacker.analysis.plan.outcomes import Outcome
-from rollpacker.analysis.plan.trials import Setting, Trial
+import pandas as pd
 
 
 def outcomes(
@@ -15,23 +14,27 @@ def outcomes(
     rho: float = 0.3,
     preemptions: float = 0.0,
     kv_tokens: int = 100_000,
-) -> list[Outcome]:
+) -> pd.DataFrame:
     """A setting's trials, one per seed from 0."""
-    setting = Setting(system=system, eta=eta, tensor_parallel=degree, num_gpus=num_gpus, rho=rho)
-    return [
-        Outcome(
-            trial=Trial(setting=setting, seed=seed, num_steps=4),
-            step_time_s=step_time_s,
-            rollout_time_s=step_time_s / 2,
-            train_time_s=step_time_s / 4,
-            long_share=0.2 if eta and eta > 1 else 0.0,
-            has_seen_long=True,
-            bubble_ratio=0.5,
-            wasted_share=0.3 if eta and eta > 1 else 0.0,
-            preemptions=preemptions,
-            kv_peak_share=0.5,
-            kv_tokens_per_engine=kv_tokens,
-            num_all_gpus=num_gpus,
-        )
-        for seed, step_time_s in enumerate(step_times_s)
-    ]
+    return pd.DataFrame(
+        {
+            "system": system,
+            "eta": float("nan") if eta is None else eta,
+            "tensor_parallel": degree,
+            "num_gpus": num_gpus,
+            "rho": rho,
+            "seed": range(len(step_times_s)),
+            "num_steps": 4,
+            "step_time_s": [float(each) for each in step_times_s],
+            "long_share": 0.2 if eta and eta > 1 else 0.0,
+            "has_seen_long": True,
+            "bubble_ratio": 0.5,
+            "wasted_share": 0.3 if eta and eta > 1 else 0.0,
+            "preemptions": preemptions,
+            "kv_peak_share": 0.5,
+            "kv_tokens_per_engine": kv_tokens,
+            "num_all_gpus": num_gpus,
+            "gpu_hours_per_1000_steps": [1000 * each * num_gpus / 3600 for each in step_times_s],
+            "is_asked": (num_gpus, rho) == (32, 0.3),
+        }
+    )

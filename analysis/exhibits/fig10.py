@@ -1,17 +1,41 @@
-"""Fig 10c: the stages of short and long rounds, in seconds."""
+"""Fig 10: veRL against RollPacker end to end, step by step, and the stages of short and long rounds.
+
+The paper's numbers of a and b are not at hand. RollPacker's rollouts hold their rewards, and late in them the trainer
+has half of the GPUs.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from matplotlib.figure import Figure
 
-from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.exhibit import ALL_SETUPS, Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, comparing, paper_rows
 from rollpacker.analysis.plots import compare_bars
+from rollpacker.analysis.rounds import LONGEST, ROLLOUT, means, rounds_exhibit
+from rollpacker.analysis.runs import Runs
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+MODELS = ("Qwen2.5-7B", "Qwen2.5-14B")
+SYSTEMS = ("verl", "rollpacker")
 
-    from rollpacker.analysis.runs import Runs
+FIG10A = rounds_exhibit(
+    LONGEST,
+    name="fig10a",
+    title="The longest response of each step, end to end (Fig 10a)",
+    systems=SYSTEMS,
+    models=MODELS,
+    experiments=("e2e_performance",),
+    setups=ALL_SETUPS,
+)
+
+FIG10B = rounds_exhibit(
+    ROLLOUT,
+    name="fig10b",
+    title="The rollout time of each step, end to end (Fig 10b)",
+    systems=SYSTEMS,
+    models=MODELS,
+    experiments=("e2e_performance",),
+    setups=ALL_SETUPS,
+)
 
 LONG_STEP_S = {"7B": 129.0, "14B": 302.0}
 """The printed step time of a long round, of which the figure gives shares."""
@@ -31,11 +55,7 @@ def gather(runs: Runs) -> Numbers:
         stage, kind, model = STAGES[name], rest.split()[0], f"Qwen2.5-{row.x}"
         seconds = row.y / 100 * LONG_STEP_S[row.x]
         place = Place(panel=f"{model}, {kind} rounds", x=stage.replace("_", " "), unit="s")
-        ours = place.ours(
-            Value(run, float(rounds[f"{stage}_time_s"].mean()))
-            for run in runs.of(model=model, system=SYSTEM, task="mix")
-            if len(rounds := run.steps[run.steps["round_kind"] == kind])
-        )
+        ours = place.ours(means(runs.of(model=model, system=SYSTEM, task="mix"), kind, f"{stage}_time_s"))
         points += [place.paper(seconds), ours]
         claims.append(Claim(text=f"{place.panel}: {place.x}", paper=seconds, ours=ours, unit="s"))
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
@@ -46,7 +66,7 @@ def draw(numbers: Numbers) -> Figure:
     return compare_bars(numbers, ylabel="seconds", num_columns=2)
 
 
-EXHIBIT = Exhibit(
+FIG10C = Exhibit(
     name="fig10c",
     title="Stages of short and long rounds (Fig 10c)",
     experiments=("table2",),

@@ -1,28 +1,27 @@
-"""What an exhibit shows that varies one number of the workload: tail batching against plain batches, in three panels.
+"""Ours: tail batching against plain batches over one number of the workload that is a guess, in three panels.
 
-Both systems meet the same prompts; a point of a variant is a pair of runs of one seed, or a run of tail batching.
+`correlation` varies how alike a prompt's responses are in length; the lengths of all responses together stay as they
+are. `tail_weight` varies what a length has above the 90 % quantile of its domain. Both systems meet the same prompts;
+a point of a variant is a pair of runs of one seed, or a run of tail batching.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Final
 
 import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from rollpacker.analysis.numbers import Numbers, Place, Source, Value, comparing, speedups
-from rollpacker.analysis.plots import seeds_said
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Point, Source, Value, comparing, speedups
+from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.rounds import means
+from rollpacker.analysis.runs import Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rollpacker.analysis.numbers import Point
-    from rollpacker.analysis.runs import Runs
 
 BASELINE, TAIL = "verl", "tail"
 SPEEDUP, SHARES, TIMES = "speedup over plain batches (x)", "shares (%)", "rollout time per round (s)"
@@ -43,17 +42,11 @@ _SERIES: Final = {
 }
 
 
-def compare_variants(runs: Runs, studies: Mapping[float, str], **wanted: object) -> Numbers:
-    """Give speedups, shares and round times at each value of what is varied.
-
-    Args:
-        runs: To choose from.
-        studies: By the value, the study that its runs name.
-        **wanted: What the runs of all variants have, besides.
-    """
+def _compare(runs: Runs, studies: Mapping[float, str]) -> Numbers:
+    """Give speedups, shares and round times at each value of what is varied."""
     points: list[Point | None] = []
     for value, study in studies.items():
-        plain, tail = (runs.of(study=study, system=system, **wanted) for system in (BASELINE, TAIL))
+        plain, tail = (runs.of(study=study, system=system) for system in (BASELINE, TAIL))
         found: dict[str, dict[str, Iterable[Value]]] = {
             SPEEDUP: {"step": speedups(plain, tail), "rollout": speedups(plain, tail, column="rollout_time_s")},
             SHARES: {
@@ -76,14 +69,8 @@ def compare_variants(runs: Runs, studies: Mapping[float, str], **wanted: object)
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
-def draw_variants(numbers: Numbers, *, xlabel: str, usual: float) -> Figure:
-    """Draw the three panels over what is varied.
-
-    Args:
-        numbers: From `compare_variants`.
-        xlabel: What is varied.
-        usual: Its value in all other exhibits, which is marked.
-    """
+def _draw(numbers: Numbers, *, xlabel: str, usual: float) -> Figure:
+    """Draw the three panels over what is varied; its value in all other exhibits is marked."""
     use_style()
     frame = numbers.frame()
     figure: Figure
@@ -114,8 +101,28 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str]) -> No
     axes.legend(fontsize=7, loc="best")
 
 
-def origin_of(frame: pd.DataFrame) -> str:
-    """Say below a figure where its numbers come from."""
-    source = Source.MODELLED if (frame["source"] == Source.MODELLED).any() else Source.MEASURED
-    said = seeds_said(frame, source)
-    return f"{said}, Qwen2.5-7B" if source is Source.MODELLED else said
+def _exhibit(*, name: str, title: str, studies: Mapping[float, str], xlabel: str, usual: float) -> Exhibit:
+    return Exhibit(
+        name=name,
+        title=title,
+        experiments=(name,),
+        gather=partial(_compare, studies=studies),
+        draw=partial(_draw, xlabel=xlabel, usual=usual),
+    )
+
+
+CORRELATION = _exhibit(
+    name="correlation",
+    title="Tail batching over the correlation of lengths within a prompt (ours)",
+    studies={rho: f"lengths-{rho}-1.0" for rho in (0.0, 0.3, 0.6, 0.9)},
+    xlabel="correlation of lengths within a prompt",
+    usual=0.3,
+)
+
+TAIL_WEIGHT = _exhibit(
+    name="tail_weight",
+    title="Tail batching over the weight of the tail of lengths (ours)",
+    studies={scale: f"lengths-0.3-{scale}" for scale in (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)},
+    xlabel="factor on what a length has above P90 of its domain (0: no tail)",
+    usual=1.0,
+)
