@@ -31,8 +31,8 @@ not mount. `hydra.launcher.container=rollpacker.sif` then runs every rank in it,
 Keep `cluster.signal=URG` with a SIF: USR2 and TERM end its mount. `slurm/install_apptainer.sh` installs
 Apptainer on Debian.
 
-**Proof on GPUs.** `sbatch --gpus-per-node=N slurm/gpu_check.sh` runs `rollpacker gpu-check` on a node: what only GPUs can
-show, row by row, and figures. Given again, it goes on where it stopped.
+**Proof on GPUs.** `sbatch --gpus-per-node=N slurm/gpu_check.sh` runs `rollpacker gpu-check` on a node: what only GPUs
+can show, row by row, and figures. Given again, it goes on where it stopped.
 
 **Without a cluster.** `make slurm-demo` (Debian, as root) installs Slurm, starts a real cluster of two nodes on this
 machine, runs the demo's two systems on it as jobs of two nodes each, prints the table, and stops the cluster.

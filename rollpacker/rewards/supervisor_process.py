@@ -47,6 +47,7 @@ class SupervisorProcess:
         self._arguments = arguments
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._socket: socket.socket
         self._start()
 
     @property

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
     Raises:
         UnusableFunction: There is no such class, or it cannot be called as a callback is; its instance, too.
     """
-    made = load_named(source)
+    made: Any = load_named(source)
     place, _, name = source.rpartition(":")
     if not inspect.isclass(made):
         raise UnusableFunction(f"`{name}` of {place} is no class")
@@ -103,7 +103,7 @@ def _takes(function: Callable[..., object], *arguments: object, **named: object)
     return True
 
 
-def _instead(close: list[str]) -> str:
+def _instead(close: Sequence[str]) -> str:
     return f"; `{close[0]}` is one" if close else f"; there are {', '.join(METHODS)}"
 
 
