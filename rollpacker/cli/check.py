@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from rollpacker.cli.actor_words import actor_words, job_words
 from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
 from rollpacker.cli.loss_words import loss_words
 from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.core.quotas import apportion, scale_up, with_speculation
 from rollpacker.protocols.backend import ModelledCluster
-from rollpacker.report.words import plural
-from rollpacker.runtime.placing.actors import planned_actors
 from rollpacker.runtime.placing.fleets import degrees_of
-from rollpacker.runtime.placing.host import usable_cpus, visible_gpus
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.topology import engine_gpus, trainer_parts
 from rollpacker.runtime.rollout.scheduling import NOTHING_TO_LEND, can_stream
@@ -154,8 +151,8 @@ def _describe(
         **({"loss": loss_words(config)} if config.backend.name == "ray" else {}),
         "steps": _steps(config, resolved),
         **({"evaluation": _evaluation(config, resolved)} if resolved.num_held_out else {}),
-        "actors": _actors(config, resolved.cluster, is_job=is_job),
-        **({"job": _job(config)} if is_job else {}),
+        "actors": actor_words(config, resolved.cluster, is_job=is_job),
+        **({"job": job_words(config)} if is_job else {}),
         "writes": _writes(config),
         **({"notes": "\n".join(notes)} if notes else {}),
         "start": f"after step {resolved.finished_steps}" if resolved.finished_steps else "from the beginning",
@@ -371,74 +368,12 @@ def _cost_of_evaluation(config: RunConfig, cluster: ClusterSize | ModelledCluste
     )
 
 
-def _actors(config: RunConfig, cluster: ClusterSize | ModelledCluster, *, is_job: bool) -> str:
-    if isinstance(cluster, ModelledCluster):
-        return _modelled_actors(config, cluster)
-    return _real_actors(config, cluster, is_job=is_job)
-
-
-def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
-    tensor_parallel = config.engine.tensor_parallel
-    return (
-        f"MODELLED on {cluster.num_gpus} GPUs ({cluster.hardware}), in virtual time: no tokens, no training\n"
-        f"{plural(cluster.num_engines, 'engine')} of {plural(tensor_parallel, 'GPU')}, "
-        f"each with a KV cache of {cluster.kv_tokens_per_engine:,} tokens\n"
-        f"the trainer takes turns on the same GPUs: {plural(cluster.num_replicas, 'replica')} of "
-        f"{config.trainer.tensor_parallel} x {config.trainer.pipeline_parallel} x {config.trainer.context_parallel} "
-        "(tensor x pipeline x context parallel)"
-    )
-
-
-def _job(config: RunConfig) -> str:
-    """What Slurm is asked for."""
-    from rollpacker.launch.shape import job_shape
-
-    shape = job_shape(config)
-    cluster = shape.cluster
-    node = _resources(cluster.cpus_per_node, cluster.gpus_per_node)
-    memory = cluster.memory_gb_per_node
-    of_memory = "Slurm's default of memory" if memory is None else f"{memory:g} GB" if memory else "all memory"
-    limit = "the partition's default time" if cluster.time_limit_min is None else f"{cluster.time_limit_min} minutes"
-    lines = [
-        f"{plural(shape.num_nodes, 'node')} x {node} and {of_memory}" + (", exclusively" if cluster.exclusive else ""),
-        f"in {cluster.partition or 'the default partition'}, for {limit}"
-        + ("; requeued when it is preempted or reaches its limit" if cluster.requeue else "; not requeued"),
-    ]
-    if cluster.container.image is not None:
-        lines.append(f"every rank in {cluster.container.image}, by {cluster.container.runtime}")
-    return "\n".join(lines)
-
-
-def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> str:
-    actors = planned_actors(config)
-    kinds = Counter((actor.role, actor.resources.num_cpus, actor.resources.num_gpus) for actor in actors)
-    listed = ", ".join(
-        f"{count} {role}{'s' if count > 1 else ''} x {_resources(cpus, gpus)}"
-        for (role, cpus, gpus), count in kinds.items()
-    )
-    num_gpus = sum(actor.resources.num_gpus for actor in actors)
-    if config.placement.maps is not None:  # several actors have the same ones
-        num_gpus = len({(actor.node, gpu) for actor in placed_actors(config, cluster) for gpu in actor.gpus})
-    reserved = _resources(sum(actor.resources.num_cpus for actor in actors), num_gpus)
-    offered = _resources(cluster.num_cpus, cluster.num_gpus)
-    if is_job:
-        return f"{listed}\nreserving {reserved} of {plural(cluster.num_nodes, 'node')} x {offered} in Ray"
-    here = _resources(usable_cpus(), visible_gpus())
-    text = f"{listed}\nreserving {reserved} of {offered} in Ray; this machine has {here}"
-    return f"{text}, which the actors share" if cluster.num_cpus > usable_cpus() else text
-
-
 def _writes(config: RunConfig) -> str:
     tracker = config.tracker
     named = {"tensorboard": tracker.tensorboard, "wandb": tracker.wandb, "tracker.jsonl": tracker.jsonl}
     trackers = [*(name for name, is_on in named.items() if is_on), *([tracker.plugin] if tracker.plugin else [])]
     text = f"{config.run.dir}/ (metrics, events, checkpoints, logs)"
     return f"{text}; also to {' and '.join(trackers)}" if trackers else text
-
-
-def _resources(num_cpus: float, num_gpus: float) -> str:
-    cpus = f"{num_cpus:g} CPU" if num_cpus == 1 else f"{num_cpus:g} CPUs"
-    return cpus if not num_gpus else f"{cpus} + {num_gpus:g} GPU" + ("" if num_gpus == 1 else "s")
 
 
 def _number(value: Fraction) -> str:

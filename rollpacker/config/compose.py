@@ -31,7 +31,8 @@ from rollpacker.config.launching import is_chosen, single_run_mistake
 from rollpacker.config.mistakes import combined, raise_mistakes
 from rollpacker.config.names_elsewhere import key_for
 from rollpacker.config.roots import SCORE, TRAIN, Root, Schema_co, conf_dir, groups
-from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.score_schema import ScoreConfig
 from rollpacker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:

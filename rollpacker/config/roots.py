@@ -16,7 +16,8 @@ import yaml
 from pydantic import BaseModel
 
 from rollpacker.config.keys import REQUIRED, default_tree
-from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.score_schema import ScoreConfig
 
 DEFAULT_RUN_DIR = "runs/${now:%Y-%m-%d_%H-%M-%S}-${system.name}"
 """The default of `run.dir`."""

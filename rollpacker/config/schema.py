@@ -8,7 +8,6 @@ allowed, what to do.
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import model_validator
@@ -23,7 +22,7 @@ from rollpacker.config.sections.base import (
     exact,
 )
 from rollpacker.config.sections.cluster import ClusterSection
-from rollpacker.config.sections.data import DataSection, ScoredDataSection
+from rollpacker.config.sections.data import DataSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.config.sections.model import PolicySection
@@ -447,14 +446,3 @@ class RunConfig(Section):
                 "Change engine.num_engines or the trainer's parallel degrees."
             )
         return self
-
-
-class ScoreConfig(Section):
-    """What `rollpacker score` takes: the reward of given responses, to try it before training."""
-
-    responses: Path
-    """A JSONL file; each line has `id` and `response`. An id may come several times."""
-    out: Path
-    """The JSONL file to write; each line has `id`, `reward` and `reason`, and `parts` where the reward has some."""
-    data: ScoredDataSection
-    reward: RewardSection = RewardSection()

@@ -10,7 +10,8 @@ from rollpacker.cli.main import COMMANDS, main
 from rollpacker.config.keys import legal_keys
 from rollpacker.config.names_elsewhere import key_for
 from rollpacker.config.roots import SCORE, TRAIN, groups
-from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.score_schema import ScoreConfig
 from rollpacker.config.sections.data import PromptFile
 from rollpacker.data.prompts import load_prompts
 

@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 
 from rollpacker.config.compose import compose
 from rollpacker.config.launching import LauncherSettings
-from rollpacker.config.schema import RunConfig, ScoreConfig
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.score_schema import ScoreConfig
 from rollpacker.core.errors import ConfigError
 
 BASE = ["model.path=m", "data.path=p.jsonl", "run.dir=r"]

@@ -66,10 +66,11 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
     Raises:
         UnusableFunction: There is no such class, or it cannot be called as a callback is; its instance, too.
     """
-    made: Any = load_named(source)
+    made = load_named(source)
     place, _, name = source.rpartition(":")
     if not inspect.isclass(made):
         raise UnusableFunction(f"`{name}` of {place} is no class")
+    make_instance: Callable[..., object] = made
     own = [each for each in dir(made) if each.startswith("on_")]
     for each in own:
         if each not in METHODS:
@@ -87,7 +88,7 @@ def load_callback(source: str) -> Callable[[Path], Mapping[str, Callable[[Any], 
 
     def make(run_dir: Path) -> Mapping[str, Callable[[Any], object]]:
         try:
-            instance = made(run_dir=run_dir) if takes_run_dir else made()
+            instance = make_instance(run_dir=run_dir) if takes_run_dir else make_instance()
         except Exception as error:
             raise UnusableFunction(f"{name}() raised {in_words(error)}") from error
         return {each: getattr(instance, each) for each in own}
