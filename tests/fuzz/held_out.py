@@ -1,4 +1,11 @@
-"""What a world without faults trains, with and without evaluations: batches that nothing held out may change."""
+"""What a world without faults trains, with and without evaluations: batches that nothing held out may change.
+
+    python -m tests.fuzz.held_out FIRST:END
+
+Of the worlds 0 to 999 three differ: 217, 342 and 979. In 217 a race takes one of two responses that end at the same
+moment on two engines, and where a step begins later, the rounding of the modelled clock decides which is first, after
+an evaluation alone as well. 342, between two responses of one length, with a planner, and 979 are not explained yet.
+"""
 
 from __future__ import annotations
 
