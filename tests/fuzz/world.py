@@ -18,7 +18,7 @@ from rollpacker.config.sections.backend import BackendSection, DeadlineSection
 from rollpacker.config.sections.data import DataSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.evaluation import EvaluationSection, HeldOutFile
-from rollpacker.config.sections.model import ModelSection, ShapeSection
+from rollpacker.config.sections.model import PolicySection, ShapeSection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
@@ -269,7 +269,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             checkpoint_every_steps=world.checkpoint_every_steps,
             progress="none",
         ),
-        model=ModelSection(path=None, dtype="bfloat16", shape=_SHAPE),
+        model=PolicySection(path=None, dtype="bfloat16", shape=_SHAPE),
         data=DataSection(
             path=prompts,
             max_prompt_tokens=16,
