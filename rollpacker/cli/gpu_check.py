@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError, Interrupted, WorldError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from rich.table import Table
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from rollpacker.gpu_check.outcomes import Outcome
     from rollpacker.gpu_check.table import Row
 
-DEFAULTS = {"rows": "", "out": "runs/gpu-check", "again": "false"}
+_MODEL = "model.path"
+DEFAULTS = {_MODEL: "", "rows": "", "out": "runs/gpu-check", "again": "false"}
 
-_MODEL = "model.path="
 _STYLES = {"passed": "green", "failed": "bold red", "not possible": "dim"}
 _WIDTHS = (12, 20)
 """Columns of the longest status and of the longest row."""
@@ -59,18 +60,21 @@ def run(arguments: Arguments) -> None:
     from rollpacker.runtime.run.folder_checks import check_creatable
 
     others, settings = parse_settings("gpu-check", arguments.words, DEFAULTS, example="rows=decode,mfu")
-    model, rows, out = _model(others), _rows(settings["rows"]), Path(settings["out"])
+    if others:
+        raise ConfigError(
+            f"`rollpacker gpu-check` was given {others[0]}.", f"It takes {HELP.usage}.", f"Leave out {others[0]}."
+        )
+    model, rows, out = _model(settings[_MODEL]), _rows(settings["rows"]), Path(settings["out"])
     again = choice(settings, "again", ("true", "false")) == "true"
     check_creatable("out", out)
     checking = Checking(folder=out, machine=this_machine(), model=model, again=again)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
     console = output()
     console.print(Text(checking.key, style="dim"))
     outcomes: dict[str, Outcome] = {}
-    for row, outcome in checking.run(rows):
-        outcomes[row.name] = outcome
-        console.print(_line(row, outcome))
+    with _signals_leave():
+        for row, outcome in checking.run(rows):
+            outcomes[row.name] = outcome
+            console.print(_line(row, outcome))
     failed = [name for name, outcome in outcomes.items() if outcome.status == "failed"]
     num_passed = sum(outcome.status == "passed" for outcome in outcomes.values())
     if failed:
@@ -84,17 +88,13 @@ def run(arguments: Arguments) -> None:
     console.print(f"{num_passed} passed, {len(outcomes) - num_passed} not possible here. {out / 'results.json'}")
 
 
-def _model(words: Sequence[str]) -> Path | None:
+def _model(path: str) -> Path | None:
     from rollpacker.config.sections.model import ModelSection
     from rollpacker.data.shapes import transformer_of
 
-    if unknown := [word for word in words if not word.startswith(_MODEL)]:
-        raise ConfigError(
-            f"`rollpacker gpu-check` was given {unknown[0]}.", f"It takes {HELP.usage}.", f"Leave out {unknown[0]}."
-        )
-    if not words:
+    if not path:
         return None
-    section = ModelSection(path=Path(words[0].removeprefix(_MODEL)))
+    section = ModelSection(path=Path(path))
     transformer_of(section)  # refuses what is no model's directory
     return section.directory
 
@@ -132,7 +132,17 @@ def _line(row: Row, outcome: Outcome) -> Table:
     return line
 
 
+@contextmanager
+def _signals_leave() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the row that runs, and this process, as Ctrl-C does."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _leave(number: int, _frame: FrameType | None) -> None:
-    """End the row that runs, and this process."""
     name = signal.Signals(number).name
     raise Interrupted(f"{name} ended the check.", "Rows that have passed are kept.", "Give it again.", number)

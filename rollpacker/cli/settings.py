@@ -29,7 +29,7 @@ def parse_settings(
     others, settings = [], dict(defaults)
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if not equals or not name.isidentifier() or Path(argument).is_dir():
+        if not equals or not (name.isidentifier() or name in defaults) or Path(argument).is_dir():
             others.append(argument)
         elif name in defaults and value:
             settings[name] = value

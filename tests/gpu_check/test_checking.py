@@ -138,7 +138,8 @@ def test_a_machine_without_a_gpu_says_so_for_every_row_and_exits_with_1(tmp_path
     [
         (["rows=decod"], "Write decode."),
         (["model.path=/no/such/model"], "config.json does not give the sizes of a transformer"),
-        (["engine=vllm"], "Leave out engine=vllm."),
+        (["engine=vllm"], "It takes model.path=..., rows=..., out=..., again=...."),
+        (["decode"], "Leave out decode."),
         (["again=maybe"], "again=maybe is not legal"),
     ],
 )
