@@ -189,6 +189,9 @@ def _facts(story: RunStory) -> dict[str, str]:
     whole_s = float(steps["finished_at_s"].iloc[-1])
     whose = "of modelled time" if story.is_modelled else "from its start to its last step"
     facts["duration"] = f"{seconds(whole_s)} {whose}"
+    if status and status.num_gpus:
+        facts["cost"] = f"{status.num_gpus * whole_s / 3600:,.3g} GPU-hours of {plural(status.num_gpus, 'GPU')}"
+        facts["cost"] += ", modelled" if story.is_modelled else ""
     if status and status.processor_s is not None and story.is_modelled:
         facts["duration"] += f", computed in {seconds(status.processor_s)}"
     facts["rounds"] = ", ".join(f"{number:,} {kind}" for kind, number in steps["round_kind"].value_counts().items())

@@ -80,6 +80,13 @@ def test_a_page_is_whole_needs_no_network_and_says_that_it_is_modelled(runs, nam
     assert "nan" not in read.text.lower().replace("finance", "")
 
 
+def test_the_page_says_what_the_run_cost(runs):
+    story = read_story(runs["verl"])
+    num_gpus = story.config["engine"]["num_engines"] * story.config["engine"]["tensor_parallel"]
+    hours = num_gpus * float(story.steps["finished_at_s"].iloc[-1]) / 3600
+    assert f"{hours:,.3g} GPU-hours of {num_gpus} GPU" in Reader(page_of(runs["verl"])).text
+
+
 def test_of_two_runs_the_page_says_which_is_faster_by_the_ratio_of_the_sums_of_their_step_times(runs):
     mine, other = read_story(runs["rollpacker"]), read_story(runs["verl"])
     text = Reader(render([mine, other])).text

@@ -53,6 +53,16 @@ def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> Clu
     return size
 
 
+def held_gpus(config: RunConfig, allocation: Allocation | None) -> int:
+    """How many GPUs nobody else can have while the run lasts: those of the job, or of this machine if it uses any."""
+    if config.backend.name == "sim":
+        return config.engine.num_engines * config.engine.tensor_parallel
+    if allocation is not None:
+        return allocation.num_nodes * len(allocation.gpus)
+    uses_any = any(actor.resources.num_gpus for actor in planned_actors(config))
+    return visible_gpus() if uses_any else 0
+
+
 def _capacity(allocation: Allocation | None) -> Capacity:
     if allocation is None:
         return Capacity(where="this machine", num_nodes=1, num_cores=usable_cpus(), memory_bytes=usable_memory())

@@ -7,6 +7,7 @@ the first weights. Closing undoes it backwards.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,8 +26,10 @@ from rollpacker.metrics.mending import mend_tables
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.protocols.backend import Backend, BackendContext, Workers
 from rollpacker.protocols.rollout import TokenizedPrompt
+from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.job.deadline import StepInterrupted
 from rollpacker.runtime.job.preemption import Preemption
+from rollpacker.runtime.placing.planning import held_gpus
 from rollpacker.runtime.rollout.driver import Driver
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.interval_log import IntervalLog
@@ -93,6 +96,7 @@ async def _opened(
                 finished_steps=first_step,
                 num_steps=num_steps,
                 job_id=preemption.job_id,
+                num_gpus=held_gpus(config, current_allocation(os.environ)),
             )
         )
         preemption.begin(attempt.number, first_step)

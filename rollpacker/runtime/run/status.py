@@ -47,6 +47,8 @@ class RunStatus:
     processor_s: float | None = None
     """Of the attempt so far, in the process that heads it: all that a modelled run takes. None: written by a version
     that did not count."""
+    num_gpus: int = 0
+    """That nobody else could have meanwhile; of a modelled run, modelled."""
 
 
 _STATUS = TypeAdapter(RunStatus)
@@ -67,7 +69,7 @@ def read_status(run_dir: Path) -> RunStatus | None:
 
 @contextmanager
 def shown_status(
-    run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None
+    run_dir: Path, *, attempt: int, finished_steps: int, num_steps: int, job_id: str | None, num_gpus: int = 0
 ) -> Iterator[StatusBoard]:
     """Record that an attempt runs, and how it ended."""
     first = RunStatus(
@@ -80,6 +82,7 @@ def shown_status(
         host=socket.gethostname(),
         updated_at=time.time(),
         processor_s=0.0,
+        num_gpus=num_gpus,
     )
     board = StatusBoard(run_dir, first)
     try:

@@ -11,7 +11,7 @@ from rollpacker.runtime.run.status import STATUS_FILE, read_status, shown_status
 
 
 def one_more_step(folder, ending: BaseException | None):
-    with shown_status(folder, attempt=2, finished_steps=3, num_steps=9, job_id="17") as board:
+    with shown_status(folder, attempt=2, finished_steps=3, num_steps=9, job_id="17", num_gpus=8) as board:
         assert read_status(folder).state == "running"
         board.step_finished(4)
         if ending is not None:
@@ -36,6 +36,7 @@ def test_the_status_says_how_the_attempt_ended(tmp_path, ending, state, reason):
     status = read_status(tmp_path)
     assert (status.state, status.reason) == (state, reason)
     assert (status.attempt, status.finished_steps, status.num_steps, status.job_id) == (2, 4, 9, "17")
+    assert status.num_gpus == 8
 
 
 def test_the_status_counts_processor_time_from_the_beginning_of_the_attempt(tmp_path):
