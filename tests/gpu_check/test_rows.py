@@ -4,7 +4,7 @@ import pytest
 
 from tests.gpu_check.test_checking import outcomes
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 def test_rows_pass_where_a_cpu_can_show_what_they_show(tmp_path):
