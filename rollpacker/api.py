@@ -21,7 +21,7 @@ makes a mistake in every second +2; it unlearns that. First the reward, in a fil
         words = response.split()
         place, target = map(int, ground_truth.split())
         for step, said in zip(words[::2], words[1::2]):
-            place += int(step)
+            place += int(step) if step.strip("+-").isdecimal() else 0
             if str(place) != said:
                 return {"score": 0, "reason": "wrong_sum", "num_words": len(words)}
         return {"score": float(place == target), "reason": "counted", "num_words": len(words)}

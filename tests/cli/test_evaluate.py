@@ -43,6 +43,9 @@ def run_dir(workdir: Path) -> Path:
     return run_dir
 
 
+LENGTHS = {"truncated_share": 0.0, "length_p50_tokens": 0, "length_p90_tokens": 0}
+
+
 def write_evaluation(folder: Path, rewards: dict[str, list[list[float]]], step: int = 0) -> Path:
     """A run's evaluation with these rewards of each set, by prompt and sample."""
     writer = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
@@ -51,7 +54,7 @@ def write_evaluation(folder: Path, rewards: dict[str, list[list[float]]], step: 
         shape = {"num_prompts": len(prompts), "num_samples": len(prompts[0])}
         mean = sum(map(sum, prompts)) / sum(map(len, prompts))
         tables["evaluations"].append(
-            row("evaluations", step=step, set=name, reward_mean=mean, se_over_prompts=0.05, **shape)
+            row("evaluations", step=step, set=name, reward_mean=mean, se_over_prompts=0.05, **shape, **LENGTHS)
         )
         tables["pass_at_k"].append(row("pass_at_k", step=step, set=name, k=len(prompts[0]), value=1.0))
         tables["evaluation_responses"] += [

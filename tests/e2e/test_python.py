@@ -42,6 +42,6 @@ def test_the_example_trains_evaluates_and_loads_its_model(
     run = names["run"]
     assert len(run.steps) == 2
     assert list(run.evaluations["step"]) == [0, 2]
-    assert set(run.samples["reward_reason"]) <= {"counted", "wrong_sum", "checker_crashed"}
+    assert set(run.samples["reward_reason"].dropna()) == {"counted", "wrong_sum"}
     assert names["model"].num_parameters() > 0
     assert "The trained model is in walk/run/model (bfloat16)." in capsys.readouterr().out
