@@ -31,6 +31,7 @@ CALM = replace(
     num_keys=(5, 4),
     weights=(1, 1),
     num_epochs=1,
+    held_out=(),
     num_engines=2,
     tensor_parallel=1,
     max_num_seqs=4,
