@@ -153,14 +153,18 @@ def _validated(root: Root[Schema_co], tree: Any) -> Schema_co:
 
 def _named(root: Root[BaseModel], tree: Any) -> frozenset[str]:
     """The keys that Hydra's words name, and those whose values are not the defaults."""
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    keys = [str(word).partition("=")[0].lstrip("+~") for word in words]
+    keys = [word.partition("=")[0].lstrip("+~") for word in _words()]
     named = {f"{key}.name" if key in groups(root) else key for key in keys}
     for key in legal_keys(root.schema).values():
         value = functools.reduce(lambda node, part: node.get(part) if node else None, key.name.split("."), tree)
         if value is not None and value != key.default:
             named.add(key.name)
     return frozenset(named)
+
+
+def _words() -> list[str]:
+    """The overrides that Hydra composes."""
+    return list(map(str, HydraConfig.get().overrides.task)) if HydraConfig.initialized() else []
 
 
 def parse_overrides(session: Hydra, root: Root[Schema_co], overrides: Sequence[str]) -> list[Override]:
@@ -370,10 +374,11 @@ def _schema_mistake(root: Root[BaseModel], details: ErrorDetails) -> ConfigError
             group = name.removesuffix(".name")
             if group in groups(root):
                 options = groups(root)[group].options
+                own = [word for word in _words() if word.lstrip("+").startswith(f"{group}.")]
                 return ConfigError(
-                    f"Keys of `{group}` are set, and no option of this group is chosen.",
-                    f"Its options are {', '.join(options)}.",
-                    f"Add {group}={options[0]}, or leave the keys out.",
+                    f"{', '.join(own) or f'keys of {group}'} without an option of the group `{group}`.",
+                    f"The options are {', '.join(options)}.",
+                    f"Add {group}={options[0]}, or leave out what is set of `{group}`.",
                 )
             return ConfigError(
                 f"`{name}` is not set.",
