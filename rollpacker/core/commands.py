@@ -47,6 +47,14 @@ class BeginRound:
     num_responses_needed: int
     """Per prompt, the GRPO group."""
 
+    @property
+    def races(self) -> bool:
+        """Whether more is launched than trained, so that what ends first is in the batch."""
+        return (
+            self.num_prompts_launched > self.num_prompts_needed
+            or self.num_responses_launched > self.num_responses_needed
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:

@@ -143,11 +143,7 @@ class Evaluation:
 
     def begin_round(self, command: BeginRound) -> tuple[BeginEvaluation, ...]:
         """Fill a round that has begun, if an evaluation is due and the round's batch takes all that it launches."""
-        races = (
-            command.num_prompts_launched > command.num_prompts_needed
-            or command.num_responses_launched > command.num_responses_needed
-        )
-        if not self._is_due or races:
+        if not self._is_due or command.races:
             return ()
         begin, requests = self._open(command.step)
         self._is_filling, self._filled_round = True, command.round

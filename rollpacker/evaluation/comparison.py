@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.evaluation.statistics import Estimate, mean_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    Rewards = Mapping[tuple[str, int], float]
-    """Of a set, by prompt and sample."""
+Rewards = Mapping[tuple[str, int], float]
+"""Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
 
 
 def rewards_by_set(rows: Iterable[Mapping[str, Any]]) -> dict[str, Rewards]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import signal
 import sys
 import traceback
 from dataclasses import asdict
@@ -14,10 +15,12 @@ from rollpacker.core.foreign_errors import failure_of
 from rollpacker.gpu_check.inputs import Bench
 from rollpacker.gpu_check.outcomes import NotPossible, Outcome, Refuted
 from rollpacker.metrics.files import write_atomically
+from rollpacker.rewards.processes import set_parent_death_signal
 
 
 def main() -> None:
     """Do the row; a failure is an outcome like any other."""
+    set_parent_death_signal(signal.SIGTERM)
     work = json.loads(sys.argv[1])
     bench = Bench(
         folder=Path(work["folder"]),

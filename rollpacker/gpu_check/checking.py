@@ -31,7 +31,7 @@ from rollpacker.rewards.processes import become_reaper
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from rollpacker.gpu_check.table import Row
@@ -103,9 +103,7 @@ class Checking:
         named = self.model.resolve() if self.model else "made on the spot"
         return f"{self.machine.hardware}; model {named}; source code {sources.hexdigest()[:12]}"
 
-    def run(
-        self, rows: Sequence[Row], on_start: Callable[[Row], None] = lambda _: None
-    ) -> Iterator[tuple[Row, Outcome]]:
+    def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
         """Give each row's outcome as soon as it is there, an earlier pass without running it again."""
         become_reaper()
         key = self.key
@@ -115,7 +113,6 @@ class Checking:
                 continue
             outcome = self._kept().get(key, {}).get(row.name)
             if outcome is None or outcome.status != "passed" or self.again:
-                on_start(row)
                 outcome = self._in_process(row)
                 self._keep(key, row, outcome)
             yield row, outcome

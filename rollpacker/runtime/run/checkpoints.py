@@ -36,7 +36,7 @@ SCHEMA_VERSION = 1
 
 META_FILE = "meta.json"
 
-BEST = "best"
+_BEST = "best"
 """A link to the checkpoint with the best held-out score."""
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -73,11 +73,6 @@ class Checkpoint:
     @property
     def trainer_folder(self) -> Path:
         return self.folder / "trainer"
-
-    @property
-    def model_folder(self) -> Path:
-        """A Hugging Face folder, in float32; a modelled run has none."""
-        return self.trainer_folder / "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +155,8 @@ class CheckpointStore:
 
     def mark_best(self, step: int) -> None:
         """Point the link `best` at the checkpoint of a step, and keep it until another one is better."""
-        link = self._root / BEST
-        fresh = self._root / f"{BEST}-{step}"
+        link = self._root / _BEST
+        fresh = self._root / f"{_BEST}-{step}"
         with storage_errors(link):
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(self.folder(step).name)
@@ -170,7 +165,7 @@ class CheckpointStore:
 
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best held-out score; None where none is marked."""
-        best = self._root / BEST
+        best = self._root / _BEST
         name = _NAME.fullmatch(best.readlink().name) if best.is_symlink() else None
         return int(name[1]) if name else None
 
@@ -183,6 +178,10 @@ class CheckpointStore:
     def folder(self, step: int) -> Path:
         """Where the checkpoint after so many steps is, or would be."""
         return self._root / f"step-{step:06d}"
+
+    def model_folder(self, step: int) -> Path:
+        """Where its model is, or would be: a Hugging Face folder, in float32; a modelled run has none."""
+        return self.folder(step) / "trainer" / "model"
 
 
 def _load(folder: Path, step: int, fingerprint: str | None) -> Checkpoint:
@@ -241,7 +240,7 @@ def with_way_back(
     suspect = [str(checkpoints.folder(step)) for step in steps if step not in sound]
     way = [f"The weights that failed are in {' and '.join(suspect)}."] if suspect else []
     if sound:
-        model = checkpoints.folder(sound[-1]) / "trainer" / "model"
+        model = checkpoints.model_folder(sound[-1])
         way.append(f"The last ones before are in {model}: give it as model.path to a run in another run.dir.")
     else:
         way.append("There is no checkpoint of earlier ones: start again in another run.dir.")

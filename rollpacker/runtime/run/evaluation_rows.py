@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.ids import set_of
-from rollpacker.evaluation.comparison import paired_difference
+from rollpacker.evaluation.comparison import Rewards, paired_difference
 from rollpacker.evaluation.statistics import mean_reward, pass_at, quantile
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rollpacker.config.sections.evaluation import EvaluationSection, HeldOutFile
     from rollpacker.core.ids import PromptId, RequestId
     from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
     from rollpacker.runtime.rollout.request_book import RequestRecord
 
 Row = dict[str, Any]
-
-Rewards = Mapping[tuple[str, int], float]
-"""Of a set, by the key of the held-out prompt (`set/id`) and the sample."""
 
 _NO_SCORE: Row = dict.fromkeys(
     (

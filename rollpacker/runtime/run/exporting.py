@@ -33,19 +33,21 @@ def export_checkpoint(run_dir: Path, step: int, folder: Path, dtype: ExportDtype
         CheckpointError: The checkpoint is not whole, or holds no model.
         ModelError, StorageFailed: As `export_model` does.
     """
+    store = CheckpointStore(run_dir, keep=1)
+    model = store.model_folder(step)
     try:
-        checkpoint = CheckpointStore(run_dir, keep=1).load(step)
+        store.load(step)
     except ValueError as error:
         raise CheckpointError(
             f"The checkpoint of step {step} in {run_dir} is broken: {error}.",
             "It was complete when it was written, so something else changed its files.",
             "Export another one, or restore it from a copy.",
         ) from error
-    if not checkpoint.model_folder.is_dir():
+    if not model.is_dir():
         raise CheckpointError(
             f"{run_dir} is a modelled run.", "Its trainer has no weights.", "Train with backend=ray to have a model."
         )
-    export_model(checkpoint.model_folder, folder, dtype=dtype, card=model_card(run_dir, step, dtype))
+    export_model(model, folder, dtype=dtype, card=model_card(run_dir, step, dtype))
 
 
 def checkpoint_of(run_dir: Path, at: str) -> int:

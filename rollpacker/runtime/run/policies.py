@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
-from rollpacker.runtime.run.checkpoints import BEST, CheckpointStore
+from rollpacker.runtime.run.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,17 +24,14 @@ def policies_at(run_dir: Path, at: str) -> dict[int, Path | None]:
         ConfigError: There is none of this name.
     """
     store = CheckpointStore(run_dir, keep=1)
-    kept: dict[int, Path | None] = {}
-    for step in store.steps():
-        if ((folder := store.folder(step) / "trainer" / "model") / "config.json").is_file():
-            kept[step] = folder
-    best = store.folder(0).with_name(BEST)
-    best_name = best.readlink().name if best.is_symlink() else ""
+    models = {step: store.model_folder(step) for step in store.steps()}
+    kept: dict[int, Path | None] = {step: model for step, model in models.items() if (model / "config.json").is_file()}
+    best = store.best_step()
     named: dict[str, dict[int, Path | None]] = {
         "start": {0: None},
         "all": {0: None, **kept},
         "last": dict([*kept.items()][-1:]),
-        "best": {step: folder for step, folder in kept.items() if store.folder(step).name == best_name},
+        "best": {best: kept[best]} if best in kept else {},
     }
     found = named[at] if at in named else {int(at): kept[int(at)]} if at.isdecimal() and int(at) in kept else {}
     if not found:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from rollpacker.core.commands import RoundKind
 from rollpacker.runtime.job.deadline import StepInterrupted
 from rollpacker.runtime.run.recorder import StepRecorder, StepResult
 from rollpacker.trainers.surprisal import surprisal_warning
@@ -121,7 +120,7 @@ class TrainingRun:
         await self._learner.accumulate(batch)
         self._deadline.commit()
         update = await self._learner.update()
-        if batch.begin.kind is not RoundKind.SHORT and not self.config.system.dynamic_sampling:
+        if not batch.begin.races and not self.config.system.dynamic_sampling:
             warning = surprisal_warning(update, self.config.trainer, batch.begin.step)
             if warning is not None and not self._has_warned:
                 self._outputs.progress.note(warning)
