@@ -29,35 +29,6 @@ _LOG_NOISE = "[state-dump]"
 _PINS_PER_NODE = 10_000
 """Bundles that may be pinned to a node: more than it will ever have."""
 
-_RAY_START = """\
-import os, sys, time
-for unused in ("grpc", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "ray.serve.scripts"):
-    sys.modules[unused] = None
-began, patience, sys.argv = time.monotonic(), float(sys.argv[1]), ["ray", *sys.argv[2:]]
-from ray._private import services
-from ray.scripts.scripts import main
-ask = services.get_node
-def get_node(*arguments):
-    while True:
-        try:
-            return ask(*arguments)
-        except RuntimeError:
-            waited = time.monotonic() - began
-            if waited > patience or waited > 30 and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                raise
-            time.sleep(0.1)
-services.get_node = get_node
-services.start_api_server = lambda *_, **__: (None, None)
-sys.exit(main())
-"""
-"""The `ray` command of this interpreter, whatever PATH says; its first argument is how many seconds to wait.
-
-It hides grpc: with it Ray would start the unused server for Ray's client, which takes a second of a core and a fixed
-port. It hides the groups of other commands, which take 0.7 s to load, and starts no API server, which takes another
-second even without a dashboard. And it waits for its raylet for the given time: Ray 2.60 waits 30 s, too short on a
-busy machine, and has no setting for it. For a part that has died it waits as long as Ray itself.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOffer:
@@ -135,7 +106,18 @@ class RayNode:
         }
         if offer.memory_bytes is not None:
             options["--memory"] = offer.memory_bytes - offer.object_store_mb * _MEBIBYTE
-        command = [sys.executable, "-c", _RAY_START, str(self._patience_s), "start", "--block", "--disable-usage-stats"]
+        start = str(Path(__file__).with_name("start.py"))
+        server = str(self._folder.temporary_files / "workers")
+        command = [
+            sys.executable,
+            "-P",
+            start,
+            str(self._patience_s),
+            server,
+            "start",
+            "--block",
+            "--disable-usage-stats",
+        ]
         command += flags
         command += [str(part) for option in options.items() for part in option]
         guardian = str(Path(__file__).with_name("guardian.py"))

@@ -1,0 +1,71 @@
+"""The `ray` command of this interpreter, whatever PATH says, with what Ray 2.60 has no settings for.
+
+Run as a script, by path: `python -P start.py PATIENCE_S SOCKET ARG ...`, where the arguments are those of `ray`.
+
+It hides grpc: with it Ray would start the unused server for Ray's client, which takes a second of a core and a fixed
+port. It hides the groups of other commands, which take 0.7 s to load, and starts no API server, which takes another
+second even without a dashboard. It waits `PATIENCE_S` for its raylet: Ray waits 30 s, too short on a busy machine; for
+a part that has died it waits as long as Ray itself. And Ray's workers here are forked by `worker_server.py`, which
+listens at SOCKET.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_RAYS_OWN_PATIENCE_S = 30.0
+_HIDDEN = ("grpc", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "ray.serve.scripts")
+_HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Start Ray, and stay with it."""
+    began, patience_s = time.monotonic(), float(sys.argv[1])
+    _start_worker_server(sys.argv[2])
+    sys.argv = ["ray", *sys.argv[3:]]
+    sys.modules.update(dict.fromkeys(_HIDDEN))  # type: ignore[arg-type]  # None: not to be had
+    from ray._private import services
+    from ray._private.parameter import RayParams
+    from ray.scripts import scripts
+
+    get_node = services.get_node
+
+    def get_node_patiently(*arguments: Any) -> Any:
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                waited_s = time.monotonic() - began
+                if waited_s > patience_s or (waited_s > _RAYS_OWN_PATIENCE_S and _a_child_has_died()):
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = get_node_patiently
+    services.start_api_server = lambda *_, **__: (None, None)
+    worker = functools.partialmethod(RayParams.__init__, setup_worker_path=str(_HERE / "worker.py"))
+    RayParams.__init__ = worker
+    scripts.main()
+
+
+def _start_worker_server(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()  # from here on who asks for a worker waits for the server's imports
+        command = [sys.executable, "-P", str(_HERE / "worker_server.py"), str(listener.fileno())]
+        subprocess.Popen(command, pass_fds=[listener.fileno()])  # noqa: S603  (our own script)
+    os.environ["ROLLPACKER_WORKER_SERVER"] = path
+
+
+def _a_child_has_died() -> bool:
+    return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+if __name__ == "__main__":
+    main()

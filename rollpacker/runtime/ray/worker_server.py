@@ -1,0 +1,79 @@
+"""Forks Ray's workers of one node from a process that has loaded torch and transformers.
+
+Run as a script, by path: `python -P worker_server.py LISTENER`, the descriptor of a listening socket; `start.py` does.
+
+To load them takes 7 s of a core, which every engine and every rank of the trainer would spend by itself, and again
+after each death. A fork is there at once, and all workers of a node share the memory of what was loaded. Nothing here
+may start a thread or touch a GPU: neither survives a fork.
+
+The raylet starts `worker.py`, which sends its arguments, environment and output to this server, and ends after the
+worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
+
+
+def main() -> None:
+    """Serve until the parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have ended leave no zombies
+    _load_libraries()
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    listener.set_inheritable(False)
+    while True:
+        client, _ = listener.accept()
+        with suppress(OSError, ValueError):  # of one that was killed while it asked
+            arguments, environment, streams = _receive(client)
+            if os.fork() == 0:
+                listener.close()
+                _work(arguments, environment, streams)
+                return  # the client's end is closed with this process
+            for stream in streams:
+                os.close(stream)
+        client.close()
+
+
+def _load_libraries() -> None:
+    gc.disable()  # they make a million objects that stay
+    with suppress(ImportError):
+        import transformers
+
+        _ = transformers.AutoModelForCausalLM  # what is named is loaded, and torch before it
+    gc.enable()
+    gc.freeze()
+
+
+def _receive(client: socket.socket) -> tuple[list[str], dict[str, str], list[int]]:
+    first, streams, _, _ = socket.recv_fds(client, 1, 3)
+    with client.makefile("rb") as file:
+        message = json.loads(first + file.read())
+    return message["arguments"], message["environment"], streams
+
+
+def _work(arguments: list[str], environment: dict[str, str], streams: list[int]) -> None:
+    """Become what Python would have become with these arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
