@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rollpacker.config.words import replaced
 from rollpacker.launch.submissions import read_submission
 from rollpacker.runtime.run.status import RunStatus, read_status
 from slurm.mini_cluster import MiniCluster
@@ -26,9 +27,9 @@ class SubmittedRun:
         """Submit it, from the folder that `run_dir` is in."""
         self.cluster = cluster
         self.run_dir = run_dir
-        command = [sys.executable, "-m", "rollpacker.cli", "train", "-m", f"run.dir={run_dir}"]
-        command += ["hydra/launcher=slurm", "hydra.launcher.detach=true", "cluster=mini", "run.progress=plain"]
-        cluster.run(*command, *overrides, cwd=run_dir.parent)
+        own = [f"run.dir={run_dir}", "hydra/launcher=slurm", "hydra.launcher.detach=true", "cluster=mini"]
+        words = replaced([*own, "run.progress=plain"], overrides)
+        cluster.run(sys.executable, "-m", "rollpacker.cli", "train", "-m", *words, cwd=run_dir.parent)
         submission = read_submission(run_dir)
         assert submission is not None
         self.job_id = submission.job_id

@@ -18,17 +18,21 @@ from rollpacker.demo.inputs import Inputs, make_inputs
 from rollpacker.demo.warm_start import make_model
 from rollpacker.launch.container import container_command
 from rollpacker.launch.submissions import read_submission
+from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run.status import read_status
 from slurm.mini_cluster import PREEMPTIBLE_PARTITIONS, ClusterUnavailableError, MiniCluster, require_available
 from slurm.mini_configuration import ClusterShape
+from tests.e2e.launched import num_recorded_steps
 from tests.e2e.processes import MARK, all_processes, engines_of
 from tests.slurm.images import BUILD, EXEC_OPTIONS, EXTRAS, ROOT, Image, built_image
 from tests.slurm.requirement import cannot_run
-from tests.slurm.submitted import SubmittedRun
+from tests.slurm.small_runs import PATIENT_START
 
 pytestmark = pytest.mark.timeout(1500)  # the first test that asks for the image waits for its build
 
+NUM_STEPS = 30
+"""Long enough to be preempted in the middle."""
 MODELLED = [
     "backend=sim", "model=qwen2.5-7b", "hardware=h800", "workload=math", "rollout.num_prompts=8",
     "rollout.num_responses=2", "run.num_steps=2", "run.progress=none",
@@ -136,7 +140,7 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), rollpacker.__file__, 
 
 
 @pytest.mark.e2e
-def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
+def test_a_multirun_trains_on_two_nodes_inside_the_image_and_what_is_preempted_there_is_requeued_and_goes_on(
     image: Image, cluster: MiniCluster, inputs: Inputs, tmp_path: Path
 ) -> None:
     mark, sweep = os.urandom(8).hex(), tmp_path / "sweep"
@@ -147,7 +151,9 @@ def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
             "cluster.container.python=/opt/rollpacker/venv/bin/python3",  # this machine has none there
             *("hydra.launcher.array_parallelism=1", "hydra.launcher.poll_interval_s=1", "system=verl,rollpacker"),
             *("experiment=demo", f"model.path={inputs.model}", f"data.path={inputs.prompts}", "engine.num_engines=2"),
-            *("rollout.num_prompts=4", "rollout.max_response_tokens=32", "run.num_steps=2"),
+            *("rollout.num_prompts=4", "rollout.max_response_tokens=32", f"run.num_steps={NUM_STEPS}", PATIENT_START),
+            f"cluster.partition={PREEMPTIBLE_PARTITIONS['CANCEL']}",
+            "run.checkpoint_every_steps=0",  # what a run goes on from is what it wrote when it was told to leave
             f"run.dir={sweep}/${{system.name}}",
         ],
         env={**cluster.environment, MARK: mark, "COLUMNS": "200"},
@@ -157,45 +163,29 @@ def test_a_multirun_of_two_systems_trains_on_two_nodes_inside_the_image(
         text=True,
     )
     seen: set[tuple[str, str]] = set()
+    preempting = ""
     while launch.poll() is None:
         seen |= {engine for run in sweep.glob("*") for engine in _engines(run, mark)}
+        if not preempting and num_recorded_steps(sweep / "verl") >= 2:
+            preempting = cluster.submit("-N2", "--exclusive", "-p", "main", "-o", "/dev/null", script="sleep 1")
         time.sleep(0.5)
     assert launch.stdout is not None
     screen = launch.stdout.read()
-    for system in ("verl", "rollpacker"):
+    for system, num_attempts in (("verl", 2), ("rollpacker", 1)):
         run_dir = sweep / system
         status, submission = read_status(run_dir), read_submission(run_dir)
         assert submission is not None, screen
-        assert status is not None, screen + submission.logs[0].read_text()
-        assert status.state == "finished", screen + submission.logs[0].read_text()
-        assert read_table(run_dir, "steps").num_rows == 2
+        said = screen + "".join(log.read_text() for log in submission.logs if log.exists())
+        assert status is not None, said
+        assert status.state == "finished", said
+        assert read_table(run_dir, "steps")["step"].to_pylist() == list(range(NUM_STEPS))
+        assert len(attempt_paths(run_dir)) == num_attempts, said
     assert launch.returncode == 0, screen
     assert seen == {("node1", str(image.path)), ("node2", str(image.path))}
     cluster.wait_until_idle()
     assert [cluster.processes_on(node) for node in ("node1", "node2")] == [[], []]
     left = [path.name for node in ("node1", "node2") for path in cluster.scratch(node).glob("rollpacker-*/rp-*")]
     assert left == []
-
-
-@pytest.mark.e2e
-def test_a_run_preempted_in_the_image_leaves_a_checkpoint_is_requeued_outside_and_goes_on(
-    image: Image, cluster: MiniCluster, inputs: Inputs, tmp_path: Path
-) -> None:
-    run = SubmittedRun(
-        cluster,
-        tmp_path / "run",
-        *(f"hydra.launcher.container={image.path}", f"cluster.container.options=[{','.join(EXEC_OPTIONS)}]"),
-        *("cluster.num_nodes=1", f"cluster.partition={PREEMPTIBLE_PARTITIONS['CANCEL']}"),
-        *("experiment=demo", f"model.path={inputs.model}", f"data.path={inputs.prompts}", "system=verl"),
-        *("rollout.num_prompts=4", "rollout.max_response_tokens=32", "run.num_steps=30"),
-        "run.checkpoint_every_steps=0",  # what it goes on from is what it wrote when it was told to leave
-    )
-    run.wait_for_steps(2)
-    cluster.submit("-N2", "--exclusive", "-p", "main", "-o", "/dev/null", script="sleep 1")
-    assert run.wait() == "COMPLETED", run.output()
-    assert run.num_restarts() == 1
-    assert run.status().state == "finished"
-    assert read_table(run.run_dir, "steps")["step"].to_pylist() == list(range(30))
 
 
 @pytest.mark.parametrize(
