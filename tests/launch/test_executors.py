@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rollpacker.cli.main import main
 from rollpacker.config.words import replaced
 from rollpacker.runtime.run.status import read_status
 
@@ -18,17 +19,17 @@ POINT = ["backend=sim", "model=qwen2.5-7b", "rollout.num_prompts=8", "run.num_st
 ROOT = Path(__file__).parents[2]
 
 
-def _train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rollpacker.cli", "train", "-m", *replaced(POINT, words)],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, from which started processes find this package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def _train(*words: str) -> int:
+    """Launch from this process, which has the imports."""
+    return main(["train", "-m", *replaced(POINT, words)])
 
 
 def _states(folder: Path) -> dict[str, str]:
@@ -43,8 +44,10 @@ def _states(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("executor", ["local", "debug"])
-def test_points_run_here_by_the_same_configuration_and_finished_ones_are_skipped(executor: str, tmp_path: Path) -> None:
-    (tmp_path / "lengths.csv").write_text("length_tokens\n" + "9\n" * 200)
+def test_points_run_here_by_the_same_configuration_and_finished_ones_are_skipped(
+    executor: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "lengths.csv").write_text("length_tokens\n" + "9\n" * 200)
     words = [
         "hydra/launcher=slurm",
         f"hydra.launcher.executor={executor}",
@@ -52,15 +55,15 @@ def test_points_run_here_by_the_same_configuration_and_finished_ones_are_skipped
         "workload.lengths=lengths.csv",
         "run.dir=sweep/${run.seed}",
     ]
-    done = _train(tmp_path, *words, "run.seed=0,1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert _states(tmp_path / "sweep") == {"0": "finished", "1": "finished"}
-    (tmp_path / "sweep/2/metrics").mkdir(parents=True)
-    (tmp_path / "sweep/2/metrics/steps").write_text("a file where the run wants a folder")
-    done = _train(tmp_path, *words, "run.seed=0,1,2")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.count("has finished: skipped") == 2
-    assert "1 of 1 points did not finish.\npoint 2 (run.seed=2) failed" in done.stderr
+    assert _train(*words, "run.seed=0,1") == 0, capfd.readouterr()
+    assert _states(here / "sweep") == {"0": "finished", "1": "finished"}
+    capfd.readouterr()
+    (here / "sweep/2/metrics").mkdir(parents=True)
+    (here / "sweep/2/metrics/steps").write_text("a file where the run wants a folder")
+    assert _train(*words, "run.seed=0,1,2") == 1
+    said = capfd.readouterr()
+    assert said.out.count("has finished: skipped") == 2
+    assert "1 of 1 points did not finish.\npoint 2 (run.seed=2) failed" in said.err
 
 
 @pytest.mark.timeout(600)  # two interpreters start after a third: 75 s were seen at a load of 30
@@ -98,7 +101,6 @@ def _content(file: Path) -> bytes:
 
 
 @pytest.mark.parametrize("launcher", ["submitit_local", "basic"])
-def test_the_stock_launchers_stay_usable(launcher: str, tmp_path: Path) -> None:
-    done = _train(tmp_path, f"hydra/launcher={launcher}", "run.dir=sweep/${run.seed}", "run.seed=0,1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert _states(tmp_path / "sweep") == {"0": "finished", "1": "finished"}
+def test_the_stock_launchers_stay_usable(launcher: str, here: Path) -> None:
+    assert _train(f"hydra/launcher={launcher}", "run.dir=sweep/${run.seed}", "run.seed=0,1") == 0
+    assert _states(here / "sweep") == {"0": "finished", "1": "finished"}
