@@ -12,8 +12,12 @@ import pytest
 from rollpacker.runtime.run.startup import STARTUP_FILE
 from tests.e2e.launched import batches, num_recorded_steps, rows, small_run
 from tests.slurm.steps import RANK, RAYLET, StepRun
+from tests.slurm.submitted import SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+GOES_ON = "Its requests go to the other engines"
+LOST = "node2 is lost: Ray there has ended. The run goes on without its engines."
 
 
 @pytest.fixture
@@ -61,7 +65,6 @@ def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_r
 def test_a_job_goes_on_without_the_node_of_an_engine_and_ends_with_the_reason_without_its_head(
     cluster, inputs, scratch, tmp_path
 ):
-    headless = StepRun(cluster, tmp_path / "headless", *endless(inputs, scratch), cpus=2)
     rankless = StepRun(cluster, tmp_path / "rankless", *endless(inputs, scratch), cpus=2)
     rayless = StepRun(cluster, tmp_path / "rayless", *endless(inputs, scratch), cpus=2)
 
@@ -69,24 +72,18 @@ def test_a_job_goes_on_without_the_node_of_an_engine_and_ends_with_the_reason_wi
     rayless.kill_9("node2", rayless.processes(RAYLET))
     rankless.wait_for_steps(1)
     rankless.kill_9("node2", rankless.processes(RANK))
-    headless.wait_for_steps(1)
-    headless.kill_9("node2", headless.engines())
-    lost = "node2 is lost: Ray there has ended. The run goes on without its engines."
-    for job in (rayless, rankless, headless):
-        job.wait_for_output("Its requests go to the other engines")
-        if job is not headless:
-            job.wait_for_output(lost)
+    for job in (rayless, rankless):
+        job.wait_for_output(GOES_ON)
+        job.wait_for_output(LOST)
         job.wait_for_steps(num_recorded_steps(job.run_dir) + 3)
         job.kill_9("node1", job.processes(RANK))
 
-    for job in (rayless, rankless, headless):
+    for job in (rayless, rankless):
         assert job.wait() == "FAILED"
         job.assert_nothing_is_left()
         assert "Traceback" not in job.output()
-    assert lost not in headless.output()
     assert "Ray has ended on node2" in rayless.output()
     assert "Nobody has answered" in rayless.output()
-    assert "Nobody has answered" in headless.output()
     assert list(scratch.iterdir()) == []
 
 
@@ -116,20 +113,25 @@ def test_a_node_that_does_not_join_is_named_with_what_it_said(cluster, inputs, s
     assert list(scratch.iterdir()) == []
 
 
-def test_a_cancelled_job_and_one_whose_node_dies_end_and_leave_nothing_on_the_nodes_that_live(
+def test_a_job_goes_on_without_an_engine_and_a_cancelled_one_and_one_whose_node_dies_end_and_leave_nothing(
     cluster, inputs, scratch, tmp_path
 ):
     cancelled = StepRun(cluster, tmp_path / "cancelled", *endless(inputs, scratch), cpus=2)
-    nodeless = StepRun(cluster, tmp_path / "nodeless", *endless(inputs, scratch), cpus=2, sbatch=["--no-requeue"])
+    nodeless = SubmittedRun(cluster, tmp_path / "nodeless", *endless(inputs, scratch))
     cancelled.wait_for_steps(1)
+    cancelled.kill_9("node2", cancelled.engines())
+    cancelled.wait_for_output(GOES_ON)
+    cancelled.wait_for_steps(num_recorded_steps(cancelled.run_dir) + 3)
     nodeless.wait_for_steps(1)
     cluster.run("scancel", cancelled.job_id)
     assert cancelled.wait() == "CANCELLED"
     cancelled.assert_nothing_is_left()
+    assert LOST not in cancelled.output()
+    assert "Traceback" not in cancelled.output()
     assert len(list(scratch.iterdir())) == 2  # those of the other job
 
     cluster.kill_node("node2")
-    assert nodeless.wait() in {"FAILED", "NODE_FAIL"}
-    nodeless.assert_nothing_is_left()
+    nodeless.wait_until(lambda: nodeless.state() in {"PENDING", "FAILED", "NODE_FAIL"})
+    nodeless.wait_until(lambda: not cluster.processes_on("node1"))
     assert "node2 is lost" in nodeless.output()
     assert len(list(scratch.iterdir())) == 1  # of the node that died

@@ -1,4 +1,4 @@
-"""Jobs that end before their run does: by the time limit, by scancel, by the death of a node."""
+"""Jobs that end before their run does: by the time limit, by scancel."""
 
 import json
 import math
@@ -33,14 +33,6 @@ def with_limit(inputs, unbroken, *overrides):
 
 def assert_nothing_is_left(run: SubmittedRun, cluster: MiniCluster) -> None:
     run.wait_until(lambda: not any(cluster.processes_on(node) for node in cluster.shape.node_names))
-
-
-def test_a_node_that_dies_ends_the_job_or_requeues_it(cluster, inputs, tmp_path):
-    run = SubmittedRun(cluster, tmp_path / "run", *endless(inputs, "engine.num_engines=2"))
-    run.wait_for_steps(1)
-    cluster.kill_node("node2")
-    run.wait_until(lambda: run.state() in {"PENDING", "FAILED", "NODE_FAIL"})
-    run.wait_until(lambda: not cluster.processes_on("node1"))
 
 
 def test_at_its_time_limit_a_run_leaves_and_goes_on_unless_no_step_fits_and_scancel_ends_it_for_good(
