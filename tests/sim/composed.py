@@ -1,4 +1,4 @@
-"""Configurations of modelled runs: Hydra, which takes longer than such a run, composes the same words once a process."""
+"""Configurations of modelled runs, composed once a process: Hydra takes longer than such a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollpacker.config.compose import compose
 from rollpacker.config.schema import RunConfig
 
 composed = functools.cache(lambda *words: compose(words))
-"""What `compose` gives, which never changes."""
+"""What `compose` gives for the same words."""
 
 
 def config_of(run_dir: Path, words: Sequence[str], **run: object) -> RunConfig:
