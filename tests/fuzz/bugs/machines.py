@@ -283,5 +283,6 @@ BUGS = (
         name="forget the launches in the place of a dropped prompt's",
         patch=around(StreamScaling, "count_drop", lambda *_: None),
         worlds=Worlds.LENDING_AND_SAMPLING,
+        first=64,
     ),
 )
