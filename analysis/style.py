@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import seaborn as sns
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
 from rollpacker.metrics.files import write_atomically
@@ -54,11 +55,14 @@ def title_figure(figure: Figure, title: str, incomplete: str = "") -> None:
 
 
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write `stem`.png and `stem`.pdf."""
+    """Write `stem`.png and `stem`.pdf, both in the layout of the first; the figure is not for drawing again."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = stem.with_suffix(".png"), stem.with_suffix(".pdf")
-    for path in paths:
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=path.suffix[1:], dpi=PNG_DPI)
-        write_atomically(path, drawn.getbuffer())
-    return paths
+    png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=PNG_DPI)
+    write_atomically(png, drawn.getbuffer())
+    figure.set_layout_engine("none")
+    drawn = io.BytesIO()
+    FigureCanvasPdf(figure).print_pdf(drawn)  # `savefig` would draw everything twice
+    write_atomically(pdf, drawn.getbuffer())
+    return png, pdf

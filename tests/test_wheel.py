@@ -60,6 +60,9 @@ def test_an_installed_command_runs_without_the_checkout(
     installed: Path, tmp_path: Path, words: list[str], said: str
 ) -> None:
     assert said in _run(installed / "rollpacker", *words, cwd=tmp_path)
+
+
+def test_an_installed_module_is_that_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     script = "import rollpacker.analysis.command as command; print(command.__file__)"
     assert _run(installed / "python", "-c", script, cwd=tmp_path).startswith(str(installed.parent / "lib"))
 

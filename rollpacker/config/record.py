@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 CONFIG_FILE: Final = "config.yaml"
 """In `run.dir`."""
 
+_Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""Ten times as fast where PyYAML has its C library."""
+
 
 def to_yaml(config: BaseModel) -> str:
     """The resolved configuration as YAML, in the schema's order."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=1000)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def differences(config: RunConfig) -> dict[str, object]:

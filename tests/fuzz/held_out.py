@@ -101,18 +101,19 @@ def worlds_of(seed: int) -> tuple[World, World, World | None]:
     return world, replace(evaluated, evaluate="alone"), filled
 
 
-def changed(seed: int) -> dict[str, bool]:
-    """Which ways of evaluating change what the world of a seed trains; ways that it does not have are left out."""
-    plain, alone, filled = worlds_of(seed)
-    with scratch_folder() as folder:
-        expected, _ = batches_of(plain, folder)
+def runs_of(seed: int) -> dict[str, tuple[Batches, int]]:
+    """What `batches_of` gives of the world of a seed by each way of evaluating that it has, one of which is none."""
     result = {}
-    for name, world in (("alone", alone), ("fill", filled)):
+    for name, world in zip(("none", "alone", "fill"), worlds_of(seed), strict=True):
         if world is not None:
             with scratch_folder() as folder:
-                batches, _ = batches_of(world, folder)
-            result[name] = batches != expected
+                result[name] = batches_of(world, folder)
     return result
+
+
+def changed(runs: dict[str, tuple[Batches, int]]) -> dict[str, bool]:
+    """Which ways of evaluating change what a world trains; ways that it does not have are left out."""
+    return {way: batches != runs["none"][0] for way, (batches, _) in runs.items() if way != "none"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     first, end = map(int, arguments[0].split(":"))
     counts: Counter[str] = Counter()
     for seed in range(first, end):
-        for way, is_changed in changed(seed).items():
+        for way, is_changed in changed(runs_of(seed)).items():
             counts[f"{way} {'differs' if is_changed else 'is the same'}"] += 1
             if is_changed:
                 print(f"seed {seed}: {way} changes what is trained", flush=True)

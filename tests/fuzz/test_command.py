@@ -19,10 +19,11 @@ def test_worlds_that_hold_end_with_a_summary_and_exit_code_0(capsys, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_processes_find_what_one_finds(capsys):
+def test_two_processes_find_what_one_finds(capsys, monkeypatch):
+    monkeypatch.setattr("tests.fuzz.campaign.SEEDS_PER_TASK", 2)
     summaries = []
     for jobs in ("1", "2"):
-        assert main(["seeds=0:12", f"jobs={jobs}"]) == 0
+        assert main(["seeds=0:6", f"jobs={jobs}"]) == 0
         summaries.append(capsys.readouterr().out)
     assert summaries[0] == summaries[1]
 
@@ -30,7 +31,7 @@ def test_two_processes_find_what_one_finds(capsys):
 def test_a_violation_is_shrunk_and_saved_and_the_exit_code_is_1(capsys, tmp_path):
     bug = next(bug for bug in BUGS if bug.name == "forget to defer")
     with with_bug(bug):
-        assert main(["seeds=0:12", f"out={tmp_path / 'out'}"]) == 1
+        assert main(["seeds=0:6", f"out={tmp_path / 'out'}"]) == 1
     said = capsys.readouterr()
     assert "worlds violated an invariant" in said.err
     assert "events are enough" in said.out

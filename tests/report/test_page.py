@@ -62,6 +62,12 @@ def runs(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def again(runs, tmp_path_factory):
+    """A run of the name that another has, in another folder."""
+    return shutil.copytree(runs["verl"], tmp_path_factory.mktemp("again") / "verl")
+
+
 @functools.cache
 def page_of(*run_dirs):
     return render([read_story(run_dir) for run_dir in run_dirs])
@@ -89,10 +95,10 @@ def test_the_page_says_what_the_run_cost(runs):
 
 def test_of_two_runs_the_page_says_which_is_faster_by_the_ratio_of_the_sums_of_their_step_times(runs):
     mine, other = read_story(runs["rollpacker"]), read_story(runs["verl"])
-    text = Reader(render([mine, other])).text
+    text = Reader(page_of(runs["rollpacker"], runs["verl"])).text
     times = f"{other.total_s / mine.total_s:.2f} times as fast as verl: 5 steps took {seconds(mine.total_s)} instead"
     assert f"rollpacker is {times} of {seconds(other.total_s)}" in text
-    assert f"rollpacker is {times}" in Reader(render([other, mine])).text
+    assert f"rollpacker is {times}" in Reader(page_of(runs["verl"], runs["rollpacker"])).text
     assert "rollpacker: mean per step" in text
     assert "verl: mean per step" in text
 
@@ -101,21 +107,20 @@ def test_runs_of_different_length_are_compared_over_the_steps_that_both_have(run
     assert "verl: 1 step took" in Reader(page_of(runs["single"], runs["verl"])).text
 
 
-def test_runs_of_one_name_are_told_apart_by_their_parents(runs, tmp_path):
-    shutil.copytree(runs["verl"], tmp_path / "again" / "verl")
-    text = Reader(page_of(runs["verl"], tmp_path / "again" / "verl")).text
-    assert "again/verl" in text
+def test_runs_of_one_name_are_told_apart_by_their_parents(runs, again):
+    text = Reader(page_of(runs["verl"], again)).text
+    assert f"{again.parent.name}/verl" in text
 
 
 def test_what_an_unfinished_run_or_a_stripped_copy_lacks_is_said(runs, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(runs["verl"], copy)
+    shutil.copytree(runs["single"], copy)
     shutil.rmtree(copy / "events")
     (copy / "config.yaml").unlink()
     status = json.loads((copy / "status.json").read_text())
     (copy / "status.json").write_text(json.dumps(status | {"state": "running", "num_steps": 9}))
     text = Reader(page_of(copy)).text
-    assert "5 steps of 9, still running" in text
+    assert "1 step of 9, still running" in text
     assert "There is no config.yaml" in text
     assert "There is no event log" in text
     (copy / "status.json").unlink()
@@ -141,25 +146,11 @@ def test_a_run_of_an_older_version_is_shown_without_what_it_lacks(runs, tmp_path
         assert section in text
 
 
-def test_names_from_the_prompt_file_cannot_break_the_page(runs, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(runs["single"], copy)
-    for path in (copy / "metrics" / "responses").glob("*.parquet"):
-        table = pq.read_table(path)
-        column = table.column_names.index("prompt")
-        field = table.schema.field("prompt")
-        names = pa.array([f"<script>{name}</td>" for name in table["prompt"].to_pylist()])
-        pq.write_table(table.set_column(column, field, names), path)
-    page = page_of(copy)
-    Reader(page)
-    assert page.count("<script>") == 1
-
-
 def test_held_out_scores_are_drawn_with_the_training_reward_in_grey_and_listed(tmp_path):
     held_out = tmp_path / "new.jsonl"
     line = {"id": "q", "domain": "math", "prompt": "New?", "ground_truth": "1"}
     held_out.write_text("".join(json.dumps(line | {"id": f"q{number}"}) + "\n" for number in range(4)))
-    words = [f"evaluation.path={held_out}", "evaluation.every_steps=2", "evaluation.num_samples=2"]
+    words = [f"evaluation.path={held_out}", "evaluation.every_steps=2", "evaluation.num_samples=2", "run.num_steps=2"]
     story = read_story(modelled_run(tmp_path / "run", "system=verl", *words))
     page = render([story])
     text = Reader(page).text
@@ -171,17 +162,22 @@ def test_held_out_scores_are_drawn_with_the_training_reward_in_grey_and_listed(t
     assert "No text was kept" in text
 
 
-def test_texts_stand_on_the_page_and_cannot_break_it(runs, tmp_path):
+def test_texts_stand_on_the_page_and_neither_they_nor_names_from_the_prompt_file_can_break_it(runs, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(runs["single"], copy)
     for path in (copy / "metrics" / "responses").glob("*.parquet"):
         table = pq.read_table(path)
-        for name, said in (("prompt_text", "What is <b>1</b>?"), ("response_text", "</pre><script>" + "x" * 9_000)):
-            column = table.column_names.index(name)
-            table = table.set_column(column, table.schema.field(name), pa.array([said] * len(table)))
+        said = {
+            "prompt": [f"<script>{name}</td>" for name in table["prompt"].to_pylist()],
+            "prompt_text": ["What is <b>1</b>?"] * len(table),
+            "response_text": ["</pre><script>" + "x" * 9_000] * len(table),
+        }
+        for name, values in said.items():
+            table = table.set_column(table.column_names.index(name), table.schema.field(name), pa.array(values))
         pq.write_table(table, path)
     page = page_of(copy)
     assert "What is <b>1</b>?" in Reader(page).text
+    assert page.count("&lt;script&gt;") > 1
     assert "characters ..." in page
     assert page.count("<script>") == 1
 
@@ -195,11 +191,11 @@ def test_a_technique_that_never_acted_is_not_listed_as_used(runs):
     assert "configured, never acted stream trainer" in text
 
 
-def test_two_runs_have_the_colours_of_their_systems_and_never_the_same_one(runs):
+def test_two_runs_have_the_colours_of_their_systems_and_never_the_same_one(runs, again):
     page = page_of(runs["rollpacker"], runs["verl"])
     assert "stroke: var(--rollpacker)" in page
     assert "stroke: var(--verl)" in page
-    both = page_of(runs["verl"], runs["single"].parent / "verl")
+    both = page_of(runs["verl"], again)
     assert "stroke: var(--verl)" in both
     assert "stroke: var(--other-1)" in both
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rollpacker import pipeline
-from rollpacker.config.compose import compose
 from rollpacker.core.errors import CheckpointError, ConfigError
 from rollpacker.metrics.tables import read_table
 from rollpacker.runtime.run.preflight import validate
@@ -15,11 +14,12 @@ from rollpacker.runtime.run.run_folder import FREE_KEYS, find_resumable
 from rollpacker.sim.run_facts import ModelledRunFacts
 from rollpacker.sim.trainer import STATE_FILE
 from tests.cli.inputs import tree_of
+from tests.sim import composed
 from tests.sim.test_determinism import SMALL, parquet_of
 
 
 def config_of(run_dir: Path, *words: str):
-    return compose([*SMALL, "run.checkpoint_every_steps=1", "run.num_steps=3", f"run.dir={run_dir}", *words])
+    return composed.config_of(run_dir, [*SMALL, "run.checkpoint_every_steps=1", "run.num_steps=3", *words])
 
 
 def step_folder(run_dir: Path, step: int) -> Path:

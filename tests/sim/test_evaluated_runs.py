@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from rollpacker import pipeline
-from rollpacker.config.compose import compose
 from rollpacker.core.errors import DataError, WorldError
 from rollpacker.core.ids import is_held_out
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.sim.composed import config_of
 
 NUM_STEPS = 5
 SMALL = [
@@ -48,7 +48,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def train(run_dir: Path, *words: str) -> Path:
-    pipeline.run(compose([*SMALL, f"run.dir={run_dir}", f"run.num_steps={NUM_STEPS}", *words]))
+    pipeline.run(config_of(run_dir, [*SMALL, f"run.num_steps={NUM_STEPS}", *words]))
     return run_dir
 
 
@@ -124,7 +124,7 @@ def test_an_evaluation_that_was_cut_is_made_again_from_its_beginning(
     held_out = [*held_out, f"evaluation.when={when}", "system=verl"]
     unbroken = train(tmp_path / "unbroken", *held_out)
     broken = tmp_path / "broken"
-    config = compose([*SMALL, f"run.dir={broken}", f"run.num_steps={NUM_STEPS}", *held_out])
+    config = config_of(broken, [*SMALL, f"run.num_steps={NUM_STEPS}", *held_out])
 
     def watch(*_: object) -> Any:
         num_seen = 0

@@ -18,6 +18,7 @@ from rollpacker.core.errors import ConfigError, DeadlineExceeded, UserError
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.rollout.replay import replay
 from rollpacker.runtime.run.preflight import validate
+from tests.sim.composed import config_of
 
 SMALL = [
     "backend=sim",
@@ -33,7 +34,7 @@ SMALL = [
 
 
 def train(run_dir: Path, *words: str) -> Path:
-    config = compose([*SMALL, f"run.dir={run_dir}", *words])
+    config = config_of(run_dir, [*SMALL, *words])
     validate(config, run_facts_of)
     pipeline.run(config)
     return run_dir
@@ -56,22 +57,25 @@ def test_a_run_leaves_the_configuration_of_its_last_attempt_beside_its_tables(tm
     assert recorded == compose([*SMALL, f"run.dir={run_dir}", "run.num_steps=2", "run.resume=auto"])
 
 
-@pytest.mark.parametrize("system", ["verl", "rollpacker"])
-def test_a_modelled_run_is_the_same_byte_for_byte_in_any_process(tmp_path, system):
-    first = train(tmp_path / "first", f"system={system}")
-    for hash_seed in ("1", "2"):
-        other = tmp_path / hash_seed
-        subprocess.run(
-            [sys.executable, "-m", "rollpacker.cli", "train", *SMALL, f"system={system}", f"run.dir={other}"],
-            check=True,
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-        )
-        assert content(other) == content(first)
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run of the default system, to look at."""
+    return train(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.mark.parametrize(("system", "hash_seed"), [("verl", "1"), ("rollpacker", "2")])
+def test_a_modelled_run_is_the_same_byte_for_byte_in_any_process(tmp_path, system, hash_seed):
+    first, other = train(tmp_path / "first", f"system={system}"), tmp_path / "other"
+    subprocess.run(
+        [sys.executable, "-m", "rollpacker.cli", "train", *SMALL, f"system={system}", f"run.dir={other}"],
+        check=True,
+        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+    )
+    assert content(other) == content(first)
     assert content(train(tmp_path / "other seed", f"system={system}", "run.seed=1")) != content(first)
 
 
-def test_every_row_says_that_it_is_modelled_and_real_numbers_are_not_made_up(tmp_path):
-    run_dir = train(tmp_path / "run")
+def test_every_row_says_that_it_is_modelled_and_real_numbers_are_not_made_up(run_dir):
     for table in ("steps", "domains", "responses", "intervals"):
         frame = read_frame(run_dir, table)
         assert len(frame) > 0
@@ -82,8 +86,7 @@ def test_every_row_says_that_it_is_modelled_and_real_numbers_are_not_made_up(tmp
     assert set(steps["round_kind"]) == {"short", "long"}
 
 
-def test_the_rows_of_a_step_add_up(tmp_path):
-    run_dir = train(tmp_path / "run")
+def test_the_rows_of_a_step_add_up(run_dir):
     responses = read_frame(run_dir, "responses")
     for step in read_frame(run_dir, "steps").to_dict("records"):
         own = responses[responses["step"] == step["step"]]
@@ -103,8 +106,8 @@ def test_the_rows_of_a_step_add_up(tmp_path):
         assert step["num_engines_lost_in_sync"] == 0
 
 
-def test_the_event_log_of_a_modelled_run_replays(tmp_path):
-    assert replay(train(tmp_path / "run")).events > 300
+def test_the_event_log_of_a_modelled_run_replays(run_dir):
+    assert replay(run_dir).events > 300
 
 
 def step_time(run_dir: Path) -> float:

@@ -2,17 +2,19 @@
 was never asked to leave."""
 
 import asyncio
+import functools
 import itertools
 import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollpacker import pipeline
-from rollpacker.config.compose import compose
 from rollpacker.core.errors import Preempted, WorldError
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
@@ -25,6 +27,7 @@ from rollpacker.runtime.run.status import read_status
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.virtual_time import run_in_virtual_time
 from tests.runtime.allocations import allocation
+from tests.sim import composed
 from tests.sim.test_determinism import SMALL, parquet_of
 
 NUM_STEPS = 5
@@ -36,7 +39,7 @@ SYSTEMS = {
 
 
 def config_of(run_dir: Path, name: str, *words: str):
-    return compose([*SMALL, f"run.num_steps={NUM_STEPS}", *SYSTEMS[name], f"run.dir={run_dir}", *words])
+    return composed.config_of(run_dir, [*SMALL, *SYSTEMS[name], *words], num_steps=NUM_STEPS)
 
 
 def finished_steps(run_dir: Path) -> int:
@@ -71,18 +74,32 @@ def attempt(config, *, asked_after_s: float | None, remaining_s: float) -> str:
     return ""
 
 
-@pytest.fixture(scope="module", params=SYSTEMS)
-def unbroken(request, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("unbroken") / request.param
-    pipeline.run(config_of(run_dir, request.param))
-    steps = read_table(run_dir, "steps").to_pylist()
-    return request.param, parquet_of(run_dir), steps[-1]["finished_at_s"]
+@dataclass(frozen=True)
+class Whole:
+    """What a run leaves that was never asked to leave."""
+
+    parquet: dict[str, str]
+    steps: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Of each system by its name; made when it is asked for."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    @functools.cache
+    def made(name: str) -> Whole:
+        pipeline.run(config_of(folder / name, name))
+        return Whole(parquet_of(folder / name), read_table(folder / name, "steps").to_pylist())
+
+    return made
 
 
 @settings(max_examples=12)
 @given(data=st.data())
-def test_a_run_that_leaves_at_any_moments_gives_the_bytes_of_an_unbroken_one(unbroken, data):
-    name, expected, duration_s = unbroken
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_run_that_leaves_at_any_moments_gives_the_bytes_of_an_unbroken_one(whole, name, data):
+    duration_s = whole(name).steps[-1]["finished_at_s"]
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         config = config_of(run_dir, name)
@@ -103,27 +120,25 @@ def test_a_run_that_leaves_at_any_moments_gives_the_bytes_of_an_unbroken_one(unb
             assert status.state == ("preempted" if reason else "finished")
             assert status.finished_steps == finished_steps(run_dir) >= before
         attempt(config, asked_after_s=None, remaining_s=0)
-        assert parquet_of(run_dir) == expected
+        assert parquet_of(run_dir) == whole(name).parquet
         replay(run_dir)
         assert len(attempt_paths(run_dir)) == len(notices) + 1
 
 
-def test_a_streamed_half_step_is_dropped_and_made_anew(tmp_path):
+def test_a_streamed_half_step_is_dropped_and_made_anew(tmp_path, whole):
     config = config_of(tmp_path / "run", "streamed")
-    pipeline.run(config_of(tmp_path / "whole", "streamed"))
-    streamed = [row for row in read_table(tmp_path / "whole", "steps").to_pylist() if row["tokens_streamed"]]
+    streamed = [row for row in whole("streamed").steps if row["tokens_streamed"]]
     assert streamed
     row = streamed[-1]
     just_before_the_end_s = row["finished_at_s"] - row["weight_sync_time_s"] - row["train_time_s"] - 1e-3
     assert "asked" in attempt(config, asked_after_s=just_before_the_end_s, remaining_s=0.0)
     assert finished_steps(tmp_path / "run") == row["step"]
     attempt(config, asked_after_s=None, remaining_s=0)
-    assert parquet_of(tmp_path / "run") == parquet_of(tmp_path / "whole")
+    assert parquet_of(tmp_path / "run") == whole("streamed").parquet
 
 
-def test_a_notice_with_time_enough_waits_for_the_step_and_one_without_does_not(tmp_path):
-    pipeline.run(config_of(tmp_path / "whole", "verl"))
-    steps = read_table(tmp_path / "whole", "steps").to_pylist()
+def test_a_notice_with_time_enough_waits_for_the_step_and_one_without_does_not(tmp_path, whole):
+    steps = whole("verl").steps
     middle_of_the_third = (steps[1]["finished_at_s"] + steps[2]["finished_at_s"]) / 2
     for remaining_s, finished in ((1e6, 3), (0.0, 2)):
         run_dir = tmp_path / str(finished)
@@ -174,23 +189,22 @@ class JobWithLimit:
 
 
 @pytest.mark.parametrize("name", ["verl", "rollpacker"])
-def test_a_run_that_needs_several_time_limits_never_starts_a_step_in_vain_and_ends_as_an_unbroken_one(tmp_path, name):
-    pipeline.run(config_of(tmp_path / "whole", name))
-    steps = read_table(tmp_path / "whole", "steps").to_pylist()
-    longest_s = max(row["step_time_s"] for row in steps)
+def test_a_run_that_needs_several_time_limits_never_starts_a_step_in_vain_and_ends_as_an_unbroken_one(
+    tmp_path, whole, name
+):
+    longest_s = max(row["step_time_s"] for row in whole(name).steps)
     job = JobWithLimit(tmp_path, config_of(tmp_path / "run", name), 2.5 * longest_s + CLOSING_S + 60)
     job.run()
     assert job.errors
     assert all(isinstance(error, Preempted) for error in job.errors)
     assert all("the next step may take" in error.problem for error in job.errors)
-    assert parquet_of(tmp_path / "run") == parquet_of(tmp_path / "whole")
+    assert parquet_of(tmp_path / "run") == whole(name).parquet
     assert read_status(tmp_path / "run").state == "finished"
     replay(tmp_path / "run")
 
 
-def test_a_time_limit_shorter_than_a_step_ends_in_a_reason_and_not_in_a_loop(tmp_path):
-    pipeline.run(config_of(tmp_path / "whole", "verl"))
-    first = read_table(tmp_path / "whole", "steps").to_pylist()[0]
+def test_a_time_limit_shorter_than_a_step_ends_in_a_reason_and_not_in_a_loop(tmp_path, whole):
+    first = whole("verl").steps[0]
     job = JobWithLimit(tmp_path, config_of(tmp_path / "run", "verl"), first["step_time_s"] / 2 + 60)
     job.run()
     *preempted, last = job.errors

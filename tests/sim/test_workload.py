@@ -4,11 +4,11 @@ import dataclasses
 import json
 import math
 import statistics
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, PromptId, RequestId
 from rollpacker.protocols.reward import ResponseToScore
@@ -18,10 +18,17 @@ from rollpacker.sim.engine import blank_tokens
 from rollpacker.sim.lengths import Quantiles, paper_lengths
 from rollpacker.sim.reward import ModelledScore
 from rollpacker.sim.workload import Drift, Tail, Workload
+from tests.sim.composed import composed
 
 
 def workload(*words: str) -> Workload:
-    return Workload(compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", *words]))
+    return Workload(composed("backend=sim", "model=qwen2.5-7b", "run.dir=x", *words))
+
+
+def with_lengths(file: Path) -> Workload:
+    """The workload of `workload.lengths=file`."""
+    config = composed("backend=sim", "model=qwen2.5-7b", "run.dir=x")
+    return Workload(config.model_copy(update={"workload": config.workload.model_copy(update={"lengths": file})}))
 
 
 def length(source: Workload, key: str, sample: int, *, step: int = 0, limit: int = 16384):
@@ -118,7 +125,7 @@ def test_a_users_lengths_come_back(tmp_path, suffix):
     file = tmp_path / f"lengths{suffix}"
     writers = {".csv": "to_csv", ".parquet": "to_parquet", ".jsonl": "to_json"}
     getattr(frame, writers[suffix])(file, **({"orient": "records", "lines": True} if suffix == ".jsonl" else {}))
-    source = workload(f"workload.lengths={file}")
+    source = with_lengths(file)
     assert source.num_prompts_by_domain == {Domain("any"): 4096}
     drawn = flat(many(source, 500, 2))
     assert min(drawn) >= 100
@@ -164,13 +171,13 @@ def test_a_file_without_lengths_is_refused_with_its_fault(tmp_path, content, mes
     file = tmp_path / "lengths.csv"
     file.write_text(content)
     with pytest.raises(DataError, match=message):
-        workload(f"workload.lengths={file}")
+        with_lengths(file)
 
 
 def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path):
     for name, message in (("missing.csv", "cannot be read"), ("lengths.txt", "neither a folder nor a file")):
         with pytest.raises(DataError, match=message):
-            workload(f"workload.lengths={tmp_path / name}")
+            with_lengths(tmp_path / name)
 
 
 def test_a_domain_that_the_lengths_do_not_have_is_refused():
@@ -290,29 +297,31 @@ def test_the_share_of_right_responses_is_a_domains_own_and_drifts_up_to_all():
     assert rates == pytest.approx({("math", 0): 0.2, ("math", 30): 0.5, ("code", 0): 0.5, ("code", 70): 1}, abs=0.04)
 
 
-@pytest.mark.parametrize("scale", [0, 0.5, 2])
-def test_only_what_is_above_the_90_percent_quantile_of_a_domain_is_scaled(scale):
+def unlimited(*words: str) -> list[int]:
+    return flat(many(workload(*words), 500, 2, limit=10**9))
+
+
+def test_only_what_is_above_the_90_percent_quantile_of_a_domain_is_scaled():
     for domain in PAPER:
         begin = paper_lengths().distribution(Domain(domain)).value(0.9)
-        before, after = (
-            flat(many(workload(f"workload={domain}", *words), 500, 2, limit=10**9))
-            for words in ([], [f"workload.tail_scale={scale}"])
-        )
+        before = unlimited(f"workload={domain}")
         assert 0.05 < sum(length > begin for length in before) / len(before) < 0.15
-        for old, new in zip(before, after, strict=True):
-            assert new == pytest.approx(old if old <= begin else begin + scale * (old - begin), abs=2)
+        for scale in (0, 0.5, 2):
+            after = unlimited(f"workload={domain}", f"workload.tail_scale={scale}")
+            wanted = [old if old <= begin else begin + scale * (old - begin) for old in before]
+            assert after == pytest.approx(wanted, abs=2)
 
 
 def test_a_recorded_run_takes_no_other_tail():
     recorded = dataclasses.replace(paper_lengths(), exact={(0, 0, "a", 0): 5.0})
-    section = compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.tail_scale=2"]).workload
+    section = composed("backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.tail_scale=2").workload
     with pytest.raises(ConfigError, match="has its own tail"):
         Tail(section, recorded)
 
 
 def test_a_recorded_run_takes_no_further_drift():
     recorded = dataclasses.replace(paper_lengths(), exact={(0, 0, "a", 0): 5.0})
-    section = compose(["backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.drift_per_step=0.1"]).workload
+    section = composed("backend=sim", "model=qwen2.5-7b", "run.dir=x", "workload.drift_per_step=0.1").workload
     with pytest.raises(ConfigError, match="has its own drift"):
         Drift(section, recorded)
 

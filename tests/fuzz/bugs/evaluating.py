@@ -24,16 +24,19 @@ def _forget(lose, filling, engine):
 
 
 FILL_A_RACE = Bug(
-    name="a round that races is filled", patch=around(Evaluation, "begin_round", _fill_a_race), worlds=Worlds.RUNS
+    name="a round that races is filled",
+    patch=around(Evaluation, "begin_round", _fill_a_race),
+    worlds=Worlds.RUNS,
+    first=1,
 )
 
 _OTHERS = (
     (
         "held-out requests take the slots of training",
         around(Router, "rooms", lambda _, router, num_slots, __: dict.fromkeys(router.engines, num_slots)),
-        0,
+        1,
     ),
-    ("what a lost engine had of an evaluation is forgotten", around(Filling, "lose", _forget), 20),
+    ("what a lost engine had of an evaluation is forgotten", around(Filling, "lose", _forget), 24),
     (
         "an evaluation is made once",
         around(
@@ -47,5 +50,5 @@ _OTHERS = (
 
 BUGS = (
     FILL_A_RACE,
-    *(Bug(name=name, patch=patch, worlds=Worlds.RUNS, first_seed=first_seed) for name, patch, first_seed in _OTHERS),
+    *(Bug(name=name, patch=patch, worlds=Worlds.RUNS, first=seed) for name, patch, seed in _OTHERS),
 )

@@ -85,37 +85,35 @@ _RUNS = (
         ),
         0,
     ),
-    ("the driver waits for what a lost engine ran", around(EngineOrders, "forget", _wait_for_lost), 0),
-    ("a replacement joins with the weights that it happens to hold", around(Replacements, "_serve", _serve_nothing), 0),
-    ("a replacement has the lost engine's name", around(Replacements, "_start", _start_under_old_name), 0),
+    ("the driver waits for what a lost engine ran", around(EngineOrders, "forget", _wait_for_lost), 3),
+    ("a replacement joins with the weights that it happens to hold", around(Replacements, "_serve", _serve_nothing), 5),
+    ("a replacement has the lost engine's name", around(Replacements, "_start", _start_under_old_name), 16),
     (
         "a run without engines does not wait for the one that is to come",
         instead(Restarts, "under_way", lambda _: []),
-        0,
+        5,
     ),
-    ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 50),
-    ("a damaged transfer of weights goes unnoticed", wherever(confirmations._is_right, lambda *_: True), 0),
-    ("the driver drops facts that come together", around(Inbox, "collect", _first_fact), 0),
-    ("the driver forgets the first of several aborts", around(EngineOrders, "_send", _first_abort_forgotten), 0),
-    ("the driver takes an eviction for an abort", around(Driver, "_report_response", _eviction_as_abort), 0),
+    ("new weights before the last response is back", around(Driver, "quiesce", _do_not_wait), 57),
+    ("a damaged transfer of weights goes unnoticed", wherever(confirmations._is_right, lambda *_: True), 6),
+    ("the driver drops facts that come together", around(Inbox, "collect", _first_fact), 1),
+    ("the driver forgets the first of several aborts", around(EngineOrders, "_send", _first_abort_forgotten), 1),
+    ("the driver takes an eviction for an abort", around(Driver, "_report_response", _eviction_as_abort), 1),
     (
         "all samples of a prompt share a seed",
         wherever(sample_seed, lambda right, run_seed, request: right(run_seed, request._replace(sample=0))),
         0,
     ),
     ("a response is trained with another one's reward", around(Batch, "group", _rewards_reversed), 0),
-    ("a duplicated verdict is counted twice", around(RequestBook, "scored", _count_verdict_again), 40),
-    ("a group that streamed is trained again", around(Learner, "end_streaming", _forget_streamed), 0),
-    ("a resumed run starts with the first policy", around(RunSaver, "load_trainer", _nothing), 0),
+    ("a duplicated verdict is counted twice", around(RequestBook, "scored", _count_verdict_again), 46),
+    ("a group that streamed is trained again", around(Learner, "end_streaming", _forget_streamed), 1),
+    ("a resumed run starts with the first policy", around(RunSaver, "load_trainer", _nothing), 10),
     (
         "a checkpoint says one step less than it holds",
         around(RunSaver, "save", lambda right, saver, num_steps, moment: right(saver, max(0, num_steps - 1), moment)),
-        0,
+        10,
     ),
-    ("a resumed run draws from the first prompt", around(PromptOrder, "restore", lambda *_: None), 0),
+    ("a resumed run draws from the first prompt", around(PromptOrder, "restore", lambda *_: None), 3),
     ("steps that are made again stay in the tables", around(MetricsWriter, "truncate_after", lambda *_: None), 0),
 )
 
-BUGS = tuple(
-    Bug(name=name, patch=patch, worlds=Worlds.RUNS, first_seed=first_seed) for name, patch, first_seed in _RUNS
-)
+BUGS = tuple(Bug(name=name, patch=patch, worlds=Worlds.RUNS, first=seed) for name, patch, seed in _RUNS)
