@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import signal
 import sys
 import traceback
@@ -21,6 +22,7 @@ from rollpacker.rewards.processes import set_parent_death_signal
 def main() -> None:
     """Do the row; a failure is an outcome like any other."""
     set_parent_death_signal(signal.SIGTERM)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read by what this process and those that it starts import
     work = json.loads(sys.argv[1])
     bench = Bench(
         folder=Path(work["folder"]),

@@ -2,6 +2,9 @@
 
 A call names an object of the process and its method, `engine.generate`, and travels over a pipe with its arguments. One
 call at a time; calls to several workers may overlap.
+
+All workers are forked from one process that has imported what most of them need, which is most of what starting one
+takes. It initialises no CUDA, which a fork would not survive, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -35,13 +38,17 @@ if TYPE_CHECKING:
 
 ENGINE = EngineId("engine-0")
 
+_PRELOADS = ("torch", "transformers", "rollpacker.engines.torch.engine", "rollpacker.trainers.fsdp.policy")
+"""Importing them asks nothing about GPUs."""
+
 
 class Worker:
     """One process, which sees only some GPUs."""
 
     def __init__(self, name: str, gpus: Sequence[int], make: Make, *arguments: Any, **environment: str) -> None:
         """Start it; the first call waits until its objects are made."""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(_PRELOADS))
         self._name = name
         self._connection, theirs = context.Pipe()
         # vLLM starts processes of its own, which a daemon may not
@@ -74,7 +81,6 @@ class Worker:
 
 def _serve(connection: Connection, environment: Mapping[str, str], make: Make, arguments: Sequence[Any]) -> None:
     os.environ.update(environment)  # before anything loads CUDA
-    os.environ["HF_HUB_OFFLINE"] = "1"
     asyncio.run(_answer_calls(connection, make, arguments))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,6 +86,7 @@ def receive_weights(offer: WeightOffer, name: ReceiverName, loader: Loader, devi
         except BaseException as error:
             with suppress(EngineFailed):  # the sender may be what failed
                 receiving.report(ReceiverState(failed=str(error) or type(error).__name__))
+            traceback.clear_frames(error.__traceback__)  # they refer to the sender's memory, as long as the error lives
             raise
         finally:
             receiving.close()

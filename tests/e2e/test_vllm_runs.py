@@ -1,4 +1,4 @@
-"""Real runs on real vLLM: two engines under tail batching, and one of two workers beside a trainer of two stages."""
+"""A real run on a real vLLM of two workers, beside a trainer of two stages, under tail batching."""
 
 import os
 import signal
@@ -35,30 +35,22 @@ def core_of(run: LaunchedRun, engine: str) -> int:
     return core
 
 
-def test_two_engines_roll_out_short_and_long_rounds_and_are_replaced_when_their_cores_are_killed(inputs, tmp_path):
-    """Both are killed, so that the first rollout cannot end before one has been replaced."""
-    overrides = ("engine=vllm", "engine.num_engines=2", "system=rollpacker", "engine.restart_pause_s=0", *LONG_WAITS)
-    run = LaunchedRun(tmp_path / "run", *small_run(inputs, *overrides))
+def test_an_engine_of_two_workers_follows_a_megatron_trainer_of_two_stages_and_is_replaced_when_its_core_is_killed(
+    inputs, tmp_path
+):
+    """In short and long rounds."""
+    engine = ("engine=vllm", "engine.num_engines=1", "engine.tensor_parallel=2", "engine.restart_pause_s=0")
+    trainer = ("trainer=megatron", "trainer.pipeline_parallel=2")
+    run = LaunchedRun(tmp_path / "run", *small_run(inputs, "system=rollpacker", *engine, *trainer, *LONG_WAITS))
     run.wait_until(lambda: "  rollout ..." in run.output(), timeout_s=PATIENCE_S)
-    for core in [core_of(run, "engine-0"), core_of(run, "engine-1")]:
-        os.kill(core, signal.SIGKILL)
+    os.kill(core_of(run, "engine-0"), signal.SIGKILL)
     assert run.wait(PATIENCE_S) == 0, run.output()
     steps = rows(run.run_dir, "steps")
     assert {step["round_kind"] for step in steps} == {"short", "long"}
-    assert sum(step["num_engines_lost"] for step in steps) == 2
-    assert sum(step["num_engines_replaced"] for step in steps) >= 1
-    assert {row["engine"] for row in rows(run.run_dir, "responses")} & {"engine-0-r1", "engine-1-r1"}
+    assert sum(step["num_engines_lost"] for step in steps) == 1
+    assert sum(step["num_engines_replaced"] for step in steps) == 1
+    assert "engine-0-r1" in {row["engine"] for row in rows(run.run_dir, "responses")}
     assert_each_prompt_was_trained_once(run.run_dir, NUM_PROMPTS)
     assert_the_whole_policy_was_sent(run, inputs)
-    run.assert_nothing_is_left()
-
-
-def test_an_engine_of_two_workers_follows_a_megatron_trainer_of_two_stages(inputs, tmp_path):
-    overrides = ("engine=vllm", "engine.num_engines=1", "engine.tensor_parallel=2", "trainer=megatron")
-    words = small_run(inputs, *overrides, "trainer.pipeline_parallel=2", "system=verl", *LONG_WAITS)
-    run = LaunchedRun(tmp_path / "run", *words)
-    assert run.wait(PATIENCE_S) == 0, run.output()
-    assert_each_prompt_was_trained_once(run.run_dir, NUM_PROMPTS)
-    assert_the_whole_policy_was_sent(run, inputs)
-    assert any(step["grad_norm"] > 0 for step in rows(run.run_dir, "steps"))
+    assert any(step["grad_norm"] > 0 for step in steps)
     run.assert_nothing_is_left()

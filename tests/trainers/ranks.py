@@ -2,6 +2,10 @@
 
 A function is sent by name, so it lives in a module that the ranks can import, not in a test file. Every wait has a
 deadline; after a failure the processes are replaced, for a rank that failed leaves the others' group in disorder.
+
+All are forked from one process that has imported what they need. It ends with the process of the tests: it waits for
+the end of a pipe of theirs. A process of tests has one such server; what the first to ask preloads is what it has, and
+ranks import the rest themselves.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 from rollpacker.runtime.ray.node_address import LOOPBACK, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import ForkServerProcess
 
 COLLECTIVE_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 240
 """Of one function, with the first one's imports on a busy machine."""
+
+_PRELOADS = ("tests.trainers.fsdp_scenarios", "transformers.models.qwen2.modeling_qwen2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +40,11 @@ class _Failure:
 class Ranks:
     """Starts the processes when the first function is run."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, preloads: Sequence[str] = ()) -> None:
+        """`preloads` are modules that the ranks will need beside those of an FSDP2 trainer."""
         self._num_ranks = num_ranks
-        self._processes: list[SpawnProcess] = []
+        self._preloads = [*_PRELOADS, *preloads]
+        self._processes: list[ForkServerProcess] = []
         self._connections: list[Connection] = []
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -71,7 +79,8 @@ class Ranks:
         self._processes, self._connections = [], []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(self._preloads)
         rendezvous = f"{LOOPBACK}:{free_port(LOOPBACK)}"
         for rank in range(self._num_ranks):
             here, there = context.Pipe()
@@ -90,6 +99,7 @@ def _serve(rank: int, num_ranks: int, rendezvous: str, connection: Connection) -
     from rollpacker.trainers.process_group import join
 
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported is no garbage, and takes half a second to visit
     join(TrainerRank(rank=rank, num_ranks=num_ranks, rendezvous=rendezvous), timeout_s=COLLECTIVE_TIMEOUT_S)
     while True:
         try:

@@ -17,7 +17,7 @@ from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.process_group import join, leave
 from tests.trainers import fsdp_scenarios as scenarios
 from tests.trainers.fsdp_scenarios import Outcome, Work
-from tests.trainers.streaming import NUM_BATCHES, random_rewards, require_rounding_only
+from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, random_rewards, require_rounding_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,12 +117,12 @@ def test_a_streamed_step_equals_one_call_to_rounding_and_a_repeated_run_bit_for_
 
 
 @pytest.mark.parametrize("section", [{"kl_coefficient": 0.1}, {"shard_ranks": 1}], ids=["sharded", "copies"])
-def test_fifty_random_steps_that_stream_are_those_that_do_not(bench, two_ranks, section: dict[str, Any]):
-    batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES)]
+def test_twenty_random_steps_that_stream_are_those_that_do_not(bench, two_ranks, section: dict[str, Any]):
+    batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES_OF_RANKS)]
     work = Work(model_path=bench.model_path, section=section, batches=batches)
     for differences in two_ranks.run(scenarios.streamed_steps, work):
-        require_rounding_only(differences)
-        assert (sum(difference.num_alone for difference in differences) > 20) == ("shard_ranks" in section)
+        require_rounding_only(differences, NUM_BATCHES_OF_RANKS)
+        assert (sum(difference.num_alone for difference in differences) > 10) == ("shard_ranks" in section)
 
 
 def test_a_rank_without_any_sample_takes_part_in_every_pass(bench, two_ranks):

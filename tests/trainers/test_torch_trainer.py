@@ -177,7 +177,7 @@ async def test_fifty_random_steps_that_stream_are_those_that_do_not(bench):
             yield from policy._optimizer.state[parameter].values()
 
     batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES)]
-    require_rounding_only(await compare(trainer, state(), batches, can_lend=False))
+    require_rounding_only(await compare(trainer, state(), batches, can_lend=False), NUM_BATCHES)
 
 
 @pytest.mark.parametrize("section", [{"loss_normalisation": "token_mean"}, {"num_minibatches": 3}])

@@ -8,6 +8,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -62,6 +63,8 @@ class Received:
     held: str = ""
     """The checksum of what it has."""
     num_begun: int = 0
+    maps_weights: bool = False
+    """Whether the sender's memory is still mapped where an error is at hand."""
 
 
 def _receive(connection, offer: WeightOffer, name: ReceiverName, fate: str, keeps_tensors: bool) -> None:
@@ -71,7 +74,8 @@ def _receive(connection, offer: WeightOffer, name: ReceiverName, fate: str, keep
         answer = receive_weights(offer, name, shelf, torch.device("cpu"))
         connection.send(Received(answer, checksum_of_tensors(shelf.tensors), shelf.num_begun))
     except (EngineFailed, ValueError) as error:
-        connection.send(Received(str(error)))
+        maps_weights = "rollpacker-weights" in Path("/proc/self/maps").read_text()
+        connection.send(Received(str(error), maps_weights=maps_weights))
 
 
 class ReceiverProcess:

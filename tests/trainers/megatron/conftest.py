@@ -70,7 +70,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     """Two processes."""
-    processes = Ranks(2)
+    processes = Ranks(2, ["rollpacker.trainers.megatron.policy"])
     yield processes
     processes.close()
 

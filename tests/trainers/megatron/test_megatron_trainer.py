@@ -17,7 +17,7 @@ from rollpacker.trainers.models import load_model
 from rollpacker.trainers.torch_policy import TorchPolicy
 from tests.trainers.megatron import scenarios
 from tests.trainers.megatron.scenarios import Outcome, Work
-from tests.trainers.streaming import NUM_BATCHES, random_rewards, require_rounding_only
+from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, random_rewards, require_rounding_only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,16 +146,16 @@ def test_a_batch_that_streams_in_gives_the_gradient_of_the_whole(
     assert_equal_training(ranks.run(scenarios.train, work), plain_torch.train("qwen3"))
 
 
-def test_fifty_random_steps_that_stream_partly_on_one_replica_alone_are_those_that_do_not(
+def test_twenty_random_steps_that_stream_partly_on_one_replica_alone_are_those_that_do_not(
     ranks: Ranks, models, bench_of
 ):
     bench = bench_of(models["qwen2-tied"])
-    batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES)]
+    batches = [bench.groups(random_rewards(seed), seed=seed) for seed in range(NUM_BATCHES_OF_RANKS)]
     section = {**LAYOUTS["data"], "kl_coefficient": 0.1}
     work = Work(model_path=models["qwen2-tied"], section=section, batches=batches)
     differences, _ = ranks.run(scenarios.streamed_steps, work)  # the first rank has the weights
-    require_rounding_only(differences)
-    assert sum(difference.num_alone for difference in differences) > 20
+    require_rounding_only(differences, NUM_BATCHES_OF_RANKS)
+    assert sum(difference.num_alone for difference in differences) > 10
 
 
 def test_a_reference_policy_and_minibatches_work_on_a_pipeline(ranks: Ranks, plain_torch: Torch, models, batches):
