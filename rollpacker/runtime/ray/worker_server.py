@@ -17,6 +17,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -30,9 +31,10 @@ def main() -> None:
     """Serve until the parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have ended leave no zombies
-    _load_libraries()
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.set_inheritable(False)
+    select.select([listener], [], [])  # Ray's own processes start first: they have a deadline of 15 s
+    _load_libraries()
     while True:
         client, _ = listener.accept()
         with suppress(OSError, ValueError):  # of one that was killed while it asked
