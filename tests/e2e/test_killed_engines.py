@@ -12,7 +12,7 @@ from tests.e2e.launched import LaunchedRun, rows, small_run, trained_prompts
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NUM_KILLS = 5
-"""Both engines, both that take their places, and one that takes one of theirs."""
+"""Both engines, and three that have taken a place."""
 NUM_PROMPTS = 40
 
 
@@ -41,8 +41,8 @@ def test_kills_of_engines_during_rollouts_lose_nothing_and_train_nothing_twice(i
     reward = run.pid_of("reward")
     os.kill(reward, signal.SIGSTOP)
     try:
-        killed = kill(NUM_KILLS - 1)
-        run.wait_until(lambda: f" has taken the place of {killed}" in run.output())
+        place, _, restart = kill(NUM_KILLS - 1).partition("-r")
+        run.wait_until(lambda: f"{place}-r{int(restart) + 1}" in engines_that_joined(run))
     finally:
         os.kill(reward, signal.SIGCONT)
     assert run.wait() == 0, run.output()
