@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import transformers  # noqa: F401  (`check` looks at tokens in a fork, which has it then and need not load it each time)
 
 from tests.cli.inputs import write_model, write_prompts
 
