@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import transformers  # noqa: F401  (`check` looks at tokens in a fork, which has it then and need not load it each time)
+from transformers import AutoTokenizer, Qwen2Tokenizer  # noqa: F401  (for the forks in which `check` looks at tokens)
 
 from tests.cli.inputs import write_model, write_prompts
 
