@@ -49,13 +49,21 @@ def assert_dropped_prompts_have_no_signal_and_no_other_is_missing(run_dir: Path,
         if row["accepted"]:
             rewards.setdefault((row["step"], row["epoch"], row["prompt"]), set()).add(row["reward"])
     assert all(len(each) > 1 for each in rewards.values()), "a group without signal was trained"
+    dropped = assert_no_prompt_is_missing(run_dir, keys)
+    assert dropped
+    assert len(dropped) == sum(row["num_prompts_dropped"] for row in rows(run_dir, "steps"))
+
+
+def assert_no_prompt_is_missing(run_dir: Path, keys: set[str]) -> list[PromptId]:
+    """Each that was drawn is trained, or dropped, or waits: once. Gives the dropped ones.
+
+    Of a run under tail batching whose data has not ended; its last checkpoint is of the last step.
+    """
     records = list(itertools.chain.from_iterable(_records_of_steps(run_dir).values()))
     drawn = Counter(
         prompt for record in records if isinstance(record.event, PromptsDrawn) for prompt in record.event.prompts
     )
     dropped = [command.prompt for record in records for command in record.commands if isinstance(command, DropPrompt)]
-    assert dropped
-    assert len(dropped) == sum(row["num_prompts_dropped"] for row in rows(run_dir, "steps"))
     last = max((run_dir / "checkpoints").glob("step-*"))
     batching = json.loads((last / "scheduler.json").read_text())["batching"]
     waiting = [PromptId(*prompt) for prompt, _ in batching["long_queue"]]
@@ -66,6 +74,7 @@ def assert_dropped_prompts_have_no_signal_and_no_other_is_missing(run_dir: Path,
     for prompt in drawn:
         by_epoch.setdefault(prompt.epoch, set()).add(prompt.key)
     assert all(by_epoch[epoch] == keys for epoch in range(max(by_epoch)))
+    return dropped
 
 
 def _records_of_steps(run_dir: Path) -> dict[int, list[LogRecord]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from rollpacker.cli.main import main
 from rollpacker.demo import task
 from rollpacker.metrics.samples import read_samples
 from rollpacker.rewards.walk import score
@@ -53,7 +54,7 @@ def test_it_is_evaluated_at_the_start_in_between_and_at_the_end_and_says_so(eval
     assert replay(evaluated_run.run_dir).attempts == 1
 
 
-def test_what_was_kept_as_text_has_the_reward_that_its_text_deserves(evaluated_run):
+def test_what_was_kept_as_text_has_the_reward_that_its_text_deserves(evaluated_run, capsys):
     samples = read_samples(evaluated_run.run_dir)
     assert set(samples["kind"]) == {"training", "evaluation"}
     assert len(samples[samples["kind"] == "training"]) == NUM_STEPS * 2 * 4
@@ -62,13 +63,8 @@ def test_what_was_kept_as_text_has_the_reward_that_its_text_deserves(evaluated_r
         is_cut = row.finish_reason == "length"
         truth = row.prompt_text.removesuffix(" :")
         assert score(row.response_text, truth, is_cut).reward == row.reward
-    shown = subprocess.run(
-        [sys.executable, "-m", "rollpacker.cli", "show", evaluated_run.run_dir, "kind=evaluation", "step=0"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "before training  greedy walk-00000 #0  reward " in shown.stdout
+    assert main(["show", str(evaluated_run.run_dir), "kind=evaluation", "step=0"]) == 0
+    assert "before training  greedy walk-00000 #0  reward " in capsys.readouterr().out
 
 
 def test_each_set_has_its_own_number_of_samples_and_its_own_limit(evaluated_run):
@@ -151,7 +147,7 @@ def test_evaluations_that_fill_rounds_change_no_batch_and_score_the_same_policie
     sets = f"[{{path:{unseen},name:greedy,temperature:0}}]"
     filled = LaunchedRun(
         tmp_path / "run",
-        *small_run(inputs, "system=verl", f"run.num_steps={NUM_STEPS}"),
+        *small_run(inputs, "system=verl", "engine.num_engines=1", f"run.num_steps={NUM_STEPS}"),
         *(f"evaluation.path={sets}", "evaluation.every_steps=1", "evaluation.when=fill", "evaluation.pass_at=[1]"),
     )
     assert filled.wait() == 0, filled.output()

@@ -39,7 +39,7 @@ def words(inputs, *more):
         "rollout.num_prompts=4",
         "rollout.num_responses=2",
         "rollout.max_response_tokens=32",
-        "engine.num_engines=2",
+        "engine.num_engines=1",
         "engine.max_num_seqs=8",
         "run.num_steps=2",
         *more,

@@ -14,8 +14,8 @@ from rollpacker import api
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SMALLER = {
-    "num_iterations=800": "num_iterations=100",
-    "run__num_steps=20": "run__num_steps=2",
+    "num_iterations=800": "num_iterations=50",
+    "run__num_steps=20": "run__num_steps=2, engine__num_engines=1",
     "unseen_file(100": "unseen_file(8",
 }
 

@@ -1,12 +1,11 @@
 """Real runs: real Ray, engines, trainer and reward, started, broken and resumed as users do."""
 
 import json
-import os
-import random
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,18 +15,58 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.rewards.walk import score
 from rollpacker.runtime.rollout.replay import replay
-from tests.e2e.invariants import assert_all_holds, assert_each_prompt_was_trained_once, assert_each_step_once
+from tests.e2e.invariants import assert_all_holds, assert_each_step_once, assert_no_prompt_is_missing
 from tests.e2e.launched import LaunchedRun, batches, num_recorded_steps, rows, small_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NUM_PROMPTS = 40
 DOMAINS = ("math", "walk")
+NUM_LAST_STEPS = 6
+"""Of the resumed run: more than the short rounds that come before a long one."""
 
 
 def final_weights(run_dir: Path):
     last = max((run_dir / "checkpoints").glob("step-*"))
     return load_file(last / "trainer" / "model" / "model.safetensors")
+
+
+class Ended(NamedTuple):
+    """How a signal ended a run."""
+
+    run: LaunchedRun
+    exit_code: int
+    num_recorded: int
+    """Steps in the tables."""
+    checkpoint: int
+    """Steps that the newest one holds."""
+
+
+def ended_by(number: signal.Signals, run: LaunchedRun) -> Ended:
+    run.process.send_signal(number)
+    exit_code = run.wait()
+    run.assert_nothing_is_left()
+    checkpoints = run.run_dir / "checkpoints"
+    assert not list(checkpoints.glob(".tmp-*"))
+    newest = max((int(folder.name[5:]) for folder in checkpoints.glob("step-*")), default=0)
+    return Ended(run, exit_code, num_recorded_steps(run.run_dir), newest)
+
+
+class TailRun(NamedTuple):
+    """An endless run under tail batching that was ended twice, each time resumed, and then trained a few steps more."""
+
+    refused: LaunchedRun
+    """Started in the directory while the first one trained."""
+    refused_with: int
+    ended: tuple[Ended, Ended]
+    """By SIGINT and by SIGTERM."""
+    resumed: LaunchedRun
+    num_steps: int
+    """Of all together."""
+
+    @property
+    def run_dir(self) -> Path:
+        return self.resumed.run_dir
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +80,55 @@ def tail_run(inputs, tmp_path_factory):
         del walk["domain"]
     for name, lines in (("math", walks[: NUM_PROMPTS // 2]), ("walks", walks[NUM_PROMPTS // 2 :])):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    run = LaunchedRun(
-        folder / "run",
-        *small_run(inputs, "system=rollpacker", "tracker.tensorboard=true", "weight_sync.transport=broadcast"),
+    words = (
+        *endless(inputs, "tracker.tensorboard=true", "weight_sync.transport=broadcast", "run.resume=auto"),
         f"data.path=[{folder}/math.jsonl,{{path:{folder}/walks.jsonl,domain:walk}}]",
         *("reward.domains.math=math", "reward.timeout_s=60"),
     )
-    assert run.wait() == 0, run.output()
-    return run
+    run = LaunchedRun(folder / "run", *words)
+    run.wait_until((run.run_dir / "run.json").exists)
+    refused = LaunchedRun(folder / "run", *words)
+    refused_with = refused.wait()
+    run.wait_for_steps(1)
+    first = ended_by(signal.SIGINT, run)
+    run = LaunchedRun(folder / "run", *words)
+    run.wait_for_steps(first.num_recorded + 1)
+    second = ended_by(signal.SIGTERM, run)
+    num_steps = second.num_recorded + NUM_LAST_STEPS
+    resumed = LaunchedRun(folder / "run", *words, "engine.num_engines=2", f"run.num_steps={num_steps}")
+    assert resumed.wait() == 0, resumed.output()
+    return TailRun(refused, refused_with, (first, second), resumed, num_steps)
 
 
-def test_tail_batching_trains_every_prompt_once_per_epoch_in_short_and_long_rounds(tail_run):
-    assert_each_step_once(tail_run.run_dir)
-    assert_each_prompt_was_trained_once(tail_run.run_dir, NUM_PROMPTS)
+def endless(inputs, *overrides):
+    small = small_run(inputs, "system=rollpacker", "engine.num_engines=1")
+    return [*small, "run.num_epochs=null", "run.num_steps=100000", *overrides]
+
+
+def test_a_run_directory_belongs_to_one_process(tail_run):
+    assert tail_run.refused_with == 2
+    assert "Another process is running" in tail_run.refused.output()
+
+
+def test_ctrl_c_and_sigterm_end_a_run_with_a_checkpoint_of_every_step(tail_run):
+    assert [ended.exit_code for ended in tail_run.ended] == [128 + signal.SIGINT, 128 + signal.SIGTERM]
+    for ended in tail_run.ended:
+        assert "Traceback" not in ended.run.output()
+        assert ended.checkpoint == ended.num_recorded
+    assert 1 <= tail_run.ended[0].num_recorded < tail_run.ended[1].num_recorded < tail_run.num_steps
+
+
+def test_tail_batching_trains_every_prompt_once_per_epoch_in_short_and_long_rounds(inputs, tail_run):
+    assert_all_holds(tail_run.run_dir, 8 * tail_run.num_steps)
+    assert len(attempt_paths(tail_run.run_dir)) == 3
+    prompts = [json.loads(line)["id"] for line in (inputs / "prompts.jsonl").read_text().splitlines()]
+    assert assert_no_prompt_is_missing(tail_run.run_dir, set(prompts)) == []
     assert {row["round_kind"] for row in rows(tail_run.run_dir, "steps")} == {"short", "long"}
+
+
+def test_a_resumed_run_uses_the_engines_that_it_has_now(tail_run):
+    last = {row["engine"] for row in rows(tail_run.run_dir, "responses") if row["step"] == tail_run.num_steps - 1}
+    assert last == {"engine-0", "engine-1"}
 
 
 def test_groups_stream_to_the_trainer_while_the_rollout_runs(tail_run):
@@ -113,7 +187,7 @@ def test_only_the_first_of_a_race_are_trained(tail_run):
     groups = {}
     for row in rows(tail_run.run_dir, "responses"):
         if row["is_raced"] and row["accepted"]:
-            groups.setdefault((row["step"], row["prompt"]), []).append(row["race_rank"])
+            groups.setdefault((row["step"], row["epoch"], row["prompt"]), []).append(row["race_rank"])
     assert groups
     assert all(sorted(ranks) == [1, 2, 3, 4] for ranks in groups.values())
 
@@ -121,6 +195,7 @@ def test_only_the_first_of_a_race_are_trained(tail_run):
 def test_the_event_log_of_a_run_replays_to_the_same_commands(tail_run):
     report = replay(tail_run.run_dir)
     assert report.events > 100
+    assert report.attempts == 3
 
 
 def test_the_checkpoint_is_an_ordinary_hugging_face_model(tail_run):
@@ -145,7 +220,8 @@ def test_the_trained_model_earns_in_anybodys_hands_what_it_earns_in_the_run(inpu
             is_cut = tokenizer.eos_token_id not in response
             text = tokenizer.decode(response, skip_special_tokens=True)
             rewards.append(score(text, prompt["ground_truth"], is_cut).reward)
-    own = [row["reward"] for row in rows(tail_run.run_dir, "responses") if row["domain"] == "walk" and row["accepted"]]
+    trained = [row for row in rows(tail_run.run_dir, "responses") if row["accepted"] and row["domain"] == "walk"]
+    own = [row["reward"] for row in trained if row["step"] >= tail_run.num_steps - NUM_LAST_STEPS]
     assert sum(rewards) / len(rewards) == pytest.approx(sum(own) / len(own), abs=0.15)
 
 
@@ -154,19 +230,17 @@ def test_a_tracker_that_is_asked_for_gets_every_step(tail_run):
 
 
 def test_nothing_of_a_finished_run_is_left(tail_run):
-    tail_run.assert_nothing_is_left()
+    tail_run.resumed.assert_nothing_is_left()
 
 
-def test_a_plain_run_killed_again_and_again_ends_in_the_weights_of_an_unbroken_one(inputs, plain_run, tmp_path):
-    rng = random.Random(1)
-    checkpoints = ("run.checkpoint_every_steps=1", "run.resume=auto")
+def test_a_killed_plain_run_ends_in_the_weights_of_an_unbroken_one(inputs, plain_run, tmp_path):
+    """A step that is in the tables, and in no checkpoint, is made a second time."""
+    checkpoints = ("run.checkpoint_every_steps=2", "run.resume=auto")
     overrides = small_run(inputs, "system=verl", "engine.num_engines=1", *checkpoints)
-    for num_steps in (1, 3):
-        broken = LaunchedRun(tmp_path / "run", *overrides)
-        broken.wait_for_steps(num_steps)
-        time.sleep(rng.uniform(0, 0.5))  # anywhere in a step, or in its checkpoint
-        broken.kill_9()
-        broken.assert_nothing_is_left()
+    broken = LaunchedRun(tmp_path / "run", *overrides)
+    broken.wait_for_steps(3)
+    broken.kill_9()
+    broken.assert_nothing_is_left()
     resumed = LaunchedRun(tmp_path / "run", *overrides)
     assert resumed.wait() == 0, resumed.output()
     assert_each_step_once(resumed.run_dir)
@@ -177,70 +251,12 @@ def test_a_plain_run_killed_again_and_again_ends_in_the_weights_of_an_unbroken_o
     replay(resumed.run_dir)
 
 
-def test_a_tail_run_killed_in_the_middle_still_trains_every_prompt_once(inputs, tmp_path):
-    one_engine = ("system=rollpacker", "engine.num_engines=1")
-    overrides = small_run(inputs, *one_engine, "run.checkpoint_every_steps=2", "run.resume=auto")
-    broken = LaunchedRun(tmp_path / "run", *overrides)
-    broken.wait_for_steps(3)
-    broken.kill_9()
-    broken.assert_nothing_is_left()
-    resumed = LaunchedRun(tmp_path / "run", *overrides)
-    assert resumed.wait() == 0, resumed.output()
-    assert_all_holds(resumed.run_dir, NUM_PROMPTS)
-    assert len(attempt_paths(resumed.run_dir)) == 2
-
-
-def endless(inputs, *overrides):
-    small = small_run(inputs, "system=rollpacker", "engine.num_engines=1")
-    return [*small, "run.num_epochs=null", "run.num_steps=100000", *overrides]
-
-
-def test_ctrl_c_ends_a_run_with_a_checkpoint_and_leaves_nothing(inputs, tmp_path):
-    run = LaunchedRun(tmp_path / "run", *endless(inputs))
-    run.wait_for_steps(1)
-    assert_ends_by(signal.SIGINT, run)
-    assert num_recorded_steps(run.run_dir) >= 1
-
-
-def test_a_run_directory_belongs_to_one_process_until_sigterm_ends_it_with_a_checkpoint(inputs, tmp_path):
-    run = LaunchedRun(tmp_path / "run", *endless(inputs))
-    run.wait_until((run.run_dir / "run.json").exists)
-    second = LaunchedRun(tmp_path / "run", *endless(inputs, "run.resume=auto"))
-    assert second.wait() == 2
-    assert "Another process is running" in second.output()
-    run.wait_for_steps(1)
-    assert_ends_by(signal.SIGTERM, run)
-
-
-def assert_ends_by(number: signal.Signals, run: LaunchedRun) -> None:
-    run.process.send_signal(number)
-    assert run.wait() == 128 + number
-    assert "Traceback" not in run.output()
-    saved = max(int(folder.name[5:]) for folder in (run.run_dir / "checkpoints").glob("step-*"))
-    assert saved == num_recorded_steps(run.run_dir)
-    assert not list((run.run_dir / "checkpoints").glob(".tmp-*"))
-    run.assert_nothing_is_left()
-
-
 def test_ctrl_c_while_ray_starts_ends_it_and_leaves_nothing(inputs, tmp_path):
     run = LaunchedRun(tmp_path / "run", *endless(inputs))
     run.wait_until((run.run_dir / "logs" / "attempt-000" / "ray.log").exists)
     time.sleep(1)  # while the driver connects to it
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
-    run.assert_nothing_is_left()
-
-
-def test_a_run_goes_on_when_an_engine_dies_and_ends_with_the_reason_when_its_trainer_does(inputs, tmp_path):
-    run = LaunchedRun(tmp_path / "run", *endless(inputs, "engine.num_engines=2"))
-    run.wait_for_steps(1)
-    os.kill(run.pid_of("engine-0"), signal.SIGKILL)
-    run.wait_for_steps(num_recorded_steps(run.run_dir) + 3)
-    assert len({row["engine"] for row in rows(run.run_dir, "responses") if row["step"] == 0}) == 2
-    os.kill(run.pid_of("trainer"), signal.SIGKILL)
-    assert run.wait() == 1
-    assert "The process of trainer died" in run.output()
-    assert "Traceback" not in run.output()
     run.assert_nothing_is_left()
 
 

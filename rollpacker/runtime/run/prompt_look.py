@@ -2,7 +2,8 @@
 
 A run tokenizes all of its prompts as it starts. The check takes a sample, spread evenly over the files, that needs a
 few seconds; where the sample is all prompts, what would stop the run is an error here, too. It runs in a process of its
-own: tokenizers need libraries that take seconds to load.
+own, which can be ended when it takes too long. That is a fork: it has all that is loaded here, and loads only what
+tokenizers need.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
         UserError: The tokenizer, the template or the prompts cannot be used, or too few prompts are left.
     """
     ignores_ctrl_c = (signal.SIGINT, signal.SIG_IGN)  # this process ends the other one
-    with multiprocessing.get_context("spawn").Pool(1, signal.signal, ignores_ctrl_c) as pool:
+    with multiprocessing.get_context("fork").Pool(1, signal.signal, ignores_ctrl_c) as pool:
         try:
             return pool.apply_async(_look, (config,)).get(LOOK_S)
         except multiprocessing.TimeoutError:
