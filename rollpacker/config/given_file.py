@@ -36,6 +36,8 @@ class GivenFile:
 
     def without(self, sections: Collection[str]) -> GivenFile:
         """The file as if it lacked some sections."""
+        if not any(name in self.values for name in sections):
+            return self
         return replace(self, values={name: value for name, value in self.values.items() if name not in sections})
 
     def over(self, defaults: dict[str, Any]) -> dict[str, Any]:

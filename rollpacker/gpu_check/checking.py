@@ -27,7 +27,7 @@ from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
 from rollpacker.gpu_check.outcomes import Outcome
 from rollpacker.metrics.files import write_atomically
 from rollpacker.paths import read_text
-from rollpacker.rewards.processes import become_reaper
+from rollpacker.rewards.processes import reaping
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ class Checking:
 
     def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
         """Give each row's outcome as soon as it is there, an earlier pass without running it again."""
-        become_reaper()
         key = self.key
         for row in rows:
             if why := missing(row, self.machine):
@@ -162,21 +161,22 @@ class Checking:
         }
         others = _children()
         began = time.monotonic()
-        with self.log(row).open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", "rollpacker.gpu_check", json.dumps(work)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
         has_hung = False
-        try:
-            process.wait(row.deadline_s)
-        except subprocess.TimeoutExpired:
-            has_hung = True
-        finally:
-            _end(process, others)
+        with reaping():
+            with self.log(row).open("wb") as log:
+                process = subprocess.Popen(  # noqa: S603  # our own module
+                    [sys.executable, "-m", "rollpacker.gpu_check", json.dumps(work)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            try:
+                process.wait(row.deadline_s)
+            except subprocess.TimeoutExpired:
+                has_hung = True
+            finally:
+                _end(process, others)
         seconds = round(time.monotonic() - began, 1)
         if has_hung:
             return Outcome(status="failed", why=f"no result within {row.deadline_s:g} s", seconds=seconds)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,6 +34,16 @@ def set_parent_death_signal(number: signal.Signals) -> None:
 def become_reaper() -> None:
     """Become the parent of descendants whose own parent ends."""
     _control(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def reaping() -> Iterator[None]:
+    """Be that parent for a while; who goes on without waiting for orphans keeps them as zombies."""
+    become_reaper()
+    try:
+        yield
+    finally:
+        _control(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def limit_resource(kind: int, value: int) -> None:

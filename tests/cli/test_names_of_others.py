@@ -13,6 +13,11 @@ from tests.timeline.runs import modelled_run
 
 NAMES = ["a[/red]b", "exp[rank0]", "[red]h", "[/]", ":smile:", "[link=x]y", "\\[z", "日本 [x]", "{braces}", "<i>&amp;"]
 ACTING = ["\x1b[31mred", "bell\x07", "c1\x9b2J", "back\u202ewards", "line\u2028end", "undecodable\udcff", "two\nlines"]
+CASES = [(command, name) for command in ("trace", "replay", "jobs") for name in NAMES]
+CASES += [("report", name) for name in ("a[/red]b", "".join(name for name in NAMES if "/" not in name))]
+ACTING_CASES = [(command, name) for command in ("trace", "replay", "jobs") for name in ACTING]
+ACTING_CASES += [("report", "".join(ACTING))]
+"""A report takes a second: one of all names together."""
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +43,12 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
 
 
-@pytest.mark.parametrize("command", ["report", "trace", "replay", "jobs"])
-@pytest.mark.parametrize("renamed", NAMES, indirect=True)
+@pytest.mark.parametrize(("command", "renamed"), CASES, indirect=["renamed"])
 def test_a_run_is_called_by_its_name(renamed, command, capsys):
     assert renamed.name in said(capsys, [command, str(renamed)])
 
 
-@pytest.mark.parametrize("command", ["report", "trace", "replay", "jobs"])
-@pytest.mark.parametrize("renamed", ACTING, indirect=True)
+@pytest.mark.parametrize(("command", "renamed"), ACTING_CASES, indirect=["renamed"])
 def test_a_name_that_a_terminal_would_obey_is_only_shown(renamed, command, capsys):
     assert is_harmless(said(capsys, [command, str(renamed)]))
     if command == "report":

@@ -61,8 +61,13 @@ def _conditions(schema: type[BaseModel]) -> Iterator[OnlyWith]:
             yield from _conditions(section)
 
 
+@pytest.fixture(scope="module")
+def plain() -> RunConfig:
+    return compose(BASE)
+
+
 @pytest.mark.parametrize("condition", dict.fromkeys(_conditions(RunConfig)), ids=str)
-def test_every_condition_is_about_something_that_every_run_has(condition: OnlyWith) -> None:
-    value: object = compose(BASE)
+def test_every_condition_is_about_something_that_every_run_has(condition: OnlyWith, plain: RunConfig) -> None:
+    value: object = plain
     for part in condition.key.split("."):
         value = getattr(value, part)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import rollpacker.cli.check
 import rollpacker.cli.train  # noqa: F401 loaded once, for all children
+from rollpacker.config.compose import compose
 from tests.malformed.draws import LEGAL, draw
 from tests.malformed.ground import make_ground
 from tests.malformed.trials import run_trial
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     """Run the trials one after the other."""
     num, first = (int(word) for word in (arguments + ["1000", "0"][len(arguments) :])[:2])
     outcomes: Counter[str] = Counter()
+    compose(["model.path=m", "data.path=p"])  # finds Hydra's plugins once, for all children
     with tempfile.TemporaryDirectory() as scratch:
         ground, folder = Path(scratch) / "ground", Path(scratch) / "trial"
         make_ground(ground)

@@ -1,0 +1,34 @@
+"""A process that adopts orphans for a while does not go on doing so: nobody would take note of their ends."""
+
+import os
+import signal
+
+from rollpacker.rewards.processes import reaping
+
+
+def parent_of_an_orphan():
+    """Fork a child that forks another and ends; give whom that one has as parent then, and end it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        born, told = os.pipe()
+        if os.fork() == 0:
+            os.close(told)
+            os.read(born, 1)  # returns when the parent has ended
+            os.write(writing, b"%d %d" % (os.getpid(), os.getppid()))
+            signal.pause()
+        os._exit(0)
+    os.waitpid(child, 0)
+    orphan, parent = map(int, os.read(reading, 100).split())
+    os.kill(orphan, signal.SIGKILL)
+    if parent == os.getpid():
+        os.waitpid(orphan, 0)
+    os.close(reading)
+    os.close(writing)
+    return parent
+
+
+def test_orphans_are_adopted_only_meanwhile():
+    with reaping():
+        assert parent_of_an_orphan() == os.getpid()
+    assert parent_of_an_orphan() != os.getpid()
