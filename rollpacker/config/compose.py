@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
@@ -120,15 +120,14 @@ def compose_in(
             with open_dict(config.hydra.job):
                 config.hydra.job.num = job_num
         HydraConfig.instance().set_config(config)
-        with read_write(config), open_dict(config):
-            del config["hydra"]  # as Hydra does before it runs a job
     return validate(root, config, complete)
 
 
 def validate(root: Root[Schema_co], config: DictConfig, complete: Complete | None = None) -> Schema_co:
-    """Resolve a composed configuration without Hydra's own part, complete it and validate it by the schema."""
+    """Resolve a composed configuration, complete it and validate it by the schema."""
+    own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     with translated_errors(root):
-        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+        tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
     given = _without_missing(_with_absent_sections(root, tree), root.defaults())
     if complete is not None:
         try:

@@ -58,7 +58,7 @@ def _start_worker_server(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()  # from here on who asks for a worker waits for the server's imports
-        command = [sys.executable, "-P", str(_HERE / "worker_server.py"), str(listener.fileno())]
+        command = [sys.executable, "-P", str(_HERE / "worker_server.py"), str(listener.fileno()), str(os.getpid())]
         subprocess.Popen(command, pass_fds=[listener.fileno()])  # noqa: S603  (our own script)
     os.environ["ROLLPACKER_WORKER_SERVER"] = path
 

@@ -1,6 +1,7 @@
 """Forks Ray's workers of one node from a process that has loaded torch and transformers.
 
-Run as a script, by path: `python -P worker_server.py LISTENER`, the descriptor of a listening socket; `start.py` does.
+Run as a script, by path: `python -P worker_server.py LISTENER PARENT`, the descriptor of a listening socket and the
+pid of who starts it; `start.py` does.
 
 To load them takes 7 s of a core, which every engine and every rank of the trainer would spend by itself, and again
 after each death. A fork is there at once, and all workers of a node share the memory of what was loaded. Nothing here
@@ -30,6 +31,8 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve until the parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):
+        return  # it ended before it could be asked for
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have ended leave no zombies
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.set_inheritable(False)

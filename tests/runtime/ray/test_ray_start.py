@@ -1,15 +1,17 @@
 """Ray gives its own parts a minute or less to start; a run gives them the deadline that its user set."""
 
 import asyncio
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import ray
 
 from rollpacker.core.errors import WorldError
+from rollpacker.runtime.ray import start
 from rollpacker.runtime.ray.cluster import RayCluster
-from rollpacker.runtime.ray.node import _RAY_START
 from rollpacker.runtime.ray.rendezvous import Rendezvous
 
 SLOW_RAY = {
@@ -22,12 +24,18 @@ def get_node(*arguments):
         raise RuntimeError("no such node yet")
     return asked
 """,
+    "_private/parameter.py": """
+class RayParams:
+    def __init__(self, setup_worker_path=None):
+        self.setup_worker_path = setup_worker_path
+""",
     "scripts/scripts.py": """
 import sys
 from ray._private import services
+from ray._private.parameter import RayParams
 def main():
     assert sys.modules["grpc"] is None
-    print(sys.argv, services.get_node("address", "id"))
+    print(sys.argv, services.get_node("address", "id"), RayParams().setup_worker_path)
 """,
 }
 """Has its raylet when it is asked for the third time."""
@@ -38,13 +46,15 @@ def start_slow_ray(folder, grace_s):
         file = folder / "ray" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    command = [sys.executable, "-c", _RAY_START, str(grace_s), "start", "--block"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", start.__file__, str(grace_s), folder / "workers", "start", "--block"]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_ray_waits_for_its_raylet_as_long_as_it_is_told(tmp_path):
     done = start_slow_ray(tmp_path, 600)
-    assert done.stdout == f"['ray', 'start', '--block'] {[('address', 'id')] * 3}\n", done.stderr
+    worker = Path(start.__file__).with_name("worker.py")
+    assert done.stdout == f"['ray', 'start', '--block'] {[('address', 'id')] * 3} {worker}\n", done.stderr
 
 
 def test_ray_waits_for_its_raylet_no_longer_than_it_is_told(tmp_path):

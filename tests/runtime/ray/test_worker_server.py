@@ -34,7 +34,7 @@ class Server:
             listener.bind(self.path)
             listener.listen()
             self.process = subprocess.Popen(
-                [sys.executable, "-P", SCRIPTS / "worker_server.py", str(listener.fileno())],
+                [sys.executable, "-P", SCRIPTS / "worker_server.py", str(listener.fileno()), str(os.getpid())],
                 pass_fds=[listener.fileno()],
                 env=os.environ | {"ONLY_OF_THE_SERVER": "1"},
             )
