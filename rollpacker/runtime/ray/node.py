@@ -101,6 +101,7 @@ class RayNode:
             "--object-store-memory": offer.object_store_mb * _MEBIBYTE,
             "--temp-dir": self._folder.sessions,
             "--dashboard-agent-listen-port": 0,
+            "--runtime-env-agent-port": free_port(offer.address),
             "--include-log-monitor": "false",  # actors write logs of their own
             "--log-style": "record",
         }
@@ -139,6 +140,7 @@ class RayNode:
             "RAY_AUTH_TOKEN_PATH": str(token_file),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "RAY_agent_register_timeout_ms": f"{1000 * self._patience_s:.0f}",
             "RAY_health_check_period_ms": "1000",  # by default, a node that is gone is noticed after 15 s
             "RAY_worker_niceness": "0",  # by default 15: actors starve beside whatever else a node does
             "PYTHONUNBUFFERED": "1",

@@ -5,13 +5,15 @@ Run as a script, by path: `python -P start.py PATIENCE_S SOCKET ARG ...`, where 
 It hides grpc: with it Ray would start the unused server for Ray's client, which takes a second of a core and a fixed
 port. It hides the groups of other commands, which take 0.7 s to load, and starts no API server, which takes another
 second even without a dashboard. It waits `PATIENCE_S` for its raylet: Ray waits 30 s, too short on a busy machine; for
-a part that has died it waits as long as Ray itself. And Ray's workers here are forked by `worker_server.py`, which
-listens at SOCKET.
+a part that has died it waits as long as Ray itself. The raylet gets the ports of its dashboard agent, which serves
+nothing, before that starts: it waits for them 15 s, and aborts. And Ray's workers here are forked by
+`worker_server.py`, which listens at SOCKET.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import socket
 import subprocess
@@ -22,6 +24,7 @@ from typing import Any
 
 _RAYS_OWN_PATIENCE_S = 30.0
 _HIDDEN = ("grpc", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "ray.serve.scripts")
+_NO_PORT = -1
 _HERE = Path(__file__).parent
 
 
@@ -31,6 +34,7 @@ def main() -> None:
     _start_worker_server(sys.argv[2])
     sys.argv = ["ray", *sys.argv[3:]]
     sys.modules.update(dict.fromkeys(_HIDDEN))  # type: ignore[arg-type]  # None: not to be had
+    from ray import _raylet
     from ray._private import services
     from ray._private.parameter import RayParams
     from ray.scripts import scripts
@@ -47,7 +51,17 @@ def main() -> None:
                     raise
                 time.sleep(0.1)
 
+    start_raylet = services.start_raylet
+
+    def start_raylet_with_ports(*arguments: Any, **settings: Any) -> Any:
+        given = inspect.signature(start_raylet).bind(*arguments, **settings).arguments
+        for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN"):
+            port_name = getattr(_raylet, f"{name}_PORT_NAME")
+            _raylet.persist_port(given["session_dir"], given["node_id"], port_name, _NO_PORT)  # type: ignore[attr-defined]  # its stub lacks it
+        return start_raylet(*arguments, **settings)
+
     services.get_node = get_node_patiently
+    services.start_raylet = start_raylet_with_ports
     services.start_api_server = lambda *_, **__: (None, None)
     worker = functools.partialmethod(RayParams.__init__, setup_worker_path=str(_HERE / "worker.py"))
     RayParams.__init__ = worker

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ import ray
 from rollpacker.core.errors import WorldError
 from rollpacker.runtime.ray import start
 from rollpacker.runtime.ray.cluster import RayCluster
+from rollpacker.runtime.ray.node import NodeOffer, RayNode
+from rollpacker.runtime.ray.private_folder import private_folder
 from rollpacker.runtime.ray.rendezvous import Rendezvous
 
 SLOW_RAY = {
     "__init__.py": "",
+    "_raylet.py": "",
     "_private/services.py": """
-asked = []
+asked, start_raylet = [], None
 def get_node(*arguments):
     asked.append(arguments)
     if len(asked) < 3:
@@ -59,6 +63,33 @@ def test_ray_waits_for_its_raylet_as_long_as_it_is_told(tmp_path):
 
 def test_ray_waits_for_its_raylet_no_longer_than_it_is_told(tmp_path):
     assert "no such node yet" in start_slow_ray(tmp_path, 0).stderr
+
+
+ASLEEP = """\
+import pathlib, time
+command = pathlib.Path("/proc/self/cmdline").read_text()
+if "dashboard/agent.py" in command or "runtime_env/agent/main.py" in command:
+    time.sleep(3600)
+"""
+"""As `sitecustomize`, which every Python imports first: no agent of Ray gets to its own imports."""
+
+
+def test_ray_starts_while_its_agents_still_import(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(ASLEEP)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    offer = NodeOffer(
+        index=0, name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
+    )
+    head = RayNode(offer, grace_s=600, folder=private_folder(["/tmp"], {}), log=tmp_path / "ray.log")  # noqa: S108
+    try:
+        head.start_head(token)
+        while "Ray runtime started" not in head.log.read_text():
+            assert head.is_running, head.log.read_text()
+            time.sleep(0.1)
+    finally:
+        head.stop()
 
 
 class Head:
