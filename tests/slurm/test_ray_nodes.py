@@ -56,7 +56,6 @@ def test_two_jobs_share_two_nodes_and_one_of_them_makes_the_batches_of_a_local_r
     startup = json.loads((plain.run_dir / "logs" / "attempt-000" / STARTUP_FILE).read_text())
     phases = [phase["phase"] for phase in startup["phases"]]
     assert "starting Ray on node1" in phases
-    assert any(phase.startswith("waiting for node2") for phase in phases)
     assert sum(phase["duration_s"] for phase in startup["phases"]) == pytest.approx(startup["total_s"], abs=0.1)
 
     assert batches(plain.run_dir) == batches(plain_run)

@@ -37,5 +37,10 @@ def watch(file: Path) -> None:
                 os.kill(pid, signal.SIGSTOP)
 
 
-if "FREEZE_FILE" in os.environ:
+def start() -> None:
     threading.Thread(target=watch, args=(Path(os.environ["FREEZE_FILE"]),), daemon=True).start()
+
+
+if "FREEZE_FILE" in os.environ:
+    start()
+    os.register_at_fork(after_in_child=start)  # threads do not survive a fork, and Ray's workers are forked
