@@ -23,6 +23,7 @@ def main() -> None:
     """Do the row; a failure is an outcome like any other."""
     set_parent_death_signal(signal.SIGTERM)
     os.environ["HF_HUB_OFFLINE"] = "1"  # read by what this process and those that it starts import
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the server that forks workers must not touch a GPU
     work = json.loads(sys.argv[1])
     bench = Bench(
         folder=Path(work["folder"]),

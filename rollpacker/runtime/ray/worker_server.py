@@ -52,6 +52,7 @@ def main() -> None:
 
 
 def _load_libraries() -> None:
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # who asks whether GPUs are there does not touch them
     gc.disable()  # they make a million objects that stay
     with suppress(ImportError):
         import transformers
