@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 from rollpacker.rewards.processes import reaping
 
@@ -14,7 +15,10 @@ def parent_of_an_orphan():
         born, told = os.pipe()
         if os.fork() == 0:
             os.close(told)
-            os.read(born, 1)  # returns when the parent has ended
+            first = os.getppid()
+            os.read(born, 1)  # returns when the parent ends, a moment before it has ended
+            while os.getppid() == first:
+                time.sleep(0.001)
             os.write(writing, b"%d %d" % (os.getpid(), os.getppid()))
             signal.pause()
         os._exit(0)
