@@ -20,7 +20,7 @@ def main() -> None:
     arguments = [word for word in sys.argv[1:] if not word.startswith(_OF_RAYS_SETUP)]
     with socket.socket(socket.AF_UNIX) as server:
         try:
-            server.connect(os.environ["ROLLPACKER_WORKER_SERVER"])
+            server.connect(os.environ.get("ROLLPACKER_WORKER_SERVER", ""))
         except OSError:
             os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606  (our own interpreter)
         message = json.dumps({"arguments": arguments, "environment": dict(os.environ)}).encode()

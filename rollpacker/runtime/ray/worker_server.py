@@ -40,14 +40,17 @@ def main() -> None:
     _load_libraries()
     while True:
         client, _ = listener.accept()
-        with suppress(OSError, ValueError):  # of one that was killed while it asked
+        try:
             arguments, environment, streams = _receive(client)
-            if os.fork() == 0:
-                listener.close()
-                _work(arguments, environment, streams)
-                return  # the client's end is closed with this process
-            for stream in streams:
-                os.close(stream)
+        except (OSError, ValueError):  # of one that was killed while it asked
+            client.close()
+            continue
+        if os.fork() == 0:
+            listener.close()
+            _work(arguments, environment, streams)
+            return  # the client's end is closed with this process
+        for stream in streams:
+            os.close(stream)
         client.close()
 
 
