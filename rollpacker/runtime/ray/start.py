@@ -25,15 +25,13 @@ from typing import Any
 _RAYS_OWN_PATIENCE_S = 30.0
 _HIDDEN = ("grpc", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "ray.serve.scripts")
 _NO_PORT = -1
-_IN_A_CONTAINER = {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}
 _HERE = Path(__file__).parent
 
 
 def main() -> None:
     """Start Ray, and stay with it."""
     began, patience_s = time.monotonic(), float(sys.argv[1])
-    if not _IN_A_CONTAINER & os.environ.keys():  # forked workers end at once there: not yet known why
-        _start_worker_server(sys.argv[2])
+    _start_worker_server(sys.argv[2])
     sys.argv = ["ray", *sys.argv[3:]]
     sys.modules.update(dict.fromkeys(_HIDDEN))  # type: ignore[arg-type]  # None: not to be had
     from ray import _raylet

@@ -39,10 +39,10 @@ class Server:
                 env=os.environ | {"ONLY_OF_THE_SERVER": "1"},
             )
 
-    def worker(self, script, *arguments, **variables):
+    def worker(self, script, *arguments, flags=(), **variables):
         own = ["--language=PYTHON", "--serialized-runtime-env-context={}"]
         return subprocess.Popen(
-            [sys.executable, SCRIPTS / "worker.py", str(script), *arguments, *own],
+            [sys.executable, SCRIPTS / "worker.py", *flags, str(script), *arguments, *own],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -82,6 +82,13 @@ def test_a_worker_has_its_own_arguments_environment_and_output_and_what_the_serv
         "has_touched_gpus": False,
         "removed": False,
     }
+
+
+@pytest.mark.parametrize("server_is_there", [True, False])
+def test_a_worker_starts_where_ray_repeats_flags_of_python(server, script, server_is_there):
+    path = server.path if server_is_there else ""
+    said = said_by(server.worker(script, "-s", flags=["-s"], ROLLPACKER_WORKER_SERVER=path))
+    assert (said["arguments"], said["is_loaded"]) == (["-s"], server_is_there)
 
 
 def test_what_the_raylet_started_ends_when_the_worker_ends_and_the_dead_leave_no_zombie(server, script):
