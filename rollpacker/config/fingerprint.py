@@ -38,6 +38,7 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
     values = dict(_flatten(tree, ""))
     values["model.path"] = _place(config.model.path, config.model.hub_name)
     values["data.chat_template"] = _place(config.data.chat_template)
+    values["data.solve_rates"] = _place(config.data.solve_rates)
     values["data.path"] = [_prompt_file(file) for file in config.data.files]
     for name in [name for name, value in values.items() if value == 0 and name.endswith(_OF_EXPERTS)]:
         del values[name]  # a dense model's have no part in it
@@ -47,8 +48,8 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
     if config.mismatch == "none":
         for name in ("trainer.mismatch", "trainer.mismatch_high", "trainer.mismatch_low"):
             del values[name]
-    for name in _LEFT_OUT_WHERE_NULL:
-        if values[name] is None:
+    for name, default in _ADDED_LATER.items():
+        if values[name] == default:
             del values[name]
     return values
 
@@ -76,8 +77,14 @@ def config_fingerprint(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_LEFT_OUT_WHERE_NULL = ("reward.function", "reward.url")
-"""Keys that were added since there are fingerprints: a run without them is the one that it was before."""
+_ADDED_LATER: Mapping[str, Any] = {
+    "reward.function": None,
+    "reward.url": None,
+    "data.solve_rates": None,
+    "data.keep_solve_rate": [0.05, 0.95],
+}
+"""Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
+before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Literal
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, RequestId, is_held_out
 from rollpacker.data.held_out import load_held_out
-from rollpacker.data.prompts import load_prompts
+from rollpacker.data.solve_rates import load_training_prompts
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.sim.engine import ResponseLength, blank_tokens
@@ -224,7 +224,7 @@ class Workload:
     def _make_prompts(self, config: RunConfig) -> dict[str, TokenizedPrompt]:
         """Those of data.path; else those that the lengths name; else as many of each domain as the workload says."""
         if config.data.path is not None:
-            known = {prompt.key: (prompt.domain, None) for prompt in load_prompts(config.data.files)}
+            known = {prompt.key: (prompt.domain, None) for prompt in load_training_prompts(config.data)[0]}
             named = {key: self._lengths.prompts.get(key, facts) for key, facts in known.items()}
             named = {key: (known[key][0], num_tokens) for key, (_, num_tokens) in named.items()}
         elif self._lengths.prompts:

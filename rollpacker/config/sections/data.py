@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_serializer
 
 from rollpacker.config.hub_names import SCHEME, HubName, parse_hub_name
-from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Kind, Positive, Section
+from rollpacker.config.sections.base import REAL_RUN, Count, Flag, Kind, Number, OnlyWith, Positive, Section
 
 PROMPT_FIELDS = (
     *("id", "domain", "prompt", "messages", "tools", "ground_truth", "test_cases", "entry_point"),
@@ -121,6 +121,23 @@ PromptFiles = Annotated[
 """In the configuration: `prompts.jsonl`, or `[math.jsonl, {path: taco.jsonl, domain: code}]`."""
 
 
+SolveRate = Annotated[Number, Field(ge=0, le=1)]
+
+
+def _ascending(rates: tuple[float, float]) -> tuple[float, float]:
+    low, high = rates
+    if low >= high:
+        raise ValueError(
+            f"data.keep_solve_rate={[low, high]} keeps nothing in between.\n"
+            "It is the lowest and the highest solve rate of a prompt that is trained.\n"
+            "Write the smaller one first: [0.05,0.95]."
+        )
+    return rates
+
+
+SolveRates = Annotated[tuple[SolveRate, SolveRate], AfterValidator(_ascending), Kind("[LOW,HIGH], from 0 to 1")]
+
+
 class DataSection(RowSettings):
     """The prompts."""
 
@@ -136,6 +153,12 @@ class DataSection(RowSettings):
     end, never the chat template around it; or refuse to start."""
     domain_weights: dict[str, Positive] = Field(default_factory=dict)
     """Share of each domain in every batch; empty means the shares of the files."""
+    solve_rates: Path | None = None
+    """Leaves out prompts that are too easy or too hard for the model: what `rollpacker evaluate model.path=DIR
+    evaluation.path=PROMPTS evaluation.num_samples=8 out=FILE` wrote of them, or a run that evaluated them. Prompts that
+    are not in it stay. null keeps all."""
+    keep_solve_rate: Annotated[SolveRates, OnlyWith("data.solve_rates")] = (0.05, 0.95)
+    """With `solve_rates`: keep the prompts whose mean reward there is from the first of these to the second."""
     shuffle: Flag = True
     """A new order in every epoch, from `run.seed`."""
     chat_template: Annotated[Path | None, REAL_RUN] = None

@@ -15,7 +15,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.data.fitting import fit_held_out, fit_prompts
-from rollpacker.data.prompts import load_prompts
+from rollpacker.data.solve_rates import load_training_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
@@ -118,6 +118,7 @@ def _read_prompts(
     held_out, notes = fit_held_out(config.evaluation, tokenizer, config.data)
     if not config.trains:
         return tokenizer, {}, held_out, notes
-    fitting = fit_prompts(load_prompts(config.data.files), tokenizer, config.data)
+    prompts, of_rates = load_training_prompts(config.data)
+    fitting = fit_prompts(prompts, tokenizer, config.data)
     check_supply(config, Counter(tokenized.prompt.domain for tokenized in fitting.prompts.values()))
-    return tokenizer, fitting.prompts, held_out, [*fitting.notes(config.data), *notes]
+    return tokenizer, fitting.prompts, held_out, [*of_rates, *fitting.notes(config.data), *notes]

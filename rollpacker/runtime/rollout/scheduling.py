@@ -225,7 +225,8 @@ def _stream_settings(config: RunConfig, trainer_parts: Sequence[tuple[int, ...]]
 
 def _source(config: RunConfig) -> str:
     """Where the prompts come from, in words."""
-    return ", ".join(file.written for file in config.data.files) or "the workload"
+    files = ", ".join(file.written for file in config.data.files) or "the workload"
+    return f"{files}, as far as data.keep_solve_rate keeps it," if config.data.solve_rates else files
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rollpacker.data.fitting import fit_prompts
 from rollpacker.data.held_out import load_held_out
-from rollpacker.data.prompts import load_prompts
+from rollpacker.data.solve_rates import load_training_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.runtime.rollout.scheduling import check_supply
 
@@ -48,12 +48,13 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
 def _look(config: RunConfig) -> list[str]:
     tokenizer = PromptTokenizer(config.model.directory, config.data)
     if config.trains:
-        prompts = load_prompts(config.data.files)
+        prompts, notes = load_training_prompts(config.data)
     else:
+        notes = []
         prompts = tuple(chain.from_iterable(load_held_out(config.evaluation).values()))
     step = -(-len(prompts) // MOST_PROMPTS)
     fitting = fit_prompts(prompts[::step], tokenizer, config.data)
     if step == 1:
         check_supply(config, Counter(each.prompt.domain for each in fitting.prompts.values()))
-        return fitting.notes(config.data)
-    return [f"Of every {step}th prompt: {note}" for note in fitting.notes(config.data)]
+        return [*notes, *fitting.notes(config.data)]
+    return [*notes, *(f"Of every {step}th prompt: {note}" for note in fitting.notes(config.data))]

@@ -1,0 +1,63 @@
+"""Leaves out the training prompts that are too easy or too hard, by what an earlier evaluation says of them.
+
+A prompt that the policy always solves, or never, has a group of equal rewards, of which GRPO learns nothing. Dynamic
+sampling finds that out by generating it; here `rollpacker evaluate model.path=... evaluation.path=PROMPTS out=FILE` did
+so once, before the run.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import DataError
+from rollpacker.data.prompts import load_prompts
+
+if TYPE_CHECKING:
+    from rollpacker.config.sections.data import DataSection
+    from rollpacker.protocols.rollout import Prompt
+
+
+def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], list[str]]:
+    """Read the prompts to train on, in their order, and what a person should know of those that were left out.
+
+    Prompts that were not evaluated are kept.
+
+    Raises:
+        DataError: A file cannot be read or has a wrong row; or a domain has no prompt left.
+    """
+    prompts = load_prompts(section.files)
+    if section.solve_rates is None:
+        return prompts, []
+    low, high = section.keep_solve_rate
+    rates = _solve_rates(section)
+    known = sum(prompt.key in rates for prompt in prompts)
+    if not known:
+        raise DataError(
+            f"data.solve_rates={section.solve_rates} knows none of the {len(prompts)} prompts",
+            f"It has responses to prompts such as {next(iter(rates))!r}; data.path has {prompts[0].key!r}",
+            "Evaluate the files of data.path: rollpacker evaluate model.path=... evaluation.path=... out=FILE",
+        )
+    kept = tuple(prompt for prompt in prompts if low <= rates.get(prompt.key, low) <= high)
+    for domain in sorted({prompt.domain for prompt in prompts} - {prompt.domain for prompt in kept}):
+        raise DataError(
+            f"None of the prompts of domain {domain!r} has a solve rate from {low:g} to {high:g}",
+            f"Those of data.solve_rates={section.solve_rates} are below or above data.keep_solve_rate",
+            "Widen data.keep_solve_rate, or leave the domain out",
+        )
+    unknown = len(prompts) - known
+    of_unknown = f", and {unknown:,} that were not evaluated" if unknown else ""
+    return kept, [
+        f"Kept {len(kept):,} of {len(prompts):,} prompts: with a solve rate from {low:g} to {high:g}{of_unknown}."
+    ]
+
+
+def _solve_rates(section: DataSection) -> dict[str, float]:
+    """The mean reward of each evaluated prompt, by its id."""
+    from rollpacker.metrics.evaluation_files import read_newest_responses  # Arrow takes half a second to load
+
+    assert section.solve_rates is not None
+    rewards: dict[str, list[float]] = {}
+    for row in read_newest_responses(section.solve_rates):
+        rewards.setdefault(row["prompt"], []).append(row["reward"])
+    return {key: fmean(each) for key, each in rewards.items()}
