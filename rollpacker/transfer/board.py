@@ -46,8 +46,8 @@ class TransportNote:
     """How the buckets of an attempt travel."""
 
     transports: Transports
-    handles: tuple[tuple[str, str], ...]
-    """Of the two buffers that alternately hold buckets, for each receiver of `transports.by_handle`, in that order."""
+    handles: tuple[tuple[str, ...], ...]
+    """Of the buffers that hold buckets in turn, for each receiver of `transports.by_handle`, in that order."""
     gpu: str | None
     """The sender's, by its UUID."""
     backend: str

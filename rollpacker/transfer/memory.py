@@ -36,20 +36,31 @@ class Buffer(Protocol):
 
 
 class HostBuffer:
-    """Memory of the host."""
+    """Memory of the host; page-locked where this process has a GPU, if the system allows it."""
 
     def __init__(self, num_bytes: int) -> None:
         # not inherited by processes that this one starts: they open it by its path
         self._file = os.memfd_create("rollpacker-weights", os.MFD_CLOEXEC)
         os.ftruncate(self._file, num_bytes)
         self.data = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)  # unmapped with its last view
+        self._locked_at = self.data.data_ptr() if _page_lock(self.data) else None
 
     def handle(self) -> str:
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def close(self) -> None:
+        if self._locked_at is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._locked_at)  # type: ignore[no-untyped-call]
         self.data = torch.empty(0, dtype=torch.uint8)
         os.close(self._file)
+
+
+def _page_lock(data: torch.Tensor) -> bool:
+    """True if that can be done: GPUs copy to and from it several times as fast then."""
+    if not torch.cuda.is_available():
+        return False
+    status = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)  # type: ignore[no-untyped-call]
+    return int(status) == 0
 
 
 class CudaBuffer:

@@ -1,23 +1,25 @@
 """A trainer's side of a transfer: each rank has one of these, and the first one of them sends.
 
 All ranks gather every tensor together, so each of them calls `send` at every attempt; only the first one sends. Where
-the trainer must leave its GPU before the engines come, `prepare` copies the policy to the first rank's host memory, and
+the trainer must leave its GPU before the engines come, `prepare` packs the policy in the first rank's host memory, and
 it is sent from there, without the other ranks, as long as it is the current policy.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from rollpacker.protocols.weights import Weights
 from rollpacker.transfer.memory import accelerator_here
+from rollpacker.transfer.packing import PackedPolicy
 from rollpacker.transfer.sender import WeightSender
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from rollpacker.protocols.trainer import TensorTrainer
     from rollpacker.transfer.offers import Delivery, SendingOptions
@@ -33,18 +35,18 @@ class PolicyOffers:
         self._trainer = trainer
         self._is_first = is_first
         self._sender: WeightSender | None = None
-        self._prepared: dict[str, torch.Tensor] = {}
-        """The policy's tensors, on the first rank."""
+        self._prepared = PackedPolicy()
+        """On the first rank."""
         self._prepared_version = _NO_VERSION
 
     @property
     def _is_prepared(self) -> bool:
         return self._prepared_version == self._trainer.policy_version
 
-    async def prepare(self) -> None:
-        """Copy the policy to the host's memory; all ranks."""
-        self._prepared = {}  # so that there is never more than one copy
-        self._prepared = await self._trainer.with_weights(_copy_to_host if self._is_first else lambda _: {})
+    async def prepare(self, bucket_bytes: int) -> None:
+        """Copy the policy to the host's memory; all ranks. No transfer is under way."""
+        pack = partial(self._prepared.pack, bucket_bytes=bucket_bytes)
+        await self._trainer.with_weights(pack if self._is_first else lambda _: None)
         self._prepared_version = self._trainer.policy_version
 
     def open(self, engines: Sequence[str], host: str, options: SendingOptions) -> Weights:
@@ -60,7 +62,7 @@ class PolicyOffers:
         """Make an attempt to send the policy to all engines; all ranks call it, and the first one answers."""
         sender = self._sender
         if self._is_prepared:
-            return await asyncio.to_thread(sender.send, self._prepared.items()) if sender else None
+            return await asyncio.to_thread(sender.send_packed, self._prepared.buckets) if sender else None
         return await self._trainer.with_weights(sender.send if sender else lambda _: None)
 
     def drop(self, engine: str, why: str) -> None:
@@ -73,7 +75,3 @@ class PolicyOffers:
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.close()
-
-
-def _copy_to_host(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}

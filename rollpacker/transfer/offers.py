@@ -33,7 +33,7 @@ class SendingOptions:
 
     transport: Transport
     bucket_bytes: int
-    """Of each of two buffers; a multiple of `rollpacker.protocols.tensors.PIECE_BYTES`."""
+    """Of each buffer; a multiple of `rollpacker.protocols.tensors.PIECE_BYTES`."""
     timeout_s: float
     """How long one receiver may keep the others waiting."""
     deadline_s: float

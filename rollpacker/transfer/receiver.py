@@ -197,13 +197,14 @@ class _Receiving:
         wait_for_device(self._device)  # the loader's copies may still read from the bucket
 
     def _data(self, index: int, num_bytes: int) -> torch.Tensor:
+        """Bring a bucket to the worker's own device, at whose rate it is then checked and loaded."""
         if self._opened:
-            data = self._opened[index % 2].data[:num_bytes]
-            return data.clone() if self._loader.keeps_tensors else data
+            data = self._opened[index % len(self._opened)].data[:num_bytes]
+            return data.to(self._device, copy=self._loader.keeps_tensors)
         device = self._device if self._note.transports.memory == "cuda" else torch.device("cpu")
         data = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self._receive(data)
-        return data
+        return data.to(self._device)
 
     def _receive(self, data: torch.Tensor) -> None:
         """Take part in a broadcast, as long as the sender does."""

@@ -2,7 +2,8 @@
 
     gather receivers -> choose transports -> [fill a bucket -> note it, broadcast it -> wait until it was taken] -> end
 
-Two buckets alternate: while one is being taken, the next one is filled (for a sharded policy: gathered).
+Two buckets alternate: while one is being taken, the next one is filled (for a sharded policy: gathered). A policy that
+was packed ahead (`packing`) is passed on as it lies.
 
 **A receiver that fails does not hold the others up.** One that does not announce itself, makes no progress or reports
 a failure costs the others at most the timeout, and less when the driver reports its death (`drop`). It is lost with
@@ -17,18 +18,18 @@ loads them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.distributed import Work
 
-from rollpacker.protocols.tensors import RunningChecksum, combined_checksum, dtype_name
+from rollpacker.protocols.tensors import combined_checksum
 from rollpacker.transfer.board import BucketNote, EndNote, SenderBoard, TransportNote
-from rollpacker.transfer.buckets import BucketPlan, Piece, TensorSpec
 from rollpacker.transfer.groups import BroadcastGroup
 from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
 from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
+from rollpacker.transfer.packing import Bucket, packed
 from rollpacker.transfer.transports import Station, Transports, choose_transports
 
 _POLL_S = 0.001
@@ -77,6 +78,25 @@ class WeightSender:
 
         A tensor is read before the next one is requested.
         """
+        return self._attempt(
+            self._buffers_in, lambda next_buffer: packed(tensors, self._options.bucket_bytes, next_buffer)
+        )
+
+    def send_packed(self, buckets: Sequence[Bucket]) -> Delivery:
+        """The same for a policy that lies in buckets of host memory; the sender was made for the CPU."""
+
+        def as_they_lie(next_buffer: Callable[[], Buffer]) -> Iterator[Bucket]:
+            for bucket in buckets:
+                next_buffer()
+                yield bucket
+
+        return self._attempt(lambda _: [bucket.buffer for bucket in buckets], as_they_lie)
+
+    def _attempt(
+        self,
+        buffers_in: Callable[[str], Sequence[Buffer]],
+        fill: Callable[[Callable[[], Buffer]], Iterable[Bucket]],
+    ) -> Delivery:
         attempt = self._num_attempts
         self._num_attempts += 1
         stations = self._gather(attempt)
@@ -84,10 +104,10 @@ class WeightSender:
         if stations:
             here = station_here(self._device)
             transports = choose_transports(self._options.transport, here, stations)
-            buffers = self._buffers_in(transports.memory)
+            buffers = buffers_in(transports.memory)
             sending = _Sending(self._board, attempt, self._roster, transports, self.offer, buffers, here.gpu)
             try:
-                checksum, num_bytes = sending.run(tensors)
+                checksum, num_bytes = sending.run(fill(sending.next_buffer))
             except _Broken as error:
                 self._board.give_up(attempt, sending.num_notes, str(error))
                 is_complete = False
@@ -174,22 +194,6 @@ class _Roster:
             self.lose(engine, why)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Filling:
-    """A bucket that is being filled."""
-
-    buffer: Buffer
-    pieces: list[Piece] = field(default_factory=list)
-    checksum: RunningChecksum = field(default_factory=RunningChecksum)
-
-    def add(self, piece: Piece, tensor: torch.Tensor) -> None:
-        data = tensor[piece.begin : piece.begin + piece.num_bytes]
-        spec = piece.tensor
-        self.checksum.add_piece(spec.name, spec.dtype, spec.shape, piece.begin, data)
-        self.buffer.data[piece.offset : piece.offset + piece.num_bytes].copy_(data)
-        self.pieces.append(piece)
-
-
 class _Sending:
     """One attempt."""
 
@@ -217,30 +221,27 @@ class _Sending:
         self.num_notes = 0
         """Posted so far."""
 
-    def run(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, int]:
+    def run(self, buckets: Iterable[Bucket]) -> tuple[str, int]:
         """Send everything; returns its checksum and size. Raises `_Broken`."""
         self._open()
-        plan = BucketPlan(len(self._buffers[0].data))
         checksums: list[str] = []
         num_bytes = 0
-        filling: _Filling | None = None
-        for name, tensor in tensors:
-            spec = TensorSpec(name=name, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape))
-            num_bytes += spec.num_bytes
-            data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            for bucket, piece in plan.place(spec):
-                if filling is not None and bucket != self.num_notes:
-                    checksums.append(self._pass_on(filling))
-                    filling = None
-                if filling is None:
-                    filling = self._next_bucket()
-                filling.add(piece, data)
-        if filling is not None:
-            checksums.append(self._pass_on(filling))
+        for bucket in buckets:
+            checksums.append(bucket.note.checksum)
+            num_bytes += sum(piece.num_bytes for piece in bucket.note.pieces)
+            self._pass_on(bucket)
         checksum = combined_checksum(checksums)
         self._post(EndNote(checksum=checksum))
         self._await_taken(self.num_notes)
         return checksum, num_bytes
+
+    def next_buffer(self) -> Buffer:
+        """Wait until the buffer of the next bucket may be written."""
+        self._await_taken(self.num_notes - 1)
+        work, self._works[self.num_notes % 2] = self._works[self.num_notes % 2], None
+        if work is not None:
+            _raise_if_failed(work)
+        return self._buffers[self.num_notes % len(self._buffers)]
 
     def close(self) -> None:
         if self._group is not None:
@@ -252,7 +253,7 @@ class _Sending:
         in_group = self._transports.in_group
         note = TransportNote(
             transports=self._transports,
-            handles=tuple((self._buffers[0].handle(), self._buffers[1].handle()) for _ in self._transports.by_handle),
+            handles=tuple(tuple(buffer.handle() for buffer in self._buffers) for _ in self._transports.by_handle),
             gpu=self._gpu,
             backend=self._backend,
             lost=tuple(self._roster.lost.items()),
@@ -272,31 +273,15 @@ class _Sending:
             except RuntimeError as error:
                 raise _Broken(f"The process group could not be formed: {error}") from error
 
-    def _next_bucket(self) -> _Filling:
-        """Wait for the buffer that is next, and take it."""
-        self._await_taken(self.num_notes - 1)
-        which = self.num_notes % 2
-        work, self._works[which] = self._works[which], None
-        if work is not None:
-            _raise_if_failed(work)
-        return _Filling(buffer=self._buffers[which])
-
-    def _pass_on(self, filling: _Filling) -> str:
-        """Send a full bucket to all receivers; returns its checksum."""
-        last = filling.pieces[-1]
-        note = BucketNote(
-            pieces=tuple(filling.pieces),
-            num_bytes=last.offset + last.num_bytes,
-            checksum=filling.checksum.digest(),  # waits for the device, so that the bucket is complete from here on
-        )
+    def _pass_on(self, bucket: Bucket) -> None:
+        """Send a full bucket to all receivers."""
         index = self.num_notes
-        self._post(note)
+        self._post(bucket.note)
         if self._group is not None:
             try:
-                self._works[index % 2] = self._group.broadcast(filling.buffer.data[: note.num_bytes])
+                self._works[index % 2] = self._group.broadcast(bucket.buffer.data[: bucket.note.num_bytes])
             except RuntimeError as error:
                 raise _Broken(f"A broadcast failed: {error}") from error
-        return note.checksum
 
     def _post(self, note: BucketNote | EndNote) -> None:
         self._board.post(self._attempt, self.num_notes, note)

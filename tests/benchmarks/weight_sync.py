@@ -4,9 +4,9 @@
 
 Prints, for a policy of MIB (256) MiB in bfloat16 and so many engines (1, 2), the best of three syncs by each
 transport: seconds, GB/s per engine, and the ratio to a copy from memory to memory in this process. Everything is on
-this machine, on CPUs: `handles` is shared memory, `broadcast` is gloo over the loopback, `object_store` is Ray's. A
-sync ends when each engine's process has checked every byte and copied it to tensors of its own, so one copy and two
-checksums are part of it.
+this machine, on CPUs: `handles` is shared memory, "packed" a policy that lay there before, as where engines and trainer
+share GPUs; `broadcast` is gloo over the loopback, `object_store` is Ray's. A sync ends when each engine's process has
+checked every byte and copied it to tensors of its own, so one copy and two checksums are part of it.
 
 Takes about a minute.
 """
@@ -21,6 +21,7 @@ import torch
 
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, num_bytes_of_tensors
 from rollpacker.transfer.offers import SendingOptions
+from rollpacker.transfer.packing import PackedPolicy
 from rollpacker.transfer.sender import WeightSender
 from tests.transfer.receivers import receiving
 
@@ -50,10 +51,11 @@ def time_of_copy(policy: dict[str, torch.Tensor]) -> float:
 
 
 def time_of_sending(policy: dict[str, torch.Tensor], transport: str, num_engines: int) -> float:
-    return min(_send(policy, transport, num_engines) for _ in range(NUM_REPEATS))
+    transport, _, packed = transport.partition(", ")
+    return min(_send(policy, transport, num_engines, is_packed=bool(packed)) for _ in range(NUM_REPEATS))
 
 
-def _send(policy: dict[str, torch.Tensor], transport: str, num_engines: int) -> float:
+def _send(policy: dict[str, torch.Tensor], transport: str, num_engines: int, *, is_packed: bool) -> float:
     engines = [f"engine-{index}" for index in range(num_engines)]
     options = SendingOptions(
         transport=transport,
@@ -62,12 +64,15 @@ def _send(policy: dict[str, torch.Tensor], transport: str, num_engines: int) -> 
         deadline_s=PATIENCE_S,
     )
     sender = WeightSender(engines=engines, host="127.0.0.1", options=options, device=torch.device("cpu"))
+    ahead = PackedPolicy()
+    if is_packed:
+        ahead.pack(iter(policy.items()), options.bucket_bytes)
     try:
         with receiving(sender.offer, dict.fromkeys(engines, "")):
             while any(sender._board.announcement(0, f"{engine}/0") is None for engine in engines):
                 time.sleep(0.01)
             began = time.perf_counter()
-            delivery = sender.send(iter(policy.items()))
+            delivery = sender.send_packed(ahead.buckets) if is_packed else sender.send(iter(policy.items()))
             elapsed_s = time.perf_counter() - began
     finally:
         sender.close()
@@ -128,16 +133,16 @@ def main() -> None:
     copy_s = time_of_copy(policy)
     load = os.getloadavg()[0]
     print(f"{num_mib} MiB, {len(policy)} tensors, {os.cpu_count()} cores, load {load:.1f} before the benchmark")
-    print(f"{'transport':<14}{'engines':>8}{'seconds':>10}{'GB/s':>8}{'copies':>8}")
-    print(f"{'plain copy':<14}{'':>8}{copy_s:>10.3f}{gigabytes / copy_s:>8.2f}{1:>8.1f}")
+    print(f"{'transport':<16}{'engines':>8}{'seconds':>10}{'GB/s':>8}{'copies':>8}")
+    print(f"{'plain copy':<16}{'':>8}{copy_s:>10.3f}{gigabytes / copy_s:>8.2f}{1:>8.1f}")
     for num_engines in engine_counts:
-        for transport in ("handles", "broadcast", "object_store"):
+        for transport in ("handles", "handles, packed", "broadcast", "object_store"):
             if transport == "object_store":
                 seconds = time_of_object_store(policy, num_engines)
             else:
                 seconds = time_of_sending(policy, transport, num_engines)
             print(
-                f"{transport:<14}{num_engines:>8}{seconds:>10.3f}{gigabytes / seconds:>8.2f}{seconds / copy_s:>8.1f}",
+                f"{transport:<16}{num_engines:>8}{seconds:>10.3f}{gigabytes / seconds:>8.2f}{seconds / copy_s:>8.1f}",
                 flush=True,
             )
 

@@ -9,6 +9,7 @@ import torch
 
 from rollpacker.protocols.tensors import PIECE_BYTES, checksum_of_tensors, num_bytes_of_tensors
 from rollpacker.transfer.offers import SendingOptions
+from rollpacker.transfer.packing import PackedPolicy
 from rollpacker.transfer.sender import WeightSender
 from tests.transfer.receivers import ANSWER_S, receiving, watch
 
@@ -64,6 +65,23 @@ def test_every_worker_of_every_engine_gets_every_tensor(policy, transport, num_r
     assert delivery.num_bytes == num_bytes_of_tensors(policy)
     assert not delivery.lost
     assert {answer for each in received for answer in (each.answer, each.held)} == {delivery.checksum}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_policy_that_was_packed_ahead_travels_as_it_lies_and_the_next_one_takes_its_memory(policy, transport):
+    ahead = PackedPolicy()
+    memory = []
+    for packed in ({name: tensor + 1 for name, tensor in policy.items()}, policy):
+        ahead.pack(iter(packed.items()), PIECE_BYTES)
+        memory.append([bucket.buffer.handle() for bucket in ahead.buckets])
+        with transfer(transport, {"engine-0": "", "engine-1": ""}) as (sender, workers):
+            delivery = sender.send_packed(ahead.buckets)
+            received = [worker.received() for worker in workers.values()]
+        assert delivery.is_complete
+        assert delivery.num_bytes == num_bytes_of_tensors(packed)
+        assert {each.held for each in received} == {delivery.checksum} == {checksum_of_tensors(packed)}
+    assert memory[0] == memory[1]
+    assert len(memory[0]) > 2
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -190,8 +190,8 @@ class TrainerActor(Actor):
         payload = ObjectStorePayload(reference=ray.put(weights.payload)) if self._is_first else None
         return replace(weights, payload=payload)
 
-    async def prepare_weights(self) -> None:
-        await self._offers.prepare()
+    async def prepare_weights(self, bucket_bytes: int) -> None:
+        await self._offers.prepare(bucket_bytes)
 
     async def offer_weights(self, engines: Sequence[EngineId], options: SendingOptions) -> Weights:
         return self._offers.open(engines, ray.util.get_node_ip_address(), options)

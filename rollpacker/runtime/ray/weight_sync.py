@@ -34,7 +34,7 @@ _REASON_S = 1.0
 class SendingRank(Rank, Protocol):
     """A rank of a trainer whose policy engines can fetch; see `rollpacker.transfer.offering`."""
 
-    async def prepare_weights(self) -> None: ...
+    async def prepare_weights(self, bucket_bytes: int) -> None: ...
 
     async def offer_weights(self, engines: Sequence[EngineId], options: SendingOptions) -> Weights: ...
 
@@ -76,15 +76,20 @@ class OfferSync:
         self._first = first
         self._all = group
         self._options = options
+        self._one_at_a_time = asyncio.Lock()
+        """An engine may still be served from the memory that the next policy is packed into."""
 
     async def prepare(self) -> None:
-        await self._all.everywhere(lambda rank: rank.prepare_weights())
+        async with self._one_at_a_time:
+            await self._all.everywhere(lambda rank: rank.prepare_weights(self._options.bucket_bytes))
 
     async def publish(self, engines: Mapping[EngineId, Engine]) -> Published:
-        return await self._deliver(engines)
+        async with self._one_at_a_time:
+            return await self._deliver(engines)
 
     async def serve(self, engine_id: EngineId, engine: Engine) -> Published:
-        return await self._deliver({engine_id: engine})
+        async with self._one_at_a_time:
+            return await self._deliver({engine_id: engine})
 
     async def _deliver(self, engines: Mapping[EngineId, Engine]) -> Published:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
@@ -109,6 +110,23 @@ async def test_a_prepared_policy_is_sent_without_the_other_ranks_until_it_is_an_
             rank.policy_version = 1
         await sync.publish(engines)
         assert [rank.num_gathers for rank in ranks] == [2, 2]
+
+
+async def test_an_engine_that_is_served_late_keeps_the_next_policy_out_of_the_memory_that_it_reads(ranks, model_path):
+    sync = sync_of(ranks, "handles")
+    async with Engines() as running:
+        await sync.prepare()
+        late = ScriptedEngine("late", lambda _: None, on_weights=never_confirm)
+        serving = asyncio.create_task(sync.serve(EngineId("late"), late))
+        preparing = asyncio.create_task(sync.prepare())
+        while ranks[0]._offers._sender is None:  # noqa: ASYNC110  (it tells nobody)
+            await asyncio.sleep(0.01)
+        assert [rank.num_gathers for rank in ranks] == [1, 1]
+        serving.cancel()
+        await asyncio.wait_for(preparing, ANSWER_S)
+        assert [rank.num_gathers for rank in ranks] == [2, 2]
+        published = await sync.publish(await running.start(model_path, "engine-0"))
+    assert published.checksum == checksum_of_tensors(ranks[0]._shards.tensors)
 
 
 async def test_an_engine_of_another_type_of_numbers_ends_the_run_with_the_reason(ranks, model_path):
