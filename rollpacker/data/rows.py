@@ -19,9 +19,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rollpacker.data.data_files import data_files
+from rollpacker.data.file_listing import data_files
 from rollpacker.data.jsonl import read_json_lines, shown
-from rollpacker.data.tables import read_table, table_format
+from rollpacker.data.table_formats import read_table, table_format
 from rollpacker.data.test_cases import CODE_FIELDS
 
 if TYPE_CHECKING:

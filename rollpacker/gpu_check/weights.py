@@ -10,14 +10,14 @@ from rollpacker.gpu_check.outcomes import require
 from rollpacker.gpu_check.workers import ENGINE, engine_on, trainer_on
 from rollpacker.protocols.tensors import PIECE_BYTES
 from rollpacker.transfer.offers import SendingOptions
-from rollpacker.transfer.transports import choose_transports
+from rollpacker.transfer.transport_choice import choose_transports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rollpacker.gpu_check.inputs import Bench
     from rollpacker.protocols.trainer import UpdateMetrics
-    from rollpacker.transfer.transports import Transport
+    from rollpacker.transfer.transport_choice import Transport
 
 
 def options_of(transport: Transport) -> SendingOptions:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rollpacker.config.launching import LauncherSettings
 from rollpacker.launch.container import container_command, paths_to_read
 from rollpacker.launch.points import Point
-from rollpacker.launch.script import sbatch_text
+from rollpacker.launch.sbatch_script import sbatch_text
 from rollpacker.launch.shape import JobShape, job_shape
 
 FOLDER = ".submitit"

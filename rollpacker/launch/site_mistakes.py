@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rollpacker.config.keys import nearest
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError
-from rollpacker.launch.script import memory_mb
+from rollpacker.launch.sbatch_script import memory_mb
 from rollpacker.launch.shape import JobShape
 from rollpacker.launch.site import Node, Partition, Site
 

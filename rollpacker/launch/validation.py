@@ -22,7 +22,7 @@ from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.container import check_container
 from rollpacker.launch.file_systems import file_system_of
 from rollpacker.launch.points import Point, points_of
-from rollpacker.launch.script import OWN_OPTIONS
+from rollpacker.launch.sbatch_script import OWN_OPTIONS
 from rollpacker.launch.shape import job_shape, ray_size
 from rollpacker.launch.site import read_site
 from rollpacker.launch.site_mistakes import site_mistakes

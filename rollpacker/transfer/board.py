@@ -24,7 +24,7 @@ from rollpacker.core.errors import EngineFailed
 from rollpacker.metrics.codec import from_plain, to_plain
 from rollpacker.transfer.buckets import Piece
 from rollpacker.transfer.stores import open_store, reach_store
-from rollpacker.transfer.transports import Station, Transports
+from rollpacker.transfer.transport_choice import Station, Transports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from rollpacker.transfer.transports import Station
+from rollpacker.transfer.transport_choice import Station
 
 
 class Buffer(Protocol):

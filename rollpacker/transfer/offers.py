@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rollpacker.transfer.transports import Transport
+    from rollpacker.transfer.transport_choice import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rollpacker.transfer.buckets import Piece, TensorSpec
     from rollpacker.transfer.offers import ReceiverName, WeightOffer
-    from rollpacker.transfer.transports import Station
+    from rollpacker.transfer.transport_choice import Station
 
 _POLL_S = 0.0005
 """Between two looks at a broadcast that is under way."""

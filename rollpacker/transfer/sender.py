@@ -30,7 +30,7 @@ from rollpacker.transfer.groups import BroadcastGroup
 from rollpacker.transfer.memory import Buffer, CudaBuffer, HostBuffer, station_here
 from rollpacker.transfer.offers import Delivery, SendingOptions, WeightOffer
 from rollpacker.transfer.packing import Bucket, packed
-from rollpacker.transfer.transports import Station, Transports, choose_transports
+from rollpacker.transfer.transport_choice import Station, Transports, choose_transports
 
 _POLL_S = 0.001
 """Between two looks at the board; a look costs some 0.05 ms."""

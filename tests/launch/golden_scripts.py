@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollpacker.config.compose import compose
 from rollpacker.launch.container import container_command
-from rollpacker.launch.script import sbatch_text
+from rollpacker.launch.sbatch_script import sbatch_text
 from rollpacker.launch.shape import job_shape
 
 FOLDER = Path(__file__).parent / "golden"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollpacker.config.compose import compose
-from rollpacker.launch.script import memory_mb, sbatch_text
+from rollpacker.launch.sbatch_script import memory_mb, sbatch_text
 from rollpacker.launch.shape import job_shape
 from tests.launch.golden_scripts import FOLDER, golden_scripts
 from tests.slurm.requirement import cannot_run

@@ -3,7 +3,7 @@
 import pytest
 
 from rollpacker.core.errors import ConfigError
-from rollpacker.transfer.transports import Station, choose_transports
+from rollpacker.transfer.transport_choice import Station, choose_transports
 
 HERE = Station(node="n0", gpu="g0", visible_gpus=("g0", "g1"))
 SAME_GPU = Station(node="n0", gpu="g0", visible_gpus=("g0",))
