@@ -105,7 +105,7 @@ class StorageFailed(WorldError):
 
 class Preempted(RollpackerError):
     exit_code = 75
-    """EX_TEMPFAIL of sysexits.h: try again."""
+    """EX_TEMPFAIL of sysexits.h: try again. It requeues nothing: `runtime.job.attempts` asks for that by a file."""
 
 
 class Interrupted(RollpackerError):
