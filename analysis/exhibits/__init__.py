@@ -13,13 +13,13 @@ from rollpacker.analysis.exhibits import (
     fig04,
     fig06,
     fig07a,
-    fig08,
     fig09,
     fig10,
     fig11,
     fig12,
     fig13,
     fig14,
+    learning,
     length_bias,
     limits,
     scaling,
@@ -31,12 +31,12 @@ from rollpacker.analysis.exhibits import (
 
 _PAPER = (
     *(table1.EXHIBIT, table2.EXHIBIT, table3.EXHIBIT, fig02a.EXHIBIT, fig02b.EXHIBIT, fig04.FIG04A, fig04.FIG04B),
-    *(fig06.EXHIBIT, fig07a.EXHIBIT, fig08.EXHIBIT, fig09.EXHIBIT, fig10.FIG10A, fig10.FIG10B, fig10.FIG10C),
+    *(fig06.EXHIBIT, fig07a.EXHIBIT, learning.FIG08, fig09.EXHIBIT, fig10.FIG10A, fig10.FIG10B, fig10.FIG10C),
     *(fig11.EXHIBIT, fig12.EXHIBIT, fig13.EXHIBIT, fig14.EXHIBIT),
 )
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
-    scaling.EXHIBIT,
+    *(scaling.EXHIBIT, learning.LEARNING),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})

@@ -82,6 +82,7 @@ _ADDED_LATER: Mapping[str, Any] = {
     "reward.url": None,
     "data.solve_rates": None,
     "data.keep_solve_rate": [0.05, 0.95],
+    "data.max_prompts": None,
 }
 """Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
 before."""

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Literal
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, RequestId, is_held_out
 from rollpacker.data.held_out import load_held_out
-from rollpacker.data.solve_rates import load_training_prompts
+from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.protocols.references import AnswerReference
 from rollpacker.protocols.rollout import Prompt, TokenizedPrompt
 from rollpacker.sim.engine import ResponseLength, blank_tokens

@@ -7,9 +7,10 @@ import pytest
 from rollpacker.analysis import demo
 from rollpacker.analysis.runs import read_runs
 from rollpacker.cli.main import main
-from rollpacker.metrics.schemas import EVALUATION_TABLES, EVALUATIONS, STEPS
+from rollpacker.metrics.schemas import STEPS
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.terminal import Terminal
+from tests.analysis.written_runs import write_scores
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
 
@@ -53,18 +54,9 @@ def test_speedups_are_ratios_of_sums_over_the_steps_that_both_runs_have(both):
     assert demo.summarise(runs[0], baseline=runs[0])["rollout_speedup"] == 1
 
 
-def add_scores(folder, scores):
-    writer = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
-    for step, score in scores.items():
-        row = {column.name: None if column.is_nullable else ZEROS[column.type] for column in EVALUATIONS.columns}
-        row |= {"step": step, "set": "unseen", "reward_mean": score, "se_over_prompts": 0.01}
-        writer.write_step(step, {"evaluations": [row], "pass_at_k": [], "evaluation_responses": []})
-    writer.close()
-
-
 def test_the_held_out_scores_stand_above_the_training_rewards(both, tmp_path, capsys):
     for folder, last in zip(both, (0.94, 0.915), strict=True):
-        add_scores(folder, {0: 0.5, 5: 0.7, 10: last})
+        write_scores(folder, {0: 0.5, 5: 0.7, 10: last})
     summary = demo.summarise(read_runs(both)[0][1], baseline=read_runs(both)[0][0])
     assert (summary["held_out_first"], summary["held_out_last"]) == (0.5, 0.915)
     assert main(["analysis", "demo", *map(str, both), f"out={tmp_path / 'out'}"]) == 0
@@ -75,7 +67,7 @@ def test_the_held_out_scores_stand_above_the_training_rewards(both, tmp_path, ca
 
 
 def test_the_figure_draws_the_held_out_score_and_the_training_reward_in_grey(both, tmp_path, monkeypatch):
-    add_scores(both[1], {0: 0.5, 10: 0.9})
+    write_scores(both[1], {0: 0.5, 10: 0.9})
     shown = []
     monkeypatch.setattr(demo, "save_figure", lambda figure, stem: shown.extend(figure.axes[1].lines) or (stem, stem))
     demo.draw(read_runs(both[1:])[0], tmp_path / "demo")

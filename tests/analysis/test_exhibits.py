@@ -7,12 +7,12 @@ import pytest
 
 from rollpacker.analysis import command, verdicts, writing
 from rollpacker.analysis.exhibit import ALL_SETUPS
-from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig08, fig09, fig10, table1, table2
+from rollpacker.analysis.exhibits import ARTIFACT, EXHIBITS, fig09, fig10, learning, table1, table2
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Source, Standing, Value
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.analysis.sweeps import Asked, points_of
 from rollpacker.cli.main import main
-from tests.analysis.written_runs import forget_column, write_run
+from tests.analysis.written_runs import forget_column, write_run, write_scores
 
 
 def runs_below(folder):
@@ -183,15 +183,26 @@ def test_the_multirun_behind_an_exhibit_can_be_composed_and_no_two_points_share_
     assert all(config.backend.name == "sim" and config.model.name for config in configs)
 
 
-def test_the_reward_is_a_mean_over_a_cycle_of_rounds_and_reaches_as_far_as_every_seed(tmp_path):
+def test_held_out_scores_are_compared_at_steps_and_times_that_every_seed_has(tmp_path):
     walks = {"run": {"setup": "walks"}}
     write_run(tmp_path / "seed-0", "tail", [2.0] * 7, config=walks, reward_mean=0.5)
+    write_scores(tmp_path / "seed-0", {0: 0.1, 3: 0.4, 6: 0.9, 7: 0.95})
     write_run(tmp_path / "seed-1", "tail", [4.0] * 6, seed=1, num_steps=7, config=walks, reward_mean=0.7)
-    numbers = fig08.gather(Runs(runs=runs_below(tmp_path).runs, setup="walks"))
-    over_steps = own(numbers, panel=fig08.STEPS)
-    assert [(point.x, round(point.y, 3), point.num_seeds) for point in over_steps] == [(5.0, 0.6, 2), (6.0, 0.6, 2)]
-    times = [point.x for point in own(numbers, panel=fig08.TIME)]
-    assert (times[0], times[-1]) == (20.0, 14.0)
+    write_scores(tmp_path / "seed-1", {0: 0.1, 3: 0.6, 6: 0.8})
+    write_run(tmp_path / "seed-2", "tail", [4.0] * 7, seed=2, config=walks)  # never evaluated
+    numbers = learning.FIG08.gather(Runs(runs=runs_below(tmp_path).runs, setup="walks"))
+    over_steps = own(numbers, panel=learning.STEPS)
+    assert [(point.x, round(point.y, 3), point.num_seeds) for point in over_steps] == [
+        (0.0, 0.1, 2),
+        (3.0, 0.5, 2),
+        (6.0, 0.85, 2),
+    ]
+    over_time = own(numbers, panel=learning.TIME)
+    assert (over_time[0].x, over_time[-1].x) == (0.0, 14.0)  # until the faster seed ends
+    half_way = 0.6 + 0.2 * (14 - 12) / (24 - 12)
+    assert over_time[-1].y == pytest.approx((0.95 + half_way) / 2)
+    batches = own(numbers, panel=learning.BATCHES)
+    assert [(point.x, round(point.y, 3)) for point in batches] == [(5.0, 0.6), (6.0, 0.6)]
     assert any("seed-1 has only 6 steps" in sentence for sentence in numbers.missing)
     assert "no run with system verl" in numbers.missing
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
-from rollpacker.metrics.schemas import DOMAINS, RESPONSES, STEPS, VERSION_KEY
+from rollpacker.metrics.schemas import DOMAINS, EVALUATION_TABLES, EVALUATIONS, RESPONSES, STEPS, VERSION_KEY
 from rollpacker.metrics.table_writer import MetricsWriter
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}
@@ -67,6 +67,15 @@ def numbers_of(exhibit, folder):
     runs, problems = read_runs(list(find_runs(folder)))
     assert not problems
     return exhibit.gather(Runs(runs=runs))
+
+
+def write_scores(folder, scores):
+    """Held-out scores of a run by its finished steps."""
+    writer = MetricsWriter(folder / "evaluation", EVALUATION_TABLES)
+    for step, score in scores.items():
+        row = row_of(EVALUATIONS, step=step, set="unseen", reward_mean=score, se_over_prompts=0.01)
+        writer.write_step(step, {"evaluations": [row], "pass_at_k": [], "evaluation_responses": []})
+    writer.close()
 
 
 def series(numbers, panel):

@@ -159,6 +159,8 @@ class DataSection(RowSettings):
     are not in it stay. null keeps all."""
     keep_solve_rate: Annotated[SolveRates, OnlyWith("data.solve_rates")] = (0.05, 0.95)
     """With `solve_rates`: keep the prompts whose mean reward there is from the first of these to the second."""
+    max_prompts: Count | None = Field(None, ge=1)
+    """Train on the first so many prompts of the files, in their order; null takes all."""
     shuffle: Flag = True
     """A new order in every epoch, from `run.seed`."""
     chat_template: Annotated[Path | None, REAL_RUN] = None

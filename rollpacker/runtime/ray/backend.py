@@ -15,8 +15,8 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.data.fitting import fit_held_out, fit_prompts
-from rollpacker.data.solve_rates import load_training_prompts
 from rollpacker.data.tokenization import PromptTokenizer
+from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.rollout import TokenizedPrompt

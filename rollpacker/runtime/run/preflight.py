@@ -25,7 +25,7 @@ from rollpacker.data.chat_templates import check_chat
 from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
-from rollpacker.data.solve_rates import load_training_prompts
+from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
 from rollpacker.paths import special_kind

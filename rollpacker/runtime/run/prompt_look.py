@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from rollpacker.data.fitting import fit_prompts
 from rollpacker.data.held_out import load_held_out
-from rollpacker.data.solve_rates import load_training_prompts
 from rollpacker.data.tokenization import PromptTokenizer
+from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.runtime.rollout.scheduling import check_supply
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Leaves out the training prompts that are too easy or too hard, by what an earlier evaluation says of them.
+"""Chooses the prompts to train on: without those that are too easy or too hard, by what an earlier evaluation says.
 
 A prompt that the policy always solves, or never, has a group of equal rewards, of which GRPO learns nothing. Dynamic
 sampling finds that out by generating it; here `rollpacker evaluate model.path=... evaluation.path=PROMPTS out=FILE` did
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], list[str]]:
     """Read the prompts to train on, in their order, and what a person should know of those that were left out.
 
-    Prompts that were not evaluated are kept.
+    Prompts that were not evaluated are kept; of all that are kept, the first `data.max_prompts` are trained on.
 
     Raises:
         DataError: A file cannot be read or has a wrong row; or a domain has no prompt left.
     """
     prompts = load_prompts(section.files)
     if section.solve_rates is None:
-        return prompts, []
+        return prompts[: section.max_prompts], []
     low, high = section.keep_solve_rate
     rates = _solve_rates(section)
     known = sum(prompt.key in rates for prompt in prompts)
@@ -47,7 +47,7 @@ def load_training_prompts(section: DataSection) -> tuple[tuple[Prompt, ...], lis
         )
     unknown = len(prompts) - known
     of_unknown = f", and {unknown:,} that were not evaluated" if unknown else ""
-    return kept, [
+    return kept[: section.max_prompts], [
         f"Kept {len(kept):,} of {len(prompts):,} prompts: with a solve rate from {low:g} to {high:g}{of_unknown}."
     ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from rollpacker.config.sections.data import DataSection
 from rollpacker.core.errors import DataError
-from rollpacker.data.solve_rates import load_training_prompts
+from rollpacker.data.training_prompts import load_training_prompts
 
 REWARDS = {"easy": [1, 1, 1, 1], "middle": [0, 1, 1, 0], "hard": [0, 0, 0, 0], "nearly": [1, 1, 1, 0]}
 
@@ -46,6 +46,11 @@ def test_both_ends_of_the_range_are_kept(section):
 
 def test_without_solve_rates_every_prompt_is_kept(section):
     assert keys_and_notes(section(solve_rates=None)) == ([*REWARDS, "unknown"], [])
+
+
+def test_the_first_prompts_that_are_kept_are_trained_on_where_only_so_many_are_wanted(section):
+    assert keys_and_notes(section(max_prompts=2))[0] == ["middle", "nearly"]
+    assert keys_and_notes(section(solve_rates=None, max_prompts=2))[0] == ["easy", "middle"]
 
 
 def test_rates_of_other_prompts_are_refused(section, tmp_path):

@@ -1,0 +1,144 @@
+"""What policies learned: their held-out score over steps and over time, of small real runs on this machine.
+
+A race selects short responses and a long round hard prompts, so the reward of the batches that were trained is not the
+policy's. It stands beside the score, in grey. Evaluations take no part in the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.style import CYCLE_STEPS, FIGURE_WIDTH_INCHES, color_of, use_style
+
+STEPS, TIME, BATCHES = "score over steps", "score over time", "training reward over steps"
+
+_XLABELS: Final = {STEPS: "training steps", TIME: "time of these steps (s)"}
+_GREY: Final = "0.75"
+_NUM_TIMES = 24
+"""Points of a curve over time."""
+
+
+def gather(runs: Runs, systems: Mapping[str, str]) -> Numbers:
+    """Give each system's held-out score at each evaluation and over time, and the reward of its batches."""
+    points: list[Point | None] = []
+    for system in systems:
+        found = [run for run in runs.of(system=system) if len(run.evaluations) > 1]
+        points += [*_over_steps(system, found), *_over_time(system, found), *_of_batches(system, found)]
+    return Numbers(points=comparing(points), missing=runs.missing)
+
+
+def _score(run: Run) -> pd.Series:
+    """Mean over the held-out sets, by finished steps."""
+    score: pd.Series = run.evaluations.groupby("step")["reward_mean"].mean()
+    return score
+
+
+def _seconds(run: Run) -> pd.Series:
+    """Time that so many steps took, in all: a run that was stopped and resumed shows no gap."""
+    taken = run.steps["step_time_s"].cumsum()
+    return pd.Series([0.0, *taken], index=[0, *(run.steps["step"] + 1)]).reindex(_score(run).index)
+
+
+def _over_steps(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
+    common = set.intersection(*(set(_score(run).index) for run in found)) if found else set()
+    for step in sorted(common):
+        place = Place(panel=STEPS, x=float(step), unit="score", series=system)
+        yield place.ours(Value(run, float(_score(run).loc[step])) for run in found)
+
+
+def _over_time(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
+    """At times that all seeds reach."""
+    last = min((float(_seconds(run).iloc[-1]) for run in found), default=0.0)
+    for seconds in np.linspace(0, last, _NUM_TIMES) if found else ():
+        place = Place(panel=TIME, x=float(seconds), unit="score", series=system)
+        yield place.ours(Value(run, float(np.interp(seconds, _seconds(run), _score(run)))) for run in found)
+
+
+def _of_batches(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
+    means = [(run, run.steps["reward_mean"].rolling(CYCLE_STEPS).mean()) for run in found]
+    for step in range(CYCLE_STEPS, min((len(run.steps) for run in found), default=0) + 1):
+        place = Place(panel=BATCHES, x=float(step), unit="reward", series=system)
+        yield place.ours(Value(run, float(mean.iloc[step - 1])) for run, mean in means)
+
+
+def draw(numbers: Numbers, systems: Mapping[str, str]) -> Figure:
+    """The same scores twice, over steps and over time."""
+    use_style()
+    frame = numbers.frame()
+    figure: Figure
+    figure, panels = plt.subplots(1, 2, figsize=(FIGURE_WIDTH_INCHES, 3.2), sharey=True)
+    handles = []
+    for panel, axes in zip((STEPS, TIME), panels, strict=True):
+        for position, (system, name) in enumerate(systems.items()):
+            of_system = frame[frame["series"] == system]
+            color = color_of(system, position)
+            if panel == STEPS:
+                _draw_batches(axes, of_system[of_system["panel"] == BATCHES])
+                handles.append(Line2D([], [], color=color, linewidth=2, label=name))
+            _draw_score(axes, of_system[of_system["panel"] == panel].sort_values("x"), color)
+        axes.set_title(panel)
+        axes.set_xlabel(_XLABELS[panel])
+        axes.margins(x=0.02)
+    panels[0].set_ylabel("mean held-out reward")
+    num_seeds = frame["num_seeds"].max()
+    seeds = f", measured, mean of {num_seeds:.0f} seeds and their range" if num_seeds > 1 else ", measured, one seed"
+    handles.append(Line2D([], [], color=_GREY, linewidth=1, label=f"reward of the batches, {CYCLE_STEPS} steps"))
+    figure.legend(
+        handles=handles, title=f"Held-out score{seeds}", title_fontsize=8, loc="outside lower center", ncols=3
+    )
+    return figure
+
+
+def _draw_batches(axes: Axes, rows: pd.DataFrame) -> None:
+    rows = rows.sort_values("x")
+    axes.plot(rows["x"].astype(float), rows["y"], color=_GREY, linewidth=0.9, zorder=1)
+
+
+def _draw_score(axes: Axes, rows: pd.DataFrame, color: str) -> None:
+    x = rows["x"].astype(float)
+    axes.fill_between(
+        x, rows["y_low"].astype(float), rows["y_high"].astype(float), color=color, alpha=0.15, linewidth=0
+    )
+    axes.plot(x, rows["y"], color=color, linewidth=1.7)
+
+
+def _exhibit(name: str, title: str, systems: Mapping[str, str]) -> Exhibit:
+    return Exhibit(
+        name=name,
+        title=title,
+        experiments=(name,),
+        gather=partial(gather, systems=systems),
+        draw=partial(draw, systems=systems),
+        setups=("walks",),
+    )
+
+
+FIG08 = _exhibit(
+    "fig08",
+    "Held-out score with and without tail batching, small real runs (Fig 8)",
+    {"verl": "plain batches", "tail": "tail batching"},
+)
+
+LEARNING = _exhibit(
+    "learning",
+    "Held-out score by what races, small real runs (ours)",
+    {
+        "verl": "plain batches",
+        "tail": "prompts and responses race",
+        "tail-prompts": "prompts race",
+        "ours-exact": "ours-exact",
+        "ours": "ours",
+    },
+)
