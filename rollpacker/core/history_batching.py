@@ -19,8 +19,8 @@ beforehand: a prompt of long responses has long ones again (`rollpacker.core.len
 * At the end of the data what is left drains as in tail batching.
 
 Invariants: which prompts are deferred at once depends on earlier rounds only, since a round is drawn before it begins
-and nothing is learned while it runs. Of each domain as many were deferred as its weight says, to within one prompt for
-each other domain, until the data ends. A prompt is in exactly one place at any time: so it is trained exactly once per
+and nothing is learned while it runs. Of each domain as many were deferred at once as its weight says, to
+within one prompt, until the data ends. A prompt is in exactly one place at any time: so it is trained exactly once per
 epoch.
 
 Dynamic sampling is not for this machine: it draws in the middle of a round, as rewards come, so that what is deferred
@@ -32,7 +32,6 @@ Source: this project; the idea of routing by history from RhymeRL (arXiv 2508.18
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -85,30 +84,32 @@ class HistoryBatching(TailBatching):
                 draws = self._supply.ask(self._rest_of_draw())
                 if draws:
                     return draws
-        launches = self._launches if self._is_informed else self._first_launches
-        return self._begin_short_round(launches) if drawn >= Counter(launches) else self._drain()
+        return self._begin_short_round() if drawn >= Counter(self._to_race) else self._drain()
 
-    def _rest_of_draw(self) -> Counter[Domain]:
-        """What to draw beside the first P0 prompts."""
-        if not self._is_informed:
-            return Counter(self._first_launches) - Counter(self._quotas)
-        return Counter(self._launches) - Counter(self._quotas) + self._shares_to_defer()
+    @property
+    def _to_race(self) -> dict[Domain, int]:
+        """Prompts of each domain that race in the next round unless it is a long one, so far as is known."""
+        return self._launches if self._is_informed else self._first_launches
+
+    def _rest_of_draw(self) -> dict[Domain, int]:
+        """What to draw beside the first P0 prompts, in the domains' order."""
+        deferred = self._shares_to_defer() if self._is_informed else Counter[Domain]()
+        return {domain: self._to_race[domain] - quota + deferred[domain] for domain, quota in self._quotas.items()}
 
     def _shares_to_defer(self) -> Counter[Domain]:
         """How many prompts of each domain are deferred next, one place after the other to who is furthest behind."""
         weights = dict(self._settings.domain_weights)
         deferred = Counter(self._num_deferred)
         for _ in range(self._num_deferred_per_round):
-            share = Fraction(deferred.total() + 1, sum(weights.values()))
-            behind = max(weights, key=lambda domain: share * weights[domain] - deferred[domain])
-            deferred[behind] += 1
+            share = Fraction(deferred.total() + 1) / sum(weights.values())
+            deferred[max(weights, key=lambda domain: share * weights[domain] - deferred[domain])] += 1
         return deferred - self._num_deferred
 
-    def _begin_short_round(self, launches: Mapping[Domain, int]) -> tuple[Decision, ...]:
-        """Let so many prompts of each domain race, and defer what was drawn beyond them: the longest ones."""
+    def _begin_short_round(self) -> tuple[Decision, ...]:
+        """Let as many prompts of each domain race as are to, and defer what was drawn beyond them: the longest ones."""
         drawn = self._supply.take()
         long_prompts: set[DrawnPrompt] = set()
-        for domain, num_racing in launches.items():
+        for domain, num_racing in self._to_race.items():
             of_domain = [prompt for prompt in drawn if prompt.domain == domain]
             long_prompts.update(self._history.longest(of_domain, len(of_domain) - num_racing))
         deferred = [prompt for prompt in drawn if prompt in long_prompts]

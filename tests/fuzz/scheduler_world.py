@@ -122,8 +122,8 @@ def scenarios(
     )
     return Scenario(
         settings=settings,
-        num_keys=draw(st.tuples(*[st.integers(1, 30)] * num_domains)),
-        num_epochs=draw(st.sampled_from([None, 1, 2, 3])),
+        num_keys=draw(st.tuples(*[st.integers(1, 9 if has_history else 30)] * num_domains)),
+        num_epochs=draw(st.sampled_from([None, 2, 4] if has_history else [None, 1, 2, 3])),
         num_steps=draw(st.integers(1, 8)),
         num_gpus=num_gpus,
         width=width,
