@@ -14,7 +14,7 @@ from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
 from rollpacker.cli.loss_words import loss_words
 from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
-from rollpacker.core.quotas import apportion, scale_up, with_speculation
+from rollpacker.core.quotas import apportion, scale_up
 from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.runtime.placing.fleets import degrees_of
 from rollpacker.runtime.placing.planning import placed_actors
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
-    from rollpacker.core.settings import SchedulerSettings
+    from rollpacker.core.settings import LengthHistorySettings, SchedulerSettings
     from rollpacker.protocols.backend import ModelFacts
     from rollpacker.runtime.placing.actors import ClusterSize
     from rollpacker.runtime.run.preflight import ResolvedRun
@@ -218,14 +218,15 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
     if settings.batching == "plain":
         rewards = "as they finish" if settings.overlap_rewards else "after the last one"
         return f"{config.system.name}: a step waits for every response of its batch; they are scored {rewards}"
-    quotas = apportion(num_prompts, dict(settings.domain_weights))
-    num_launched = sum(with_speculation(quotas, settings.eta_prompts).values())
+    num_launched = scale_up(num_prompts, settings.eta_prompts)
     num_samples = scale_up(num_responses, settings.eta_responses)
     short = (
         f"short rounds launch {num_launched} prompts x {num_samples} responses "
         f"and take the first {num_prompts} x {num_responses}"
     )
     num_deferred = num_launched - num_prompts
+    if settings.length_history:
+        return _rounds_by_history(config, settings, settings.length_history, short, num_launched)
     if not num_deferred:
         return f"{config.system.name}: {short}; no prompt is deferred, so there are no long rounds"
     ratio = Fraction(num_prompts, num_deferred)
@@ -234,6 +235,29 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
         f"long rounds run {num_prompts} deferred prompts x {num_responses} responses to their end\n"
         f"expected: {_number(ratio)} short rounds per long round"
     )
+
+
+def _rounds_by_history(
+    config: RunConfig, settings: SchedulerSettings, history: LengthHistorySettings, short: str, num_launched: int
+) -> str:
+    num_prompts, num_responses = settings.num_prompts, settings.num_responses
+    num_drawn = scale_up(num_launched, 1 / (1 - history.share))
+    if history.races_at_first:
+        at_first = (
+            f"launch {scale_up(num_prompts, history.first_eta_prompts)} prompts x "
+            f"{scale_up(num_responses, history.first_eta_responses)} responses"
+        )
+    else:
+        at_first = "wait for every response"
+    text = (
+        f"{config.system.name}: {short}\n"
+        f"{num_drawn} prompts are drawn for one, and the {num_drawn - num_launched} with the longest responses so far "
+        "wait for a long round at once\n"
+        f"long rounds run {num_prompts} prompts x {num_responses} responses to their end\n"
+        f"rounds whose prompts are not all known, as in the first epoch, {at_first} (system.first_epoch)\n"
+        f"expected: {_number(Fraction(num_prompts, num_drawn - num_prompts))} short rounds per long round once they are"
+    )
+    return text + "\nsystem.length_history has no effect in one epoch" if config.run.num_epochs == 1 else text
 
 
 def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:

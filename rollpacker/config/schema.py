@@ -87,8 +87,9 @@ class RunConfig(Section):
         num_launched = rollout.num_prompts * rollout.num_responses
         factors = ""
         if system.batching == "tail":
-            num_launched = int(num_launched * system.eta_prompts * system.eta_responses)
-            factors = f", times {system.eta_prompts:g} and {system.eta_responses:g}"
+            of_prompts, of_responses = system.largest_factors
+            num_launched = int(num_launched * of_prompts * of_responses)
+            factors = f", times {of_prompts:g} and {of_responses:g}"
         if num_launched > MOST_RESPONSES:
             raise ValueError(
                 f"rollout.num_prompts={rollout.num_prompts} x rollout.num_responses={rollout.num_responses}{factors}: "
@@ -182,6 +183,17 @@ class RunConfig(Section):
                 "The loss of a group that streams is divided by the size of its batch, and where the data ends it "
                 "is not known how many of the last prompts have rewards that differ.\n"
                 "Set run.num_epochs=null and end the run by run.num_steps, or set system.stream=false."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _history_routes_before_a_round(self) -> Self:
+        if self.system.length_history and self.system.dynamic_sampling:
+            raise ValueError(
+                "system.length_history=true with system.dynamic_sampling=true.\n"
+                "Which prompts are long is decided before their round begins, and dynamic sampling draws prompts while "
+                "it runs, as rewards come.\n"
+                "Set one of the two to false."
             )
         return self
 

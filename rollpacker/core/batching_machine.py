@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 from rollpacker.core.commands import (
     AcceptGroup,
     BeginRound,
+    DeferPrompts,
     DrawPrompts,
     DropPrompt,
     EndRound,
@@ -58,6 +59,7 @@ Decision = (
     | StopRequests
     | ScoreResponse
     | AcceptGroup
+    | DeferPrompts
     | DropPrompt
     | EndRound
     | FailRun

@@ -6,6 +6,7 @@ from typing import Final
 
 from rollpacker.core.batching_machine import BatchingMachine
 from rollpacker.core.dynamic_sampling import DynamicSampling
+from rollpacker.core.history_batching import HistoryBatching
 from rollpacker.core.plain_batching import PlainBatching
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.snapshots import kind_of
@@ -14,6 +15,7 @@ from rollpacker.core.tail_batching import TailBatching
 _BATCHING: Final[dict[str, type[BatchingMachine]]] = {
     "plain": PlainBatching,
     "tail": TailBatching,
+    "tail with length history": HistoryBatching,
     "plain with dynamic sampling": DynamicSampling,
     "tail with dynamic sampling": DynamicSampling,
 }

@@ -106,6 +106,16 @@ class AcceptGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeferPrompts:
+    """These prompts wait for a long round and never raced: their history says that they are long."""
+
+    round: int
+    """That they were drawn for."""
+    prompts: tuple[PromptId, ...]
+    """In the order in which they join the long queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DropPrompt:
     """All rewards of a prompt's group are equal, so that it teaches nothing: it is never trained nor queued (DAPO)."""
 
@@ -238,6 +248,7 @@ Command = (
     | Evict
     | ScoreResponse
     | AcceptGroup
+    | DeferPrompts
     | DropPrompt
     | EndRound
     | BeginEvaluation

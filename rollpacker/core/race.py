@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, assert_never
 
-from rollpacker.core.batching_machine import BatchingEvent, Decision, StopRequests
+from rollpacker.core.batching_machine import BatchingEvent, Decision, StartRequests, StopRequests
 from rollpacker.core.commands import BeginRound, EndRound, EndRun, RoundKind, ScoreResponse
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
@@ -105,7 +105,7 @@ class Race(ABC):
 
     def _begin(
         self, kind: RoundKind, prompts: Sequence[DrawnPrompt], places: Mapping[Domain, int] | None = None
-    ) -> tuple[Decision, ...]:
+    ) -> tuple[BeginRound, StartRequests]:
         """Open a round with all its prompts; None is a place for each."""
         places = Counter(drawn.domain for drawn in prompts) if places is None else places
         opening = self._open(kind, places, num_prompts=len(prompts))

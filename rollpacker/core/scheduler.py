@@ -13,7 +13,8 @@
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
-changes. A fact that comes late changes nothing and gives no command; only the reward budget learns from a late reward.
+changes. A fact that comes late changes nothing and gives no command; only the reward budget learns from a late reward,
+and the length history from a late end of a response.
 The requests that the router holds in flight are those that the batching machine or the evaluation waits for, whether an
 engine runs them or none is there; one of the two is at rest.
 
@@ -41,6 +42,7 @@ from rollpacker.core.commands import (
     BeginEvaluation,
     BeginRound,
     Command,
+    DeferPrompts,
     DrawPrompts,
     DropPrompt,
     EndEvaluation,
@@ -330,7 +332,7 @@ class Scheduler:
                 case DropPrompt() | EndRun():
                     self._tell_stream(decision)
                     commands.append(decision)
-                case AcceptGroup() | DrawPrompts() | FailRun() | BeginEvaluation() | EndEvaluation():
+                case AcceptGroup() | DeferPrompts() | DrawPrompts() | FailRun() | BeginEvaluation() | EndEvaluation():
                     commands.append(decision)
                 case _:
                     assert_never(decision)

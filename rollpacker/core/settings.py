@@ -124,6 +124,28 @@ class DynamicSamplingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LengthHistorySettings:
+    """How many prompts are taken for long by their history, and what a round does before there is one."""
+
+    share: Fraction = Fraction(1, 5)
+    """Of the prompts drawn for a short round, those with the longest responses so far join the long queue at once."""
+    first_eta_prompts: Fraction
+    """`eta_prompts` of a round whose prompts are not all known; 1 races none."""
+    first_eta_responses: Fraction
+    """`eta_responses` of such a round."""
+
+    def __post_init__(self) -> None:
+        _require(0 < self.share < 1, f"not 0 < share={self.share} < 1")
+        for name in ("first_eta_prompts", "first_eta_responses"):
+            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is below 1")
+
+    @property
+    def races_at_first(self) -> bool:
+        """Whether a round whose prompts are not all known launches more than it needs."""
+        return self.first_eta_prompts > 1 or self.first_eta_responses > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutSet:
     """A set of prompts that are evaluated and never trained."""
 
@@ -214,6 +236,8 @@ class SchedulerSettings:
     """Each domain with its share of every batch, in the order that breaks ties; they need not add up to 1."""
     dynamic_sampling: DynamicSamplingSettings | None = None
     """None: every prompt whose group is complete is trained, whatever its rewards are."""
+    length_history: LengthHistorySettings | None = None
+    """None: only a race says which prompts are long. Only with `tail`, and not with dynamic sampling."""
     reward_budget: RewardBudgetSettings | None = None
     """None: rewards keep their own time limits."""
     parallelism: ParallelismSettings | None = None
@@ -232,6 +256,10 @@ class SchedulerSettings:
         _require(are_shares, f"domain_weights={self.domain_weights}: each domain has one weight above 0")
         have_places = all(apportion(self.num_prompts, weights).values())
         _require(have_places, f"a domain of {self.domain_weights} has no place in a batch of {self.num_prompts}")
+        if self.length_history is not None:
+            _require(self.batching == "tail", "without tail batching there is no long round to defer a prompt to")
+            draws_early = self.dynamic_sampling is None
+            _require(draws_early, "dynamic sampling draws in the middle of a round, so that routing would depend on it")
         if self.dynamic_sampling is not None:
             fills = self.evaluation is not None and self.evaluation.fill is not None
             _require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")

@@ -14,6 +14,8 @@ SNAPSHOT_FORMAT: Final = 5
 
 def kind_of(settings: SchedulerSettings) -> str:
     """The kind of batching: a snapshot is restored by the same."""
+    if settings.length_history:
+        return f"{settings.batching} with length history"
     return f"{settings.batching} with dynamic sampling" if settings.dynamic_sampling else settings.batching
 
 

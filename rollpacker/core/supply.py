@@ -63,6 +63,11 @@ class PromptSupply:
         """Count what `take` would give; a domain without a prompt is absent."""
         return {domain: len(prompts) for domain, prompts in self._drawn.items()}
 
+    @property
+    def drawn(self) -> list[PromptId]:
+        """What `take` would give, domain by domain."""
+        return [prompt for prompts in self._drawn.values() for prompt in prompts]
+
     def ask(self, counts: Mapping[Domain, int]) -> tuple[DrawPrompts, ...]:
         """Ask for prompts of several domains at once; a count of 0 asks nothing."""
         self._asked = {domain: count for domain, count in counts.items() if count}
@@ -127,7 +132,7 @@ class PromptSupply:
         Raises:
             InvariantViolated: It asks a domain that has ended, or for nothing, or holds a prompt twice.
         """
-        drawn = [prompt for prompts in self._drawn.values() for prompt in prompts]
+        drawn = self.drawn
         if self._ended & self._asked.keys() or not all(self._asked.values()) or len(drawn) != len(set(drawn)):
             raise InvariantViolated(f"The prompt supply contradicts itself: {self.snapshot()}")
 

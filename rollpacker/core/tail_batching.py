@@ -56,19 +56,26 @@ class TailBatching(Race):
         self._launches = with_speculation(self._quotas, settings.eta_prompts)
 
     def _prepare_round(self) -> tuple[Decision, ...]:
-        num_prompts = self._settings.num_prompts
-        if len(self._long_queue) >= num_prompts:
+        if self._is_long_round_due:
             return self._begin_long_round()
         drawn = self._supply.num_drawn()
         if not drawn and not self._supply.has_ended_domain:
             return self._supply.ask(self._launches)
         if drawn == self._launches:
             return self._begin(RoundKind.SHORT, self._supply.take(), self._quotas)
+        return self._drain()
+
+    def _drain(self) -> tuple[Decision, ...]:
+        """Queue what was drawn, and run what is queued as long as there is some: the data has ended."""
         self._long_queue += self._supply.take()
-        draws = self._supply.ask_any(num_prompts - len(self._long_queue))
+        draws = self._supply.ask_any(self._settings.num_prompts - len(self._long_queue))
         if draws:
             return draws
         return self._begin_long_round() if self._long_queue else (EndRun(),)
+
+    @property
+    def _is_long_round_due(self) -> bool:
+        return len(self._long_queue) >= self._settings.num_prompts
 
     def _begin_long_round(self) -> tuple[Decision, ...]:
         prompts = self._long_queue[: self._settings.num_prompts]
@@ -76,5 +83,5 @@ class TailBatching(Race):
         return self._begin(RoundKind.LONG, prompts)
 
     def next_kind(self) -> RoundKind:
-        is_long = len(self._long_queue) >= self._settings.num_prompts or self._supply.has_ended_domain
+        is_long = self._is_long_round_due or self._supply.has_ended_domain
         return RoundKind.LONG if is_long else RoundKind.SHORT

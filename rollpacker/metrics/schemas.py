@@ -24,7 +24,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 VERSION_KEY = b"rollpacker.schema_version"
 """Where a file's schema metadata holds the version that wrote it."""
@@ -191,6 +191,11 @@ STEPS = TableSchema(
         ),
         _count("staleness_max", "The same of the oldest trained token"),
         _count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
+        _count(
+            "num_prompts_deferred_at_once",
+            "Prompts drawn for the round that joined the long queue and never raced: their history says that they are "
+            "long (system.length_history)",
+        ),
         _numbers(
             "gpu_memory_peak_gb",
             "Most memory that torch held on a GPU in the step, 1e9 bytes, by role: engine, and trainer with its "

@@ -51,11 +51,10 @@ class Workload:
 
     def launched(self) -> tuple[int, int]:
         """The largest numbers of prompts of a round, and of responses of each, that a run launches."""
-        rollout, system = self._config.rollout, self._config.system
-        if system.batching == "plain":
-            return rollout.num_prompts, rollout.num_responses
-        num_prompts = scale_up(rollout.num_prompts, exact(system.eta_prompts))
-        return min(num_prompts, len(self._prompts)), scale_up(rollout.num_responses, exact(system.eta_responses))
+        rollout = self._config.rollout
+        of_prompts, of_responses = map(exact, self._config.system.largest_factors)
+        num_prompts = scale_up(rollout.num_prompts, of_prompts)
+        return min(num_prompts, len(self._prompts)), scale_up(rollout.num_responses, of_responses)
 
     def num_launched(self) -> int:
         """Requests of a round."""

@@ -251,6 +251,7 @@ def _techniques(story: RunStory) -> dict[str, str]:
     unused: list[str] = []
     for name, is_configured, has_acted in (
         ("adaptive limits for programs", system.get("reward") == "scheduled", bool(kinds & {"sandbox", "modelled"})),
+        ("length history", system.get("length_history"), (steps["num_prompts_deferred_at_once"] > 0).any()),
         ("parallelism planner", system.get("planner"), steps["tensor_parallel"].nunique() > 1),
         ("stream trainer", system.get("stream"), (steps["num_engines_lent"] > 0).any()),
     ):

@@ -37,11 +37,20 @@ def make_settings(**changes: Any) -> SchedulerSettings:
 class Player:
     """One scheduler, and the data and engines that an example gives it."""
 
-    def __init__(self, settings: SchedulerSettings, *, num_engines: int = 1, num_prompts: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        num_engines: int = 1,
+        num_prompts: int | None = None,
+        num_keys: int | None = None,
+    ) -> None:
         self.settings = settings
         self.scheduler = Scheduler(settings)
         self.num_left = dict.fromkeys((domain for domain, _ in settings.domain_weights), num_prompts)
         """Prompts left per domain; None without end."""
+        self.num_keys = num_keys
+        """Prompts of each domain in an epoch; None: all are in the first."""
         self.num_drawn = dict.fromkeys(self.num_left, 0)
         self.engine_of: dict[RequestId, EngineId] = {}
         self.version = 0
@@ -83,16 +92,18 @@ class Player:
         self.num_drawn[draw.domain] += num_prompts
         return PromptsDrawn(
             domain=draw.domain,
-            prompts=tuple(prompt(f"{draw.domain}-{number}") for number in range(first, first + num_prompts)),
+            prompts=tuple(self.prompt_of(draw.domain, number) for number in range(first, first + num_prompts)),
             is_exhausted=num_prompts < draw.num_prompts,
         )
 
-    def finish(self, request: RequestId) -> tuple[Command, ...]:
-        return self.tell(
-            ResponseFinished(
-                request=request, engine=self.engine_of[request], num_tokens=5, spans=(VersionSpan(self.version, 5),)
-            )
-        )
+    def prompt_of(self, domain: Domain, number: int) -> PromptId:
+        epoch, of_epoch = divmod(number, self.num_keys) if self.num_keys else (0, number)
+        return PromptId(epoch, f"{domain}-{of_epoch}")
+
+    def finish(self, request: RequestId, num_tokens: int = 5) -> tuple[Command, ...]:
+        spans = (VersionSpan(self.version, num_tokens),)
+        engine = self.engine_of[request]
+        return self.tell(ResponseFinished(request=request, engine=engine, num_tokens=num_tokens, spans=spans))
 
     def reward(self, request: RequestId) -> tuple[Command, ...]:
         return self.tell(RewardComputed(request=request, reward=1.0))

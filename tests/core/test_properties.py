@@ -49,6 +49,12 @@ def test_dynamic_plain_batching_trains_or_drops_every_prompt_once_whatever_happe
     SchedulerWorld(scenario).run()
 
 
+@settings(max_examples=80)
+@given(scenarios(batching="tail", has_history=True))
+def test_a_length_history_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
+    SchedulerWorld(scenario).run()
+
+
 def steady(eta_prompts: Fraction, *, num_steps: int) -> Scenario:
     return Scenario(
         settings=SchedulerSettings(

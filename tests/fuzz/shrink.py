@@ -75,6 +75,7 @@ def _smaller_worlds(world: World) -> Iterator[World]:
     simpler = [
         replace(world, held_out=()),
         replace(world, evaluate="alone"),
+        replace(world, length_history=False),
         replace(world, planner=False),
         replace(world, switch="sleep"),
         replace(world, stream=False),

@@ -107,6 +107,8 @@ class World:
     evaluate_every_steps: int = 1
     evaluate: Literal["alone", "fill"] = "alone"
     grace_s: float = 30.0
+    length_history: bool = False
+    first_epoch: Literal["race", "exact"] = "race"
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -165,7 +167,16 @@ def draw_world(seed: int) -> World:
     )
     world = _with_dynamic_sampling(world, rng) if rng.choice((True, False, False)) else world
     rng = random.Random(f"evaluation of {seed}")  # what was drawn before there were evaluations stays as it is
-    return with_evaluations(world, rng) if rng.random() < 0.4 else world
+    world = with_evaluations(world, rng) if rng.random() < 0.4 else world
+    rng = random.Random(f"length history of {seed}")  # likewise
+    return with_history(world, rng) if rng.random() < 0.3 else world
+
+
+def with_history(world: World, rng: random.Random) -> World:
+    """Remember lengths, over as many epochs as it takes to have a use; not with dynamic sampling."""
+    if world.dynamic_sampling or world.batching == "plain":
+        return world
+    return replace(world, length_history=True, first_epoch=rng.choice(("race", "exact")), num_epochs=rng.choice((2, 3)))
 
 
 def with_evaluations(world: World, rng: random.Random) -> World:
@@ -291,6 +302,9 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             dynamic_sampling=world.dynamic_sampling,
             max_active_requests=world.max_active_requests,
             max_launch_factor=world.max_launch_factor,
+            length_history=world.length_history,
+            history_share=0.25,
+            first_epoch=world.first_epoch,
         ),
         engine=EngineSection(
             num_engines=world.num_engines,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,10 @@ SpeculationFactor = Annotated[Number, Field(ge=1, le=8)]
 """How many times more is launched than needed; 1 means no speculation, the paper uses 1.25."""
 
 
+PAPER_FACTOR: Final = 1.25
+"""Of prompts and of responses (RollPacker, section 3)."""
+
+
 class SystemSection(Section):
     """Which scheduling policy packs the rollouts."""
 
@@ -19,10 +23,20 @@ class SystemSection(Section):
     """What tables and plots call it."""
     batching: Literal["plain", "tail"]
     """`plain` waits for every response; `tail` runs short rounds that race and long rounds that do not."""
-    eta_prompts: Annotated[SpeculationFactor, OnlyWith("system.batching", "tail")] = 1.25
+    eta_prompts: Annotated[SpeculationFactor, OnlyWith("system.batching", "tail")] = PAPER_FACTOR
     """Prompts launched per prompt needed in a short round; only with `batching: tail`."""
-    eta_responses: Annotated[SpeculationFactor, OnlyWith("system.batching", "tail")] = 1.25
+    eta_responses: Annotated[SpeculationFactor, OnlyWith("system.batching", "tail")] = PAPER_FACTOR
     """Responses launched per response needed in a short round; only with `batching: tail`."""
+    length_history: Annotated[Flag, OnlyWith("system.batching", "tail")] = False
+    """Remembers how long each prompt's last responses were. Of the prompts drawn for a short round, those with the
+    longest ones run in a long round at once, to their end, and never race; so from the second epoch on smaller factors
+    do: fewer tokens are wasted, and trained responses are hardly shorter than what the policy writes. As many of each
+    domain as its weight says. Not with `dynamic_sampling`."""
+    history_share: Annotated[Number, OnlyWith("system.length_history")] = Field(0.2, ge=0.01, le=0.75)
+    """With `length_history`: the share of the drawn prompts that is taken for long."""
+    first_epoch: Annotated[Literal["race", "exact"], OnlyWith("system.length_history")] = "race"
+    """With `length_history`, until all prompts that are drawn for a round are known: `race` is tail batching with 1.25
+    times the prompts and responses, as in system=ours-fast; `exact` waits for every response, as `batching: plain`."""
     reward: Literal["batch", "async", "scheduled"] = "async"
     """`batch` scores the batch after its last response; `async` scores each response as it finishes, and `scheduled`
     moreover stops programs that take much longer than correct ones did (paper, section 4.3)."""
@@ -48,3 +62,16 @@ class SystemSection(Section):
     """With `stream` and shared GPUs: half of the engines are lent when this share of a round's requests is finished,
     whether or not what still runs fits into the others (the fixed points of the paper's Table 3). null decides by
     memory: tested at 20 % and every 5 % from there to 50 %."""
+
+    @property
+    def first_factor(self) -> float:
+        """With `length_history`: both factors of a round whose prompts are not all known."""
+        return PAPER_FACTOR if self.first_epoch == "race" else 1.0
+
+    @property
+    def largest_factors(self) -> tuple[float, float]:
+        """How many times the prompts, and the responses of each, any round launches at most."""
+        if self.batching == "plain":
+            return 1.0, 1.0
+        first = self.first_factor if self.length_history else 1.0
+        return max(self.eta_prompts, first), max(self.eta_responses, first)

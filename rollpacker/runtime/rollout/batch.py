@@ -28,6 +28,8 @@ class Batch:
     """Prompts without variance, in the order in which they were dropped."""
     order: tuple[PromptId, ...] | None = None
     """The batch in its canonical order; None while the round runs."""
+    num_deferred_at_once: int = 0
+    """Prompts drawn for the round that never raced: their history says that they are long."""
     long_queue_length: int = 0
     generated_at_s: float = 0.0
     """When the last response before the end of the round came."""

@@ -26,6 +26,7 @@ from rollpacker.core.commands import (
     BeginRound,
     CancelStart,
     Command,
+    DeferPrompts,
     DrawPrompts,
     DropPrompt,
     EndEvaluation,
@@ -365,6 +366,8 @@ class Driver:
                 batch = self._rounds.current
                 batch.accept(command.prompt, command.samples)
                 self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
+            case DeferPrompts():
+                self._rounds.current.num_deferred_at_once = len(command.prompts)
             case DropPrompt():
                 self._rounds.current.dropped[command.prompt] = None
             case EndRound():

@@ -20,6 +20,7 @@ from rollpacker.core.settings import (
     EvaluationSettings,
     FillSettings,
     HeldOutSet,
+    LengthHistorySettings,
     ParallelismSettings,
     RestartSettings,
     RewardBudgetSettings,
@@ -84,6 +85,7 @@ def scheduler_settings(
             if config.system.dynamic_sampling
             else None
         ),
+        length_history=_length_history(config) if config.system.length_history else None,
         reward_budget=_reward_budget(config) if config.system.reward == "scheduled" else None,
         parallelism=(
             ParallelismSettings(
@@ -197,6 +199,13 @@ def _evaluation(config: RunConfig, held_out: Mapping[str, Collection[str]]) -> E
             if fills
             else None
         ),
+    )
+
+
+def _length_history(config: RunConfig) -> LengthHistorySettings:
+    factor = exact(config.system.first_factor)
+    return LengthHistorySettings(
+        share=exact(config.system.history_share), first_eta_prompts=factor, first_eta_responses=factor
     )
 
 

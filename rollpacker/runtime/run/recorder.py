@@ -148,6 +148,7 @@ class StepRecorder:
             "staleness_mean": sum(age * num_tokens for age, num_tokens in ages) / max(trained, 1),
             "staleness_max": max((age for age, _ in ages), default=0),
             "long_queue_length": batch.long_queue_length,
+            "num_prompts_deferred_at_once": batch.num_deferred_at_once,
             "gpu_memory_peak_gb": _by_role(engine=costs.gpu_memory_peak_gb, trainer=result.update.gpu_memory_peak_gb),
             **{name: getattr(result.update, name) for name in _UPDATE_COLUMNS},
             "modelled": self._is_modelled,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from rollpacker.core import quotas
 from rollpacker.core.commands import Abort, EndRun, RoundKind
 from rollpacker.core.dynamic_sampling import DynamicSampling
+from rollpacker.core.history_batching import HistoryBatching
 from rollpacker.core.ids import VersionSpan
+from rollpacker.core.length_history import LengthHistory
 from rollpacker.core.race import Race
 from rollpacker.core.round import FINISHED, RUNNING, Group, Outcome, RoundLedger
 from rollpacker.core.scheduler import Scheduler
@@ -118,6 +121,40 @@ def _close_early(ask_or_close, machine):
     return decisions
 
 
+def _learn_at_once(note, history, request, num_tokens, *, has_ended):
+    note(history, request, num_tokens, has_ended=has_ended)
+    history.learn(history._last_learned)
+
+
+def _too_late(note, history, request, num_tokens, *, has_ended):
+    history._last_learned, last = -1, history._last_learned
+    note(history, request, num_tokens, has_ended=has_ended)
+    history._last_learned = last
+
+
+def _without_bounds(note, history, request, num_tokens, *, has_ended):
+    if has_ended:
+        note(history, request, num_tokens, has_ended=has_ended)
+
+
+def _shortest(longest, history, prompts, count):
+    chosen = longest(history, prompts, len(prompts) - count)
+    return [prompt for prompt in prompts if prompt not in chosen]
+
+
+def _informed_by_some(knows, history, prompts):
+    return any(knows(history, [prompt]) for prompt in prompts)
+
+
+def _defer_of_the_first_domain(_, machine):
+    first, *_others = machine._quotas
+    return Counter({first: machine._num_deferred_per_round})
+
+
+def _history_forgotten(snapshot, history):
+    return snapshot(history) | {"lengths": {}}
+
+
 def _ended_forgotten(restore, cls, weights, snapshot):
     return restore(cls, weights, snapshot | {"ended": []})
 
@@ -195,6 +232,16 @@ _TAIL = (
     ),
 )
 
+_HISTORY = (
+    ("learn of a round while it runs", around(LengthHistory, "note", _learn_at_once)),
+    ("learn of a round after the next one began", around(LengthHistory, "note", _too_late)),
+    ("forget the tokens of aborted responses", around(LengthHistory, "note", _without_bounds)),
+    ("defer the shortest prompts", around(LengthHistory, "longest", _shortest)),
+    ("defer while some prompts are not known", around(LengthHistory, "knows", _informed_by_some)),
+    ("defer prompts of one domain alone", around(HistoryBatching, "_shares_to_defer", _defer_of_the_first_domain)),
+    ("a checkpoint without the history", around(LengthHistory, "snapshot", _history_forgotten)),
+)
+
 _SAMPLING = (
     ("train what has no variance", _with_variance(has_variance=True)),
     ("drop what has variance", _with_variance(has_variance=False)),
@@ -214,5 +261,6 @@ _SAMPLING = (
 
 BUGS = (
     *(Bug(name=name, patch=patch, worlds=Worlds.TAIL) for name, patch in _TAIL),
+    *(Bug(name=name, patch=patch, worlds=Worlds.HISTORY) for name, patch in _HISTORY),
     *(Bug(name=name, patch=patch, worlds=Worlds.SAMPLING) for name, patch in _SAMPLING),
 )

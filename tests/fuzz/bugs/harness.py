@@ -29,6 +29,7 @@ class Worlds(StrEnum):
     """Where a bug shows."""
 
     TAIL = "a scheduler with tail batching"
+    HISTORY = "a scheduler with a length history"
     SAMPLING = "a scheduler with dynamic sampling"
     LENDING = "a scheduler that lends engines"
     LENDING_AND_SAMPLING = "a scheduler that lends engines and drops prompts"
@@ -136,6 +137,7 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario, ...]:
         return ()
     is_dynamic = worlds in {Worlds.SAMPLING, Worlds.LENDING_AND_SAMPLING}
     has_stream = worlds in {Worlds.LENDING, Worlds.LENDING_AND_SAMPLING}
+    has_history = worlds is Worlds.HISTORY
     drawn: list[Scenario] = []
 
     @settings(
@@ -146,7 +148,7 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario, ...]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenarios(batching="tail", is_dynamic=is_dynamic, has_stream=has_stream))
+    @given(scenarios(batching="tail", is_dynamic=is_dynamic, has_stream=has_stream, has_history=has_history))
     def keep(scenario: Scenario) -> None:
         drawn.append(scenario)
 

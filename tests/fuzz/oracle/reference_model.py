@@ -16,6 +16,7 @@ from rollpacker.core.commands import (
     AcceptGroup,
     BeginRound,
     Command,
+    DeferPrompts,
     DrawPrompts,
     DropPrompt,
     EndRound,
@@ -51,6 +52,7 @@ from tests.fuzz.oracle import quotas
 from tests.fuzz.oracle.budget import BudgetModel
 from tests.fuzz.oracle.engines import EngineModel
 from tests.fuzz.oracle.evaluating import EvaluationModel
+from tests.fuzz.oracle.history import HistoryModel
 from tests.fuzz.oracle.planning import PlannerModel
 from tests.fuzz.oracle.sampling import SamplingModel
 from tests.fuzz.oracle.streaming import StreamModel
@@ -77,9 +79,12 @@ class ReferenceModel:
         self.planner = PlannerModel(settings.parallelism)
         self.stream = StreamModel(settings.stream, self.engines)
         self.sampling = SamplingModel(self, settings.dynamic_sampling) if settings.dynamic_sampling else None
+        self.history = HistoryModel(self, settings.length_history) if settings.length_history else None
         # the draw
         self.awaited: dict[Domain, int] = {}
         self.drawn: dict[Domain, list[PromptId]] = {}
+        self.expected_draws: dict[Domain, int] = {}
+        """Where that is known: what is asked for after the first prompts of a round."""
         self.ended_domains: set[Domain] = set()
         # the round
         self.step = -1
@@ -159,6 +164,8 @@ class ReferenceModel:
         due: list[RequestId] = []
         if isinstance(event, RewardComputed):
             self.budget.note(event)
+        if self.history:
+            self.history.note(event)
         if self.is_late(event):
             is_answer = self.is_answer(event)
             beside = tuple(command for command in commands if not (is_answer and isinstance(command, StreamGroups)))
@@ -243,9 +250,15 @@ class ReferenceModel:
             self.ended_domains.add(event.domain)
         if self.awaited or self.sampling:
             return
-        came = {domain: len(prompts) for domain, prompts in self.drawn.items() if prompts}
-        if self.is_tail and came != self.launches:
+        if self.is_tail and not self._is_filled():
             self.long_queue += self._take_drawn()
+
+    def _is_filled(self) -> bool:
+        """Whether a short round has all its prompts, or is to get more."""
+        if self.history:
+            self.expected_draws = self.history.wants_more()
+            return bool(self.expected_draws) or self.history.is_filled()
+        return {domain: len(prompts) for domain, prompts in self.drawn.items() if prompts} == self.launches
 
     def _take_drawn(self) -> list[PromptId]:
         columns = [self.drawn.get(domain, []) for domain, _ in self.settings.domain_weights]
@@ -263,11 +276,16 @@ class ReferenceModel:
                 assert num_prompts > 0
                 assert domain not in self.awaited
                 assert domain not in self.ended_domains, "a domain that had ended was asked"
+                wanted = self.expected_draws.pop(domain, num_prompts)
+                assert num_prompts == wanted, "another number of prompts was drawn than race and are deferred"
                 self.awaited[domain] = num_prompts
             case BeginRound():
                 self._begin(command)
             case AcceptGroup():
                 self._accept(command)
+            case DeferPrompts():
+                assert self.history, "a prompt was deferred by its history, and there is none"
+                self.history.defer(command)
             case DropPrompt():
                 assert self.sampling, "a prompt was dropped without dynamic sampling"
                 self.sampling.drop(command)
@@ -331,6 +349,8 @@ class ReferenceModel:
             kind = RoundKind.LONG
             self.expected_prompts = self.long_queue[:num_prompts]
             self.long_queue = self.long_queue[num_prompts:]
+        elif self.history:
+            kind, self.expected_prompts = self.history.shape_round(self._take_drawn())
         else:
             kind = RoundKind.SHORT
             self.expected_prompts = self._take_drawn()
@@ -345,9 +365,12 @@ class ReferenceModel:
             assert begun.num_prompts_launched == len(self.expected_prompts), "too few or too many prompts"
             assert begun.num_prompts_needed == min(len(self.expected_prompts), num_prompts)
         assert begun.num_responses_needed == num_responses
-        assert begun.num_responses_launched == (
-            quotas.scaled(num_responses, self.settings.eta_responses) if is_short else num_responses
-        ), "a round without a race speculated, or a race did not"
+        num_raced = (
+            self.history.num_samples() if self.history else quotas.scaled(num_responses, self.settings.eta_responses)
+        )
+        assert begun.num_responses_launched == (num_raced if is_short else num_responses), (
+            "a round without a race speculated, or a race did not"
+        )
         self.kinds.append(kind)
         self.round = begun
         self.launched = {}
@@ -367,6 +390,9 @@ class ReferenceModel:
                 for sample in samples
             ]
         assert list(self.launched) == self.expected_prompts, "not the prompts whose turn it was"
+        assert not self.expected_draws, "a round began before all its prompts were there"
+        if self.history:
+            self.history.check_deferred()
         samples = list(range(self.round.num_responses_launched))
         assert all(each == samples for each in self.launched.values())
 
@@ -475,8 +501,9 @@ class ReferenceModel:
     def next_kind(self) -> RoundKind:
         if not self.is_tail:
             return RoundKind.PLAIN
-        is_long = self.ended_domains or len(self.long_queue) >= self.settings.num_prompts
-        return RoundKind.LONG if is_long else RoundKind.SHORT
+        if self.ended_domains or len(self.long_queue) >= self.settings.num_prompts:
+            return RoundKind.LONG
+        return self.history.kind_without_queue() if self.history else RoundKind.SHORT
 
     def racing(self) -> list[PromptId]:
         return [prompt for prompt in self.launched if prompt not in self.decided | self.placed]
