@@ -83,6 +83,9 @@ _ADDED_LATER: Mapping[str, Any] = {
     "data.solve_rates": None,
     "data.keep_solve_rate": [0.05, 0.95],
     "data.max_prompts": None,
+    "system.length_history": False,
+    "system.history_share": 0.2,
+    "system.first_epoch": "race",
 }
 """Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
 before."""
