@@ -14,6 +14,7 @@ from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
 from rollpacker.sim.profile import ProfiledCluster
+from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -130,6 +131,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             pipeline_parallel=trainer.pipeline_parallel,
             context_parallel=trainer.context_parallel,
             max_tokens_per_microbatch=trainer.max_tokens_per_microbatch,
+            whole_up_to=whole_up_to(config),
         ),
     )
 

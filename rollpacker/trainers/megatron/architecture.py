@@ -72,9 +72,9 @@ def read_architecture(model_path: Path) -> Architecture:
         vocabulary_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         norm_epsilon=config.rms_norm_eps,
-        rotary_frequencies=(
-            _scaled_frequencies(config) if rope["rope_type"] == "llama3" else _frequencies(rope["rope_theta"], head_size)
-        ),
+        rotary_frequencies=_scaled_frequencies(config)
+        if rope["rope_type"] == "llama3"
+        else _frequencies(rope["rope_theta"], head_size),
         has_qkv_bias=config.model_type == "qwen2",
         has_qk_norm=config.model_type == "qwen3",
         is_tied=bool(config.tie_word_embeddings),

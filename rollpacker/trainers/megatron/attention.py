@@ -1,11 +1,11 @@
 """Causal attention over packed sequences with torch alone, also when each sequence is spread over several ranks.
 
 Megatron-core's own attention without Transformer Engine knows neither packed sequences nor context parallelism. This
-module takes its place in the layer specification. Where a micro-batch's sequences are split, every rank gathers all keys
-and values of its context-parallel group, picks those that each of its chunks may see (see `packing`), and answers for
-its own queries; the gradient of the gathered keys is summed back onto their owners. Whether they are split travels with
-the micro-batch, and so do positions: Megatron-core's rotary embedding would cut every sequence among the whole group.
-Tensor parallelism needs nothing here: heads are already split.
+module takes its place in the layer specification. Where the sequences of a micro-batch are split, every rank gathers
+all keys and values of its context-parallel group, picks those that each of its chunks may see (see `packing`), and
+answers for its own queries; the gradient of the gathered keys is summed back onto their owners. Whether they are split
+travels with the micro-batch, and so do positions: Megatron-core's rotary embedding would cut every sequence among the
+whole group. Tensor parallelism needs nothing here: heads are already split.
 
 With half-precision tensors on an accelerator all segments run in one variable-length flash kernel; elsewhere one after
 the other (`rollpacker.trainers.packed_attention`).
