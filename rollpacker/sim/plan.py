@@ -48,6 +48,11 @@ class ClusterPlan:
             return self.profile.weight_transfer_s(degree)
         return weight_transfer_s(self.model, self.hardware, num_gpus=self.num_gpus, tensor_parallel=degree)
 
+    @property
+    def rollout_start_s(self) -> float:
+        """From an engine's first request with new weights to its first pass."""
+        return self.profile.rollout_start_s if self.profile else self.hardware.rollout_start_s
+
     def degree_costs(self, degree: int, max_num_seqs: int, typical_tokens: int) -> DegreeCosts:
         """What the planner's guess is told of a degree; prompts and what is computed again are of a typical length."""
         costs = self.engines[degree]
