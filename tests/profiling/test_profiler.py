@@ -7,8 +7,8 @@ from rollpacker.config.compose import compose
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 from rollpacker.metrics.profile_fits import fit_items_and_tokens
 from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
-from rollpacker.profiling.profiler import NUM_REPEATS, measure
 from rollpacker.profiling.probes.trainer import of_equal_tokens
+from rollpacker.profiling.profiler import NUM_REPEATS, measure
 from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.plan import plan_cluster
