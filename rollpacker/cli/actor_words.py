@@ -10,6 +10,7 @@ from rollpacker.report.words import plural
 from rollpacker.runtime.placing.actors import planned_actors
 from rollpacker.runtime.placing.host import usable_cpus, visible_gpus
 from rollpacker.runtime.placing.planning import placed_actors
+from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -31,8 +32,16 @@ def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
         f"each with a KV cache of {cluster.kv_tokens_per_engine:,} tokens\n"
         f"the trainer takes turns on the same GPUs: {plural(cluster.num_replicas, 'replica')} of "
         f"{config.trainer.tensor_parallel} x {config.trainer.pipeline_parallel} x {config.trainer.context_parallel} "
-        "(tensor x pipeline x context parallel)"
+        f"(tensor x pipeline x context parallel){_split_words(config)}"
     )
+
+
+def _split_words(config: RunConfig) -> str:
+    """Which sequences context-parallel ranks split, where they do not split all."""
+    if not (longest := whole_up_to(config)):
+        return ""
+    number = config.trainer.context_parallel
+    return f"\na sequence of up to {longest:,} tokens stays whole on one of {number} context-parallel ranks"
 
 
 def job_words(config: RunConfig) -> str:
@@ -62,6 +71,7 @@ def _real_actors(config: RunConfig, cluster: ClusterSize, *, is_job: bool) -> st
         f"{count} {role}{'s' if count > 1 else ''} x {_resources(cpus, gpus)}"
         for (role, cpus, gpus), count in kinds.items()
     )
+    listed += _split_words(config)
     num_gpus = sum(actor.resources.num_gpus for actor in actors)
     if config.placement.maps is not None:  # several actors have the same ones
         num_gpus = len({(actor.node, gpu) for actor in placed_actors(config, cluster) for gpu in actor.gpus})

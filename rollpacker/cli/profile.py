@@ -29,6 +29,8 @@ SHOWN = {
     "train_forward": "training without advantage",
     "update": "opening and closing a step",
     "weight_sync": "weight sync: engines",
+    "wake": "waking engines",
+    "rollout_start": "first token after a wake, beyond the next",
     "first_rollout": "an engine's first passes, beyond later ones",
     "first_train": "a trainer's first step, beyond later ones",
 }

@@ -46,6 +46,7 @@ _NAMES_ELSEWHERE = {
     "ppo_micro_batch_size_per_gpu max_tokens_per_gpu",
     "trainer.pipeline_parallel": "pipeline_model_parallel_size",
     "trainer.context_parallel": "context_parallel_size ring_attn_size ulysses_sequence_parallel_size",
+    "trainer.context_parallel_above": "dynamic_context_parallel hybrid_context_parallel",
     "trainer.recompute_activations": "gradient_checkpointing enable_gradient_checkpointing",
     "system.dynamic_sampling": "filter_groups dynamic_filtering dynamic_sampling_filter_path",
     "cluster.num_nodes": "nnodes actor_num_nodes",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rollpacker.data.shapes import transformer_of
@@ -23,6 +25,9 @@ WINDOW = 64
 
 PROMPT_TOKENS = 32
 """Few, so that all prompts are computed in one pass."""
+
+NUM_ROUNDS = 3
+"""Sleeps whose start is timed."""
 
 FREED_SHARE = 0.8
 """Of what must be free after a sleep; the rest is allocators' and contexts'."""
@@ -59,6 +64,34 @@ async def _seconds_per_pass(worker: Worker, config: RunConfig, batch: int, seed:
     seconds = max(response.generation_time_s for response in responses) - first.generation_time_s
     num_alive = sum(response.num_tokens for response in responses) / longest
     return seconds / (longest - first.num_tokens), num_alive, PROMPT_TOKENS + longest / 2
+
+
+async def round_start(bench: Bench, *, engine: str) -> Mapping[str, float]:
+    """Time what stands before the first token of a round: wake, weights, and what the first request waits for.
+
+    Medians over rounds; the first token's time is that beyond the same requests' once more.
+    """
+    config = config_of(bench.large(), bench.folder, engine=engine_section(engine))
+    require_room(bench, config)
+    seconds: dict[str, list[float]] = {"sleep": [], "wake": [], "load": [], "first": [], "again": []}
+
+    async def timed(what: str, call: str, *arguments: object) -> None:
+        began = time.perf_counter()
+        await worker.call(call, *arguments)
+        seconds[what].append(time.perf_counter() - began)
+
+    async with engine_on(config, [0]) as worker:
+        await worker.call("loader.load")
+        requests = make_requests(config, [1] * 64)
+        await worker.call("loader.respond", requests)  # kernels are chosen and compiled
+        for number in range(1, NUM_ROUNDS + 1):
+            await timed("sleep", "engine.sleep")
+            await timed("wake", "engine.wake")
+            await timed("load", "loader.load")
+            for what, seed in (("first", 2 * number), ("again", 2 * number + 1)):
+                await timed(what, "loader.respond", make_requests(config, [1] * 64, seed=seed))
+    medians = {f"{what}_s": median(each) for what, each in seconds.items()}
+    return {**medians, "start_s": medians["wake_s"] + max(medians["first_s"] - medians["again_s"], 0.0)}
 
 
 async def turns(bench: Bench, *, engine: str, trainer: str) -> Mapping[str, float]:

@@ -185,5 +185,7 @@ def shape_of(groups: Sequence[RolloutGroup], policy_version: int) -> BatchShape:
         policy_version=policy_version,
         num_groups=len(groups),
         num_responses=sum(len(group.responses) for group in groups),
-        max_response_tokens=MAX_TOKENS // 2,
+        max_response_tokens=max(
+            MAX_TOKENS // 2, *(response.num_tokens for group in groups for response in group.responses)
+        ),
     )

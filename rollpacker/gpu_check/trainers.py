@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rollpacker.config.schema import RunConfig
     from rollpacker.gpu_check.inputs import Bench
+    from rollpacker.gpu_check.workers import TrainerRanks
     from rollpacker.protocols.rollout import RolloutGroup
     from rollpacker.protocols.trainer import UpdateMetrics
 
@@ -132,6 +133,45 @@ async def speed(bench: Bench, *, trainer: str) -> Mapping[str, float]:
         "matrix_tflops": peak / 1e12,
         "mfu": 3 * forward / fastest / peak,  # the backward pass is twice the forward one; what is recomputed is none
     }
+
+
+async def sequence_cost(bench: Bench, *, trainer: str) -> Mapping[str, float]:
+    """Time passes over the same tokens in few long and in many short sequences: what does a sequence take by itself?
+
+    Packed as in a run, and each sequence in a micro-batch of its own; where there are two GPUs, Megatron-core also with
+    context parallelism of 2, all split or the short ones whole. The longer attention of the long ones counts against
+    them, so that the figures per sequence are lower bounds.
+    """
+    (num_few, length), ratio = ((128, 1600), 8) if bench.has_gpus else ((4, 64), 8)
+    section = {"name": trainer, "max_tokens_per_microbatch": 8192, "recompute_activations": bench.model is not None}
+    section["logits_chunk_tokens"] = 1024
+    packings: dict[str, dict[str, Any]] = {"packed": {}, "alone": {"max_tokens_per_microbatch": 1}}
+    if trainer == "megatron" and bench.num_gpus > 1:
+        split = {"context_parallel": 2}
+        packings |= {"cp2_packed": split, "cp2_alone": split | packings["alone"]}
+        packings["cp2_by_length"] = split | {"context_parallel_above": length // 2}
+    figures: dict[str, float] = {}
+    for name, changes in packings.items():
+        config = config_of(bench.large(), bench.folder, trainer=section | changes)
+        require_room(bench, config)
+        shapes = ((num_few, length), (num_few * ratio, length // ratio))
+        async with trainer_on(config, range(config.trainer.num_ranks)) as ranks:
+            few_s, many_s = [await _passes_s(ranks, config, *shape) for shape in shapes]
+        sequence_s = (many_s - few_s) / (num_few * (ratio - 1))
+        figures[f"{name}_many_of_few"] = many_s / few_s
+        figures[f"{name}_ms_per_sequence"] = 1e3 * sequence_s
+        figures[f"{name}_us_per_token"] = 1e6 * (few_s - num_few * sequence_s) / (num_few * length)
+    return figures
+
+
+async def _passes_s(ranks: TrainerRanks, config: RunConfig, num_sequences: int, length: int) -> float:
+    """Of the fastest of three steps on sequences of so many tokens, of which half are the prompt's."""
+    batch = _made_up(config, num_responses=num_sequences, num_tokens=length // 2)
+    seconds = []
+    for _ in range(3):
+        await ranks.step(relabelled(batch, ranks.policy_version))
+        seconds.append(ranks.passes_s)
+    return min(seconds)
 
 
 def _made_up(config: RunConfig, *, num_responses: int, num_tokens: int) -> list[RolloutGroup]:

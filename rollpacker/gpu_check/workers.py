@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import multiprocessing
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import EngineFailed, RollpackerError
@@ -218,6 +219,8 @@ class TrainerRanks:
             for index, (gpu, rank) in enumerate(zip(gpus, ranks if num_ranks > 1 else [None], strict=False))
         ]
         self.policy_version = 0
+        self.passes_s = 0.0
+        """Of the last step, without its update."""
 
     async def everywhere(self, what: str, *arguments: Any) -> Any:
         """Call a method on all ranks; returns the first one's answer."""
@@ -227,7 +230,9 @@ class TrainerRanks:
     async def step(self, groups: Sequence[RolloutGroup]) -> UpdateMetrics:
         """Train a batch whose tokens are of the policy that is held."""
         await self.everywhere("trainer.begin_step", shape_of(groups, self.policy_version))
+        began = time.perf_counter()
         await self.everywhere("trainer.accumulate", groups)
+        self.passes_s = time.perf_counter() - began
         update: UpdateMetrics = await self.everywhere("trainer.finish_step")
         self.policy_version = update.policy_version
         return update

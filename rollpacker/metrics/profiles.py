@@ -25,6 +25,12 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
     train_forward    an `accumulate`                  responses without an advantage  prompt and response tokens
     update           opening and closing a step       0                               0
     weight_sync      from the trainer to all engines  engines                         0
+    wake             an engine's wake, before its     0                               0
+                     new weights
+    rollout_start    what the first token with new    0                               0
+                     weights after a wake took
+                     longer than that of the next
+                     request
     first_rollout    what an engine's first passes    0                               0
                      took longer than later ones
     first_train      the same of a trainer's step    0                               0
@@ -48,7 +54,7 @@ from rollpacker.metrics.schemas import Column, TableSchema
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 """Grows when a column or a measurement is added, renamed, removed or changes its meaning."""
 
 _VERSION_KEY = b"rollpacker.profile_version"
@@ -69,6 +75,8 @@ MEASUREMENTS = (
     "train_forward",
     "update",
     "weight_sync",
+    "wake",
+    "rollout_start",
     "first_rollout",
     "first_train",
     "kv_cache",

@@ -17,10 +17,10 @@ import numpy as np
 from rollpacker.metrics.profiles import Point, Profile, ProfileFacts
 from rollpacker.profiling.points import Points
 from rollpacker.profiling.probes.bench import Bench
-from rollpacker.profiling.probes.engine import kv_cache, probe_calls, probe_decoding
+from rollpacker.profiling.probes.engine import kv_cache, probe_calls, probe_decoding, probe_rollout_start
 from rollpacker.profiling.probes.reward import probe_reward
 from rollpacker.profiling.probes.rollout import roll_out_data
-from rollpacker.profiling.probes.trainer import probe_training, probe_weight_sync, selections, train
+from rollpacker.profiling.probes.trainer import of_equal_tokens, probe_training, probe_weight_sync, selections, train
 from rollpacker.profiling.subject import Subject, now_s
 from rollpacker.profiling.workload import WINDOW_PASSES, Workload
 from rollpacker.protocols.backend import Backend, BackendContext
@@ -99,9 +99,9 @@ class _Profiler:
         """Measure the engines in use and, `with_trainer`, the training steps, which do not depend on the degree."""
         bench, workload = self._bench, self._bench.workload
         grid = [(size, context) for size in workload.batch_sizes() for context in workload.contexts()]
-        chosen = list(selections(batch)) if with_trainer else []
+        chosen = [*selections(batch), *of_equal_tokens(batch, workload.longest)] if with_trainer else []
         exchanges = sorted({1, max(1, workload.num_launched() // 8), workload.num_launched()})
-        num_points = NUM_REPEATS * (len(grid) + len(exchanges) + 2 * len(chosen) + 2)
+        num_points = NUM_REPEATS * (len(grid) + len(exchanges) + 2 * len(chosen) + 3)
         self._num_done = 0
         for _ in range(NUM_REPEATS):
             self._tell(num_points, "a batch of the data")
@@ -119,6 +119,8 @@ class _Profiler:
                     await probe_training(bench, groups, is_trained=is_trained)
             self._tell(num_points, "sending weights")
             await probe_weight_sync(bench)
+            self._tell(num_points, "a round's start after a sleep")
+            await probe_rollout_start(bench)
 
     def _tell(self, num_points: int, what: str) -> None:
         self._on_progress(self._num_done, num_points, what)

@@ -42,10 +42,14 @@ class Workload:
         largest = max(self._config.engine.max_num_seqs - 2, 1)
         return sorted({min(1 << power, largest) for power in range(largest.bit_length() + 1)})
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence of a run, prompt and response."""
+        return self._config.data.max_prompt_tokens + self._config.rollout.max_response_tokens
+
     def contexts(self) -> list[int]:
         """Prompt lengths: the median of the data, up to the longest that leaves room for a window."""
-        longest = self._config.data.max_prompt_tokens + self._config.rollout.max_response_tokens
-        room = max(longest - WINDOW_PASSES - 2, 1)
+        room = max(self.longest - WINDOW_PASSES - 2, 1)
         typical = min(int(np.median([len(prompt.token_ids) for prompt in self._prompts])), room)
         return sorted({typical, max(typical, room // 3), room})
 

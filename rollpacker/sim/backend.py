@@ -125,7 +125,7 @@ class ModelledBackend:
             max_num_seqs=self._config.engine.max_num_seqs,
             weight_transfer_s=plan.weight_transfer_s(degree),
             switch_s=plan.hardware.engine_switch_s,
-            start_s=plan.hardware.rollout_start_s,
+            start_s=plan.rollout_start_s,
             length_of=workload.length_of,
         )
         return CalledEngine(engine, plan.profile.calls) if plan.profile else engine

@@ -13,6 +13,8 @@ and of what is done. Which of these are data sheets, guesses or fitted to the pa
                    + training_sequence_overhead_s for each sequence of the fullest replica
                    + pipeline bubble, all-reduces of tensor parallelism, gradients' all-reduce in rings.
                      Ring attention hides the communication of context parallelism behind its compute.
+                     Sequences that are not split (trainer.context_parallel_above) come after those that are, spread
+                     over as many more replicas, each of as many fewer GPUs.
     weights          what lies on other nodes over the network, then over NVLink into every engine
 
 Everything that a GPU of a tensor-parallel group does is divided by the group's size.
@@ -30,6 +32,7 @@ from typing import Protocol
 
 from rollpacker.config.sections.modelled import HardwareSection
 from rollpacker.data.shapes import Transformer
+from rollpacker.trainers.replicas import longest_whole
 
 GIGA = 1e9
 TERA = 1e12
@@ -188,6 +191,8 @@ class TrainerCosts:
     pipeline_parallel: int
     context_parallel: int
     max_tokens_per_microbatch: int
+    whole_up_to: int = 0
+    """Length up to which sequences are not split among context-parallel GPUs."""
 
     @property
     def gpus_per_replica(self) -> int:
@@ -212,12 +217,20 @@ class TrainerCosts:
         """Forward and backward over all sequences, packed without padding and spread over the replicas, or so many."""
         lengths = [*lengths_tokens, *forward_only]
         num_replicas = num_replicas or self.num_replicas
-        flops, tokens = self._fullest_replica(lengths, num_replicas)
-        overhead_s = self.hardware.training_sequence_overhead_s * math.ceil(len(lengths) / num_replicas)
-        rate = self.hardware.tflops * TERA * self.hardware.training_efficiency * self.gpus_per_replica
-        num_microbatches = max(1, math.ceil(tokens / self.max_tokens_per_microbatch))
-        bubble = (self.pipeline_parallel - 1) / num_microbatches
-        return (flops / rate + self._tensor_parallel_s(tokens)) * (1 + bubble) + overhead_s
+        num_parts = self.context_parallel
+        longest = longest_whole(lengths, num_replicas * num_parts, self.whole_up_to)
+        split = [length for length in lengths if length > longest]
+        whole = [length for length in lengths if length <= longest]
+        busy_s = overhead_s = 0.0
+        num_microbatches = 0
+        for chosen, factor in ((split, 1), (whole, num_parts)):
+            flops, tokens = self._fullest_replica(chosen, num_replicas * factor)
+            rate = self.hardware.tflops * TERA * self.hardware.training_efficiency * self.gpus_per_replica / factor
+            busy_s += flops / rate + self._tensor_parallel_s(tokens * factor / num_parts)
+            num_microbatches += math.ceil(tokens / (self.max_tokens_per_microbatch / factor))
+            overhead_s += self.hardware.training_sequence_overhead_s * math.ceil(len(chosen) / (num_replicas * factor))
+        bubble = (self.pipeline_parallel - 1) / max(1, num_microbatches)
+        return busy_s * (1 + bubble) + overhead_s
 
     def update_s(self) -> float:
         """Sum the gradients in rings over all GPUs that hold the same part of the model.
@@ -243,9 +256,9 @@ class TrainerCosts:
         fullest = max(replicas)
         return fullest[0], fullest[2]
 
-    def _tensor_parallel_s(self, tokens: int) -> float:
+    def _tensor_parallel_s(self, tokens_per_gpu: float) -> float:
         shape = self.model.shape
-        num_bytes = tokens / self.context_parallel * shape.hidden_size * self.model.bytes_per_number
+        num_bytes = tokens_per_gpu * shape.hidden_size * self.model.bytes_per_number
         num_allreduces = 2 * _ALLREDUCES_PER_LAYER * shape.num_layers / self.pipeline_parallel
         return num_allreduces * _allreduce_s(num_bytes, self.tensor_parallel, nvlink_rate(self.hardware))
 

@@ -14,6 +14,7 @@ from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.sim.costs import EngineCosts, PassCosts, StepCosts, TrainerCosts, weight_transfer_s
 from rollpacker.sim.judge import JudgePlan, hardware_beside, plan_judge
 from rollpacker.sim.profile import ProfiledCluster
+from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -46,6 +47,11 @@ class ClusterPlan:
         if self.profile:
             return self.profile.weight_transfer_s(degree)
         return weight_transfer_s(self.model, self.hardware, num_gpus=self.num_gpus, tensor_parallel=degree)
+
+    @property
+    def rollout_start_s(self) -> float:
+        """From an engine's first request with new weights to its first pass."""
+        return self.profile.rollout_start_s if self.profile else self.hardware.rollout_start_s
 
     def degree_costs(self, degree: int, max_num_seqs: int, typical_tokens: int) -> DegreeCosts:
         """What the planner's guess is told of a degree; prompts and what is computed again are of a typical length."""
@@ -130,6 +136,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             pipeline_parallel=trainer.pipeline_parallel,
             context_parallel=trainer.context_parallel,
             max_tokens_per_microbatch=trainer.max_tokens_per_microbatch,
+            whole_up_to=whole_up_to(config),
         ),
     )
 

@@ -188,6 +188,11 @@ class ProfiledCluster:
         )
 
     @property
+    def rollout_start_s(self) -> float:
+        """From the order to wake to the first pass of a round, without the weights' way."""
+        return self._points("wake")[0].seconds + self._points("rollout_start")[0].seconds
+
+    @property
     def programs(self) -> ProgramCosts | None:
         """None where no program was measured."""
         starts, runs = self._profile.of("sandbox_start"), self._profile.of("program")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from rollpacker.core.errors import ConfigError
+from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -22,9 +23,10 @@ def make_trainer(config: RunConfig, rank: TrainerRank | None = None) -> TensorTr
     """
     from rollpacker.trainers.grpo import GrpoTrainer
 
+    resolved = {"mismatch": config.mismatch, "context_parallel_above": whole_up_to(config)}
     return GrpoTrainer(
         _make_policy(config, rank),
-        config.trainer.model_copy(update={"mismatch": config.mismatch}),
+        config.trainer.model_copy(update=resolved),
         num_steps=config.run.num_steps,
         replica_gpus=() if rank is None else rank.replica_gpus,
     )

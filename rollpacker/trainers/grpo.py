@@ -19,8 +19,9 @@ cannot alternate between two models.
 
 **Several ranks** are several trainers, each with its rank's policy, that get the same calls with the same groups. What
 they decide (admission, minibatches, whose sample is whose) is a function of those, so they agree without communication
-and raise the same errors, before any of them waits for another. Each passes its replica's samples; what was observed is
-summed over the ranks once, in `finish_step`, so all of them report the same metrics.
+and raise the same errors, before any of them waits for another. Each passes its replica's samples, of those that are
+not split among context-parallel ranks its own (`replicas.py`); what was observed is counted on one rank and summed over
+all once, in `finish_step`, so all of them report the same metrics.
 
 All work of a trainer runs on one thread of its own, in the order of the calls, so that the event loop stays free to
 answer. Bit-equality holds on a CPU with an equal number of torch threads and ranks; the order of additions on
@@ -79,9 +80,7 @@ class _Step:
     """torch's, as the step found them."""
     shares: StepShares
     sums: Sums = field(default_factory=Sums)
-    """Their loss is that of the finished updates."""
-    loss: float = 0.0
-    """Of the update that is being accumulated."""
+    """Of what this rank has to count."""
     held: list[list[Sample]] = field(default_factory=list)
     """Groups that wait for `finish_step`, in the order in which they came."""
 
@@ -203,6 +202,9 @@ class GrpoTrainer:
                 num_minibatches=self._section.num_minibatches,
                 num_replicas=self._policy.num_replicas,
                 replica=self._policy.replica,
+                num_parts=self._policy.num_parts,
+                part=self._policy.part,
+                whole_up_to=self._section.context_parallel_above or 0,
             ),
         )
 
@@ -287,16 +289,17 @@ class GrpoTrainer:
     ) -> list[list[Sample]]:
         """Add the log-probabilities of the policy as it is before the step's first update, and observe each token.
 
-        Only to the samples of this rank's replica, which is also the one that will train them.
+        Only to the samples of this rank, which is also the one that will train them.
         """
         samples = [sample for group in groups for sample in group]
-        own = step.shares.rows(len(step.held), groups, replicas)
-        microbatches = self._pack([samples[row] for row in own])
+        own = list(step.shares.rows(len(step.held), groups, replicas).items())
+        microbatches = self._pack([sample for _, sample in own])
         for microbatch, scores in zip(microbatches, self._policy.score(microbatches), strict=True):
-            self._objective.observe(step.sums, microbatch, scores)
+            self._objective.observe(self._sums(step, microbatch), microbatch, scores)
             proximals = torch.split(scores.logprobs_N, list(microbatch.num_tokens_B))
-            for row, proximal_R in zip(microbatch.rows, proximals, strict=True):
-                samples[own[row]] = dataclasses.replace(samples[own[row]], proximal_logprobs_R=proximal_R)
+            for index, proximal_R in zip(microbatch.rows, proximals, strict=True):
+                row, sample = own[index]
+                samples[row] = dataclasses.replace(sample, proximal_logprobs_R=proximal_R)
         completed = iter(samples)
         return [[next(completed) for _ in group] for group in groups]
 
@@ -316,14 +319,20 @@ class GrpoTrainer:
         microbatches = self._with_reference(self._pack(trained))
 
         def loss_of(microbatch: MicroBatch, scores: Scores) -> Tensor:
-            loss = objective.loss(step.sums, divisors, microbatch, scores)
-            step.loss += loss.item()
+            sums = self._sums(step, microbatch)
+            loss = objective.loss(sums, divisors, microbatch, scores)
+            sums.loss += loss.item()
             return loss
 
         self._policy.accumulate(microbatches, loss_of)
         microbatches = self._pack(silent)
         for microbatch, scores in zip(microbatches, self._policy.score(microbatches), strict=True):
-            objective.observe(step.sums, microbatch, scores)
+            objective.observe(self._sums(step, microbatch), microbatch, scores)
+
+    def _sums(self, step: _Step, microbatch: MicroBatch) -> Sums:
+        """Return where a micro-batch is counted; what another rank counts, too, goes nowhere."""
+        policy = self._policy
+        return step.sums if policy.is_reporter and (microbatch.is_whole or policy.part == 0) else Sums()
 
     def _with_reference(self, microbatches: list[MicroBatch]) -> list[MicroBatch]:
         if not self._objective.has_reference:
@@ -338,13 +347,11 @@ class GrpoTrainer:
         norm = self._policy.update(rate)
         if not math.isfinite(norm):
             raise _diverged(step, f"the norm of its gradient is {norm}")
-        step.sums.loss += step.loss
-        step.loss = 0.0
         return norm
 
     def _over_all_ranks(self, own: Sums) -> Sums:
-        """Sum what the replicas' reporters counted."""
-        counted = dataclasses.asdict(own if self._policy.is_reporter else Sums())
+        """Sum what every rank has counted."""
+        counted = dataclasses.asdict(own)
         largest = [name for name in counted if name.endswith("_max")]
         sums = [name for name in counted if name not in largest]
         found = self._policy.all_reduce([counted[name] for name in sums], "sum")
@@ -352,7 +359,8 @@ class GrpoTrainer:
         return Sums(**dict(zip([*sums, *largest], found, strict=True)))
 
     def _pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        return pack(samples, self._section.max_tokens_per_microbatch, self._policy.device)
+        policy = self._policy
+        return pack(samples, self._section.max_tokens_per_microbatch, policy.device, policy.num_parts)
 
     def _with_weights(self, use: Callable[[Iterator[tuple[str, Tensor]]], Result]) -> Result:
         tensors = self._policy.weights()

@@ -46,6 +46,8 @@ class Sample:
     """None while the current policy is the proximal one."""
     is_masked: bool = False
     """Left out of the loss; it passes forward only."""
+    is_whole: bool = False
+    """One context-parallel rank computes it alone; otherwise all of them share it, also where there is only one."""
 
     @property
     def num_inputs(self) -> int:
@@ -71,6 +73,8 @@ class MicroBatch:
     behaviour_N: Tensor
     advantages_N: Tensor
     proximal_N: Tensor | None
+    is_whole: bool
+    """As of all its samples."""
     reference_N: Tensor | None = None
     """Log-probabilities under the frozen reference; None where no KL penalty is asked for."""
 
@@ -80,10 +84,20 @@ class MicroBatch:
         return self.target_ids_BK.shape[1]
 
 
-def pack(samples: Sequence[Sample], max_padded_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Return micro-batches, the longest samples first."""
-    plan = plan_microbatches([sample.num_inputs for sample in samples], max_padded_tokens)
-    return [_collate(samples, rows, device) for rows in plan]
+def pack(
+    samples: Sequence[Sample], max_padded_tokens: int, device: torch.device, num_parts: int = 1
+) -> list[MicroBatch]:
+    """Return micro-batches, those of split samples first, and of each kind the longest first.
+
+    Of `num_parts` context-parallel ranks one with whole samples gets as many tokens as its part of split ones has.
+    Split ones come first so that the ranks, which have different whole ones, share them in the same order.
+    """
+    microbatches: list[MicroBatch] = []
+    for is_whole, limit in ((False, max_padded_tokens), (True, max_padded_tokens // num_parts)):
+        chosen = [index for index, sample in enumerate(samples) if sample.is_whole is is_whole]
+        plan = plan_microbatches([samples[index].num_inputs for index in chosen], limit)
+        microbatches += [_collate(samples, tuple(chosen[row] for row in run), device) for run in plan]
+    return microbatches
 
 
 def plan_microbatches(lengths: Sequence[int], max_padded_tokens: int) -> list[tuple[int, ...]]:
@@ -144,4 +158,5 @@ def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.dev
             np.repeat(np.array([sample.advantage for sample in chosen], dtype=np.float32), num_tokens)
         ).to(device),
         proximal_N=torch.cat(proximal) if proximal else None,
+        is_whole=chosen[0].is_whole,
     )

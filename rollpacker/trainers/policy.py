@@ -2,7 +2,8 @@
 
 A policy is one rank's part of the model. All ranks make the same calls in the same order with the same groups in view
 (SPMD); what differs is the samples of their replica. A **replica** is a set of ranks that work on the same
-micro-batches; replicas share the batch among them and sum their gradients once, in `update`.
+micro-batches; replicas share the batch among them and sum their gradients once, in `update`. Its context-parallel ranks
+are its **parts**: they share the sequences of a micro-batch, or have micro-batches of whole sequences of their own.
 
 Invariant: `accumulate` may be called any number of times between two updates, and gradients add up over calls, ranks
 and replicas as if one process had made all of them; nothing waits for another replica's gradient before `update`
@@ -65,8 +66,13 @@ class Policy(Protocol):
     replicas_per_copy: int
     """How many neighbouring replicas hold one copy of the model among them, so that they pass only together. 1 where
     each has its own and can accumulate without the others."""
+    num_parts: int
+    """Of each replica; 1 without context parallelism."""
+    part: int
+    """Which one this rank belongs to, from 0."""
     is_reporter: bool
-    """True on one rank of each replica, which holds the output layer: it alone counts what was observed."""
+    """True on one rank of each part, which holds the output layer. It counts what was observed: of the micro-batches
+    that all parts share, only on the first."""
 
     def score(self, microbatches: Sequence[MicroBatch]) -> list[Scores]:
         """Pass forward only. On ranks without the output layer the scores are zeros."""

@@ -63,6 +63,8 @@ class TorchPolicy:
     replica = 0
     num_replicas = 1
     replicas_per_copy = 1
+    num_parts = 1
+    part = 0
     is_reporter = True
 
     def __init__(

@@ -73,6 +73,10 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "trainer=megatron", "trainer.shard_ranks=1"],
         ["trainer.shard_ranks=1 with trainer.name=megatron", "trainer=fsdp"],
     ),
+    "a length to split above and nobody to split among": (
+        [*RUN, "trainer=megatron", "trainer.context_parallel_above=4096"],
+        ["trainer.context_parallel_above=4096 with trainer.context_parallel=1", "Set trainer.context_parallel"],
+    ),
     "gradients that are shared out and stay": (
         [*RUN, "trainer=fsdp", "trainer.data_parallel=2", "trainer.shard_ranks=1", "trainer.shard_gradients=true"],
         ["trainer.shard_gradients=true with trainer.shard_ranks=1", "no copy could work alone"],

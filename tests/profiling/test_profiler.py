@@ -1,10 +1,15 @@
 """What is measured of modelled workers is what the model says of them, in its own time."""
 
+import numpy as np
 import pytest
 
 from rollpacker.config.compose import compose
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.metrics.profile_fits import fit_items_and_tokens
 from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
+from rollpacker.profiling.probes.trainer import of_equal_tokens
 from rollpacker.profiling.profiler import NUM_REPEATS, measure
+from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
 from rollpacker.sim.backend import ModelledBackend
 from rollpacker.sim.plan import plan_cluster
 from rollpacker.sim.virtual_time import run_in_virtual_time
@@ -83,7 +88,54 @@ def test_a_profile_of_modelled_workers_has_their_costs(system, num_launched, tmp
         assert (first.seconds, first.num_repeats) == (pytest.approx(0, abs=1e-9), 1)
     assert {point.num_items for point in profile.of("request")} == {1, max(1, num_launched // 8), num_launched}
     assert all(point.num_repeats >= NUM_REPEATS for point in profile.of("train"))
-    assert {point.num_items for point in profile.of("train")} == {2, 4, 8}
+    assert {point.num_items for point in profile.of("train")} == {2, 4, 8, 16}
+
+
+def test_a_round_s_start_is_told_from_its_first_token_and_what_a_sequence_costs_from_its_tokens(tmp_path):
+    words = ("hardware.rollout_start_s=7", "hardware.engine_switch_s=0.5", "hardware.training_sequence_overhead_s=0.3")
+    profile = measured(config_of("verl", tmp_path, *words), tmp_path)
+    [wake], [start] = profile.of("wake"), profile.of("rollout_start")
+    assert (wake.seconds, start.seconds) == (pytest.approx(0.5), pytest.approx(7, abs=1e-3))
+    _, overhead_s, _ = fit_items_and_tokens(profile.of("train")).coefficients
+    assert overhead_s == pytest.approx(0.3, rel=1e-2)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3, 16])
+def test_the_same_tokens_come_in_few_long_sequences_and_in_eight_times_as_many_short_ones(num_prompts):
+    few, many = of_equal_tokens([group(index) for index in range(num_prompts)], longest=300)
+    assert len(many) == 8 * len(few) == 8 * max(1, num_prompts // 8)
+    lengths = [
+        [len(each.prompt_token_ids) + response.num_tokens for each in groups for response in each.responses]
+        for groups in (few, many)
+    ]
+    assert sum(lengths[0]) == sum(lengths[1])
+    assert set(lengths[0]) == {8 * length for length in lengths[1]}
+    assert max(lengths[0]) <= 300
+    assert len({each.prompt for each in many}) == len(many), "a step takes each prompt once"
+
+
+def group(index):
+    """Two responses of different lengths."""
+    responses = tuple(
+        Response(
+            request=RequestId(0, PromptId(0, f"p{index}"), sample),
+            engine=EngineId("engine-0"),
+            finish_reason=FinishReason.STOP,
+            token_ids=np.arange(10 + index + sample, dtype=np.int32),
+            logprobs=np.zeros(10 + index + sample, dtype=np.float32),
+            spans=(),
+            queue_time_s=0.0,
+            generation_time_s=0.0,
+        )
+        for sample in range(2)
+    )
+    return RolloutGroup(
+        prompt=PromptId(0, f"p{index}"),
+        domain=Domain("math"),
+        prompt_token_ids=np.arange(1, 40, dtype=np.int32),
+        responses=responses,
+        rewards=(0.0, 0.0),
+    )
 
 
 def test_programs_are_timed_without_their_sandboxes_start_and_only_those_that_no_limit_stopped(tmp_path):

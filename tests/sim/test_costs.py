@@ -1,5 +1,6 @@
 """Sizes agree with what is published, and times follow from sizes and peaks."""
 
+import dataclasses
 import json
 
 import pytest
@@ -99,6 +100,19 @@ def test_twice_the_gpus_train_a_large_batch_in_half_the_time():
 def test_a_pipeline_idles_while_it_fills():
     lengths = [1000] * 64
     assert trainer(pp=2).passes_s(lengths) > trainer(cp=2).passes_s(lengths)
+
+
+def test_short_sequences_that_are_not_split_cost_their_overhead_on_one_gpu_of_a_replica():
+    lengths = [1000] * 256 + [16000] * 16
+    split = trainer(cp=4, training_sequence_overhead_s=0.1)
+    by_length = dataclasses.replace(split, whole_up_to=4000)
+    assert split.passes_s(lengths) - by_length.passes_s(lengths) == pytest.approx((64 - 16) * 0.1)
+    assert dataclasses.replace(split, whole_up_to=500).passes_s(lengths) == split.passes_s(lengths)
+
+
+def test_a_sequence_that_would_keep_one_gpu_busy_while_others_wait_is_split():
+    costs = trainer(num_gpus=4, cp=4)
+    assert dataclasses.replace(costs, whole_up_to=10**6).passes_s([8000] * 3) == costs.passes_s([8000] * 3)
 
 
 def test_gradients_cross_the_network_only_when_the_replicas_do():

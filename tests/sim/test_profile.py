@@ -74,6 +74,8 @@ def profile(**changes) -> Profile:
         *(point("train_forward", n, n * c, 0.005 + 5e-4 * n + 5e-6 * n * c) for n in SIZES for c in CONTEXTS),
         point("update", 0, 0, 0.01),
         point("weight_sync", 1, 0, 0.02, num_bytes=1000),
+        point("wake", 0, 0, 0.03),
+        point("rollout_start", 0, 0, 0.02),
         point("first_rollout", 0, 0, 0.07),
         point("first_train", 0, 0, 0.06),
         point("kv_cache", 0, 1000, 0, num_bytes=64),

@@ -88,7 +88,16 @@ def test_a_run_takes_what_was_measured(inputs, tmp_path):
     # 8 sequences decode in 4 ms a pass and fewer in less, down to 2 ms
     longest = steps["response_length_max_tokens"]
     assert (steps["rollout_time_s"] > 0.002 * longest).all()
-    assert (steps["rollout_time_s"] < 0.005 * longest + 0.1).all()
+    assert (steps["rollout_time_s"] < 0.005 * longest + 0.15).all()
+
+
+def test_every_round_starts_later_by_a_wake_and_what_its_first_token_waits_for(inputs, tmp_path):
+    start = ("wake", "rollout_start")
+    points = [replace(point, seconds=0.0) if point.measurement in start else point for point in profile().points]
+    write_profile(tmp_path / "awake.parquet", replace(profile(), points=tuple(points)))
+    slow = read_frame(train(inputs, tmp_path / "slow"), "steps")
+    awake = read_frame(train(inputs, tmp_path / "awake", f"hardware.profile={tmp_path}/awake.parquet"), "steps")
+    assert (slow["rollout_time_s"] - awake["rollout_time_s"]).tolist() == pytest.approx([0.05] * 3)
 
 
 def test_only_a_runs_first_step_takes_what_workers_do_once_and_a_resumed_run_goes_on_without(inputs, tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -79,6 +80,16 @@ def test_a_microbatch_predicts_each_response_token_from_the_one_before_it():
     assert batch.behaviour_N.tolist() == [-12.0, -13.0, -14.0, -11.0]
     assert batch.advantages_N.tolist() == [-1.0, -1.0, -1.0, 0.5]
     assert batch.proximal_N is None
+
+
+def test_what_ranks_share_comes_first_and_whole_samples_get_the_room_of_one_of_them():
+    samples = [dataclasses.replace(sample([5], [7] * 10, 1.0), is_whole=index % 2 == 0) for index in range(8)]
+    batches = pack(samples, 40, torch.device("cpu"), num_parts=2)
+    assert [(batch.is_whole, batch.rows) for batch in batches] == [
+        (False, (1, 3, 5, 7)),
+        (True, (0, 2)),
+        (True, (4, 6)),
+    ]
 
 
 def test_nothing_to_pack_gives_nothing():

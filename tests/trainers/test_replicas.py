@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.core.errors import ImpossibleEvent
-from rollpacker.trainers.replicas import Balance
+from rollpacker.trainers.microbatches import Sample
+from rollpacker.trainers.replicas import Balance, StepShares
 
 if TYPE_CHECKING:
     from rollpacker.trainers.grpo import GrpoTrainer
@@ -37,6 +38,56 @@ def test_only_the_replicas_that_take_part_get_samples_and_the_others_catch_up():
     balance = Balance(3)
     assert set(balance.assign([10] * 8, [0, 2])) == {0, 2}
     assert np.bincount(balance.assign([10] * 4, range(3))).tolist() == [0, 4]
+
+
+def sample_of(length: int) -> Sample:
+    """Of so many positions."""
+    one = np.ones(1, dtype=np.int32)
+    return Sample(
+        prompt_token_ids=one,
+        response_token_ids=np.resize(one, length),
+        behaviour_logprobs=np.zeros(length, dtype=np.float32),
+        advantage=1.0,
+    )
+
+
+def shares_of(num_parts: int, part: int, whole_up_to: int) -> StepShares:
+    """Of a context-parallel rank of the second of two replicas."""
+    return StepShares(
+        num_groups=1,
+        num_minibatches=1,
+        num_replicas=2,
+        replica=1,
+        num_parts=num_parts,
+        part=part,
+        whole_up_to=whole_up_to,
+    )
+
+
+@given(CALLS, st.integers(2, 4), st.integers(0, 600))
+def test_a_sample_is_split_among_all_context_parallel_ranks_or_whole_on_one(
+    calls: list[list[int]], num_parts: int, limit: int
+):
+    ranks = [shares_of(num_parts, part, limit) for part in range(num_parts)]
+    undivided = shares_of(1, 0, 0)
+    for lengths in calls:
+        samples = [sample_of(length) for length in lengths]
+        of_replica = [sample.num_inputs for sample in undivided.trained(samples, [0, 1])]
+        of_ranks = [rank.trained(samples, [0, 1]) for rank in ranks]
+        split = [[sample.num_inputs for sample in own if not sample.is_whole] for own in of_ranks]
+        whole = [[sample.num_inputs for sample in own if sample.is_whole] for own in of_ranks]
+        assert all(each == split[0] for each in split), "what is split is the same everywhere, in the same order"
+        assert sorted(split[0] + [length for each in whole for length in each]) == sorted(of_replica)
+        longest = min(limit, sum(lengths) // (2 * num_parts))
+        assert all(length > longest for length in split[0])
+        assert all(length <= longest for each in whole for length in each)
+        loads = [sum(each) for each in whole]
+        assert max(loads) - min(loads) <= longest
+
+
+def test_samples_too_few_for_all_context_parallel_ranks_are_split():
+    assert [sample.is_whole for sample in shares_of(2, 0, 500).trained([sample_of(100)] * 2, [1])] == [True]
+    assert [sample.is_whole for sample in shares_of(2, 0, 500).trained([sample_of(100)], [1])] == [False]
 
 
 REWARDS = [(1, 0, 0, 1), (0, 0, 0, 1), (1, 1, 1, 1), (0.5, 0, 1, 0), (0, 0, 0, 0), (1, 1, 0, 1)]

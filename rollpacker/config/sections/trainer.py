@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollpacker.config.sections.base import (
     NOT_IN_FINGERPRINT,
@@ -91,6 +91,11 @@ class TrainerSection(Section):
     """Groups of ranks that share the layers among them."""
     context_parallel: Annotated[WorkerCount, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """Groups of ranks that share each sequence."""
+    context_parallel_above: Annotated[Count | None, NOT_IN_FINGERPRINT] = 0
+    """Context parallelism by length: sequences of more tokens than this are split among the ranks of a group; of the
+    others each rank computes some whole, like a replica, which saves the many small passes and their communication. The
+    gradient stays the same, to rounding. What one call brings in too few tokens for all ranks is split, too. 0 splits
+    every sequence; null only what would take more memory whole than the longest one takes in parts."""
     recompute_activations: Annotated[Flag, NOT_IN_FINGERPRINT] = False
     """Keep only each layer's input for the backward pass and compute the rest again: a third more work for a
     fraction of the memory."""
@@ -105,6 +110,16 @@ class TrainerSection(Section):
     """torch threads of each rank's process."""
     resources: Annotated[ActorResources, NOT_IN_FINGERPRINT] = ActorResources()
     """Of each rank."""
+
+    @model_validator(mode="after")
+    def _only_what_can_be_split_has_a_length(self) -> Self:
+        if self.context_parallel_above and self.context_parallel == 1:
+            raise ValueError(
+                f"trainer.context_parallel_above={self.context_parallel_above} with trainer.context_parallel=1.\n"
+                "It says which sequences the ranks of a context-parallel group (trainer=megatron) split among them.\n"
+                "Set trainer.context_parallel to their number, or trainer.context_parallel_above=0."
+            )
+        return self
 
     @property
     def num_ranks(self) -> int:

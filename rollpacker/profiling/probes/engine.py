@@ -1,4 +1,4 @@
-"""Probes of an engine: prefill, decoding passes at a batch size and context, calls to its process, KV capacity.
+"""Probes of an engine: prefill, passes at a batch size and context, a round's start, calls to it, KV capacity.
 
 How a pass is timed: n requests with equally long prompts start together, and two more whose limits are 1 and 2 tokens.
 The first of these ends with the prefill, the second with the first decoding pass; the time of a longer response beyond
@@ -73,11 +73,33 @@ async def probe_calls(bench: Bench, num_requests: int) -> None:
     num_requests = min(num_requests, subject.config.engine.max_num_seqs)
     requests = workload.requests(typical, [1] * num_requests, subject.config.rollout.temperature)
     burst = await bench.burst(engine, requests)
-    in_engine_s = max(response.queue_time_s + response.generation_time_s for response in burst.responses)
     there_s = burst.asked_s - call_s / 2
-    back_s = burst.elapsed_s - in_engine_s - there_s
+    back_s = burst.elapsed_s - _in_engine_s(burst.responses) - there_s
     bench.points.note(("request", num_requests), num_requests, num_requests * typical, burst.asked_s)
     bench.points.note(("response", num_requests), num_requests, num_requests, back_s)
+
+
+async def probe_rollout_start(bench: Bench) -> None:
+    """Time the start of a round whose engines have slept: the wake, and by each engine's own clock the first token.
+
+    The second request's token is subtracted, so that what only the first one pays for is left: memory that is taken
+    when it is needed, caches that new weights emptied, kernels that are loaded once more.
+    """
+    subject = bench.subject
+    engines = list(subject.engines.values())
+    await subject.within(asyncio.gather(*(engine.sleep() for engine in engines)))
+    began = now_s()
+    await subject.within(asyncio.gather(*(engine.wake() for engine in engines)))
+    bench.points.note(("wake",), 0, 0, now_s() - began)
+    await subject.publish()
+    context = bench.workload.contexts()[0]
+    first, again = [await bench.burst_on_all(context, [1]) for _ in range(2)]
+    for one, other in zip(first, again, strict=True):
+        bench.points.note(("rollout_start",), 0, 0, _in_engine_s(one.responses) - _in_engine_s(other.responses))
+
+
+def _in_engine_s(responses: Sequence[Response]) -> float:
+    return max(response.queue_time_s + response.generation_time_s for response in responses)
 
 
 async def kv_cache(bench: Bench, kv_bytes_per_token: int) -> Point:

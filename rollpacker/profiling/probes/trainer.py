@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rollpacker.core.ids import VersionSpan
+import numpy as np
+
+from rollpacker.core.ids import PromptId, VersionSpan
 from rollpacker.profiling.subject import now_s
 from rollpacker.protocols.rollout import RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 def selections(batch: Sequence[RolloutGroup]) -> Iterator[list[RolloutGroup]]:
     """Yield parts of a batch that differ in size and in length, and the whole."""
-    by_length = sorted(batch, key=lambda group: sum(response.num_tokens for response in group.responses))
+    by_length = sorted(batch, key=_num_tokens)
     shuffled = random.Random(0).sample(by_length, len(by_length))
     for share in (4, 2):
         num_groups = max(1, len(batch) // share)
@@ -26,6 +28,46 @@ def selections(batch: Sequence[RolloutGroup]) -> Iterator[list[RolloutGroup]]:
         yield by_length[-num_groups:]
         yield shuffled[:num_groups]
     yield by_length
+
+
+def of_equal_tokens(
+    batch: Sequence[RolloutGroup], longest: int, ratio: int = 8
+) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+    """Return a batch's tokens in few long sequences, and the same number in `ratio` times as many short ones.
+
+    So that what a sequence takes can be told from what its tokens take: in a batch of the data both grow together.
+    `longest` bounds a sequence, of prompt and response.
+    """
+    num_groups = max(1, len(batch) // ratio)
+    mean = sum(len(group.prompt_token_ids) * len(group.responses) + _num_tokens(group) for group in batch)
+    mean //= sum(len(group.responses) for group in batch)
+    short = max(min(ratio * mean, longest) // ratio, 2)
+    return _reshaped(batch, num_groups, ratio * short), _reshaped(batch, ratio * num_groups, short)
+
+
+def _reshaped(batch: Sequence[RolloutGroup], num_groups: int, num_tokens: int) -> list[RolloutGroup]:
+    """Make groups whose sequences have `num_tokens` each, of a batch's tokens; nobody gave them these probabilities."""
+    groups = []
+    for index in range(num_groups):
+        group = batch[index % len(batch)]
+        prompt = group.prompt_token_ids[: max(1, num_tokens // 2)]
+        size = num_tokens - len(prompt)
+        responses = tuple(
+            replace(
+                response,
+                token_ids=np.resize(response.token_ids, size),
+                logprobs=np.resize(response.logprobs, size),
+                spans=(VersionSpan(policy_version=0, num_tokens=size),),
+            )
+            for response in group.responses
+        )
+        number = PromptId(index // len(batch), group.prompt.key)
+        groups.append(replace(group, prompt=number, prompt_token_ids=prompt, responses=responses))
+    return groups
+
+
+def _num_tokens(group: RolloutGroup) -> int:
+    return sum(response.num_tokens for response in group.responses)
 
 
 async def probe_training(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: bool) -> None:
@@ -52,7 +94,10 @@ async def train(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: boo
         policy_version=subject.policy_version,
         num_groups=len(given),
         num_responses=num_responses,
-        max_response_tokens=subject.config.rollout.max_response_tokens,
+        max_response_tokens=max(
+            subject.config.rollout.max_response_tokens,
+            *(response.num_tokens for group in given for response in group.responses),
+        ),
     )
     began = now_s()
     await subject.within(trainer.begin_step(shape))

@@ -23,6 +23,7 @@ from rollpacker.runtime.placing.fleets import config_of, degrees_of
 from rollpacker.runtime.placing.host import gpu_memory
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.topology import colocated_engines, shared_by_judges
+from rollpacker.trainers.replicas import whole_up_to
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -282,6 +283,7 @@ def _activation_bytes(config: RunConfig, model: Transformer) -> float:
     trainer, shape = config.trainer, model.shape
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     num_tokens = max(trainer.max_tokens_per_microbatch, longest) / trainer.context_parallel
+    num_tokens = max(num_tokens, min(whole_up_to(config), longest))
     per_layer = num_tokens * shape.hidden_size * (10 + 24 / trainer.tensor_parallel) * model.bytes_per_number / 2
     kept = num_tokens * shape.hidden_size * model.bytes_per_number
     layers = shape.num_layers * kept + per_layer if trainer.recompute_activations else shape.num_layers * per_layer

@@ -89,6 +89,8 @@ class FsdpState(State):
 class FsdpPolicy:
     """Implements `rollpacker.trainers.policy.Policy`; each rank is a replica."""
 
+    num_parts = 1
+    part = 0
     is_reporter = True
 
     def __init__(

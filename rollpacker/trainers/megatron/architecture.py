@@ -37,9 +37,8 @@ class Architecture:
     vocabulary_size: int
     max_positions: int
     norm_epsilon: float
-    rotary_base: float
-    rotary_frequencies: tuple[float, ...] | None
-    """Of the pairs of a head's dimensions, where scaling changes them; None: as `rotary_base` gives them."""
+    rotary_frequencies: tuple[float, ...]
+    """Of the pairs of a head's dimensions, in radians per position."""
     has_qkv_bias: bool
     has_qk_norm: bool
     is_tied: bool
@@ -73,8 +72,9 @@ def read_architecture(model_path: Path) -> Architecture:
         vocabulary_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         norm_epsilon=config.rms_norm_eps,
-        rotary_base=rope["rope_theta"],
-        rotary_frequencies=_scaled_frequencies(config) if rope["rope_type"] == "llama3" else None,
+        rotary_frequencies=_scaled_frequencies(config)
+        if rope["rope_type"] == "llama3"
+        else _frequencies(rope["rope_theta"], head_size),
         has_qkv_bias=config.model_type == "qwen2",
         has_qk_norm=config.model_type == "qwen3",
         is_tied=bool(config.tie_word_embeddings),
@@ -145,6 +145,12 @@ def transformer_config(architecture: Architecture, section: TrainerSection, dtyp
 
 def _leave(_: torch.Tensor) -> None:
     """Initialize nothing."""
+
+
+def _frequencies(base: float, head_size: int) -> tuple[float, ...]:
+    """RoFormer (arXiv 2104.09864), equation 15."""
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+    return tuple((1.0 / base**exponents).tolist())
 
 
 def _scaled_frequencies(config: Any) -> tuple[float, ...]:

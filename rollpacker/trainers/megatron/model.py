@@ -17,6 +17,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
@@ -39,7 +40,9 @@ def build_model(architecture: Architecture, config: TransformerConfig) -> GPTMod
         # That Apex is not installed is known here.
         warnings.simplefilter("ignore")
         layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=architecture.has_qk_norm)
-    layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    layer.submodules.self_attention.submodules.core_attention = ModuleSpec(
+        module=PackedAttention, params={"rotary_frequencies": architecture.rotary_frequencies}
+    )
     model = GPTModel(
         config=config,
         transformer_layer_spec=TransformerBlockSubmodules(
@@ -51,11 +54,8 @@ def build_model(architecture: Architecture, config: TransformerConfig) -> GPTMod
         post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=True,
         share_embeddings_and_output_weights=architecture.is_tied,
-        position_embedding_type="rope",
-        rotary_base=architecture.rotary_base,
+        position_embedding_type="none",  # `PackedAttention` turns queries and keys itself
     )
-    if architecture.rotary_frequencies is not None:
-        model.rotary_pos_emb.inv_freq = torch.tensor(architecture.rotary_frequencies)
     # The norms are torch's own and ask no configuration for their dtype.
     return model.to(
         device=torch.cuda.current_device() if torch.cuda.is_available() else "cpu", dtype=config.params_dtype

@@ -2,8 +2,7 @@
 
 Padding is dropped: the sequences of a micro-batch are concatenated, and attention gets the offset of each.
 Under context parallelism of C each sequence is filled up to a multiple of 2C and cut into 2C equal chunks; rank r holds
-chunks r and 2C - 1 - r of every sequence. So each rank has as much causal attention to compute as any other, and the
-rotary embedding of Megatron-core, which cuts in the same way, fits.
+chunks r and 2C - 1 - r of every sequence. So each rank has as much causal attention to compute as any other.
 
 Invariant: every response token is scored by exactly one context-parallel rank. What fills a sequence up stands at its
 end, where no real token looks.
@@ -34,8 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # megatron is untyped
-    """What travels to every layer: Megatron-core's own fields for the rotary embedding, ours for attention."""
+    """What travels to every layer: Megatron-core's own field for the layout, ours for attention."""
 
+    positions_L: Tensor
+    """Of each query in its sequence, float32."""
     segments: tuple[Segment, ...]
     """In the order of the queries; together all L of them."""
     key_ids_M: Tensor | None
@@ -70,7 +71,7 @@ def pack_rows(microbatch: MicroBatch, num_parts: int, part: int) -> PackedRows:
     tokens_n = torch.from_numpy(tokens).to(device)
     return PackedRows(
         token_ids_1L=_token_ids(microbatch, positions),
-        sequences=_sequences(filled, num_parts, part, device),
+        sequences=_sequences(filled, positions, num_parts, part, device),
         scored_n=torch.from_numpy(scored).to(device),
         tokens_n=tokens_n,
         target_ids_n=targets_N if num_parts == 1 else targets_N[tokens_n],
@@ -113,18 +114,15 @@ def _scored(microbatch: MicroBatch, positions: Sequence[np.ndarray]) -> tuple[np
     return np.concatenate(scored), np.concatenate(tokens)
 
 
-def _sequences(filled: Sequence[int], num_parts: int, part: int, device: torch.device) -> PackedSequences:
-    cu_lengths = torch.from_numpy(np.concatenate([[0], np.cumsum(filled)]).astype(np.int32))
+def _sequences(
+    filled: Sequence[int], positions: Sequence[np.ndarray], num_parts: int, part: int, device: torch.device
+) -> PackedSequences:
     segments, key_ids = _segments(filled, num_parts, part)
     queries = np.cumsum([0, *(segment.num_queries for segment in segments)]).astype(np.int32)
     keys = np.cumsum([0, *(segment.num_keys for segment in segments)]).astype(np.int32)
     return PackedSequences(
         qkv_format="thd",
-        # On the host: the rotary embedding reads the numbers back in every layer.
-        cu_seqlens_q=cu_lengths,
-        cu_seqlens_kv=cu_lengths,
-        max_seqlen_q=max(filled),
-        max_seqlen_kv=max(filled),
+        positions_L=torch.from_numpy(np.concatenate(positions).astype(np.float32)).to(device),
         segments=segments,
         key_ids_M=None if key_ids is None else torch.from_numpy(key_ids).to(device),
         cu_queries=torch.from_numpy(queries).to(device),

@@ -8,8 +8,11 @@ Invariants:
 
 * Gradients are sums: over micro-batches, over calls of `accumulate`, over context-parallel parts, over replicas.
   Nothing is reduced over replicas before `update`, and then once.
-* Every tensor- and context-parallel rank of the last stage sees the same scores of the whole micro-batch. So the loss
-  is the same on all of them, and each follows it back through what it computed itself.
+* Every tensor- and context-parallel rank of the last stage sees the same scores of a micro-batch whose sequences are
+  split. So the loss is the same on all of them, and each follows it back through what it computed itself. A micro-batch
+  of whole sequences is that of one context-parallel rank, as if the rank were a replica. (Megatron-core 0.16.1 has
+  `hybrid_context_parallel` for this, which needs Transformer Engine, knows no pipeline, and has all replicas wait for
+  each other within a call.)
 * With `model_dtype=bfloat16` weights and activations are bfloat16; gradients, main weights and moments are float32 and
   shared out over the replicas. Small updates add up in the main weights.
 * No wait is endless: every collective of every group of ranks has the deadline of a call of the trainer.
@@ -125,11 +128,9 @@ class MegatronPolicy:
         self.replica: int = parallel_state.get_data_parallel_rank()
         self.num_replicas: int = parallel_state.get_data_parallel_world_size()
         self._has_output: bool = parallel_state.is_pipeline_last_stage()
-        self.is_reporter = (
-            self._has_output
-            and parallel_state.get_tensor_model_parallel_rank() == 0
-            and parallel_state.get_context_parallel_rank() == 0
-        )
+        self.num_parts: int = parallel_state.get_context_parallel_world_size()
+        self.part: int = parallel_state.get_context_parallel_rank()
+        self.is_reporter = self._has_output and parallel_state.get_tensor_model_parallel_rank() == 0
         self.clear_gradients()
 
     def score(self, microbatches: Sequence[MicroBatch]) -> list[Scores]:
@@ -241,13 +242,11 @@ class MegatronPolicy:
         """Take micro-batches through all stages; returns what `use` gave beside its loss, on the last stage."""
         if not microbatches:
             return []
-        num_parts = parallel_state.get_context_parallel_world_size()
-        part = parallel_state.get_context_parallel_rank()
         no_tokens = torch.zeros((), dtype=torch.int, device=self.device)
 
         def forward(remaining: Iterator[MicroBatch], wrapped: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
             microbatch = next(remaining)
-            rows = pack_rows(microbatch, num_parts, part)
+            rows = pack_rows(microbatch, *((1, 0) if microbatch.is_whole else (self.num_parts, self.part)))
 
             def finish(output: Tensor) -> tuple[Tensor, Tensor, Any]:
                 own = model.scores(output, rows)
@@ -277,7 +276,7 @@ class MegatronPolicy:
     def _of_all_parts(values_n: Tensor, microbatch: MicroBatch, rows: PackedRows) -> Tensor:
         """Gather the values of all context-parallel parts; the gradient goes to each part's own."""
         group = parallel_state.get_context_parallel_group()
-        if group.size() == 1:
+        if microbatch.is_whole or group.size() == 1:
             return values_n
         own_N = values_n.new_zeros(sum(microbatch.num_tokens_B)).index_copy(0, rows.tokens_n, values_n)
         # Megatron-core's name for it: sum forward, pass the gradient as it is.

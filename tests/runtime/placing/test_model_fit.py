@@ -85,6 +85,16 @@ def test_recomputed_activations_are_a_fraction_and_long_responses_count(model):
     assert fit_of(model, "rollout.max_response_tokens=31744").rank.activations == pytest.approx(2 * plain)
 
 
+def test_sequences_that_are_not_split_count_whole(model):
+    words = ("trainer.name=megatron", "trainer.context_parallel=2", "rollout.max_response_tokens=15360")
+    split, automatic, given = (
+        fit_of(model, *words, f"trainer.context_parallel_above={above}").rank.activations
+        for above in (0, "null", 12288)
+    )
+    assert automatic == split  # the longest in two parts is as much as the longest that is not split
+    assert given == pytest.approx(split * 12288 / 8192)
+
+
 def test_logits_in_chunks_take_no_more_than_a_chunk(model):
     whole, chunked = (fit_of(model, f"trainer.logits_chunk_tokens={size}").rank.activations for size in ("null", 1024))
     assert whole - chunked == pytest.approx((16384 - 1024) * 152064 * 4 * 4)

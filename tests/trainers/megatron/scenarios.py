@@ -279,6 +279,74 @@ def what_the_shim_leaves_alone(model_path: Path) -> tuple[str, str, bool]:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ByLength:
+    """A batch whose short samples were not split, against the same with all of them split."""
+
+    gradient: float
+    """The largest difference, over the largest number of the gradient."""
+    counts: float
+    """The largest difference of what was observed, relative; absolute of sums below 1, which are rounding itself."""
+    num_whole: int
+    """Samples that this rank computed alone."""
+    num_split: int
+
+
+def gradients_by_length(work: Work, limits: Sequence[int]) -> list[ByLength]:
+    """For each batch with its `trainer.context_parallel_above`."""
+    policy = make_policy(work)
+    return [
+        asyncio.run(_by_length(policy, section_of(work), batch, limit, work.split))
+        for batch, limit in zip(work.batches, limits, strict=True)
+    ]
+
+
+async def _by_length(
+    policy: MegatronPolicy, section: TrainerSection, batch: Sequence[RolloutGroup], limit: int, split: Sequence[int]
+) -> ByLength:
+    gradients, counted, rows = [], [], []
+    for above in (0, limit):
+        trainer = GrpoTrainer(policy, section.model_copy(update={"context_parallel_above": above}), num_steps=10)
+        passed = _spy_on_passes(policy)
+        await trainer.begin_step(shape_of(batch, 0))
+        for start, end in itertools.pairwise([0, *split, len(batch)]):
+            await trainer.accumulate(batch[start:end])
+        gradients.append(_summed_gradient(policy))
+        counted.append(dataclasses.asdict(trainer._over_all_ranks(trainer._open_step().sums)))
+        rows.append(passed)
+        await asyncio.to_thread(trainer._executor.shutdown)
+    split_all, by_length = gradients
+    return ByLength(
+        gradient=float((by_length - split_all).abs().max() / split_all.abs().max()),
+        counts=max(abs(counted[1][name] - value) / max(abs(value), 1.0) for name, value in counted[0].items()),
+        num_whole=rows[1].count(True),
+        num_split=rows[1].count(False),
+    )
+
+
+def _spy_on_passes(policy: Any) -> list[bool]:
+    """For each sample of the backward passes to come, whether this rank computes it alone."""
+    passed: list[bool] = []
+    accumulate = type(policy).accumulate
+
+    def spied(microbatches: Sequence[Any], loss_of: Any) -> None:
+        passed.extend(microbatch.is_whole for microbatch in microbatches for _ in microbatch.rows)
+        accumulate(policy, microbatches, loss_of)
+
+    policy.accumulate = spied
+    return passed
+
+
+def _summed_gradient(policy: Any) -> Tensor:
+    """Of all ranks, each of which holds the gradient of its own layers; flat, and clear afterwards."""
+    flat = torch.cat([buffer.grad_data.flatten() for buffer in policy._gradients.buffers])
+    from megatron.core import parallel_state
+
+    torch.distributed.all_reduce(flat, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    policy.clear_gradients()
+    return flat
+
+
 def streamed_steps(work: Work) -> list[Difference]:
     """Of every batch, on this rank."""
     policy: Any = make_policy(work)

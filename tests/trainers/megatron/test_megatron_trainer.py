@@ -17,6 +17,7 @@ from rollpacker.trainers.models import load_model
 from rollpacker.trainers.torch_policy import TorchPolicy
 from tests.trainers.megatron import scenarios
 from tests.trainers.megatron.scenarios import Outcome, Work
+from tests.trainers.ranks import Ranks
 from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, random_rewards, require_rounding_only
 
 if TYPE_CHECKING:
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tests.trainers.ranks import Ranks
-
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {"tensor_parallel": 2},
     "pipeline": {"pipeline_parallel": 2},
     "context": {"context_parallel": 2},
+    "context-by-length": {"context_parallel": 2, "context_parallel_above": 9},
     "data": {"data_parallel": 2},
 }
 REWARDS = [(1, 0, 0, 1), (0, 0, 0, 1), (1, 1, 1, 1), (0.5, 0, 1, 0)]
@@ -138,7 +138,7 @@ def test_a_rank_makes_no_more_than_a_chunk_of_logits(ranks: Ranks, models, sampl
         assert is_legal(ranks.run(scenarios.most_rows_of_logits, work, samples, width)[0])
 
 
-@pytest.mark.parametrize("layout", ["pipeline", "data"])
+@pytest.mark.parametrize("layout", ["pipeline", "data", "context-by-length"])
 def test_a_batch_that_streams_in_gives_the_gradient_of_the_whole(
     ranks: Ranks, plain_torch: Torch, models, batches, layout
 ):
@@ -156,6 +156,67 @@ def test_twenty_random_steps_that_stream_partly_on_one_replica_alone_are_those_t
     differences, _ = ranks.run(scenarios.streamed_steps, work)  # the first rank has the weights
     require_rounding_only(differences, NUM_BATCHES_OF_RANKS)
     assert sum(difference.num_alone for difference in differences) > 10
+
+
+def by_length(ranks: Ranks, path: Path, bench_of: Any, section: dict[str, Any], num_batches: int) -> None:
+    """Random batches in two calls, with random limits: the gradient stays that of split samples, to rounding."""
+    batches = [bench_of(path).groups(random_rewards(seed) + random_rewards(seed + 99)) for seed in range(num_batches)]
+    work = Work(model_path=path, section={**section, "kl_coefficient": 0.1}, batches=batches, split=(1,))
+    limits = [int(limit) for limit in np.random.default_rng(0).integers(3, 20, num_batches)]
+    of_ranks = ranks.run(scenarios.gradients_by_length, work, limits)
+    for of_rank in of_ranks:
+        assert max(found.gradient for found in of_rank) < 1e-5
+        assert max(found.counts for found in of_rank) < 1e-4
+        assert sum(found.num_whole for found in of_rank) > num_batches, "it had samples of its own"
+        assert sum(found.num_split for found in of_rank) > num_batches, "and shared others"
+
+
+def test_short_samples_that_are_not_split_give_the_gradient_of_split_ones(ranks: Ranks, models, bench_of):
+    by_length(ranks, models["qwen3"], bench_of, LAYOUTS["context"], 10)
+
+
+@pytest.mark.parametrize("section", [{"num_minibatches": 2}, {"loss_normalisation": "token_mean"}], ids=str)
+def test_samples_that_wait_for_the_end_of_their_step_stay_whole(
+    ranks: Ranks, models, plain_torch: Torch, batches, section
+):
+    work = Work(
+        model_path=models["qwen3"], section={**LAYOUTS["context-by-length"], **section}, batches=batches["qwen3"]
+    )
+    found, expected = ranks.run(scenarios.train, work), plain_torch.train_with("qwen3", **section)
+    assert_close(found[0].weights, expected.weights, atol=5e-5)
+    for outcome in found:
+        for own, other in zip(outcome.metrics, expected.metrics, strict=True):
+            assert own.num_tokens == other.num_tokens
+            assert own.loss == pytest.approx(other.loss, rel=1e-5, abs=1e-6)
+            assert own.clip_fraction == other.clip_fraction
+
+
+def test_random_steps_that_stream_split_other_samples_than_those_that_do_not_and_are_the_same(
+    ranks: Ranks, models, bench_of
+):
+    batches = [bench_of(models["llama"]).groups(random_rewards(seed), seed=seed) for seed in range(8)]
+    work = Work(model_path=models["llama"], section=LAYOUTS["context-by-length"], batches=batches)
+    differences, _ = ranks.run(scenarios.streamed_steps, work)
+    require_rounding_only(differences, 8)
+
+
+def test_pipelines_that_share_long_samples_and_have_short_ones_of_their_own_train_as_one_process_does(
+    models, plain_torch: Torch, batches, bench_of
+):
+    four = Ranks(4, ["rollpacker.trainers.megatron.policy"])
+    try:
+        layouts: tuple[dict[str, Any], ...] = (
+            {"context_parallel": 2, "pipeline_parallel": 2, "recompute_activations": True},
+            {"context_parallel": 2, "tensor_parallel": 2},
+            {"context_parallel": 2, "data_parallel": 2},
+        )
+        for layout in layouts:
+            section = {**layout, "context_parallel_above": 9}
+            work = Work(model_path=models["qwen2-tied"], section=section, batches=batches["qwen2-tied"])
+            assert_equal_training(four.run(scenarios.train, work), plain_torch.train("qwen2-tied"))
+            by_length(four, models["qwen2-tied"], bench_of, layout, 4)
+    finally:
+        four.close()
 
 
 def test_a_reference_policy_and_minibatches_work_on_a_pipeline(ranks: Ranks, plain_torch: Torch, models, batches):
@@ -178,7 +239,8 @@ def test_scores_are_those_of_torch_and_zeros_before_the_last_stage(ranks: Ranks,
     )
     expected = torch_policy.score(pack(samples, 64, torch_policy.device))
     answers = ranks.run(scenarios.scores, work, samples)
-    assert [is_reporter for is_reporter, _ in answers] == ([False, True] if layout == "pipeline" else [True, False])
+    reporters = {"tensor": [True, False], "pipeline": [False, True], "context": [True, True]}
+    assert [is_reporter for is_reporter, _ in answers] == reporters[layout]
     for rank, (_, found) in enumerate(answers):
         for own, other in zip(found, expected, strict=True):
             is_blind = layout == "pipeline" and rank == 0
