@@ -28,14 +28,14 @@ from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSp
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.core.settings import LengthHistorySettings, SchedulerSettings
 from tests.core.player import Player, begun, make_settings
-from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios
+from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
 
 EXACT = LengthHistorySettings(share=Fraction(1, 3), first_eta_prompts=Fraction(1), first_eta_responses=Fraction(1))
 RACING = replace(EXACT, first_eta_prompts=Fraction(3, 2), first_eta_responses=Fraction(2))
 TWO_DOMAINS = ((Domain("math"), Fraction(1)), (Domain("code"), Fraction(1)))
 
 
-def with_history(history: LengthHistorySettings = EXACT, **changes: Any) -> SchedulerSettings:
+def by_history(history: LengthHistorySettings = EXACT, **changes: Any) -> SchedulerSettings:
     values = {"eta_prompts": Fraction(1), "eta_responses": Fraction(1), "length_history": history, **changes}
     return make_settings(**values)
 
@@ -60,7 +60,7 @@ LENGTHS = {f"math-{number}": 10 * (number + 1) for number in range(4)}
 
 
 def test_an_exact_first_epoch_is_made_of_plain_rounds() -> None:
-    player = Player(with_history(), num_keys=4)
+    player = Player(by_history(), num_keys=4)
     commands = play(player, 0, LENGTHS)
     assert begun(commands) == BeginRound(
         round=0,
@@ -75,14 +75,14 @@ def test_an_exact_first_epoch_is_made_of_plain_rounds() -> None:
 
 
 def test_a_racing_first_epoch_has_the_factors_of_its_own() -> None:
-    player = Player(with_history(RACING), num_keys=6)
+    player = Player(by_history(RACING), num_keys=6)
     begin = begun(player.start(0))
     assert begin.kind is RoundKind.SHORT
     assert (begin.num_prompts_launched, begin.num_responses_launched) == (6, 4)
 
 
 def test_of_known_prompts_more_are_drawn_than_race_and_the_longest_wait_for_a_long_round() -> None:
-    player = Player(with_history(), num_keys=4)
+    player = Player(by_history(), num_keys=4)
     play(player, 0, LENGTHS)
     commands = player.tell(StepStarted(step=1, policy_version=2))
     assert commands == (DrawPrompts(domain=Domain("math"), num_prompts=4),)
@@ -97,7 +97,7 @@ def test_of_known_prompts_more_are_drawn_than_race_and_the_longest_wait_for_a_lo
 
 
 def test_what_was_deferred_runs_in_a_long_round_as_soon_as_it_fills_one() -> None:
-    player = Player(with_history(), num_keys=4)
+    player = Player(by_history(), num_keys=4)
     play(player, 0, LENGTHS)
     commands = play(player, 1, LENGTHS)
     assert deferred(commands) == ["math-2", "math-3"]
@@ -116,7 +116,7 @@ def test_what_was_deferred_runs_in_a_long_round_as_soon_as_it_fills_one() -> Non
 
 def test_the_losers_of_a_race_are_known_by_what_was_aborted() -> None:
     racing = replace(RACING, first_eta_responses=Fraction(1))
-    player = Player(with_history(racing, num_prompts=2), num_keys=3)
+    player = Player(by_history(racing, num_prompts=2), num_keys=3)
     player.start(0)
     for key in ("math-1", "math-2"):
         for sample in range(2):
@@ -131,7 +131,7 @@ def test_the_losers_of_a_race_are_known_by_what_was_aborted() -> None:
 
 
 def test_a_domain_that_nobody_knows_yet_keeps_the_others_from_being_deferred() -> None:
-    player = Player(with_history(domain_weights=TWO_DOMAINS, num_prompts=2), num_keys=1)
+    player = Player(by_history(domain_weights=TWO_DOMAINS, num_prompts=2), num_keys=1)
     player.num_left = {Domain("math"): 9, Domain("code"): 9}
     lengths = {"math-0": 5, "code-0": 5, "code-1": 5}
     play(player, 0, lengths)
@@ -143,7 +143,7 @@ def test_a_domain_that_nobody_knows_yet_keeps_the_others_from_being_deferred() -
 
 
 def test_a_length_that_comes_after_the_next_step_began_changes_nothing() -> None:
-    player = Player(with_history(), num_keys=4)
+    player = Player(by_history(), num_keys=4)
     play(player, 0, LENGTHS)
     player.tell(StepStarted(step=1, policy_version=2))
     before = player.scheduler.snapshot()
@@ -154,7 +154,7 @@ def test_a_length_that_comes_after_the_next_step_began_changes_nothing() -> None
 
 
 def test_at_the_end_of_the_data_everything_runs_without_a_race_and_then_the_run_ends() -> None:
-    player = Player(with_history(), num_prompts=10, num_keys=4)
+    player = Player(by_history(), num_prompts=10, num_keys=4)
     trained: list[PromptId] = []
     step = 0
     while True:
@@ -169,18 +169,18 @@ def test_at_the_end_of_the_data_everything_runs_without_a_race_and_then_the_run_
 
 
 def test_a_history_is_not_restored_without_one_nor_the_reverse() -> None:
-    player = Player(with_history(), num_keys=4)
+    player = Player(by_history(), num_keys=4)
     play(player, 0, LENGTHS)
     snapshot = json.loads(json.dumps(player.scheduler.snapshot()))
     with pytest.raises(CheckpointError, match="tail with length history"):
         Scheduler.restore(make_settings(), snapshot)
     with pytest.raises(CheckpointError, match="tail with length history"):
-        Scheduler.restore(with_history(), Scheduler(make_settings()).snapshot())
+        Scheduler.restore(by_history(), Scheduler(make_settings()).snapshot())
 
 
 def test_settings_refuse_a_history_where_nothing_can_be_deferred() -> None:
     with pytest.raises(ValueError, match="no long round"):
-        with_history(batching="plain")
+        by_history(batching="plain")
     with pytest.raises(ValueError, match="share=1"):
         replace(EXACT, share=Fraction(1))
 
@@ -203,7 +203,7 @@ class _Deferring(SchedulerWorld):
 
 
 @settings(max_examples=30, deadline=None)
-@given(scenarios(batching="tail", has_history=True))
+@given(scenarios(batching="tail").map(with_history))
 def test_of_each_domain_as_many_are_deferred_at_once_as_its_weight_says(scenario: Scenario) -> None:
     _Deferring(replace(scenario, num_epochs=None, num_steps=8)).run()
 
@@ -212,7 +212,7 @@ def test_the_worlds_defer_prompts_at_once() -> None:
     numbers: list[int] = []
 
     @settings(max_examples=10, derandomize=True, deadline=None, database=None)
-    @given(scenarios(batching="tail", has_history=True))
+    @given(scenarios(batching="tail").map(with_history))
     def count(scenario: Scenario) -> None:
         world = _Deferring(replace(scenario, num_epochs=None, num_steps=8))
         world.run()
@@ -223,7 +223,7 @@ def test_the_worlds_defer_prompts_at_once() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(scenarios(batching="tail", has_history=True))
+@given(scenarios(batching="tail").map(with_history))
 def test_in_an_exact_first_epoch_batches_are_plain_batches(scenario: Scenario) -> None:
     exact = replace(scenario.settings, overlap_rewards=True, length_history=EXACT)
     endless = replace(scenario, num_epochs=None, num_keys=(1000,) * len(scenario.num_keys))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings, StreamSettings
-from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios
+from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
 
 
 @settings(max_examples=80)
@@ -50,7 +50,7 @@ def test_dynamic_plain_batching_trains_or_drops_every_prompt_once_whatever_happe
 
 
 @settings(max_examples=80)
-@given(scenarios(batching="tail", has_history=True))
+@given(scenarios(batching="tail").map(with_history))
 def test_a_length_history_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
     SchedulerWorld(scenario).run()
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -89,12 +89,7 @@ class Scenario:
 
 @st.composite
 def scenarios(
-    draw: st.DrawFn,
-    batching: str | None = None,
-    *,
-    is_dynamic: bool = False,
-    has_stream: bool = False,
-    has_history: bool = False,
+    draw: st.DrawFn, batching: str | None = None, *, is_dynamic: bool = False, has_stream: bool = False
 ) -> Scenario:
     num_domains = draw(st.integers(1, 3))
     domains = tuple(Domain(name) for name in ("math", "code", "judge")[:num_domains])
@@ -115,15 +110,14 @@ def scenarios(
         overlap_rewards=draw(st.sampled_from([True, True, is_dynamic and batching == "tail"])),
         domain_weights=tuple(zip(domains, map(Fraction, weights), strict=True)),
         dynamic_sampling=draw(dynamic_samplings(num_responses)) if is_dynamic else None,
-        length_history=draw(length_histories()) if has_history else None,
         reward_budget=draw(st.sampled_from([None, RewardBudgetSettings()])),
         parallelism=planner,
         stream=draw(streams(num_gpus) if has_stream else st.none() | streams(num_gpus)),
     )
     return Scenario(
         settings=settings,
-        num_keys=draw(st.tuples(*[st.integers(1, 9 if has_history else 30)] * num_domains)),
-        num_epochs=draw(st.sampled_from([None, 2, 4] if has_history else [None, 1, 2, 3])),
+        num_keys=draw(st.tuples(*[st.integers(1, 30)] * num_domains)),
+        num_epochs=draw(st.sampled_from([None, 1, 2, 3])),
         num_steps=draw(st.integers(1, 8)),
         num_gpus=num_gpus,
         width=width,
@@ -134,21 +128,28 @@ def scenarios(
     )
 
 
+def with_history(scenario: Scenario) -> Scenario:
+    """The world with a length history, and with few prompts and more epochs, so that they are known soon."""
+    rng = random.Random(scenario.seed)
+    factors = [Fraction(1), Fraction(1), Fraction(5, 4), Fraction(2)]
+    history = LengthHistorySettings(
+        share=rng.choice([Fraction(1, 5), Fraction(1, 4), Fraction(1, 2)]),
+        first_eta_prompts=rng.choice(factors),
+        first_eta_responses=rng.choice(factors),
+    )
+    return replace(
+        scenario,
+        settings=replace(scenario.settings, length_history=history),
+        num_keys=tuple(1 + num_keys % 9 for num_keys in scenario.num_keys),
+        num_epochs=None if scenario.num_epochs is None else 2 * scenario.num_epochs,
+    )
+
+
 @st.composite
 def dynamic_samplings(draw: st.DrawFn, num_responses: int) -> DynamicSamplingSettings:
     limits = st.none() | st.integers(2 * num_responses, 40)  # no eta is above 2
     factors = st.sampled_from([Fraction(2), Fraction(7, 2), Fraction(12)])
     return DynamicSamplingSettings(max_active_requests=draw(limits), max_launch_factor=draw(factors))
-
-
-@st.composite
-def length_histories(draw: st.DrawFn) -> LengthHistorySettings:
-    factors = st.sampled_from([Fraction(1), Fraction(1), Fraction(5, 4), Fraction(2)])
-    return LengthHistorySettings(
-        share=draw(st.sampled_from([Fraction(1, 5), Fraction(1, 4), Fraction(1, 2)])),
-        first_eta_prompts=draw(factors),
-        first_eta_responses=draw(factors),
-    )
 
 
 def planner_of(initial: int, other: int, patience: int = 2) -> ParallelismSettings:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from rollpacker.core.errors import InternalError
 from rollpacker.core.scheduler import Scheduler
 from tests.core.plans import run_plans
-from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios
+from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
 from tests.fuzz.scratch import scratch_folder
 from tests.fuzz.session import Violation, run_world
 from tests.fuzz.world import draw_world
@@ -137,7 +137,6 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario, ...]:
         return ()
     is_dynamic = worlds in {Worlds.SAMPLING, Worlds.LENDING_AND_SAMPLING}
     has_stream = worlds in {Worlds.LENDING, Worlds.LENDING_AND_SAMPLING}
-    has_history = worlds is Worlds.HISTORY
     drawn: list[Scenario] = []
 
     @settings(
@@ -148,11 +147,13 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario, ...]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenarios(batching="tail", is_dynamic=is_dynamic, has_stream=has_stream, has_history=has_history))
+    @given(scenarios(batching="tail", is_dynamic=is_dynamic, has_stream=has_stream))
     def keep(scenario: Scenario) -> None:
         drawn.append(scenario)
 
     keep()
+    if worlds is Worlds.HISTORY:
+        drawn = list(map(with_history, drawn))
     return tuple(sorted(drawn, key=_num_responses))
 
 
