@@ -29,6 +29,8 @@ SIM = ["backend=sim", "hardware=h800", "workload=math", "reward=modelled", "mode
             "engine.vllm.memory_share=0.5, engine.vllm.kv",
         ),
         (["system=verl", "system.eta_prompts=2"], "system.eta_prompts=2.0"),
+        (["system=rollpacker", "system.history_share=0.3"], "system.history_share=0.3"),
+        (["system=verl", "system.length_history=true"], "system.length_history=true"),
         (["system=verl", "engine.profile=x.parquet"], "engine.profile=x.parquet"),
         (["system.max_launch_factor=3"], "system.max_launch_factor=3.0"),
         (["trainer.warmup_steps=1000", "run.num_steps=2"], "trainer.warmup_steps=1000"),

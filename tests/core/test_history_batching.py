@@ -222,6 +222,27 @@ def test_the_worlds_defer_prompts_at_once() -> None:
     assert sum(number > 0 for number in numbers) >= len(numbers) // 2
 
 
+class _Unraced(SchedulerWorld):
+    """A world that trains exactly what each round launched."""
+
+    def carry_out(self, command: Command) -> None:
+        if isinstance(command, BeginRound):
+            assert not command.races
+            self.num_launched = command.num_prompts_launched
+        if isinstance(command, AcceptGroup):
+            assert command.samples == tuple(range(self.settings.num_responses))
+        if isinstance(command, EndRound):
+            assert len(command.prompts) == self.num_launched
+        super().carry_out(command)
+
+
+@settings(max_examples=20, deadline=None)
+@given(scenarios(batching="tail").map(with_history))
+def test_without_a_race_no_length_of_a_round_changes_what_the_round_trains(scenario: Scenario) -> None:
+    alone = replace(scenario.settings, eta_prompts=Fraction(1), eta_responses=Fraction(1), length_history=EXACT)
+    _Unraced(replace(scenario, settings=alone)).run()
+
+
 @settings(max_examples=20, deadline=None)
 @given(scenarios(batching="tail").map(with_history))
 def test_in_an_exact_first_epoch_batches_are_plain_batches(scenario: Scenario) -> None:

@@ -1,10 +1,13 @@
 """What the scheduler is told of a run."""
 
+from fractions import Fraction
+
 import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.ids import Domain
+from rollpacker.core.settings import LengthHistorySettings
 from rollpacker.runtime.rollout.scheduling import scheduler_settings
 
 REAL = ("reward=sandbox", "model.path=m", "data.path=d")
@@ -41,6 +44,31 @@ def test_dynamic_sampling_that_cannot_launch_a_round_is_refused(words, message):
     with pytest.raises(ConfigError) as refusal:
         compose(["run.dir=r", *MODELLED, *words])
     assert message in str(refusal.value)
+
+
+def test_long_prompts_are_not_routed_while_dynamic_sampling_draws_in_the_middle_of_a_round():
+    refusal = r"system\.length_history=true with system\.dynamic_sampling=true\.\s+Which prompts are long is decided"
+    with pytest.raises(ConfigError, match=refusal):
+        compose(["run.dir=r", *MODELLED, "system=ours", "system.dynamic_sampling=true"])
+
+
+@pytest.mark.parametrize(("first_epoch", "factor"), [("race", Fraction(5, 4)), ("exact", Fraction(1))])
+def test_a_first_epoch_has_the_papers_factors_or_waits_for_all(first_epoch, factor):
+    config = compose(["run.dir=r", *MODELLED, "system=ours", f"system.first_epoch={first_epoch}"])
+    settings = scheduler_settings(config, {Domain("math"): 999})
+    assert (settings.eta_prompts, settings.eta_responses) == (Fraction(9, 8), 1)
+    assert settings.length_history == LengthHistorySettings(
+        share=Fraction(1, 5), first_eta_prompts=factor, first_eta_responses=factor
+    )
+
+
+def test_what_a_round_launches_at_most_counts_its_first_epoch():
+    def factors(*words):
+        return compose(["run.dir=r", *MODELLED, *words]).system.largest_factors
+
+    assert factors("system=ours") == factors("system=ours-fast") == (1.25, 1.25)
+    assert factors("system=ours", "system.first_epoch=exact") == (1.125, 1.0)
+    assert factors("system=ours-exact") == (1.0, 1.0)
 
 
 def test_a_domain_that_has_no_place_in_a_batch_is_refused():
