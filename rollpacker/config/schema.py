@@ -187,17 +187,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _history_routes_before_a_round(self) -> Self:
-        if self.system.length_history and self.system.dynamic_sampling:
-            raise ValueError(
-                "system.length_history=true with system.dynamic_sampling=true.\n"
-                "Which prompts are long is decided before their round begins, and dynamic sampling draws prompts while "
-                "it runs, as rewards come.\n"
-                "Set one of the two to false."
-            )
-        return self
-
-    @model_validator(mode="after")
     def _dynamic_sampling_launches_whole_rounds(self) -> Self:
         system, num_samples = self.system, self.rollout.num_responses
         if not system.dynamic_sampling:

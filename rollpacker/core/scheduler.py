@@ -13,8 +13,7 @@
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
-changes. A fact that comes late changes nothing and gives no command; only the reward budget learns from a late reward,
-and the length history from a late end of a response.
+changes. A fact that comes late changes nothing and gives no command; only reward budget and length history learn from it.
 The requests that the router holds in flight are those that the batching machine or the evaluation waits for, whether an
 engine runs them or none is there; one of the two is at rest.
 
@@ -24,8 +23,7 @@ Adding a machine
 * A machine that reacts to facts of its own becomes one more field: its events get cases in `handle`, its commands join
   the union, its state joins `snapshot`, `restore` and `check`. The planner is one.
 * One that refines decisions stands in `_carry_out`, where the router and the reward budget stand today.
-* One that replaces the batching (as dynamic sampling does, or asynchronous rounds) implements `BatchingMachine` and is
-  chosen in `core.batchings`.
+* One that replaces the batching (as dynamic sampling does) implements `BatchingMachine`; `core.batchings` chooses it.
 
 Machines never call each other: the scheduler passes facts and decisions along, in the order in which they stand here.
 """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollpacker.config.sections.base import Count, Flag, Number, OnlyWith, Positive, Section
 
@@ -62,6 +62,17 @@ class SystemSection(Section):
     """With `stream` and shared GPUs: half of the engines are lent when this share of a round's requests is finished,
     whether or not what still runs fits into the others (the fixed points of the paper's Table 3). null decides by
     memory: tested at 20 % and every 5 % from there to 50 %."""
+
+    @model_validator(mode="after")
+    def _history_decides_before_a_round(self) -> Self:
+        if self.length_history and self.dynamic_sampling:
+            raise ValueError(
+                "system.length_history=true with system.dynamic_sampling=true.\n"
+                "Which prompts are long is decided before their round begins, and dynamic sampling draws prompts while "
+                "it runs, as rewards come.\n"
+                "Set one of the two to false."
+            )
+        return self
 
     @property
     def first_factor(self) -> float:
