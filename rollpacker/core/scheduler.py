@@ -13,7 +13,7 @@
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
-changes. A fact that comes late changes nothing and gives no command; only reward budget and length history learn from it.
+changes. A fact that comes late changes nothing and gives no command; only budget and length history learn from it.
 The requests that the router holds in flight are those that the batching machine or the evaluation waits for, whether an
 engine runs them or none is there; one of the two is at rest.
 
