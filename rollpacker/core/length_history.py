@@ -11,8 +11,8 @@ short because only their short responses ended. It is the maximum-likelihood mea
 are right-censored (Epstein and Sobel, 1953). Where none ended, the sum itself is the estimate.
 
 Invariants: an estimate is a function of learned rounds only, so that nothing of the round under way changes it. The
-order in which the facts of a round come does not matter, nor whether one comes twice. One fact may come after `learn`:
-it is too late, and changes nothing. There is at most one entry per prompt of the data, of two numbers.
+order in which the facts of a round come does not matter, nor whether one comes twice. A fact that comes after its round
+was learned is too late, and changes nothing. There is at most one entry per prompt of the data, of two numbers.
 """
 
 from __future__ import annotations
