@@ -193,9 +193,9 @@ class DraftRule(NamedTuple):
     draft_length: int
     """Of every pass, 0 is plain decoding; but for"""
     trial_length: int
-    """that of each `trial_every`-th pass under this rule, counted from the order."""
+    """that of each `trial_every`-th pass."""
     trial_every: int
-    """0 is never."""
+    """Counted by an engine over all its passes under a rule for these sizes, earlier orders' too; 0 is never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,8 +257,12 @@ class DraftPasses(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsMeasured:
-    """What an engine's decode passes gained and took in a round; comes before the `RoundMeasured` of the round."""
+    """What an engine's decode passes gained and took in a round.
 
+    Comes once per engine that has rules for them, after the round's `EndRound` and before its `RoundMeasured`.
+    """
+
+    round: int
     engine: EngineId
     passes: tuple[DraftPasses, ...]
     """Each range of batch sizes and draft length at most once."""

@@ -28,6 +28,7 @@ def check_snapshot(settings: SchedulerSettings, snapshot: Mapping[str, Any]) -> 
     machines = {
         "reward_budget": settings.reward_budget,
         "parallelism": settings.parallelism,
+        "speculative_decoding": settings.speculative_decoding,
         "stream": settings.stream,
     }
     for key, found, wanted in (

@@ -40,6 +40,10 @@ class SystemSection(Section):
     planner: Flag = False
     """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
     all (paper, section 4.2). A real run has engines of the degrees that `engine.degrees` names."""
+    speculative_decoding: Flag = False
+    """Decode passes verify draft tokens, at each batch size as many as gained most tokens per second before, or none.
+    Responses have the same distribution with and without. A modelled run's drafts are accepted with
+    `workload.draft_acceptance`."""
     stream: Flag = False
     """Streams accepted groups to the trainer before the rollout ends (paper, section 4.4): from its beginning to a
     trainer that shares no GPU with engines; where they share GPUs, when half of the engines can be lent to it. Not with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollpacker.core.events import RoundMeasured
+from rollpacker.core.events import DraftPasses, DraftsMeasured, RoundMeasured
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.runtime.rollout.batch import Batch
@@ -55,6 +55,29 @@ class RoundCosts:
         """Mean share of an engine's KV cache that was in use during forward passes."""
         capacity = sum(stats.kv_tokens_capacity for stats in self.after.values()) / max(1, len(self.after))
         return self.mean_per_pass("kv_token_steps") / capacity if capacity else 0.0
+
+
+def drafts_measured(number: int, costs: RoundCosts) -> tuple[DraftsMeasured, ...]:
+    """What the scheduler is told of a round's passes, drafts or none: of each engine that had rules for them."""
+    before = {(engine, *passes[:2]): passes for engine, stats in costs.before.items() for passes in stats.draft_passes}
+    reports = []
+    for engine, stats in costs.after.items():
+        grown = [_growth(before.get((engine, *passes[:2])), passes) for passes in stats.draft_passes]
+        if of_round := tuple(passes for passes in grown if passes.num_passes):
+            reports.append(DraftsMeasured(round=number, engine=engine, passes=of_round))
+    return tuple(reports)
+
+
+def _growth(before: DraftPasses | None, after: DraftPasses) -> DraftPasses:
+    if before is None:
+        return after
+    return after._replace(
+        num_passes=after.num_passes - before.num_passes,
+        num_sequence_passes=after.num_sequence_passes - before.num_sequence_passes,
+        num_drafted=after.num_drafted - before.num_drafted,
+        num_accepted=after.num_accepted - before.num_accepted,
+        time_s=after.time_s - before.time_s,
+    )
 
 
 def round_measured(batch: Batch, costs: RoundCosts, switch_time_s: float) -> RoundMeasured:
