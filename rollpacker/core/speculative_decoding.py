@@ -17,7 +17,8 @@ One pass in `trial_every` is a trial, between passes of the usual length: both s
 are compared with one another only. A range that has found its length goes on trying others, one pass in
 `rarest_trial_every`, and each verdict forgets what led to it: so the length follows a policy that drifts.
 
-Engines of a degree are equal, so their passes count together; each tensor-parallel degree has ranges of its own.
+Engines of a degree are equal, so their passes count together. Each tensor-parallel degree has ranges of its own, which
+begin with the lengths of the degree before.
 Verification samples what the policy would have, so nothing here changes a response's distribution, only its time.
 
 Invariant: a range compares passes of its length and of its trial's, and of no other.
@@ -70,6 +71,9 @@ class _Range:
     usual: _Gain = field(default_factory=_Gain)
     tried: _Gain = field(default_factory=_Gain)
 
+    def begun_anew(self) -> _Range:
+        return _Range(length=self.length, is_known=self.is_known, is_rising=self.is_rising)
+
     def change(self, length: int) -> None:
         self.is_rising, self.length, self.num_failed = length >= self.length, length, 0
 
@@ -103,7 +107,9 @@ class SpeculativeDecoding:
         return self.order(degree)
 
     def order(self, degree: int | None) -> UseDraftLengths:
-        """Give the rules for what engines of a degree generate next."""
+        """Give the rules for what engines of a degree generate next; a fresh degree begins where the last one is."""
+        if degree not in self._ranges:
+            self._ranges[degree] = {size: each.begun_anew() for size, each in self._of_degree(self._degree).items()}
         self._degree = degree
         ranges = self._of_degree(degree)
         inherited = 0
