@@ -12,7 +12,8 @@ batch sizes (powers of two) has a draft length of its own, and 0, plain decoding
     usual passes between them
     they gained less                                      the next candidate is tried, half as often
 
-Candidates are two steps and one step away on the ladder of lengths, first those in the direction of the last change.
+Candidates are two steps and one step away on the ladder of lengths, first those in the direction of the last change,
+and plain decoding.
 One pass in `trial_every` is a trial, between passes of the usual length: both see the same batches and contexts, and
 are compared with one another only. A range that has found its length goes on trying others, one pass in
 `rarest_trial_every`, and each verdict forgets what led to it: so the length follows a policy that drifts.
@@ -189,7 +190,8 @@ class SpeculativeDecoding:
         lengths = self._settings.lengths
         here = lengths.index(each.length)
         steps = _STEPS if each.is_rising else tuple(-step for step in _STEPS)
-        candidates = [lengths[here + step] for step in steps if 0 <= here + step < len(lengths)]
+        near = [lengths[here + step] for step in steps if 0 <= here + step < len(lengths)]
+        candidates = near if 0 in (each.length, *near) else [*near, 0]
         return candidates[each.num_failed % len(candidates)]
 
     # Self-check and snapshot
