@@ -438,8 +438,8 @@ class Scheduler:
             scheduler._budget = RewardBudget.restore(settings.reward_budget, snapshot["reward_budget"])
         if settings.parallelism:
             scheduler._planner = ParallelismPlanner.restore(settings.parallelism, snapshot["parallelism"])
-        if drafts := settings.speculative_decoding:
-            scheduler._drafts = SpeculativeDecoding.restore(drafts, snapshot["speculative_decoding"])
+        if (drafts := settings.speculative_decoding) and (learned := snapshot.get("speculative_decoding")):
+            scheduler._drafts = SpeculativeDecoding.restore(drafts, learned)
         if settings.stream:
             scheduler._stream = StreamScaling.restore(settings.stream, snapshot["stream"])
         if settings.evaluation and snapshot.get("evaluation"):

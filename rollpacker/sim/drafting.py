@@ -50,12 +50,11 @@ class Pace(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Total:
+class _Carried:
+    """Parts of passes and of accepted tokens that are not counted yet: reports are in whole ones."""
+
     num_passes: float = 0.0
-    num_sequence_passes: float = 0.0
-    num_drafted: float = 0.0
     num_accepted: float = 0.0
-    time_s: float = 0.0
 
 
 class Drafting:
@@ -70,7 +69,8 @@ class Drafting:
         self._costs = costs
         self._acceptance = acceptance
         self._rules: Sequence[DraftRule] = ()
-        self._totals: dict[tuple[int, int], _Total] = {}
+        self._totals: dict[tuple[int, int], DraftPasses] = {}
+        self._carried: dict[tuple[int, int], _Carried] = {}
         self.pace = functools.cache(self._pace)
         """Of a batch of so many sequences."""
 
@@ -113,25 +113,27 @@ class Drafting:
             kv_s = stretch.duration_s(stretch.num_passes) - stretch.num_passes * pace.step_s
             kv_s_per_pass = kv_s / (stretch.num_passes * pace.passes_per_step)
         for part in pace.parts:
-            num_passes = part.passes_per_step * stretch.num_passes
-            total = self._totals.setdefault((part.max_sequences, part.draft_length), _Total())
-            total.num_passes += num_passes
-            total.num_sequence_passes += num_passes * stretch.num_sequences
-            total.num_drafted += num_passes * stretch.num_sequences * part.draft_length
-            total.num_accepted += num_passes * stretch.num_sequences * part.num_accepted
-            total.time_s += num_passes * (part.pass_s + kv_s_per_pass)
+            kind = (part.max_sequences, part.draft_length)
+            total = self._totals.get(kind, DraftPasses(*kind, 0, 0, 0, 0, 0.0))
+            carried = self._carried.setdefault(kind, _Carried())
+            num_passes, carried.num_passes = _whole(carried.num_passes + part.passes_per_step * stretch.num_passes)
+            num_sequence_passes = num_passes * stretch.num_sequences
+            num_accepted, carried.num_accepted = _whole(
+                carried.num_accepted + num_sequence_passes * part.num_accepted
+            )
+            self._totals[kind] = DraftPasses(
+                *kind,
+                num_passes=total.num_passes + num_passes,
+                num_sequence_passes=total.num_sequence_passes + num_sequence_passes,
+                num_drafted=total.num_drafted + num_sequence_passes * part.draft_length,
+                num_accepted=total.num_accepted + num_accepted,
+                time_s=total.time_s + num_passes * (part.pass_s + kv_s_per_pass),
+            )
 
     def totals(self) -> tuple[DraftPasses, ...]:
-        """Report all passes under rules so far, in whole numbers."""
-        return tuple(
-            DraftPasses(
-                max_sequences=max_sequences,
-                draft_length=draft_length,
-                num_passes=int(total.num_passes),
-                num_sequence_passes=int(total.num_sequence_passes),
-                num_drafted=int(total.num_drafted),
-                num_accepted=int(total.num_accepted),
-                time_s=total.time_s,
-            )
-            for (max_sequences, draft_length), total in self._totals.items()
-        )
+        """Report all passes under rules so far."""
+        return tuple(self._totals.values())
+
+
+def _whole(number: float) -> tuple[int, float]:
+    return int(number), number - int(number)

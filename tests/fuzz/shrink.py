@@ -77,6 +77,7 @@ def _smaller_worlds(world: World) -> Iterator[World]:
         replace(world, evaluate="alone"),
         replace(world, planner=False),
         replace(world, switch="sleep"),
+        replace(world, draft_acceptance=None),
         replace(world, stream=False),
         replace(world, reward="async"),
         replace(world, tensor_parallel=1),

@@ -107,6 +107,8 @@ class World:
     evaluate_every_steps: int = 1
     evaluate: Literal["alone", "fill"] = "alone"
     grace_s: float = 30.0
+    draft_acceptance: float | None = None
+    """None: no speculative decoding."""
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -165,7 +167,9 @@ def draw_world(seed: int) -> World:
     )
     world = _with_dynamic_sampling(world, rng) if rng.choice((True, False, False)) else world
     rng = random.Random(f"evaluation of {seed}")  # what was drawn before there were evaluations stays as it is
-    return with_evaluations(world, rng) if rng.random() < 0.4 else world
+    world = with_evaluations(world, rng) if rng.random() < 0.4 else world
+    rng = random.Random(f"drafts of {seed}")
+    return replace(world, draft_acceptance=rng.choice((None, None, 0.0, 0.6, 0.9)))
 
 
 def with_evaluations(world: World, rng: random.Random) -> World:
@@ -287,6 +291,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             eta_responses=world.eta_responses,
             reward=world.reward,
             planner=world.planner,
+            speculative_decoding=world.draft_acceptance is not None,
             stream=world.stream,
             dynamic_sampling=world.dynamic_sampling,
             max_active_requests=world.max_active_requests,
@@ -325,6 +330,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
         ),
         workload=WorkloadSection(
             name="fuzz",
+            draft_acceptance=world.draft_acceptance or 0.0,
             prompt_tokens=16,
             solve_rate=world.solve_rate,
             solve_rate_rho=world.solve_rate_rho,

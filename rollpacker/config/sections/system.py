@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Count, Flag, Number, OnlyWith, Positive, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Flag, Number, OnlyWith, Positive, Section
 
 SpeculationFactor = Annotated[Number, Field(ge=1, le=8)]
 """How many times more is launched than needed; 1 means no speculation, the paper uses 1.25."""
@@ -40,7 +40,7 @@ class SystemSection(Section):
     planner: Flag = False
     """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
     all (paper, section 4.2). A real run has engines of the degrees that `engine.degrees` names."""
-    speculative_decoding: Flag = False
+    speculative_decoding: Annotated[Flag, NOT_IN_FINGERPRINT] = False
     """Decode passes verify draft tokens, at each batch size as many as gained most tokens per second before, or none.
     Responses have the same distribution with and without. A modelled run's drafts are accepted with
     `workload.draft_acceptance`."""

@@ -44,6 +44,18 @@ class RoundCosts:
         num_passes = self.growth("num_decode_steps")
         return self.growth(counter) / num_passes if num_passes else 0.0
 
+    def draft_passes(self) -> Mapping[EngineId, tuple[DraftPasses, ...]]:
+        """Decode passes by rules for drafts, of each engine that had any."""
+        before = {
+            (engine, *passes[:2]): passes for engine, stats in self.before.items() for passes in stats.draft_passes
+        }
+        grown = {
+            engine: [_growth(before.get((engine, *passes[:2])), passes) for passes in stats.draft_passes]
+            for engine, stats in self.after.items()
+        }
+        made = {engine: tuple(passes for passes in each if passes.num_passes) for engine, each in grown.items()}
+        return {engine: passes for engine, passes in made.items() if passes}
+
     @property
     def gpu_memory_peak_gb(self) -> float | None:
         """The largest of all engines; None without GPUs."""
@@ -57,17 +69,6 @@ class RoundCosts:
         return self.mean_per_pass("kv_token_steps") / capacity if capacity else 0.0
 
 
-def drafts_measured(number: int, costs: RoundCosts) -> tuple[DraftsMeasured, ...]:
-    """What the scheduler is told of a round's passes, drafts or none: of each engine that had rules for them."""
-    before = {(engine, *passes[:2]): passes for engine, stats in costs.before.items() for passes in stats.draft_passes}
-    reports = []
-    for engine, stats in costs.after.items():
-        grown = [_growth(before.get((engine, *passes[:2])), passes) for passes in stats.draft_passes]
-        if of_round := tuple(passes for passes in grown if passes.num_passes):
-            reports.append(DraftsMeasured(round=number, engine=engine, passes=of_round))
-    return tuple(reports)
-
-
 def _growth(before: DraftPasses | None, after: DraftPasses) -> DraftPasses:
     if before is None:
         return after
@@ -77,6 +78,13 @@ def _growth(before: DraftPasses | None, after: DraftPasses) -> DraftPasses:
         num_drafted=after.num_drafted - before.num_drafted,
         num_accepted=after.num_accepted - before.num_accepted,
         time_s=after.time_s - before.time_s,
+    )
+
+
+def drafts_measured(number: int, costs: RoundCosts) -> tuple[DraftsMeasured, ...]:
+    """What the scheduler is told of a round's passes by the rules for drafts: of each engine that had any."""
+    return tuple(
+        DraftsMeasured(round=number, engine=engine, passes=passes) for engine, passes in costs.draft_passes().items()
     )
 
 

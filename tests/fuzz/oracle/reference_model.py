@@ -31,6 +31,7 @@ from rollpacker.core.commands import (
     UseParallelism,
 )
 from rollpacker.core.events import (
+    DraftsMeasured,
     EngineJoined,
     EngineLost,
     EngineRetired,
@@ -49,6 +50,7 @@ from rollpacker.core.ids import Domain, PromptId, RequestId, is_held_out
 from rollpacker.core.settings import SchedulerSettings
 from tests.fuzz.oracle import quotas
 from tests.fuzz.oracle.budget import BudgetModel
+from tests.fuzz.oracle.drafting import DraftModel
 from tests.fuzz.oracle.engines import EngineModel
 from tests.fuzz.oracle.evaluating import EvaluationModel
 from tests.fuzz.oracle.planning import PlannerModel
@@ -75,6 +77,7 @@ class ReferenceModel:
         self.evaluation = EvaluationModel(settings.evaluation, self.engines)
         self.budget = BudgetModel(settings.reward_budget)
         self.planner = PlannerModel(settings.parallelism)
+        self.drafts = DraftModel(settings.speculative_decoding)
         self.stream = StreamModel(settings.stream, self.engines)
         self.sampling = SamplingModel(self, settings.dynamic_sampling) if settings.dynamic_sampling else None
         # the draw
@@ -108,8 +111,10 @@ class ReferenceModel:
                 return engine not in self.engines.loads
             case ProgressMeasured(round=number):
                 return not self.stream.is_measuring or self.round is None or number < self.round.round
+            case DraftsMeasured():
+                return self.drafts.is_late(event)
             case RoundMeasured():
-                return not self.planner.is_measurable
+                return not (self.planner.is_measurable or self.drafts.is_measurable)
             case _:
                 return False
 
@@ -176,6 +181,8 @@ class ReferenceModel:
             if self.sampling and isinstance(command, FailRun):  # it counts what nobody could be told to launch
                 self.sampling.note_waiting(waiting)
             self._note_command(command, is_relaunch=bool(due))
+        if any(isinstance(command, BeginRound) for command in commands):
+            self.drafts.check_order(commands, self.planner.degree if self.settings.parallelism else None)
         if self.sampling:
             self.sampling.note_waiting(waiting)
             self.sampling.check(event)
@@ -212,9 +219,15 @@ class ReferenceModel:
                 self.rewards.setdefault(request.prompt, []).append(reward)
             case ProgressMeasured():
                 self.stream.check_lending(event, commands)
+            case DraftsMeasured():
+                self.drafts.note(event)
             case RoundMeasured():
+                self.drafts.end_measurement()
                 was_filled = self.evaluation.has_filled(event.round)
-                self.planner.check(event, commands, self.kinds, self.next_kind(), was_filled=was_filled)
+                if self.planner.is_measurable:
+                    self.planner.check(event, commands, self.kinds, self.next_kind(), was_filled=was_filled)
+                else:
+                    assert commands == (), "nobody plans the next round"
             case _:
                 pass
 
@@ -449,6 +462,7 @@ class ReferenceModel:
         self.round = None
         self.stream.is_measuring = False
         self.planner.end_round()
+        self.drafts.end_round()
         self.check_nothing_lost()
 
     def _end_run(self) -> None:
