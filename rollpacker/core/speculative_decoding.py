@@ -13,10 +13,9 @@ batch sizes (powers of two) has a draft length of its own, and 0, plain decoding
     they gained less                                      the next candidate is tried, half as often
 
 Candidates are two steps and one step away on the ladder of lengths, first those in the direction of the last change,
-and plain decoding.
-One pass in `trial_every` is a trial, between passes of the usual length: both see the same batches and contexts, and
-are compared with one another only. A range that has found its length goes on trying others, one pass in
-`rarest_trial_every`, and each verdict forgets what led to it: so the length follows a policy that drifts.
+and plain decoding. One pass in `trial_every` is a trial, between passes of the usual length: both see the same batches
+and contexts, and are compared with one another only. A range that has found its length goes on trying others, one pass
+in `rarest_trial_every`, and each verdict forgets what led to it: so the length follows a policy that drifts.
 
 Engines of a degree are equal, so their passes count together. Each tensor-parallel degree has ranges of its own, which
 begin with the lengths of the degree before.
@@ -110,10 +109,12 @@ class SpeculativeDecoding:
     def order(self, degree: int | None) -> UseDraftLengths:
         """Give the rules for what engines of a degree generate next; a fresh degree begins where the last one is."""
         if degree not in self._ranges:
-            self._ranges[degree] = {size: each.begun_anew() for size, each in self._of_degree(self._degree).items()}
+            before = self._ranges.get(self._degree, {})
+            self._ranges[degree] = {
+                size: before[size].begun_anew() if size in before else _Range() for size in self._settings.batch_sizes
+            }
         self._degree = degree
-        ranges = self._of_degree(degree)
-        inherited = 0
+        ranges, inherited = self._ranges[degree], 0
         for each in reversed(ranges.values()):
             if not each.is_known:
                 each.length = inherited
@@ -137,7 +138,7 @@ class SpeculativeDecoding:
         if event.round < self._round or not self._is_measurable or event.engine in self._reported:
             return
         self._reported.append(event.engine)
-        ranges = self._of_degree(self._degree)
+        ranges = self._ranges[self._degree]
         for passes in event.passes:
             each = ranges.get(passes.max_sequences)
             if each is None:
@@ -165,7 +166,7 @@ class SpeculativeDecoding:
         if event.round != self._round or not self._is_measurable:
             return
         self._is_measurable = False
-        for each in self._of_degree(self._degree).values():
+        for each in self._ranges[self._degree].values():
             usual, tried = each.usual, each.tried
             if tried.num_passes < self._settings.num_trial_passes or not (usual.time_s and tried.time_s):
                 continue
@@ -176,9 +177,6 @@ class SpeculativeDecoding:
             each.forget()
 
     # Trials
-
-    def _of_degree(self, degree: int | None) -> dict[int, _Range]:
-        return self._ranges.setdefault(degree, {size: _Range() for size in self._settings.batch_sizes})
 
     def _rule(self, size: int, each: _Range) -> DraftRule:
         settings = self._settings
@@ -234,7 +232,8 @@ class SpeculativeDecoding:
         machine._is_measurable = snapshot["is_measurable"]
         machine._reported = list(map(EngineId, snapshot["reported"]))
         for degree, size, plain in snapshot["ranges"]:
-            if size in settings.batch_sizes and plain["length"] in settings.lengths:
+            ranges = machine._ranges.setdefault(degree, {each: _Range() for each in settings.batch_sizes})
+            if size in ranges and plain["length"] in settings.lengths:
                 gains = {"usual": _Gain(**plain["usual"]), "tried": _Gain(**plain["tried"])}
-                machine._of_degree(degree)[size] = _Range(**{**plain, **gains})
+                ranges[size] = _Range(**{**plain, **gains})
         return machine

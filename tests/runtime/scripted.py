@@ -121,6 +121,8 @@ class ScriptedEngine:
         return [first]
 
     async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        if self._death is not None:
+            raise self._death
         self.draft_rules.append(tuple(rules))
 
     async def load_weights(self, weights: Weights) -> str:
