@@ -118,9 +118,7 @@ class Drafting:
             carried = self._carried.setdefault(kind, _Carried())
             num_passes, carried.num_passes = _whole(carried.num_passes + part.passes_per_step * stretch.num_passes)
             num_sequence_passes = num_passes * stretch.num_sequences
-            num_accepted, carried.num_accepted = _whole(
-                carried.num_accepted + num_sequence_passes * part.num_accepted
-            )
+            num_accepted, carried.num_accepted = _whole(carried.num_accepted + num_sequence_passes * part.num_accepted)
             self._totals[kind] = DraftPasses(
                 *kind,
                 num_passes=total.num_passes + num_passes,
