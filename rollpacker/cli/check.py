@@ -273,6 +273,9 @@ def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> st
         )
     if system.planner:
         lines.append(_planner(config, cluster))
+    if system.speculative_decoding:
+        acceptance = f", accepted with {config.workload.draft_acceptance:g}" if config.workload else ""
+        lines.append(f"decode passes verify draft tokens{acceptance}: as many as pay at each batch size, or none")
     if system.stream:
         lines.append(_stream(config, cluster))
     return "\n".join(lines) or "none"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
 
@@ -194,6 +195,27 @@ class UseParallelism:
     tensor_parallel: int
 
 
+class DraftRule(NamedTuple):
+    """How many draft tokens of each sequence a decode pass verifies, for batches of some sizes."""
+
+    max_sequences: int
+    """Holds for batches of up to so many sequences, and of more than the rule before it."""
+    draft_length: int
+    """Of every pass, 0 is plain decoding; but for"""
+    trial_length: int
+    """that of each `trial_every`-th pass."""
+    trial_every: int
+    """Counted by an engine over all its passes under a rule for these sizes, earlier orders' too; 0 is never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseDraftLengths:
+    """Decode by these rules from now on, on every engine, before it gets its next `Launch`."""
+
+    rules: tuple[DraftRule, ...]
+    """Ascending in `max_sequences`; larger batches than the last rule's decode plainly."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Report `TimerFired` at a time, once; a timer of this name that has not fired yet is moved."""
@@ -257,6 +279,7 @@ Command = (
     | LendEngines
     | StreamGroups
     | UseParallelism
+    | UseDraftLengths
     | SetTimer
     | StartEngine
     | CancelStart

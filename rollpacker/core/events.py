@@ -233,6 +233,41 @@ class RoundMeasured:
     """Of its responses, in launch order, aborted ones too."""
 
 
+class DraftPasses(NamedTuple):
+    """Decode passes of an engine over batches of one range of sizes and with one draft length, together.
+
+    A pass verifies the draft tokens of its sequences and adds one more token to each, so it gains `num_sequence_passes`
+    plus `num_accepted` tokens.
+    """
+
+    max_sequences: int
+    """The largest batch of the range: that of the `DraftRule` that held for the passes."""
+    draft_length: int
+    """Draft tokens that a sequence could have; 0 is plain decoding."""
+    num_passes: int
+    num_sequence_passes: int
+    """Over passes, the sequences in them."""
+    num_drafted: int
+    """Draft tokens that were verified."""
+    num_accepted: int
+    """Of these."""
+    time_s: float
+    """Of the passes, drafting included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftsMeasured:
+    """What an engine's decode passes gained and took in a round.
+
+    Comes once per engine that has rules for them, after the round's `EndRound` and before its `RoundMeasured`.
+    """
+
+    round: int
+    engine: EngineId
+    passes: tuple[DraftPasses, ...]
+    """Each range of batch sizes and draft length at most once."""
+
+
 Event = (
     EngineJoined
     | EngineUpdated
@@ -253,5 +288,6 @@ Event = (
     | ResponseEvicted
     | RewardComputed
     | ProgressMeasured
+    | DraftsMeasured
     | RoundMeasured
 )

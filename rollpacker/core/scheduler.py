@@ -5,6 +5,7 @@
     beside them, each where the settings have it:
     RewardComputed ──> reward budget ──> the limits in ScoreResponse
     RoundMeasured ──> parallelism planner ──> UseParallelism
+    DraftsMeasured, RoundMeasured ──> speculative decoding ──> UseDraftLengths, before a round and an evaluation
     BeginRound ──> stream scaling ──> StreamGroups
     ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
                                            StreamGroups, when what was lent is empty
@@ -51,11 +52,11 @@ from rollpacker.core.commands import (
     Launch,
     LendEngines,
     ScoreResponse,
-    StreamGroups,
 )
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
+    DraftsMeasured,
     EngineJoined,
     EngineLost,
     EngineRetired,
@@ -85,6 +86,7 @@ from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Closing, Router
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.snapshots import SNAPSHOT_FORMAT, check_snapshot, kind_of
+from rollpacker.core.speculative_decoding import SpeculativeDecoding
 from rollpacker.core.stream_scaling import StreamScaling
 from rollpacker.core.timers import PendingTimers
 
@@ -98,6 +100,7 @@ class Scheduler:
         self._router = Router()
         self._budget = RewardBudget(settings.reward_budget) if settings.reward_budget else None
         self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
+        self._drafts = SpeculativeDecoding(settings.speculative_decoding) if settings.speculative_decoding else None
         self._stream = StreamScaling(settings.stream) if settings.stream else None
         self._evaluation = Evaluation(settings.evaluation) if settings.evaluation else None
         self._restarts = Restarts(settings.restarts)
@@ -123,28 +126,7 @@ class Scheduler:
     def _are_empty(self, engines: Sequence[EngineId]) -> bool:
         return self._router.are_empty(engines) and not (self._evaluation and not self._evaluation.are_empty(engines))
 
-    def _decide(self, event: Event, now: float) -> tuple[Command, ...]:
-        match event:
-            case ResponseFinished() | ResponseAborted() | ResponseEvicted() | RewardComputed():
-                return self._follow_request(event)
-            case StepStarted() | PromptsDrawn() | RoundMeasured():
-                return self._prepare_round(event)
-            case EvaluationOffered() | EnginesWanted():
-                return self._evaluate(event, now)
-            case EngineUpdated() | EngineJoined() | EngineLost() | EngineRetired():
-                return self._change_fleet(event)
-            case ProgressMeasured():
-                return self._lend(event)
-            case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
-                return self._restart(event, now)
-            case _:
-                assert_never(event)
-
-    # The life of a request
-
-    def _follow_request(
-        self, event: ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed
-    ) -> tuple[Command, ...]:
+    def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
         match event:
             case ResponseFinished():
                 return self._finish(event)
@@ -160,8 +142,26 @@ class Scheduler:
                 decisions = self._machine_of(event.request).handle(event)
                 self._router.note_answer(event.request, event.engine)
                 return self._carry_out(decisions)
+            case StepStarted():
+                return self._start_step(event)
+            case PromptsDrawn():
+                return self._carry_out(self._batching.handle(event))
+            case DraftsMeasured():
+                return self._learn_drafts(event)
+            case RoundMeasured():
+                return self._plan(event)
+            case EvaluationOffered() | EnginesWanted():
+                return self._evaluate(event, now)
+            case EngineUpdated() | EngineJoined() | EngineLost() | EngineRetired():
+                return self._change_fleet(event)
+            case ProgressMeasured():
+                return self._lend(event)
+            case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
+                return self._restart(event, now)
             case _:
                 assert_never(event)
+
+    # The life of a request
 
     def _finish(self, event: ResponseFinished) -> tuple[Command, ...]:
         """Count a finish; it may be one that makes a measurement due."""
@@ -201,17 +201,6 @@ class Scheduler:
 
     # Steps and engines
 
-    def _prepare_round(self, event: StepStarted | PromptsDrawn | RoundMeasured) -> tuple[Command, ...]:
-        match event:
-            case StepStarted():
-                return self._start_step(event)
-            case PromptsDrawn():
-                return self._carry_out(self._batching.handle(event))
-            case RoundMeasured():
-                return self._plan(event)
-            case _:
-                assert_never(event)
-
     def _start_step(self, event: StepStarted) -> tuple[Command, ...]:
         """Begin a step with all engines: the trainer has given back what was lent."""
         self._require_rest(event)
@@ -242,13 +231,22 @@ class Scheduler:
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
         """Change the engines for the next round, if the planner says so."""
-        if not self._planner:
-            return ()
-        was_filled = self._evaluation is not None and self._evaluation.has_filled(event.round)
-        orders = self._planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
+        orders: tuple[Command, ...] = ()
+        if self._planner:
+            was_filled = self._evaluation is not None and self._evaluation.has_filled(event.round)
+            orders = self._planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
         if orders:
             self._router.close(self._router.engines, Closing.RETIRING)
+        if self._drafts:
+            self._drafts.end_measurement(event)
         return orders
+
+    def _learn_drafts(self, event: DraftsMeasured) -> tuple[Command, ...]:
+        if not self._drafts:
+            raise ImpossibleEvent(f"Drafts of {event.engine} were measured, which was not ordered.")
+        self._router.is_in_fleet(event.engine)
+        self._drafts.learn(event)
+        return ()
 
     def _change_fleet(self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
         launches: list[Launch] = []
@@ -324,36 +322,35 @@ class Scheduler:
                     commands.append(self._with_limits(decision))
                 case BeginRound():
                     commands += decision, *self._begin_round(decision)
-                case EndRound():
-                    self._end_round()
+                case EndRound() | DropPrompt() | EndRun():
+                    self._follow_round(decision)
                     commands.append(decision)
-                case DropPrompt() | EndRun():
-                    self._tell_stream(decision)
+                case BeginEvaluation():
                     commands.append(decision)
-                case AcceptGroup() | DeferPrompts() | DrawPrompts() | FailRun() | BeginEvaluation() | EndEvaluation():
+                    if self._drafts:
+                        commands.append(self._drafts.order(self.tensor_parallel))
+                case AcceptGroup() | DeferPrompts() | DrawPrompts() | FailRun() | EndEvaluation():
                     commands.append(decision)
                 case _:
                     assert_never(decision)
         return tuple(commands)
 
-    def _begin_round(self, decision: BeginRound) -> tuple[StreamGroups | BeginEvaluation, ...]:
+    def _begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
         """Tell the machines that watch rounds."""
         if self._planner:
             self._planner.begin_round(decision)
         streams = self._stream.begin_round(decision) if self._stream else ()
-        return *streams, *(self._evaluation.begin_round(decision) if self._evaluation else ())
+        lengths = (self._drafts.begin_round(decision, self.tensor_parallel),) if self._drafts else ()
+        return *lengths, *streams, *(self._evaluation.begin_round(decision) if self._evaluation else ())
 
-    def _tell_stream(self, decision: DropPrompt | EndRun) -> None:
-        """Let stream scaling count, and rest when the run ends in a round."""
+    def _follow_round(self, decision: EndRound | DropPrompt | EndRun) -> None:
+        for machine in (self._planner, self._drafts):
+            if machine and isinstance(decision, EndRound):
+                machine.end_round()
         if self._stream and isinstance(decision, DropPrompt):
             self._stream.count_drop()
         elif self._stream:
             self._stream.end_round()
-
-    def _end_round(self) -> None:
-        for machine in (self._planner, self._stream):
-            if machine:
-                machine.end_round()
 
     def _with_limits(self, order: ScoreResponse) -> ScoreResponse:
         if not self._budget or is_held_out(order.request):
@@ -401,12 +398,11 @@ class Scheduler:
         if self._evaluation:
             running += self._evaluation.running_requests()
         self._router.check(running)
-        for machine in (self._budget, self._planner, self._evaluation):
+        for machine in (self._budget, self._planner, self._drafts, self._evaluation, self._restarts):
             if machine:
                 machine.check()
         if self._stream:
             self._stream.check(self._router.engines)
-        self._restarts.check()
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the scheduler; legal between any two events."""
@@ -417,6 +413,7 @@ class Scheduler:
             "router": self._router.snapshot(),
             "reward_budget": self._budget and self._budget.snapshot(),
             "parallelism": self._planner and self._planner.snapshot(),
+            "speculative_decoding": self._drafts and self._drafts.snapshot(),
             "stream": self._stream and self._stream.snapshot(),
             "evaluation": self._evaluation and self._evaluation.snapshot(),
             "restarts": self._restarts.snapshot(),
@@ -441,6 +438,8 @@ class Scheduler:
             scheduler._budget = RewardBudget.restore(settings.reward_budget, snapshot["reward_budget"])
         if settings.parallelism:
             scheduler._planner = ParallelismPlanner.restore(settings.parallelism, snapshot["parallelism"])
+        if (drafts := settings.speculative_decoding) and (learned := snapshot.get("speculative_decoding")):
+            scheduler._drafts = SpeculativeDecoding.restore(drafts, learned)
         if settings.stream:
             scheduler._stream = StreamScaling.restore(settings.stream, snapshot["stream"])
         if settings.evaluation and snapshot.get("evaluation"):

@@ -76,6 +76,39 @@ class ParallelismSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeDecodingSettings:
+    """How draft lengths are tried. The numbers are this project's."""
+
+    max_sequences: int
+    """Of an engine's largest batch."""
+    lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8)
+    """Draft tokens per sequence and pass that may be used, ascending from 0, plain decoding, at least two."""
+    trial_every: int = 8
+    """One pass in so many tries another length, until that failed; twice as many after each trial that failed."""
+    rarest_trial_every: int = 64
+    """So many at most."""
+    num_trial_passes: int = 64
+    """So many at the other length decide, over all engines and as many rounds as it takes."""
+    min_gain: Fraction = Fraction(51, 50)
+    """A change gains so many times the tokens per second at least; above 1, so that chance alone changes little."""
+
+    def __post_init__(self) -> None:
+        lengths = self.lengths
+        _require(self.max_sequences >= 1, f"max_sequences={self.max_sequences} is below 1")
+        is_ladder = len(lengths) > 1 and lengths[0] == 0 and all(a < b for a, b in itertools.pairwise(lengths))
+        _require(is_ladder, f"lengths={lengths}: ascending from 0, and at least two")
+        often, rarely = self.trial_every, self.rarest_trial_every
+        _require(1 < often <= rarely, f"not 1 < trial_every={often} <= rarest_trial_every={rarely}")
+        _require(self.num_trial_passes >= 1, f"num_trial_passes={self.num_trial_passes} is below 1")
+        _require(self.min_gain >= 1, f"min_gain={self.min_gain} is below 1")
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The largest batch of each range: powers of two, up to one that no batch exceeds."""
+        return tuple(2**exponent for exponent in range((self.max_sequences - 1).bit_length() + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     """When accepted groups stream to the trainer before their round is over (paper, section 4.4)."""
 
@@ -242,6 +275,8 @@ class SchedulerSettings:
     """None: rewards keep their own time limits."""
     parallelism: ParallelismSettings | None = None
     """None: every round runs on the engines that are there."""
+    speculative_decoding: SpeculativeDecodingSettings | None = None
+    """None: every pass decodes one token of each sequence."""
     stream: StreamSettings | None = None
     """None: the trainer gets a batch when its round is over."""
     evaluation: EvaluationSettings | None = None

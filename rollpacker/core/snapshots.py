@@ -23,6 +23,7 @@ def check_snapshot(settings: SchedulerSettings, snapshot: Mapping[str, Any]) -> 
     """Refuse a snapshot of another format, another kind of batching, or other machines.
 
     Evaluation is left out: between two steps it holds nothing that a run with other held-out sets could not go on from.
+    So is speculative decoding, which changes no result.
 
     Raises:
         CheckpointError: It is one of these.

@@ -164,6 +164,15 @@ STEPS = TableSchema(
         _count("num_preemptions", "Requests that lost their place in an engine's KV cache and were recomputed"),
         _tokens("prefix_query_tokens", "Prompt tokens looked up in engines' prefix caches; 0 where there are none"),
         _tokens("prefix_hit_tokens", "Those of prefix_query_tokens that were found, and not computed again"),
+        _tokens("draft_tokens_verified", "Draft tokens that decode passes of the round verified"),
+        _tokens("draft_tokens_accepted", "Those of draft_tokens_verified that the policy would have sampled too"),
+        _number(
+            "tokens_per_sequence_pass",
+            "Tokens that a decode pass gained per sequence in it, 1 without accepted drafts; null without "
+            "speculative decoding",
+            unit="tokens",
+            is_nullable=True,
+        ),
         _count("tensor_parallel", "GPUs of each engine in the round"),
         _number(
             "parallelism_gain",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollpacker.core.events import EngineProgress
+    from rollpacker.core.commands import DraftRule
+    from rollpacker.core.events import DraftPasses, EngineProgress
     from rollpacker.core.ids import RequestId
     from rollpacker.protocols.rollout import GenerationRequest, Response
     from rollpacker.protocols.weights import Weights
@@ -44,6 +45,8 @@ class EngineStats:
     """Of these, the ones that were found and not computed again."""
     gpu_memory_peak_gb: float | None = None
     """Most that a worker held of its GPU since it began to load its weights, 1e9 bytes; None without a GPU."""
+    draft_passes: tuple[DraftPasses, ...] = ()
+    """Totals of the decode passes under each rule of `use_draft_lengths` and draft length; empty without a drafter."""
 
 
 class Engine(Protocol):
@@ -60,6 +63,12 @@ class Engine(Protocol):
 
     async def progress(self) -> EngineProgress:
         """How far everything in flight is."""
+
+    async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        """Verify so many draft tokens per sequence from the next pass on; without a rule none.
+
+        An engine without a drafter ignores it.
+        """
 
     async def load_weights(self, weights: Weights) -> str:
         """Replace the policy; returns the checksum of the weights now held. No request may be in flight."""

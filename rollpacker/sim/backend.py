@@ -126,6 +126,7 @@ class ModelledBackend:
             weight_transfer_s=plan.weight_transfer_s(degree),
             switch_s=plan.hardware.engine_switch_s,
             start_s=plan.rollout_start_s,
+            draft_acceptance=workload.draft_acceptance,
             length_of=workload.length_of,
         )
         return CalledEngine(engine, plan.profile.calls) if plan.profile else engine

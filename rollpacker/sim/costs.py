@@ -4,6 +4,7 @@ Invariant: every time is a function of sizes (`Transformer`), peaks, shares of p
 and of what is done. Which of these are data sheets, guesses or fitted to the paper stands in `conf/hardware/`.
 
     a forward pass   step_overhead_s, and sequence_overhead_s for each sequence in it
+                   + with draft tokens draft_overhead_s, and draft_token_overhead of a sequence's for each of them
                    + max(weights read at the memory's rate, matrix work at the processors' rate)      a roofline
                    + KV cache of all decoding sequences, read at the memory's rate
                    + attention work of prefilled tokens on their context
@@ -72,6 +73,9 @@ class PassCosts(Protocol):
     def pass_s(self, num_tokens: int) -> float:
         """One pass that adds a token to each of so many sequences, without reading what is cached of them."""
 
+    def draft_pass_s(self, num_sequences: int, draft_length: int) -> float:
+        """The same, where the pass verifies so many draft tokens of each sequence besides."""
+
     def prefill_pass_s(self, num_decoding: int, chunks: Sequence[tuple[int, int]]) -> float:
         """One pass over parts of prompts, given by first and last position, beside so many sequences that decode."""
 
@@ -130,6 +134,14 @@ class EngineCosts:
     def pass_s(self, num_tokens: int) -> float:
         """One token for each of so many sequences, without reading what is cached of them."""
         return self.forward_s(num_tokens) + self.hardware.sequence_overhead_s * num_tokens
+
+    def draft_pass_s(self, num_sequences: int, draft_length: int) -> float:
+        """One pass over a token of each sequence and its draft tokens, which have overheads of their own."""
+        if not draft_length:
+            return self.pass_s(num_sequences)
+        overhead_s = self.hardware.sequence_overhead_s * (1 + self.hardware.draft_token_overhead * draft_length)
+        forward_s = self.forward_s(num_sequences * (1 + draft_length))
+        return forward_s + overhead_s * num_sequences + self.hardware.draft_overhead_s
 
     def forward_s(self, num_tokens: int) -> float:
         """One forward pass over so many tokens, without their attention and what each sequence takes.

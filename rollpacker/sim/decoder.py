@@ -14,8 +14,9 @@ Sequences wait, are prefilled, decode one token per forward pass, and end. At ev
 
 A pass with prompt tokens in it is computed by itself. A stretch of passes that only decode is computed in one jump, up
 to the first end of a sequence or the pass before blocks run out: with n sequences and K cached tokens, pass j takes
-`pass_s(n) + kv_read_s * (K + n * (j + 1))`, so k passes are a quadratic in k. An order in the middle cuts the stretch
-at the first boundary that follows. So the cost of a run is per request and order, not per token.
+`pass_s(n) + kv_read_s * (K + n * (j + 1))`, so k passes are a quadratic in k. With draft tokens a pass gains several
+tokens, and a stretch goes on in token steps, each of which takes its share of a pass (`sim.drafting`). An order in the
+middle cuts the stretch at the first boundary that follows. So a run costs so much per request and order, not per token.
 
 Invariants: blocks in use never exceed the capacity and add up over the sequences (`check`); in every counted pass busy
 plus idle slots are the slots; each added sequence ends exactly once.
@@ -26,10 +27,8 @@ there is no prefix cache, so the samples of a prompt are prefilled one by one.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.sim.costs import KV_BLOCK_TOKENS
+from rollpacker.sim.drafting import Drafting
+from rollpacker.sim.passes import PrefillPass, Stretch
 
 if TYPE_CHECKING:
     from rollpacker.core.ids import RequestId
@@ -79,64 +80,13 @@ class Ended(NamedTuple):
     is_aborted: bool
 
 
-@dataclass(slots=True)
-class _Stretch:
-    """Passes that only decode."""
-
-    begins_at_s: float
-    num_passes: int
-    first_s: float
-    """Duration of the first pass."""
-    growth_s: float
-    """How much longer each pass is than the one before."""
-
-    def duration_s(self, num_passes: int) -> float:
-        return num_passes * self.first_s + self.growth_s * (num_passes * (num_passes - 1) / 2)
-
-    @property
-    def ends_at_s(self) -> float:
-        return self.begins_at_s + self.duration_s(self.num_passes)
-
-    def cut(self, now: float) -> None:
-        """End at the first boundary that is not before `now`."""
-        self.num_passes = self.passes_begun(now)
-
-    def passes_begun(self, now: float) -> int:
-        """Passes that began before `now`."""
-        elapsed = max(now - self.begins_at_s, 0.0)
-        linear = self.first_s - self.growth_s / 2
-        root = (math.sqrt(linear * linear + 2 * self.growth_s * elapsed) - linear) / self.growth_s
-        num_passes = min(max(math.ceil(root), 0), self.num_passes)
-        while num_passes < self.num_passes and self.duration_s(num_passes) < elapsed:  # the root is rounded
-            num_passes += 1
-        while num_passes > 0 and self.duration_s(num_passes - 1) >= elapsed:
-            num_passes -= 1
-        return num_passes
-
-
-@dataclass(slots=True)
-class _PrefillPass:
-    """One pass with prompt tokens in it."""
-
-    begins_at_s: float
-    ends_at_s: float
-    chunks: list[tuple[Generation, int]]
-    """Sequences and how many of their tokens are prefilled."""
-
-    def cut(self, now: float) -> None:
-        """Preemption: a pass cannot be cut, unless it has not begun."""
-        if now <= self.begins_at_s:
-            self.ends_at_s = now
-            self.chunks = []
-
-
 class Decoder:
     """The batch of one engine. The caller calls `advance` at `next_at_s` and after every order, and may not be late."""
 
-    def __init__(self, costs: PassCosts, max_num_seqs: int) -> None:
+    def __init__(self, costs: PassCosts, max_num_seqs: int, *, draft_acceptance: float = 0.0) -> None:
         self._costs = costs
         self._max_num_seqs = max_num_seqs
-        self._pass_s = functools.cache(costs.pass_s)
+        self.drafting = Drafting(costs, draft_acceptance)
         self._kv_read_s = costs.kv_read_s
         self._num_blocks = costs.num_kv_blocks
         self._free_blocks = self._num_blocks
@@ -153,10 +103,10 @@ class Decoder:
         self._sum_places = 0
         self._admissions = itertools.count()
         self._orders: list[tuple[list[Generation], list[RequestId]]] = []
-        self._plan: _Stretch | _PrefillPass | None = None
+        self._plan: Stretch | PrefillPass | None = None
         self._peak_in_flight = 0
         self.num_passes = 0
-        """Decoding passes; also the counter that places refer to."""
+        """Decoding passes, with drafts token steps; also the counter that places refer to."""
         self.num_generated_tokens = 0
         self.num_preemptions = 0
         self.busy_slot_steps = 0
@@ -177,7 +127,7 @@ class Decoder:
     def _order(self, sequences: list[Generation], requests: list[RequestId], now: float) -> None:
         self._orders.append((sequences, requests))
         if self._plan is None:
-            self._plan = _PrefillPass(now, now, [])  # a boundary at once
+            self._plan = PrefillPass(now, now, [])  # a boundary at once
         else:
             self._plan.cut(now)
 
@@ -196,9 +146,11 @@ class Decoder:
         now = plan.ends_at_s
         ended: list[Ended] = []
         match plan:
-            case _Stretch():
+            case Stretch():
                 self._decode(plan.num_passes)
-            case _PrefillPass():
+                if plan.pace.parts:
+                    self.drafting.count(plan)
+            case PrefillPass():
                 if plan.chunks:
                     self._decode(1 if self._decoding else 0)
                     self._prefill(plan)
@@ -227,7 +179,7 @@ class Decoder:
         self.busy_slot_steps += num_busy * num_passes
         self.idle_slot_steps += (min(self._peak_in_flight, self._max_num_seqs) - num_busy) * num_passes
 
-    def _prefill(self, plan: _PrefillPass) -> None:
+    def _prefill(self, plan: PrefillPass) -> None:
         """Prefill chunks; a sequence whose last chunk is done has its next token from the same pass, and decodes."""
         for sequence, num_tokens in plan.chunks:
             if sequence.started_at_s is None:
@@ -289,7 +241,7 @@ class Decoder:
 
     # Planning
 
-    def _make_plan(self, now: float) -> _Stretch | _PrefillPass | None:
+    def _make_plan(self, now: float) -> Stretch | PrefillPass | None:
         if not self._sequences:
             self._peak_in_flight = 0
             return None
@@ -330,7 +282,7 @@ class Decoder:
     def _prefill_room(self) -> int:
         return max(PREFILL_TOKENS_PER_PASS - len(self._decoding), 1)
 
-    def _plan_prefill(self, now: float) -> _PrefillPass:
+    def _plan_prefill(self, now: float) -> PrefillPass:
         room = self._prefill_room()
         chunks: list[tuple[Generation, int]] = []
         for sequence in self._prefilling:
@@ -341,9 +293,9 @@ class Decoder:
             room -= size
         parts = [(sequence.num_prefilled, sequence.num_prefilled + size) for sequence, size in chunks]
         pass_s = self._costs.prefill_pass_s(len(self._decoding), parts) + self._kv_read_s * self._num_read()
-        return _PrefillPass(now, now + pass_s, chunks)
+        return PrefillPass(now, now + pass_s, chunks)
 
-    def _plan_stretch(self, now: float) -> _Stretch:
+    def _plan_stretch(self, now: float) -> Stretch:
         """Plan up to the first end: no sequence can be admitted before it.
 
         Free blocks only become fewer until then. That holds after a preemption too, where admission was not tried: the
@@ -353,11 +305,15 @@ class Decoder:
         num_passes = self._first_end() - self.num_passes
         if self._blocks_needed(num_passes) > self._free_blocks:
             num_passes = self._passes_in_free_blocks()
-        return _Stretch(
+        pace = self.drafting.pace(num_decoding)
+        kv_read_s = self._kv_read_s * pace.passes_per_step
+        return Stretch(
             begins_at_s=now,
             num_passes=num_passes,
-            first_s=self._pass_s(num_decoding) + self._kv_read_s * self._num_read(),
-            growth_s=self._kv_read_s * num_decoding,
+            first_s=pace.step_s + kv_read_s * self._num_read(),
+            growth_s=kv_read_s * num_decoding,
+            num_sequences=num_decoding,
+            pace=pace,
         )
 
     def _first_end(self) -> int:
@@ -403,7 +359,7 @@ class Decoder:
 
     def progress(self, now: float) -> list[tuple[Generation, int]]:
         """Each request in flight with the tokens generated of it, that of the pass under way included."""
-        num_ahead = self._plan.passes_begun(now) if isinstance(self._plan, _Stretch) else 0
+        num_ahead = self._plan.passes_begun(now) if isinstance(self._plan, Stretch) else 0
         ordered = [(sequence, sequence.num_generated) for added, _ in self._orders for sequence in added]
         return [
             (sequence, self._num_generated(sequence) + (num_ahead if request in self._decoding else 0))

@@ -23,6 +23,7 @@ from rollpacker.protocols.rollout import FinishReason, Response
 from rollpacker.sim.decoder import Decoder, Ended, Generation
 
 if TYPE_CHECKING:
+    from rollpacker.core.commands import DraftRule
     from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
     from rollpacker.protocols.weights import Weights
@@ -49,6 +50,7 @@ class ModelledEngine:
         weight_transfer_s: How long new weights take to arrive.
         switch_s: How long it takes to go to sleep, and to wake.
         start_s: How long the first request with new weights waits.
+        draft_acceptance: Probability that a drafted token is accepted.
         length_of: How each response will end.
     """
 
@@ -61,10 +63,11 @@ class ModelledEngine:
         weight_transfer_s: float,
         switch_s: float,
         start_s: float = 0.0,
+        draft_acceptance: float = 0.0,
         length_of: Callable[[GenerationRequest], ResponseLength],
     ) -> None:
         self._engine = engine
-        self._decoder = Decoder(costs, max_num_seqs)
+        self._decoder = Decoder(costs, max_num_seqs, draft_acceptance=draft_acceptance)
         self._weight_transfer_s = weight_transfer_s
         self._switch_s = switch_s
         self._start_s = start_s
@@ -104,6 +107,9 @@ class ModelledEngine:
 
     async def collect(self) -> Sequence[Response]:
         return await self._arrivals.collect()
+
+    async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        self._decoder.drafting.use(rules)
 
     async def load_weights(self, weights: Weights) -> str:
         self._require_idle("load weights")
@@ -146,6 +152,7 @@ class ModelledEngine:
             waiting_request_steps=decoder.waiting_request_steps,
             kv_token_steps=decoder.kv_token_steps,
             policy_version=self._policy_version,
+            draft_passes=decoder.drafting.totals(),
         )
 
     async def close(self) -> None:

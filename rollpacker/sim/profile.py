@@ -81,6 +81,10 @@ class ProfiledEngineCosts:
     def pass_s(self, num_tokens: int) -> float:
         return self.decode.base(num_tokens)
 
+    def draft_pass_s(self, num_sequences: int, draft_length: int) -> float:
+        """As if each draft token were of a sequence of its own: no drafter was measured."""
+        return self.decode.base(num_sequences * (1 + draft_length))
+
     def prefill_pass_s(self, num_decoding: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Prompts, and then a token for those that decode already: what was measured apart is done one by one."""
         num_tokens = sum(end - begin for begin, end in chunks)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rollpacker.protocols.arrivals import Pace
 
 if TYPE_CHECKING:
+    from rollpacker.core.commands import DraftRule
     from rollpacker.core.events import EngineProgress
     from rollpacker.core.ids import RequestId
     from rollpacker.protocols.engine import Engine, EngineStats
@@ -61,6 +62,11 @@ class CalledEngine:
         progress = await self._engine.progress()
         await asyncio.sleep(self._half_s)
         return progress
+
+    async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        await asyncio.sleep(self._half_s)
+        await self._engine.use_draft_lengths(rules)
+        await asyncio.sleep(self._half_s)
 
     async def load_weights(self, weights: Weights) -> str:
         if weights.policy_version == 0:

@@ -82,6 +82,7 @@ class Workload:
         """
         assert config.workload is not None
         self._section = config.workload
+        self.draft_acceptance = self._section.draft_acceptance
         self._kinds = dict(REWARD_KINDS)
         self._kinds.update({Domain(name): kind for name, kind in config.reward.kinds.items()})
         self._template_tokens = config.reward.judge.template_tokens

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from rollpacker.core.ids import Domain
-from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
+from rollpacker.core.settings import (
+    ParallelismSettings,
+    RewardBudgetSettings,
+    SchedulerSettings,
+    SpeculativeDecodingSettings,
+    StreamSettings,
+)
 from rollpacker.metrics.codec import from_plain, to_plain
 from tests.core.plans import degree_costs
 from tests.core.player import make_settings
@@ -22,6 +28,7 @@ def test_settings_survive_json_exactly() -> None:
         parallelism=ParallelismSettings(
             degrees=(1, 2), initial=2, costs=(degree_costs(1), degree_costs(2)), prompt_tokens=7
         ),
+        speculative_decoding=SpeculativeDecodingSettings(max_sequences=5, min_gain=Fraction(9, 8)),
         stream=StreamSettings(
             replicas=((0, 1), (2,)), max_response_tokens=9, first_share=Fraction(1, 3), must_fit=False
         ),
@@ -50,6 +57,7 @@ def test_nonsense_is_refused_with_its_value(changes: dict[str, Any], message: st
         make_settings(**changes)
 
 
+DRAFTS = {"max_sequences": 8}
 STREAM = {"replicas": ((0,),), "max_response_tokens": 9}
 PLANNER = {"degrees": (1, 2), "initial": 1}
 
@@ -66,6 +74,13 @@ PLANNER = {"degrees": (1, 2), "initial": 1}
         (ParallelismSettings, PLANNER | {"max_growth": Fraction(1, 2)}, "max_growth=1/2 is below 1"),
         (ParallelismSettings, PLANNER | {"costs": (degree_costs(1),)}, r"costs of the degrees \(1,\)"),
         (ParallelismSettings, PLANNER | {"patience": 0}, "patience=0 is below 1"),
+        (SpeculativeDecodingSettings, {"max_sequences": 0}, "max_sequences=0 is below 1"),
+        (SpeculativeDecodingSettings, DRAFTS | {"lengths": (1, 2)}, r"lengths=\(1, 2\): ascending from 0"),
+        (SpeculativeDecodingSettings, DRAFTS | {"lengths": (0, 2, 2)}, r"lengths=\(0, 2, 2\): ascending from 0"),
+        (SpeculativeDecodingSettings, DRAFTS | {"trial_every": 1}, "not 1 < trial_every=1"),
+        (SpeculativeDecodingSettings, DRAFTS | {"rarest_trial_every": 4}, "not 1 < trial_every=8 <= rarest_trial"),
+        (SpeculativeDecodingSettings, DRAFTS | {"num_trial_passes": 0}, "num_trial_passes=0 is below 1"),
+        (SpeculativeDecodingSettings, DRAFTS | {"min_gain": Fraction(1, 2)}, "min_gain=1/2 is below 1"),
         (StreamSettings, STREAM | {"replicas": ((0, 1), (1,))}, r"replicas=\(\(0, 1\), \(1,\)\)"),
         (StreamSettings, STREAM | {"replicas": ((0,), ())}, r"replicas=\(\(0,\), \(\)\)"),
         (StreamSettings, STREAM | {"max_response_tokens": 0}, "max_response_tokens=0 is below 1"),
@@ -78,3 +93,8 @@ def test_nonsense_of_the_other_machines_is_refused_with_its_value(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         settings(**values)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (2, (1, 2)), (5, (1, 2, 4, 8)), (64, (1, 2, 4, 8, 16, 32, 64))])
+def test_ranges_of_batch_sizes_are_powers_of_two_and_hold_the_largest_batch(most: int, sizes: tuple[int, ...]) -> None:
+    assert SpeculativeDecodingSettings(max_sequences=most).batch_sizes == sizes

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+    from rollpacker.core.commands import DraftRule
     from rollpacker.core.events import EngineProgress
     from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.engine import Engine, EngineStats
@@ -154,6 +155,10 @@ class FaultyEngine:
     async def progress(self) -> EngineProgress:
         await self._answer()
         return await self._engine.progress()
+
+    async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        await self._answer()
+        await self._engine.use_draft_lengths(rules)
 
     async def load_weights(self, weights: Weights) -> str:
         await self._answer()

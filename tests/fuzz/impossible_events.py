@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rollpacker.core.events import (
     CaseRun,
+    DraftPasses,
+    DraftsMeasured,
     EngineLost,
     EngineProgress,
     EngineRetired,
@@ -98,6 +100,10 @@ def _measurements(world: SchedulerWorld, some_engine: EngineId, nobody: EngineId
         yield RoundMeasured(round=world.step + 1, num_preemptions=0, rollout_time_s=1.0, num_tokens=1)
     if world.settings.parallelism and world.reference.round:
         yield RoundMeasured(round=world.step, num_preemptions=0, rollout_time_s=1.0, num_tokens=1)
+    drafted = DraftPasses(1, 2, 1, 1, 2, 1, 1.0)
+    yield DraftsMeasured(round=world.step + 1, engine=some_engine, passes=(drafted,))
+    yield DraftsMeasured(round=0, engine=some_engine, passes=(drafted._replace(num_accepted=3),))
+    yield DraftsMeasured(round=0, engine=nobody, passes=())
     if world.settings.reward_budget:
         request = RequestId(0, PromptId(0, "stranger"), 0)
         for run in (CaseRun(-1, 1.0, True), CaseRun(0, -1.0, True), CaseRun(0, float("nan"), False)):

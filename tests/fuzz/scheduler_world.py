@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from rollpacker.core.commands import (
     Abort,
     Command,
+    DraftRule,
     DrawPrompts,
     EndRound,
     EndRun,
@@ -29,11 +30,14 @@ from rollpacker.core.commands import (
     Launch,
     MeasureProgress,
     ScoreResponse,
+    UseDraftLengths,
     UseParallelism,
 )
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
     CaseRun,
+    DraftPasses,
+    DraftsMeasured,
     EngineJoined,
     EngineLost,
     EngineProgress,
@@ -58,6 +62,7 @@ from rollpacker.core.settings import (
     ParallelismSettings,
     RewardBudgetSettings,
     SchedulerSettings,
+    SpeculativeDecodingSettings,
     StreamSettings,
 )
 from tests.fuzz.impossible_events import impossible_events
@@ -114,7 +119,7 @@ def scenarios(
         parallelism=planner,
         stream=draw(streams(num_gpus) if has_stream else st.none() | streams(num_gpus)),
     )
-    return Scenario(
+    scenario = Scenario(
         settings=settings,
         num_keys=draw(st.tuples(*[st.integers(1, 30)] * num_domains)),
         num_epochs=draw(st.sampled_from([None, 1, 2, 3])),
@@ -126,6 +131,7 @@ def scenarios(
         seed=draw(st.integers(0, 2**32 - 1)),
         solve_rate=draw(st.sampled_from([0.5, 0.5, 0.8, 0.0])) if is_dynamic else 0.5,
     )
+    return replace(scenario, settings=replace(settings, speculative_decoding=drafts_of(scenario.seed)))
 
 
 def with_history(scenario: Scenario) -> Scenario:
@@ -150,6 +156,21 @@ def dynamic_samplings(draw: st.DrawFn, num_responses: int) -> DynamicSamplingSet
     limits = st.none() | st.integers(2 * num_responses, 40)  # no eta is above 2
     factors = st.sampled_from([Fraction(2), Fraction(7, 2), Fraction(12)])
     return DynamicSamplingSettings(max_active_requests=draw(limits), max_launch_factor=draw(factors))
+
+
+def drafts_of(seed: int) -> SpeculativeDecodingSettings | None:
+    """Of a world's seed, so that what was drawn before there were drafts stays as it is."""
+    rng = random.Random(f"drafts of {seed}")
+    trial_every, rarest = rng.choice([(2, 2), (2, 8), (3, 20)])
+    settings = SpeculativeDecodingSettings(
+        max_sequences=rng.choice([1, 3, 8]),
+        lengths=rng.choice([(0, 1), (0, 2, 3), (0, 1, 2, 3, 4, 6, 8)]),
+        trial_every=trial_every,
+        rarest_trial_every=rarest,
+        num_trial_passes=rng.randint(1, 6),
+        min_gain=rng.choice([Fraction(1), Fraction(11, 10)]),
+    )
+    return settings if rng.random() < 0.5 else None
 
 
 def planner_of(initial: int, other: int, patience: int = 2) -> ParallelismSettings:
@@ -196,6 +217,8 @@ class SchedulerWorld:
         """Facts on their way."""
         self.told: list[Event] = []
         """Facts that may come a second time."""
+        self.draft_rules: tuple[DraftRule, ...] = ()
+        self.draft_rng = random.Random(scenario.seed)
         self.num_engines_ever = 0
         self.num_drawn: dict[Domain, int] = {domain: 0 for domain, _ in self.settings.domain_weights}
         self.sleeping: dict[int, list[EngineId]] = {}
@@ -224,6 +247,9 @@ class SchedulerWorld:
         return self.reference
 
     def run_step(self) -> None:
+        if self.step and self.settings.speculative_decoding:
+            for report in self.measured_drafts():
+                self.tell(report)
         if self.step and self.rng.random() < 0.9:
             self.tell(self.measured_round())
         self.version += self.rng.randint(1, 2)
@@ -288,6 +314,8 @@ class SchedulerWorld:
                 self.inbox.append(RewardComputed(request=request, reward=float(is_right), case_runs=self.case_runs()))
             case MeasureProgress():
                 self.inbox.append(self.measured_progress(command))
+            case UseDraftLengths(rules=rules):
+                self.draft_rules = rules
             case UseParallelism(tensor_parallel=degree):
                 self.change_engines(degree)
             case EndRound() | EndRun() | FailRun():
@@ -363,6 +391,26 @@ class SchedulerWorld:
             for engine in self.engines
         ]
         return ProgressMeasured(round=command.round, engines=tuple(rows))
+
+    def measured_drafts(self) -> list[DraftsMeasured]:
+        """What most engines decoded by the rules, and sometimes by others."""
+        reports = []
+        for engine in self.engines:
+            if self.draft_rng.random() < 0.9:
+                kinds = {(rule.max_sequences, rule.draft_length) for rule in self.draft_rules}
+                kinds |= {(rule.max_sequences, rule.trial_length) for rule in self.draft_rules}
+                kinds |= {(4, 8)} if self.draft_rng.random() < self.scenario.trouble else set()
+                passes = [self.decoded(*kind) for kind in sorted(kinds) if self.draft_rng.random() < 0.8]
+                reports.append(DraftsMeasured(round=self.step - 1, engine=engine, passes=tuple(passes)))
+        return reports
+
+    def decoded(self, max_sequences: int, length: int) -> DraftPasses:
+        num_passes = self.draft_rng.randrange(5)
+        num_sequences = num_passes * self.draft_rng.randint(1, max_sequences)
+        num_drafted = num_sequences * length
+        num_accepted = self.draft_rng.randint(0, num_drafted)
+        time_s = num_passes * self.draft_rng.choice([0.25, 0.5, 1.0])
+        return DraftPasses(max_sequences, length, num_passes, num_sequences, num_drafted, num_accepted, time_s)
 
     def measured_round(self) -> RoundMeasured:
         return RoundMeasured(

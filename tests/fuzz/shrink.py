@@ -78,6 +78,7 @@ def _smaller_worlds(world: World) -> Iterator[World]:
         replace(world, length_history=False),
         replace(world, planner=False),
         replace(world, switch="sleep"),
+        replace(world, draft_acceptance=None),
         replace(world, stream=False),
         replace(world, reward="async"),
         replace(world, tensor_parallel=1),

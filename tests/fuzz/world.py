@@ -109,6 +109,8 @@ class World:
     grace_s: float = 30.0
     length_history: bool = False
     first_epoch: Literal["race", "exact"] = "race"
+    draft_acceptance: float | None = None
+    """None: no speculative decoding."""
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -169,7 +171,9 @@ def draw_world(seed: int) -> World:
     rng = random.Random(f"evaluation of {seed}")  # what was drawn before there were evaluations stays as it is
     world = with_evaluations(world, rng) if rng.random() < 0.4 else world
     rng = random.Random(f"length history of {seed}")  # likewise
-    return with_history(world, rng) if rng.random() < 0.3 else world
+    world = with_history(world, rng) if rng.random() < 0.3 else world
+    rng = random.Random(f"drafts of {seed}")
+    return replace(world, draft_acceptance=rng.choice((None, None, 0.0, 0.6, 0.9)))
 
 
 def with_history(world: World, rng: random.Random) -> World:
@@ -298,6 +302,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             eta_responses=world.eta_responses,
             reward=world.reward,
             planner=world.planner,
+            speculative_decoding=world.draft_acceptance is not None,
             stream=world.stream,
             dynamic_sampling=world.dynamic_sampling,
             max_active_requests=world.max_active_requests,
@@ -339,6 +344,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
         ),
         workload=WorkloadSection(
             name="fuzz",
+            draft_acceptance=world.draft_acceptance or 0.0,
             prompt_tokens=16,
             solve_rate=world.solve_rate,
             solve_rate_rho=world.solve_rate_rho,

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 
+from rollpacker.core.commands import DraftRule
 from rollpacker.core.errors import EngineFailed
-from rollpacker.core.events import EngineProgress, RunningRequest
+from rollpacker.core.events import DraftPasses, EngineProgress, RunningRequest
 from rollpacker.core.ids import EngineId, RequestId, VersionSpan
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.reward import ResponseToScore
@@ -53,6 +54,10 @@ class ScriptedEngine:
         self.policy_version = 0
         self.is_asleep = False
         self.num_generated_tokens = 0
+        self.draft_rules: list[tuple[DraftRule, ...]] = []
+        """As they were given, one after the other."""
+        self.draft_passes: tuple[DraftPasses, ...] = ()
+        """Totals that it reports."""
         self._preemptions = preemptions
         self.on_weights = on_weights
         self._death: EngineFailed | None = None
@@ -115,6 +120,11 @@ class ScriptedEngine:
             raise first
         return [first]
 
+    async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        if self._death is not None:
+            raise self._death
+        self.draft_rules.append(tuple(rules))
+
     async def load_weights(self, weights: Weights) -> str:
         if self._death is not None:
             raise self._death
@@ -147,6 +157,7 @@ class ScriptedEngine:
             busy_slot_steps=0,
             idle_slot_steps=0,
             policy_version=self.policy_version,
+            draft_passes=self.draft_passes,
         )
 
     async def close(self) -> None: ...

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rollpacker.config.sections.base import Count, Number, Positive, Seconds, Section, WorkerCount
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Number, Positive, Seconds, Section, WorkerCount
 
 
 class WorkloadSection(Section):
@@ -52,6 +52,9 @@ class WorkloadSection(Section):
     run_time_rho: Number = Field(0.8, ge=0, lt=1)
     """Correlation of the run times of a prompt's programs (Gaussian copula): they solve the same problem on the same
     test cases. A guess: the paper shows marginals only."""
+    draft_acceptance: Annotated[Number, NOT_IN_FINGERPRINT] = Field(0.6, ge=0, lt=1)
+    """With `system.speculative_decoding`: probability that a drafted token is accepted, the same for all tokens. An
+    assumption: 0.6 gains 2.2 to 2.4 tokens per pass, and published drafters 2.0 to 2.5 (NeMo RL with EAGLE-3)."""
     reward_time_s: Seconds | None = None
     """Time to judge any response, on a CPU worker; null takes the run times of the paper's sandbox (Fig 7a) for
     programs, `hardware.rule_time_s` for rules, and the LLM judge's prefill."""
@@ -98,6 +101,11 @@ class HardwareSection(Section):
     """From an engine's first request with new weights to its first forward pass: it wakes and takes its memory."""
     sequence_overhead_s: Seconds = 0.0
     """Of every sequence in a forward pass of an engine: what scheduling, sampling and detokenization take for each."""
+    draft_overhead_s: Annotated[Seconds, NOT_IN_FINGERPRINT] = 0.001
+    """Of every forward pass of an engine that verifies draft tokens: the drafter proposes them. An assumption."""
+    draft_token_overhead: Annotated[Number, NOT_IN_FINGERPRINT] = Field(0.5, ge=0, le=1)
+    """Share of `sequence_overhead_s` that a draft token takes: it is sampled as a sequence's, and not scheduled. An
+    assumption."""
     training_sequence_overhead_s: Seconds = 0.0
     """Of every sequence that a training replica passes forward and backward: what does not depend on its length."""
     weight_sync_efficiency: Positive = Field(0.7, le=1)

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, Flag, Number, OnlyWith, Positive, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Flag, Number, OnlyWith, Positive, Section
 
 SpeculationFactor = Annotated[Number, Field(ge=1, le=8)]
 """How many times more is launched than needed; 1 means no speculation, the paper uses 1.25."""
@@ -54,6 +54,10 @@ class SystemSection(Section):
     planner: Flag = False
     """Moves rounds of a kind to engines of another tensor-parallel degree when they preempt more and more, or not at
     all (paper, section 4.2). A real run has engines of the degrees that `engine.degrees` names."""
+    speculative_decoding: Annotated[Flag, NOT_IN_FINGERPRINT] = False
+    """Decode passes verify draft tokens, at each batch size as many as gained most tokens per second before, or none.
+    Responses have the same distribution with and without. A modelled run's drafts are accepted with
+    `workload.draft_acceptance`."""
     stream: Flag = False
     """Streams accepted groups to the trainer before the rollout ends (paper, section 4.4): from its beginning to a
     trainer that shares no GPU with engines; where they share GPUs, when half of the engines can be lent to it. Not with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollpacker.core.events import RoundMeasured
+from rollpacker.core.events import DraftPasses, DraftsMeasured, RoundMeasured
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.runtime.rollout.batch import Batch
@@ -44,6 +44,18 @@ class RoundCosts:
         num_passes = self.growth("num_decode_steps")
         return self.growth(counter) / num_passes if num_passes else 0.0
 
+    def draft_passes(self) -> Mapping[EngineId, tuple[DraftPasses, ...]]:
+        """Decode passes by rules for drafts, of each engine that had any."""
+        before = {
+            (engine, *passes[:2]): passes for engine, stats in self.before.items() for passes in stats.draft_passes
+        }
+        grown = {
+            engine: [_growth(before.get((engine, *passes[:2])), passes) for passes in stats.draft_passes]
+            for engine, stats in self.after.items()
+        }
+        made = {engine: tuple(passes for passes in each if passes.num_passes) for engine, each in grown.items()}
+        return {engine: passes for engine, passes in made.items() if passes}
+
     @property
     def gpu_memory_peak_gb(self) -> float | None:
         """The largest of all engines; None without GPUs."""
@@ -55,6 +67,25 @@ class RoundCosts:
         """Mean share of an engine's KV cache that was in use during forward passes."""
         capacity = sum(stats.kv_tokens_capacity for stats in self.after.values()) / max(1, len(self.after))
         return self.mean_per_pass("kv_token_steps") / capacity if capacity else 0.0
+
+
+def _growth(before: DraftPasses | None, after: DraftPasses) -> DraftPasses:
+    if before is None:
+        return after
+    return after._replace(
+        num_passes=after.num_passes - before.num_passes,
+        num_sequence_passes=after.num_sequence_passes - before.num_sequence_passes,
+        num_drafted=after.num_drafted - before.num_drafted,
+        num_accepted=after.num_accepted - before.num_accepted,
+        time_s=after.time_s - before.time_s,
+    )
+
+
+def drafts_measured(number: int, costs: RoundCosts) -> tuple[DraftsMeasured, ...]:
+    """What the scheduler is told of a round's passes by the rules for drafts: of each engine that had any."""
+    return tuple(
+        DraftsMeasured(round=number, engine=engine, passes=passes) for engine, passes in costs.draft_passes().items()
+    )
 
 
 def round_measured(batch: Batch, costs: RoundCosts, switch_time_s: float) -> RoundMeasured:

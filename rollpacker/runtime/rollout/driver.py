@@ -42,6 +42,7 @@ from rollpacker.core.commands import (
     SetTimer,
     StartEngine,
     StreamGroups,
+    UseDraftLengths,
     UseParallelism,
 )
 from rollpacker.core.events import (
@@ -66,7 +67,7 @@ from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Respon
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.batch import Batch
-from rollpacker.runtime.rollout.costs import RoundCosts, Turnover, round_measured
+from rollpacker.runtime.rollout.costs import RoundCosts, Turnover, drafts_measured, round_measured
 from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
@@ -224,6 +225,8 @@ class Driver:
             after=stats,
         )
         self._stats = stats
+        for event in drafts_measured(batch.begin.round, costs):
+            self._take(event)
         self._take(round_measured(batch, costs, self._engines.take_switch_time_s()))
         return replace(costs, parallelism_gain=self._scheduler.parallelism_gain)
 
@@ -376,6 +379,8 @@ class Driver:
                 self._rounds.current.lend()
             case StreamGroups():
                 self._aside.begin(self._stream(command), "engines to be lent")
+            case UseDraftLengths():
+                self._orders.use_draft_lengths(command.rules)
             case UseParallelism():
                 self._engines.next_tensor_parallel = command.tensor_parallel
             case SetTimer():

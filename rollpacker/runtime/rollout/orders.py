@@ -1,4 +1,4 @@
-"""Orders to engines: one line per engine, and what is in flight there.
+"""Orders to engines: one line per engine, what is in flight there, and by which rules it drafts.
 
 Commands that one batch of facts led to are sent together, in the order in which they were given. An engine that takes
 its time to accept them holds no other up: what comes meanwhile gathers in its line. One that does not accept them in
@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollpacker.core.commands import Abort, Evict, Launch
+from rollpacker.core.commands import Abort, DraftRule, Evict, Launch
 from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.protocols.rollout import GenerationRequest
 from rollpacker.runtime.rollout.engines import Engines
@@ -23,7 +23,7 @@ EngineCommand = Launch | Abort | Evict
 
 
 class EngineOrders:
-    """Carries out `Launch`, `Abort` and `Evict`.
+    """Carries out `Launch`, `Abort`, `Evict` and `UseDraftLengths`.
 
     Args:
         engines: The engines in use.
@@ -48,6 +48,14 @@ class EngineOrders:
         self._sending: dict[EngineId, asyncio.Task[None]] = {}
         self._in_flight: dict[RequestId, EngineId] = {}
         self._being_evicted: set[RequestId] = set()
+        self._draft_rules: tuple[DraftRule, ...] = ()
+        self._has_rules: set[EngineId] = set()
+        """Engines that were given the rules of now."""
+
+    def use_draft_lengths(self, rules: tuple[DraftRule, ...]) -> None:
+        """Have each engine given these rules before its next launch, an engine that has yet to join too."""
+        self._draft_rules = rules
+        self._has_rules.clear()
 
     def add(self, command: EngineCommand) -> None:
         """Have a command sent with the next ones."""
@@ -81,6 +89,11 @@ class EngineOrders:
         engine = self._engines.present[engine_id]
         for kind, run in itertools.groupby(commands, key=type):
             if kind is Launch:
+                if self._draft_rules and engine_id not in self._has_rules:
+                    self._has_rules.add(engine_id)
+                    give = partial(engine.use_draft_lengths, self._draft_rules)
+                    if not await self._engines.guarded(engine_id, "to take its draft lengths", give):
+                        return
                 to_generate = [self._launch(command) for command in run if isinstance(command, Launch)]
                 order = partial(engine.generate, to_generate)
             else:

@@ -25,6 +25,7 @@ from rollpacker.core.settings import (
     RestartSettings,
     RewardBudgetSettings,
     SchedulerSettings,
+    SpeculativeDecodingSettings,
     StreamSettings,
 )
 from rollpacker.core.stream_scaling import can_lend
@@ -95,6 +96,11 @@ def scheduler_settings(
                 prompt_tokens=prompt_tokens,
             )
             if config.system.planner and len(degrees) > 1
+            else None
+        ),
+        speculative_decoding=(
+            SpeculativeDecodingSettings(max_sequences=config.engine.max_num_seqs)
+            if config.system.speculative_decoding
             else None
         ),
         stream=_stream_settings(config, trainer_parts) if config.system.stream else None,

@@ -85,6 +85,9 @@ class StepRecorder:
         generation_ended = batch.generated_at_s or batch.ended_at_s
         rollout_time = generation_ended - batch.began_at_s
         busy, idle = costs.growth("busy_slot_steps"), costs.growth("idle_slot_steps")
+        drafts = [passes for each in costs.draft_passes().values() for passes in each]
+        num_accepted = sum(passes.num_accepted for passes in drafts)
+        num_sequence_passes = sum(passes.num_sequence_passes for passes in drafts)
         finished_at = self._clock.now()
         return {
             "step": self._step,
@@ -136,6 +139,9 @@ class StepRecorder:
             "num_preemptions": costs.growth("num_preemptions"),
             "prefix_query_tokens": costs.growth("num_prefix_query_tokens"),
             "prefix_hit_tokens": costs.growth("num_prefix_hit_tokens"),
+            "draft_tokens_verified": sum(passes.num_drafted for passes in drafts),
+            "draft_tokens_accepted": num_accepted,
+            "tokens_per_sequence_pass": 1 + num_accepted / num_sequence_passes if num_sequence_passes else None,
             "tensor_parallel": costs.tensor_parallel,
             "parallelism_gain": costs.parallelism_gain,
             "switch_time_s": turnover.switch_time_s,

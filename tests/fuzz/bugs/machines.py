@@ -13,6 +13,7 @@ from rollpacker.core.parallelism import ParallelismPlanner, _Controller
 from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Closing, Router
 from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.speculative_decoding import SpeculativeDecoding, _Gain, _Range
 from rollpacker.core.stream_scaling import StreamScaling
 from tests.fuzz.bugs.harness import Bug, Worlds, around, both, instead, wherever
 
@@ -163,6 +164,33 @@ _PLANNING = (
     ),
 )
 
+# Speculative decoding
+
+
+def _always_begin_plain(order, machine, degree):
+    machine._ranges.setdefault(degree, {size: _Range() for size in machine._settings.batch_sizes})
+    return order(machine, degree)
+
+
+def _change_only(_, each, length):
+    each.is_rising, each.length = length >= each.length, length
+
+
+def _without_accepted(add, gain, passes):
+    add(gain, passes._replace(num_accepted=0))
+
+
+_DRAFTING = (
+    ("what a trial gained is never forgotten", around(_Range, "forget", lambda *_: None)),
+    ("trials stay as rare after a change", around(_Range, "change", _change_only)),
+    ("a fresh degree begins without drafts", around(SpeculativeDecoding, "order", _always_begin_plain)),
+    ("accepted drafts count for nothing", around(_Gain, "add", _without_accepted)),
+    (
+        "a snapshot without what was learned",
+        around(SpeculativeDecoding, "restore", lambda _, cls, settings, __: cls(settings)),
+    ),
+)
+
 # Stream scaling
 
 
@@ -275,7 +303,7 @@ _FIRST = {
 BUGS = (
     *(
         Bug(name=name, patch=patch, worlds=Worlds.TAIL, first=_FIRST.get(name, 0))
-        for name, patch in (*_ROUTING, *_BUDGET)
+        for name, patch in (*_ROUTING, *_BUDGET, *_DRAFTING)
     ),
     *(Bug(name=name, patch=patch, worlds=Worlds.PLANS) for name, patch in _PLANNING),
     *(Bug(name=name, patch=patch, worlds=Worlds.LENDING, first=_FIRST.get(name, 0)) for name, patch in _LENDING),

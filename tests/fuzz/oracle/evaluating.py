@@ -14,6 +14,7 @@ from rollpacker.core.commands import (
     Evict,
     Launch,
     ScoreResponse,
+    UseDraftLengths,
 )
 from rollpacker.core.events import (
     EngineJoined,
@@ -77,7 +78,7 @@ class EvaluationModel:
 
     def take(self, event: Event, commands: tuple[Command, ...]) -> tuple[Command, ...]:
         """Note what is held out in an event and what follows it; gives the other commands."""
-        own = tuple(command for command in commands if self._is_own(command))
+        own = tuple(command for command in commands if self._is_own(command, event))
         if self._settings is None:
             assert not own, "something was held out in a run without held-out sets"
             return commands
@@ -92,7 +93,9 @@ class EvaluationModel:
         return tuple(command for command in commands if command not in own)
 
     @staticmethod
-    def _is_own(command: Command) -> bool:
+    def _is_own(command: Command, event: Event) -> bool:
+        if isinstance(command, UseDraftLengths) and isinstance(event, EvaluationOffered):
+            return True
         is_of_request = isinstance(command, Launch | Abort | Evict | ScoreResponse)
         return isinstance(command, BeginEvaluation | EndEvaluation) or (is_of_request and is_held_out(command.request))
 

@@ -32,6 +32,7 @@ from rollpacker.core.commands import (
     UseParallelism,
 )
 from rollpacker.core.events import (
+    DraftsMeasured,
     EngineJoined,
     EngineLost,
     EngineRetired,
@@ -50,6 +51,7 @@ from rollpacker.core.ids import Domain, PromptId, RequestId, is_held_out
 from rollpacker.core.settings import SchedulerSettings
 from tests.fuzz.oracle import quotas
 from tests.fuzz.oracle.budget import BudgetModel
+from tests.fuzz.oracle.drafting import DraftModel
 from tests.fuzz.oracle.engines import EngineModel
 from tests.fuzz.oracle.evaluating import EvaluationModel
 from tests.fuzz.oracle.history import HistoryModel
@@ -77,6 +79,7 @@ class ReferenceModel:
         self.evaluation = EvaluationModel(settings.evaluation, self.engines)
         self.budget = BudgetModel(settings.reward_budget)
         self.planner = PlannerModel(settings.parallelism)
+        self.drafts = DraftModel(settings.speculative_decoding)
         self.stream = StreamModel(settings.stream, self.engines)
         self.sampling = SamplingModel(self, settings.dynamic_sampling) if settings.dynamic_sampling else None
         self.history = HistoryModel(self, settings.length_history) if settings.length_history else None
@@ -113,8 +116,10 @@ class ReferenceModel:
                 return engine not in self.engines.loads
             case ProgressMeasured(round=number):
                 return not self.stream.is_measuring or self.round is None or number < self.round.round
+            case DraftsMeasured():
+                return self.drafts.is_late(event)
             case RoundMeasured():
-                return not self.planner.is_measurable
+                return not (self.planner.is_measurable or self.drafts.is_measurable)
             case _:
                 return False
 
@@ -162,10 +167,7 @@ class ReferenceModel:
 
     def _note_of_training(self, event: Event, commands: tuple[Command, ...], waiting: Sequence[RequestId]) -> None:
         due: list[RequestId] = []
-        if isinstance(event, RewardComputed):
-            self.budget.note(event)
-        if self.history:
-            self.history.note(event)
+        self._learn(event)
         if self.is_late(event):
             is_answer = self.is_answer(event)
             beside = tuple(command for command in commands if not (is_answer and isinstance(command, StreamGroups)))
@@ -183,6 +185,8 @@ class ReferenceModel:
             if self.sampling and isinstance(command, FailRun):  # it counts what nobody could be told to launch
                 self.sampling.note_waiting(waiting)
             self._note_command(command, is_relaunch=bool(due))
+        if any(isinstance(command, BeginRound) for command in commands):
+            self.drafts.check_order(commands, self.planner.degree if self.settings.parallelism else None)
         if self.sampling:
             self.sampling.note_waiting(waiting)
             self.sampling.check(event)
@@ -191,6 +195,13 @@ class ReferenceModel:
         self.stream.check_groups(self.round.round if self.round else None, commands)
         self._check_score_orders(event)
         self.stream.check_evictions(commands)
+
+    def _learn(self, event: Event) -> None:
+        """Note what is learned from facts, late or not."""
+        if isinstance(event, RewardComputed):
+            self.budget.note(event)
+        if self.history:
+            self.history.note(event)
 
     def _note_engine(self, event: Event) -> None:
         """Note what an engine gave back, late or not, and which engines are not waited for any more."""
@@ -219,9 +230,15 @@ class ReferenceModel:
                 self.rewards.setdefault(request.prompt, []).append(reward)
             case ProgressMeasured():
                 self.stream.check_lending(event, commands)
+            case DraftsMeasured():
+                self.drafts.note(event)
             case RoundMeasured():
+                self.drafts.end_measurement()
                 was_filled = self.evaluation.has_filled(event.round)
-                self.planner.check(event, commands, self.kinds, self.next_kind(), was_filled=was_filled)
+                if self.planner.is_measurable:
+                    self.planner.check(event, commands, self.kinds, self.next_kind(), was_filled=was_filled)
+                else:
+                    assert commands == (), "nobody plans the next round"
             case _:
                 pass
 
@@ -475,6 +492,7 @@ class ReferenceModel:
         self.round = None
         self.stream.is_measuring = False
         self.planner.end_round()
+        self.drafts.end_round()
         self.check_nothing_lost()
 
     def _end_run(self) -> None:

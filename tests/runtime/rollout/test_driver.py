@@ -9,8 +9,9 @@ import pytest
 
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.errors import DeadlineExceeded, EngineFailed, RollpackerError
+from rollpacker.core.events import DraftPasses
 from rollpacker.core.ids import PromptId, RequestId
-from rollpacker.core.settings import ParallelismSettings, StreamSettings
+from rollpacker.core.settings import ParallelismSettings, SpeculativeDecodingSettings, StreamSettings
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.runtime.rollout.requests import sample_seed
 from tests.runtime.driving import PROMPTS, batch_of, driving, fleet_of, settings, until, weights
@@ -240,6 +241,37 @@ async def test_a_planner_moves_a_run_to_the_other_fleet_between_two_rounds(tmp_p
     assert switches == [False, True]
     assert [engine.is_asleep for engine in (*single, *double)] == [True, True, False]
     assert double[0].policy_version == 2 > single[0].policy_version
+
+
+async def test_engines_draft_by_what_their_passes_gained_in_the_round_before(tmp_path):
+    engines = [ScriptedEngine(f"engine-{i}", lambda _: 1) for i in range(2)]
+    drafts = SpeculativeDecodingSettings(max_sequences=1, lengths=(0, 2), num_trial_passes=20)
+    async with driving(tmp_path, engines, policy=settings(speculative_decoding=drafts)) as driver:
+        for step in range(2):
+            await driver.next_batch(step)
+            for engine in engines:  # totals; of them, the second round has the same again
+                n = step + 1
+                engine.draft_passes = (
+                    DraftPasses(1, 0, 80 * n, 80 * n, 0, 0, 80.0 * n),
+                    DraftPasses(1, 2, 10 * n, 10 * n, 20 * n, 15 * n, 11.0 * n),
+                )
+            await driver.quiesce()
+            costs = await driver.measure_round()
+            assert {passes[0].num_passes for passes in costs.draft_passes().values()} == {80}
+            await driver.publish(weights(step + 1))
+        await driver.next_batch(2)
+        await driver.quiesce()
+    lengths = [[rule.draft_length for rule in rules] for rules in engines[0].draft_rules]
+    assert lengths == [[0], [2], [2]], "both engines together have seen 20 trials"
+    assert engines[1].draft_rules == engines[0].draft_rules
+
+
+async def test_without_speculative_decoding_no_engine_is_told_how_to_draft(tmp_path):
+    engines = [ScriptedEngine("engine-0", lambda _: 1)]
+    async with driving(tmp_path, engines) as driver:
+        await driver.next_batch(0)
+        await driver.quiesce()
+    assert engines[0].draft_rules == []
 
 
 async def test_a_stream_that_fails_ends_the_round_that_runs_at_once(tmp_path):
