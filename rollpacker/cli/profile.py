@@ -27,6 +27,7 @@ SHOWN = {
     "reward": "reward, without judging: responses, tokens",
     "train": "training: responses, tokens",
     "train_forward": "training without advantage",
+    "train_lengths": "training few long ones, many short ones",
     "update": "opening and closing a step",
     "weight_sync": "weight sync: engines",
     "wake": "waking engines",

@@ -23,6 +23,9 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
                      limit stopped
     train            an `accumulate`                  responses with an advantage     prompt and response tokens
     train_forward    an `accumulate`                  responses without an advantage  prompt and response tokens
+    train_lengths    `train` of the same tokens in    responses with an advantage     prompt and response tokens
+                     few long and in many short
+                     sequences of one length each
     update           opening and closing a step       0                               0
     weight_sync      from the trainer to all engines  engines                         0
     wake             an engine's wake, before its     0                               0
@@ -73,6 +76,7 @@ MEASUREMENTS = (
     *PROGRAM_MEASUREMENTS,
     "train",
     "train_forward",
+    "train_lengths",
     "update",
     "weight_sync",
     "wake",

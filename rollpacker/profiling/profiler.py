@@ -20,7 +20,14 @@ from rollpacker.profiling.probes.bench import Bench
 from rollpacker.profiling.probes.engine import kv_cache, probe_calls, probe_decoding, probe_rollout_start
 from rollpacker.profiling.probes.reward import probe_reward
 from rollpacker.profiling.probes.rollout import roll_out_data
-from rollpacker.profiling.probes.trainer import of_equal_tokens, probe_training, probe_weight_sync, selections, train
+from rollpacker.profiling.probes.trainer import (
+    of_equal_tokens,
+    probe_lengths,
+    probe_training,
+    probe_weight_sync,
+    selections,
+    train,
+)
 from rollpacker.profiling.subject import Subject, now_s
 from rollpacker.profiling.workload import WINDOW_PASSES, Workload
 from rollpacker.protocols.backend import Backend, BackendContext
@@ -88,6 +95,7 @@ class _Profiler:
         await self._probe_first("first_rollout", self._first_passes)
         batch = await roll_out_data(bench)
         await self._probe_first("first_train", lambda: train(bench, batch, is_trained=True))
+        await subject.publish()
         for degree in subject.degrees:
             await subject.switch_to(degree)
             await self._measure_fleet(batch, with_trainer=not points)
@@ -99,9 +107,10 @@ class _Profiler:
         """Measure the engines in use and, `with_trainer`, the training steps, which do not depend on the degree."""
         bench, workload = self._bench, self._bench.workload
         grid = [(size, context) for size in workload.batch_sizes() for context in workload.contexts()]
-        chosen = [*selections(batch), *of_equal_tokens(batch, workload.longest)] if with_trainer else []
+        chosen = list(selections(batch)) if with_trainer else []
+        equal = of_equal_tokens(batch, workload.longest) if with_trainer else ()
         exchanges = sorted({1, max(1, workload.num_launched() // 8), workload.num_launched()})
-        num_points = NUM_REPEATS * (len(grid) + len(exchanges) + 2 * len(chosen) + 3)
+        num_points = NUM_REPEATS * (len(grid) + len(exchanges) + 2 * len(chosen) + len(equal) + 3)
         self._num_done = 0
         for _ in range(NUM_REPEATS):
             self._tell(num_points, "a batch of the data")
@@ -117,6 +126,9 @@ class _Profiler:
                 for is_trained in (True, False):
                     self._tell(num_points, f"training {sum(len(group.responses) for group in groups)} responses")
                     await probe_training(bench, groups, is_trained=is_trained)
+            for groups in equal:
+                self._tell(num_points, f"training {sum(len(group.responses) for group in groups)} of one length")
+                await probe_lengths(bench, groups)
             self._tell(num_points, "sending weights")
             await probe_weight_sync(bench)
             self._tell(num_points, "a round's start after a sleep")

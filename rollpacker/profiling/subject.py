@@ -1,4 +1,8 @@
-"""The workers that are measured: started as a run starts them, with one engine fleet in use at a time."""
+"""The workers that are measured: started as a run starts them, with one engine fleet in use at a time.
+
+Where engines and trainer share GPUs they take turns, as in a run (`runtime.run.handover`): engines are awake from
+`publish` until `trainers_turn`, the trainer from there until `publish`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,19 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
-from rollpacker.core.errors import EngineFailed
+from rollpacker.transfer.snapshots import SnapshotSync
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.protocols.backend import Workers
+    from rollpacker.protocols.engine import Engine
     from rollpacker.runtime.waiting.watchdog import Watchdog
 
 Answer = TypeVar("Answer")
 
 
 class Subject:
-    """Calls workers within a deadline, and keeps their weights at one policy version."""
+    """Calls workers within a deadline, sends weights, and passes shared GPUs on."""
 
     def __init__(self, config: RunConfig, workers: Workers, watchdog: Watchdog) -> None:
         self.config = config
@@ -28,6 +33,9 @@ class Subject:
         self._fleets = {degree: fleet.engines for degree, fleet in workers.fleets.items()}
         self.engines = self._fleets[self.degree]
         self._watchdog = watchdog
+        self._sync = workers.weight_sync or SnapshotSync(workers.trainer, config.weight_sync.timeout_s)
+        self._is_shared = bool(workers.colocated_engines)
+        self._is_trainers_turn = True
 
     async def within(self, answer: Awaitable[Answer]) -> Answer:
         """Await an answer within the deadline of a rollout that makes no progress."""
@@ -47,13 +55,35 @@ class Subject:
         await self.publish()
 
     async def publish(self) -> int:
-        """Send the trainer's policy to every engine in use; returns its bytes."""
-        weights = await self.within(self.workers.trainer.export_weights())
-        answers = await self.within(asyncio.gather(*(engine.load_weights(weights) for engine in self.engines.values())))
-        if any(answer != weights.checksum for answer in answers):
-            raise EngineFailed("An engine holds other weights than the trainer sent.")
-        self.policy_version = weights.policy_version
-        return weights.num_bytes
+        """Send the trainer's policy to every engine in use, as a run does; returns its bytes."""
+        await self.trainers_turn()
+        if self._is_shared:
+            await self.within(self._sync.prepare())
+            await self.within(self.workers.trainer.sleep())
+            if self.workers.judges is not None:
+                await self.within(self.workers.judges.wake())
+            await self.within(asyncio.gather(*(engine.wake() for engine in self._sharing())))
+        self._is_trainers_turn = False
+        published = await self.within(self._sync.publish(self.engines))
+        for failure in published.lost.values():
+            raise failure
+        self.policy_version = published.policy_version
+        return published.num_bytes
+
+    async def trainers_turn(self) -> None:
+        """Give shared GPUs to the trainer, if they are the engines'; `publish` gives them back."""
+        if self._is_trainers_turn:
+            return
+        self._is_trainers_turn = True
+        if self._is_shared:
+            await self.within(asyncio.gather(*(engine.sleep() for engine in self._sharing())))
+            if self.workers.judges is not None:
+                await self.within(self.workers.judges.sleep())
+            await self.within(self.workers.trainer.wake())
+
+    def _sharing(self) -> list[Engine]:
+        """The engines in use that share GPUs with the trainer."""
+        return [engine for name, engine in self.engines.items() if name in self.workers.colocated_engines]
 
 
 def now_s() -> float:

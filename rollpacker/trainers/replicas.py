@@ -1,8 +1,8 @@
 """Shares samples among data-parallel replicas, and short ones among the context-parallel ranks of each.
 
 Context-parallel ranks hold the same weights, and their gradients are summed like those of replicas. So a sample that is
-short enough for one of them need not be split: that would take as many passes of every rank as there are samples, each
-with communication, for few tokens. The ranks take whole samples instead, as further replicas.
+short enough for one of them need not be split: every rank would take part in its passes, and communicate in every
+layer, for few tokens. The ranks take whole samples instead, as further replicas.
 
 Invariant: the shares are a function of the lengths in their order. So all ranks, which get the same groups, agree on
 them without communication, and a repeated run makes the same shares.

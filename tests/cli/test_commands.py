@@ -35,6 +35,14 @@ def test_the_version_is_the_packages(workdir: Path, capsys: pytest.CaptureFixtur
     assert _run(["--version"], capsys) == f"rollpacker {__version__}"
 
 
+def test_check_says_which_sequences_context_parallel_ranks_do_not_split(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("check", "backend=sim", "setup=paper", "model=qwen2.5-14b", "run.dir=x")
+    for above, said in (("null", "up to 8,704 tokens stays whole on one of 2 context-parallel ranks"), ("0", "")):
+        text = _run([*words, f"trainer.context_parallel_above={above}"], capsys)
+        assert said in text
+        assert ("stays whole" in text) == bool(said)
+
+
 def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree_of(workdir)
     text = _run(["check", *RUN, "rollout.num_prompts=16", "run.num_steps=10", "run.dir=runs/x"], capsys)

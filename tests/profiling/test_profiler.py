@@ -1,11 +1,13 @@
 """What is measured of modelled workers is what the model says of them, in its own time."""
 
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rollpacker.config.compose import compose
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
-from rollpacker.metrics.profile_fits import fit_items_and_tokens
 from rollpacker.metrics.profiles import MEASUREMENTS, PROGRAM_MEASUREMENTS, ProfileFacts
 from rollpacker.profiling.probes.trainer import of_equal_tokens
 from rollpacker.profiling.profiler import NUM_REPEATS, measure
@@ -52,11 +54,50 @@ def config_of(system, tmp_path, *words):
     )
 
 
-def measured(config, tmp_path):
+class OnSharedGpu:
+    """A modelled worker on a GPU that it shares; asleep it can do nothing."""
+
+    def __init__(self, worker, awake, name, calls):
+        self._worker, self._awake, self._name, self._calls = worker, awake, name, calls
+
+    def __getattr__(self, call):
+        if call in self._calls:
+            assert self._awake == {self._name}, f"{self._name} was asked to {call} while {self._awake} had the GPU"
+        return getattr(self._worker, call)
+
+    async def sleep(self):
+        self._awake.discard(self._name)
+        await self._worker.sleep()
+
+    async def wake(self):
+        self._awake.add(self._name)
+        await self._worker.wake()
+
+
+class SharedGpuBackend(ModelledBackend):
+    """One engine and the trainer on one GPU."""
+
+    @asynccontextmanager
+    async def open(self, surroundings):
+        awake = {"trainer"}
+        async with super().open(surroundings) as workers:
+            [(degree, fleet)] = workers.fleets.items()
+            [(name, engine)] = fleet.engines.items()
+            engine = OnSharedGpu(engine, awake, name, ("generate", "load_weights"))
+            trainer = OnSharedGpu(workers.trainer, awake, "trainer", ("begin_step", "accumulate", "export_weights"))
+            yield replace(
+                workers,
+                fleets={degree: replace(fleet, engines={name: engine})},
+                trainer=trainer,
+                colocated_engines=frozenset({name}),
+            )
+
+
+def measured(config, tmp_path, backend=ModelledBackend):
     return run_in_virtual_time(
         measure(
             config,
-            ModelledBackend(config),
+            backend(config),
             FACTS,
             kv_bytes_per_token=1,
             logs=tmp_path / "logs",
@@ -88,7 +129,7 @@ def test_a_profile_of_modelled_workers_has_their_costs(system, num_launched, tmp
         assert (first.seconds, first.num_repeats) == (pytest.approx(0, abs=1e-9), 1)
     assert {point.num_items for point in profile.of("request")} == {1, max(1, num_launched // 8), num_launched}
     assert all(point.num_repeats >= NUM_REPEATS for point in profile.of("train"))
-    assert {point.num_items for point in profile.of("train")} == {2, 4, 8, 16}
+    assert {point.num_items for point in profile.of("train")} == {2, 4, 8}
 
 
 def test_a_round_s_start_is_told_from_its_first_token_and_what_a_sequence_costs_from_its_tokens(tmp_path):
@@ -96,8 +137,19 @@ def test_a_round_s_start_is_told_from_its_first_token_and_what_a_sequence_costs_
     profile = measured(config_of("verl", tmp_path, *words), tmp_path)
     [wake], [start] = profile.of("wake"), profile.of("rollout_start")
     assert (wake.seconds, start.seconds) == (pytest.approx(0.5), pytest.approx(7, abs=1e-3))
-    _, overhead_s, _ = fit_items_and_tokens(profile.of("train")).coefficients
-    assert overhead_s == pytest.approx(0.3, rel=1e-2)
+    few, many = profile.of("train_lengths")
+    assert (many.num_items, many.num_tokens) == (8 * few.num_items, few.num_tokens)
+    assert (many.seconds - few.seconds) / (many.num_items - few.num_items) == pytest.approx(0.3, rel=1e-2)
+
+
+def test_engines_and_trainer_that_share_a_gpu_are_measured_in_turns(tmp_path):
+    config = config_of("tail-reward", tmp_path)
+    apart, shared = (measured(config, tmp_path, backend) for backend in (ModelledBackend, SharedGpuBackend))
+    assert [(point.measurement, point.num_items) for point in shared.points] == [
+        (point.measurement, point.num_items) for point in apart.points
+    ]
+    switch_s = shared.of("weight_sync")[0].seconds - apart.of("weight_sync")[0].seconds
+    assert switch_s == pytest.approx(config.hardware.engine_switch_s)
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3, 16])

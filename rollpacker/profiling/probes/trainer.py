@@ -35,7 +35,8 @@ def of_equal_tokens(
 ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
     """Return a batch's tokens in few long sequences, and the same number in `ratio` times as many short ones.
 
-    So that what a sequence takes can be told from what its tokens take: in a batch of the data both grow together.
+    The difference is what a sequence takes beside its tokens, and longer attention counts against it. Sequences of one
+    length need no padding, so these batches say nothing of the data's, whose times the `train` points are.
     `longest` bounds a sequence, of prompt and response.
     """
     num_groups = max(1, len(batch) // ratio)
@@ -78,6 +79,12 @@ async def probe_training(bench: Bench, groups: Sequence[RolloutGroup], *, is_tra
     bench.points.note(("update",), 0, 0, update_s)
 
 
+async def probe_lengths(bench: Bench, groups: Sequence[RolloutGroup]) -> None:
+    """Time the passes of groups that `of_equal_tokens` gave."""
+    num_responses, num_tokens, accumulate_s, _ = await train(bench, groups, is_trained=True)
+    bench.points.note(("train_lengths", num_responses, num_tokens), num_responses, num_tokens, accumulate_s)
+
+
 async def train(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: bool) -> tuple[int, int, float, float]:
     """Take a step on some groups, whose rewards give every response an advantage, or none.
 
@@ -99,6 +106,7 @@ async def train(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: boo
             *(response.num_tokens for group in given for response in group.responses),
         ),
     )
+    await subject.trainers_turn()
     began = now_s()
     await subject.within(trainer.begin_step(shape))
     begun = now_s()
