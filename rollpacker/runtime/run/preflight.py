@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollpacker.config.effects import keys_without_effect
 from rollpacker.config.mistakes import raise_mistakes
@@ -27,7 +27,7 @@ from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.data.weight_files import read_tensors, weight_files
-from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
+from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
 from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
 from rollpacker.protocols.rollout import Prompt
@@ -199,6 +199,7 @@ def _model_facts(config: RunConfig) -> ModelFacts:
     path = config.model.directory
     check_model_files(path, can_ask=_runs_in_this_environment(config))
     description = read_object(path / "config.json")
+    _check_drafts(config, description)
     max_positions = _max_positions(path)
     longest = config.longest_response_tokens
     key = "rollout" if longest == config.rollout.max_response_tokens else "evaluation"
@@ -222,9 +223,22 @@ def _model_facts(config: RunConfig) -> ModelFacts:
     )
 
 
+def _check_drafts(config: RunConfig, description: Mapping[str, Any]) -> None:
+    """Refuse a model that the torch engine says it cannot verify drafts of, as far as its file tells."""
+    kinds = set(description.get("text_config", description).get("layer_types") or ()) - {"full_attention"}
+    if kinds and config.engine.name == "torch" and config.system.speculative_decoding:
+        raise ConfigError(
+            f"system.speculative_decoding=true, and layers of the model in {config.model.path} are {min(kinds)}.",
+            "The torch engine verifies draft tokens of models whose layers are all full_attention.",
+            "Set system.speculative_decoding=false, or use engine=vllm.",
+        )
+
+
 def _check_engine(config: RunConfig) -> None:
     if _runs_in_this_environment(config) and config.engine.name == "vllm":
         check_vllm(config.engine.vllm)
+        if config.system.speculative_decoding:
+            check_drafter(config.engine.vllm)
 
 
 def _check_trainer(config: RunConfig) -> None:
