@@ -19,6 +19,7 @@ from rollpacker.analysis.exhibits import (
     fig12,
     fig13,
     fig14,
+    ladder,
     larger_models,
     learning,
     length_bias,
@@ -37,7 +38,7 @@ _PAPER = (
 )
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
-    *(larger_models.EXHIBIT, scaling.EXHIBIT, learning.LEARNING),
+    *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, learning.LEARNING),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})
