@@ -34,6 +34,10 @@ PAPER_SYSTEMS = {"veRL": "verl", "RLHFuse": "rlhfuse", "Flexes": "rollpacker"}
 """Flexes is the name of RollPacker's submission."""
 
 
+PAPERS, OURS = "paper", "ours"
+"""The two series of a panel that has no others."""
+
+
 class Source(StrEnum):
     """Where a number comes from."""
 
@@ -65,6 +69,12 @@ class Point:
     num_seeds: int | None = None
     """None of the paper, which does not say."""
 
+    @property
+    def quantity(self) -> tuple[str, str, str | float, str]:
+        """What it is a number of: the same of ours and of the paper's."""
+        series = "" if self.series in {PAPERS, OURS} else self.series
+        return self.panel, series, self.x, self.unit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -78,7 +88,7 @@ class Place:
 
     def paper(self, y: float) -> Point:
         """The paper's number."""
-        return self._point(self.series or "paper", y, Source.PAPER)
+        return self._point(self.series or PAPERS, y, Source.PAPER)
 
     def ours(self, values: Iterable[Value]) -> Point | None:
         """The mean over runs that differ in their seed; None without any, or when none knows its number."""
@@ -88,7 +98,7 @@ class Place:
         numbers = [value.y for value in values]
         source = Source.MODELLED if any(value.run.is_modelled for value in values) else Source.MEASURED
         spread = {"y_low": min(numbers), "y_high": max(numbers), "num_seeds": len(numbers)}
-        return self._point(self.series or "ours", sum(numbers) / len(numbers), source, **spread)
+        return self._point(self.series or OURS, sum(numbers) / len(numbers), source, **spread)
 
     def _point(self, series: str, y: float, source: Source, **spread: float) -> Point:
         return Point(panel=self.panel, series=series, x=self.x, y=y, unit=self.unit, source=source, **spread)  # type: ignore[arg-type]
@@ -160,9 +170,16 @@ class Numbers:
     missing: Sequence[str] = field(default_factory=list)
 
     def frame(self) -> pd.DataFrame:
-        """One row per point."""
-        columns = list(Point.__dataclass_fields__)
-        return pd.DataFrame([asdict(point) | {"source": str(point.source)} for point in self.points], columns=columns)
+        """One row per point; ours with the paper's number of the same quantity, if any, and the relative error."""
+        columns = [*Point.__dataclass_fields__, "paper", "relative_error"]
+        of_paper = {point.quantity: point.y for point in self.points if point.source is Source.PAPER}
+        rows = []
+        for point in self.points:
+            row = asdict(point) | {"source": str(point.source)}
+            if point.source is not Source.PAPER and (paper := of_paper.get(point.quantity)) is not None:
+                row |= {"paper": paper, "relative_error": point.y / paper - 1 if paper else None}
+            rows.append(row)
+        return pd.DataFrame(rows, columns=columns)
 
 
 def comparing(points: Iterable[Point | None]) -> list[Point]:
@@ -173,9 +190,11 @@ def comparing(points: Iterable[Point | None]) -> list[Point]:
 class PaperRow(NamedTuple):
     """One number of the paper, as the CSV files have them."""
 
+    panel: str
     series: str
     x: str
     y: float
+    note: str
 
 
 def paper_rows(name: str) -> list[PaperRow]:
@@ -184,7 +203,8 @@ def paper_rows(name: str) -> list[PaperRow]:
     if not file.exists():
         return []
     with file.open(newline="", encoding="utf-8") as lines:
-        return [PaperRow(row["series"], row["x"], float(row["y"])) for row in csv.DictReader(lines)]
+        rows = csv.DictReader(lines)
+        return [PaperRow(row["panel"], row["series"], row["x"], float(row["y"]), row["note"]) for row in rows]
 
 
 def speedups(baselines: Iterable[Run], runs: Iterable[Run], *, column: str = "step_time_s") -> list[Value]:

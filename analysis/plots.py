@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -16,17 +17,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rollpacker.analysis.numbers import Numbers, Source
+from rollpacker.analysis.numbers import OURS, PAPERS, Numbers, Source
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, PAPER_LABELS, color_of, use_style
 
 PAPER_COLOR = "#C4C4C4"
 PAPER_DOT = "#555555"
+PAPER_DOTS = (PAPER_DOT, "#A9A9A9", "#D0D0D0")
+"""Of series that only the paper has, in a panel."""
 OUR_COLOR = OTHER_COLORS[0]
 """Of our numbers where no system has a colour."""
 _BAR_WIDTH = 0.38
 _PANEL_HEIGHT_INCHES = 2.6
 _HEADROOM = 1.04
 """Above the end of a line, so that its mark is whole."""
+_LEGEND_ROOM = 1.15
+"""Above the lines of a panel that names its series itself."""
 
 
 def compare_bars(
@@ -51,24 +56,33 @@ def compare_bars(
     use_style()
     frame = numbers.frame()
     figure, panels, first_column = _panels(frame, num_columns)
-    colors = colors or {}
-    highest = frame["y_high"].fillna(frame["y"]).groupby([frame["unit"], frame["panel"].map(axis_of)]).transform("max")
+    tops = _tops(frame, axis_of)
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
-        places = {x: place for place, x in enumerate(dict.fromkeys(rows["x"]))}
-        is_compared = (rows["series"] == "paper").any()
-        shift = _BAR_WIDTH / 2 if is_compared else 0.0
-        for offset, series in ((-shift, "paper"), (shift, "ours")):
-            _draw_bars(axes, rows[rows["series"] == series], places, offset, number, colors)
-        axes.set_xticks(list(places.values()), list(places))
-        axes.tick_params(axis="x", labelsize=8)
-        axes.grid(visible=False, axis="x")
-        axes.set_title(panel)
-        axes.set_ylim(0, 1.16 * float(highest[rows.index].max()) or 1.0)
+        _draw_bar_panel(axes, rows, tops[panel], number, colors or {})
         if axes in first_column:
             axes.set_ylabel(ylabel, fontsize=8.5)
     figure.legend(handles=_bar_legend(frame), loc="outside lower center", ncols=2)
     return figure
+
+
+def _tops(frame: pd.DataFrame, axis_of: Callable[[str], str]) -> dict[str, float]:
+    """The highest number on each panel's axis, which panels of one unit may share."""
+    highest = frame["y_high"].astype(float).fillna(frame["y"])
+    shared = highest.groupby([frame["unit"], frame["panel"].map(axis_of)]).transform("max")
+    return {str(panel): float(top) for panel, top in shared.groupby(frame["panel"]).max().items()}
+
+
+def _draw_bar_panel(axes: Axes, rows: pd.DataFrame, top: float, number: str, colors: Mapping[str, str]) -> None:
+    places = {x: place for place, x in enumerate(dict.fromkeys(rows["x"]))}
+    shift = _BAR_WIDTH / 2 if rows["series"].nunique() > 1 else 0.0
+    for offset, series in ((-shift, PAPERS), (shift, OURS)):
+        _draw_bars(axes, rows[rows["series"] == series], places, offset, number, colors)
+    axes.set_xticks(list(places.values()), list(places))
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(visible=False, axis="x")
+    axes.set_title(str(rows["panel"].iloc[0]))
+    axes.set_ylim(0, 1.16 * top or 1.0)
 
 
 def _draw_bars(  # noqa: PLR0917
@@ -121,19 +135,62 @@ def compare_lines(numbers: Numbers, *, xlabel: str | Mapping[str, str], ylabel: 
     use_style()
     frame = numbers.frame()
     figure, panels, _ = _panels(frame, None)
-    colors = {system: color_of(system, position) for position, system in enumerate(dict.fromkeys(frame["series"]))}
+    colors = _colors(frame)
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
-        for system, of_system in rows.groupby("series", sort=False):
-            _draw_line(axes, of_system, colors[system], marker="o" if are_sizes else None)
+        _draw_line_panel(axes, rows, colors, marker="o" if are_sizes else None)
         if are_sizes:
             _name_sizes(axes, sorted(rows["x"].unique()))
-        axes.set_title(panel)
-        axes.set_ylim(bottom=0, top=_HEADROOM * axes.get_ylim()[1])
         axes.set_xlabel(xlabel if isinstance(xlabel, str) else xlabel[panel])
     if ylabel:
         figure.supylabel(ylabel, fontsize=9)
-    figure.legend(handles=_line_legend(frame), loc="outside lower center", ncols=5, columnspacing=1.2)
+    shared = frame[frame["series"].isin(_ours(frame))]
+    handles = [*_line_legend(frame, colors), *origin_handles(shared)]
+    style = {"fontsize": 7.5, "handlelength": 1.6, "columnspacing": 1.2}
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), **style)
+    return figure
+
+
+def compare_panels(
+    numbers: Numbers,
+    *,
+    xlabels: Mapping[str, str],
+    num_columns: int,
+    axis_of: Callable[[str], str] = lambda panel: panel,
+    special: Mapping[str, Callable[[Axes, pd.DataFrame], None]] | None = None,
+) -> Figure:
+    """Draw bars, as `compare_bars` does, where the `x` of a panel are names, and lines over numbers.
+
+    Args:
+        numbers: To draw.
+        xlabels: Of the panels with lines, which name their series themselves.
+        num_columns: Panels beside each other.
+        axis_of: As in `compare_bars`.
+        special: What draws a panel of another form.
+    """
+    use_style()
+    frame = numbers.frame()
+    figure, panels, _ = _panels(frame, num_columns)
+    tops = _tops(frame, axis_of)
+    has_names = frame["x"].map(lambda x: isinstance(x, str))
+    for panel, axes in panels:
+        is_panel = frame["panel"] == panel
+        rows = frame[is_panel]
+        if special and panel in special:
+            special[panel](axes, rows)
+        elif has_names[is_panel].all():
+            _draw_bar_panel(axes, rows, tops[panel], "", {})
+        else:
+            colors = _colors(rows)
+            _draw_line_panel(axes, rows, colors)
+            axes.set_xlabel(xlabels[panel])
+            if len(colors) > 1:
+                axes.set_ylim(top=_LEGEND_ROOM * axes.get_ylim()[1])
+                series = _line_legend(rows, colors)
+                axes.legend(handles=series, loc="upper left", ncols=3, fontsize=7, handlelength=1.6, columnspacing=1.0)
+    bars, lines = _bar_legend(frame[has_names]), origin_handles(frame[~has_names])
+    handles = [*bars, *lines] if bars else lines
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -174,10 +231,30 @@ def _name_sizes(axes: Axes, sizes: Sequence[float]) -> None:
     axes.minorticks_off()
 
 
+def _colors(frame: pd.DataFrame) -> dict[str, str]:
+    """Of each series; those that only the paper has are grey."""
+    ours = _ours(frame)
+    alone = [name for name in dict.fromkeys(frame["series"]) if name not in ours]
+    own_colors = {name: color_of(name, position) for position, name in enumerate(ours)}
+    return own_colors | dict(zip(alone, cycle(PAPER_DOTS), strict=False))
+
+
+def _ours(frame: pd.DataFrame) -> list[str]:
+    """The series that runs have numbers of."""
+    return list(dict.fromkeys(frame.loc[frame["source"] != Source.PAPER, "series"]))
+
+
+def _draw_line_panel(axes: Axes, rows: pd.DataFrame, colors: Mapping[str, str], marker: str | None = None) -> None:
+    for system, of_system in rows.groupby("series", sort=False):
+        _draw_line(axes, of_system, colors[str(system)], marker)
+    axes.set_title(str(rows["panel"].iloc[0]))
+    axes.set_ylim(bottom=0, top=_HEADROOM * axes.get_ylim()[1])
+
+
 def _draw_line(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -> None:
     paper = rows[rows["source"] == Source.PAPER]
     own = rows[rows["source"] != Source.PAPER].sort_values("x")
-    axes.scatter(paper["x"], paper["y"], s=9, color=color, alpha=0.55, linewidth=0)
+    axes.scatter(paper["x"], paper["y"], s=9, color=color, alpha=1.0 if own.empty else 0.55, linewidth=0)
     if own.empty:
         return
     is_modelled = (own["source"] == Source.MODELLED).any()
@@ -188,19 +265,14 @@ def _draw_line(axes: Axes, rows: pd.DataFrame, color: str, marker: str | None) -
     )
 
 
-def _line_legend(frame: pd.DataFrame) -> list[Line2D]:
-    style = "--" if (frame["source"] == Source.MODELLED).any() else "-"
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=color_of(str(system), position),
-            linestyle=style,
-            label=PAPER_LABELS.get(str(system), str(system)),
-        )
-        for position, system in enumerate(dict.fromkeys(frame["series"]))
+def _line_legend(frame: pd.DataFrame, colors: Mapping[str, str]) -> list[Line2D]:
+    line: dict[str, Any] = {"linestyle": "--" if (frame["source"] == Source.MODELLED).any() else "-"}
+    dots: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 3}
+    ours = _ours(frame)
+    return [
+        Line2D([], [], color=color, label=PAPER_LABELS.get(name, name), **(line if name in ours else dots))
+        for name, color in colors.items()
     ]
-    return [*handles, *origin_handles(frame)]
 
 
 def origin_handles(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-from rollpacker.analysis.numbers import FELT_FROM, GOOD_WITHIN, Source, Standing
+from rollpacker.analysis.numbers import FELT_FROM, GOOD_WITHIN, OURS, Source, Standing
 from rollpacker.analysis.style import save_figure, title_figure
 from rollpacker.metrics.files import write_atomically
 from rollpacker.terminal import printable
@@ -48,7 +48,8 @@ def write_exhibit(exhibit: Exhibit, numbers: Numbers, out: Path) -> list[Path]:
 
 def summary(exhibit: Exhibit, numbers: Numbers) -> str:
     """Say in a page of text what an exhibit shows and what it lacks."""
-    return "\n".join([exhibit.title, "", *_origin(numbers), *map(claim_line, numbers.claims), *_missing(numbers), ""])
+    of_paper = [*_origin(numbers), *map(claim_line, numbers.claims), *_errors(exhibit.name, numbers)]
+    return "\n".join([exhibit.title, "", *of_paper, *_missing(numbers), ""])
 
 
 def claim_line(claim: Claim) -> str:
@@ -73,6 +74,20 @@ def _origin(numbers: Numbers) -> Iterator[str]:
         "or more."
     )
     yield ""
+
+
+def _errors(name: str, numbers: Numbers) -> Iterator[str]:
+    """How far our points of each curve lie from the paper's."""
+    compared = numbers.frame().dropna(subset=["relative_error"])
+    if compared.empty:
+        return
+    yield ""
+    yield f"Relative errors of our points against the paper's; {name}.csv has each:"
+    for (panel, series), curve in compared.groupby(["panel", "series"], sort=False):
+        of_what = " ".join(str(panel).split()) + ("" if series == OURS else f", {series}")
+        errors = curve["relative_error"].astype(float)
+        spread = f"mean {errors.mean():+.0%}, without sign {errors.abs().mean():.0%}, largest {errors.abs().max():.0%}"
+        yield f"  {of_what}: {len(errors)} points, {spread}"
 
 
 def _missing(numbers: Numbers) -> Iterator[str]:

@@ -100,6 +100,25 @@ def test_a_figure_of_steps_has_a_point_per_step_and_the_papers_forty(tmp_path):
     assert len(of_paper) == 3 * 40
 
 
+def test_each_of_our_points_has_the_papers_number_of_the_same_quantity_and_its_relative_error(tmp_path):
+    write_run(tmp_path / "run", "tail", [1.0], modelled=True)
+    [run] = runs_below(tmp_path).runs
+    step, share = Place(panel="steps", x=1.0, unit="s", series="verl"), Place(panel="shares", x="a", unit="%")
+    other = [
+        replace(step, series="tail"),
+        replace(step, x=2.0),
+        replace(step, panel="others"),
+        replace(share, unit="s"),
+    ]
+    points = [step.paper(10.0), share.paper(50.0), *(place.ours([Value(run, 12.0)]) for place in (step, share, *other))]
+    numbers = Numbers(points=points)
+    told = numbers.frame()[["paper", "relative_error"]].astype(float).round(6)
+    assert told.fillna(-1).values.tolist() == [[-1, -1]] * 2 + [[10, 0.2], [50, -0.76]] + [[-1, -1]] * 4
+    text = writing.summary(EXHIBITS["fig09"], numbers)
+    assert "  steps, verl: 1 points, mean +20%, without sign 20%, largest 20%" in text
+    assert "  shares: 1 points, mean -76%" in text
+
+
 @pytest.mark.parametrize(
     ("paper", "ours", "neutral", "standing"),
     [
