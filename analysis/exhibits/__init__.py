@@ -19,6 +19,7 @@ from rollpacker.analysis.exhibits import (
     fig12,
     fig13,
     fig14,
+    larger_models,
     learning,
     length_bias,
     limits,
@@ -36,7 +37,7 @@ _PAPER = (
 )
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
-    *(scaling.EXHIBIT, learning.LEARNING),
+    *(larger_models.EXHIBIT, scaling.EXHIBIT, learning.LEARNING),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})
