@@ -5,7 +5,7 @@ Invariant: a series is one kind of round of one system, as `tail, short`; all ki
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
 from rollpacker.analysis.plots import origin_handles
 from rollpacker.analysis.runs import PAPER_SETUP, Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, PAPER_LABELS, color_of, use_style
@@ -53,16 +53,12 @@ def rounds_exhibit(
     models: Sequence[str],
     experiments: tuple[str, ...],
     setups: tuple[str, ...] = (PAPER_SETUP,),
-    claim: Callable[[Runs, str], Claim] | None = None,
 ) -> Exhibit:
-    """The exhibit of one measure at each step, a panel per model and a mark per round; `claim` is about a model."""
+    """The exhibit of one measure at each step, a panel per model and a mark per round."""
 
     def gather(runs: Runs) -> Numbers:
-        shown = runs.models(*models)
-        claims = [claim(runs, model) for model in shown] if claim else []
-        return Numbers(
-            points=_gather(runs, models=shown, systems=systems, measure=measure), claims=claims, missing=runs.missing
-        )
+        points = _gather(runs, models=runs.models(*models), systems=systems, measure=measure)
+        return Numbers(points=points, missing=runs.missing)
 
     draw = partial(draw_rounds, ylabel=measure.label)
     return Exhibit(name=name, title=title, experiments=experiments, gather=gather, draw=draw, setups=setups)
