@@ -1,22 +1,33 @@
 """Fig 2b: how unbalanced a rollout of plain batches is: a few long responses keep all GPUs waiting.
 
-The paper's numbers of this figure are not at hand.
+The paper shows the SM utilisation of four GPUs over one rollout of 270.9 s and does not say of which task; modelled
+runs have no such utilisation, so the paper's stands alone. What can be compared is when GPUs run out of work: the
+paper's at 90.2, 161.4, 161.4 and 270.9 s.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
 TASKS = ("math", "code", "judge")
 
 RUNNING, RATIO, IDLE = "requests running (%)", "longest over median", "idle GPUs (%)"
-XLABELS = {RUNNING: "time of the rollout (%)", RATIO: "training step", IDLE: "training step"}
+AT_WORK, UTILISATION = "GPUs with requests (%)", "SM utilisation, paper (%)"
+XLABELS = dict.fromkeys((RUNNING, AT_WORK, UTILISATION), "time of the rollout (%)")
+XLABELS |= dict.fromkeys((RATIO, IDLE), "training step")
+
+PANELS = (RUNNING, AT_WORK, UTILISATION, RATIO, IDLE)
+
+FOUR_GPUS = "paper, four GPUs"
 
 PASSED = tuple(range(0, 100, 2))
 """% of a rollout's time at which running requests are counted; none runs at its end."""
@@ -27,18 +38,55 @@ def gather(runs: Runs) -> Numbers:
 
     A modelled rollout begins with the start of its engines, a fifth of this one (conf/hardware/h800.yaml).
     """
-    points: list[Point | None] = []
+    utilisation = _utilisation()
+    points: list[Point | None] = list(_of_paper(utilisation))
+    idle: dict[str, list[Value]] = {}
     for task in TASKS:
         found = runs.of(model="Qwen2.5-14B", system="verl", task=task)
         told = [(run, _rollouts(run)) for run in found if not run.responses.empty]
         for passed in PASSED:
             place = Place(panel=RUNNING, x=float(passed), unit="%", series=task)
             points.append(place.ours(Value(run, _mean_running(rollouts, passed)) for run, rollouts in told))
+            place = Place(panel=AT_WORK, x=float(passed), unit="%", series=task)
+            points.append(place.ours(Value(run, _mean_at_work(rollouts, passed)) for run, rollouts in told))
         for step in range(min((len(rollouts) for _, rollouts in told), default=0)):
             for panel, unit, value_of in ((RATIO, "x", _longest_over_median), (IDLE, "%", _idle)):
                 place = Place(panel=panel, x=float(step + 1), unit=unit, series=task)
                 points.append(place.ours(Value(run, value_of(rollouts[step])) for run, rollouts in told))
-    return Numbers(points=comparing(points), missing=runs.missing)
+        idle[task] = [Value(run, fmean(map(_idle, rollouts))) for run, rollouts in told]
+    claims = [_claim(task, utilisation, values) for task, values in idle.items()]
+    in_order = sorted(comparing(points), key=lambda point: PANELS.index(point.panel))
+    return Numbers(points=in_order, claims=claims, missing=runs.missing)
+
+
+def _utilisation() -> pd.DataFrame:
+    """The paper's, in per cent: a column per GPU, by the seconds since the rollout began."""
+    rows = pd.DataFrame(paper_rows("fig02b"))
+    return rows.assign(x=rows["x"].astype(float)).pivot(index="x", columns="series", values="y")
+
+
+def _busy_until(utilisation: pd.DataFrame) -> pd.Series:
+    """When each GPU is idle first, in per cent of the rollout."""
+    return (utilisation == 0).idxmax() / utilisation.index[-1] * 100
+
+
+def _of_paper(utilisation: pd.DataFrame) -> Iterator[Point]:
+    busy_until = _busy_until(utilisation)
+    for passed in PASSED:
+        place = Place(panel=AT_WORK, x=float(passed), unit="%", series=FOUR_GPUS)
+        yield place.paper(100 * float((busy_until > passed).mean()))
+    for seconds, mean in utilisation.mean(axis=1).items():
+        passed = 100 * seconds / utilisation.index[-1]
+        yield Place(panel=UTILISATION, x=passed, unit="%", series=FOUR_GPUS).paper(float(mean))
+
+
+def _claim(task: str, utilisation: pd.DataFrame, values: Sequence[Value]) -> Claim:
+    return Claim(
+        text=f"Qwen2.5-14B, {task}: idle GPUs over a plain rollout (paper: of a task that it does not name)",
+        paper=100 - float(_busy_until(utilisation).mean()),
+        ours=Place(panel=IDLE, x=task, unit="%").ours(values),
+        unit="%",
+    )
 
 
 def _rollouts(run: Run) -> list[pd.DataFrame]:
@@ -54,6 +102,11 @@ def _mean_running(rollouts: list[pd.DataFrame], passed: float) -> float:
     return float(100 * sum((rollout["ended"] > passed / 100).mean() for rollout in rollouts) / len(rollouts))
 
 
+def _mean_at_work(rollouts: list[pd.DataFrame], passed: float) -> float:
+    """Share of the engines that have not ended their last response."""
+    return float(100 * fmean((rollout.groupby("engine")["ended"].max() > passed / 100).mean() for rollout in rollouts))
+
+
 def _longest_over_median(rollout: pd.DataFrame) -> float:
     return float(rollout["length_tokens"].max() / rollout["length_tokens"].median())
 
@@ -64,7 +117,7 @@ def _idle(rollout: pd.DataFrame) -> float:
 
 
 def draw(numbers: Numbers) -> Figure:
-    """Requests over the time of a rollout; then two measures of each step."""
+    """Requests and GPUs over the time of a rollout; then two measures of each step."""
     return compare_lines(numbers, xlabel=XLABELS, ylabel="")
 
 
