@@ -9,10 +9,7 @@ from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing,
 from rollpacker.analysis.plots import compare_curves
 from rollpacker.analysis.runs import Runs
 
-LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.8, 0.85, 0.9, 0.925, 0.945, 0.96, 0.98, 0.99)
 PANEL = "sandboxed programs"
-_EVERY = 4
-"""Of the paper's points one in so many is drawn."""
 
 
 def gather(runs: Runs) -> Numbers:
@@ -20,14 +17,13 @@ def gather(runs: Runs) -> Numbers:
 
     Modelled times are drawn from this very figure, so there they must agree.
     """
-    of_paper = paper_rows("fig07a")[::_EVERY]
-    points: list[Point | None] = [
-        Place(panel=PANEL, x=row.y, unit="s", series="code").paper(float(row.x)) for row in of_paper
-    ]
+    of_paper = [row for row in paper_rows("fig07a") if row.panel == "a-main"]  # the inset repeats those at the limit
+    points: list[Point | None] = []
     plain = runs.of(model="Qwen2.5-14B", system="verl", task="code")
-    for level in LEVELS:
-        place = Place(panel=PANEL, x=100 * level, unit="s", series="code")
-        points.append(place.ours(Value(run, run.quantile("reward_time_s", level)) for run in plain))
+    for row in of_paper:
+        place = Place(panel=PANEL, x=row.y, unit="s", series="code")
+        ours = place.ours(Value(run, run.quantile("reward_time_s", row.y / 100)) for run in plain)
+        points += [place.paper(float(row.x)), ours]
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
