@@ -8,7 +8,7 @@ to 2 %.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 import pandas as pd
@@ -34,7 +34,7 @@ LEVELS = {"median": 0.5, "third quartile": 0.75, LONGEST: 1.0}
 BOXES = {"median": "median", "q3": "third quartile"}
 """What the paper's rows of a box are called here; the longest is the farthest of its outliers."""
 
-STAGES = {
+STAGES: Mapping[str, tuple[str, tuple[str, ...], str | None]] = {
     "Rollout": ("rollout", ("rollout_time_s",), None),
     "Short Rollout": ("short\nrollouts", ("rollout_time_s",), "short"),
     "Long Rollout": ("long\nrollout", ("rollout_time_s",), "long"),
