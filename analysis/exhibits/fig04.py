@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -61,10 +62,10 @@ def gather_lengths(runs: Runs) -> Numbers:
     }
     for system, panel in SYSTEMS.items():
         for step in range(CYCLE_STEPS):
-            told = [(run, of_run.loc[step]) for run, of_run in lengths[system] if step in of_run.index]
+            told = [(run, of_run) for run, of_run in lengths[system] if step in of_run.index]
             for name, level in LEVELS.items():
                 place = Place(panel=panel, x=float(step + 1), unit="tokens", series=name)
-                points.append(place.ours(Value(run, float(of_step[level])) for run, of_step in told))
+                points.append(place.ours(Value(run, float(of_run[level].loc[step])) for run, of_run in told))
     claims = list(_claims_of_rounds(found["tail"], lengths["tail"], of_paper))
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
@@ -72,7 +73,7 @@ def gather_lengths(runs: Runs) -> Numbers:
 def _quantiles(run: Run) -> pd.DataFrame:
     """A row per step, a column per level."""
     trained = run.responses[run.responses["accepted"]]
-    return trained.groupby("step")["length_tokens"].quantile(list(LEVELS.values())).unstack()
+    return trained.groupby("step")["length_tokens"].quantile(np.array(list(LEVELS.values()))).unstack()
 
 
 def _boxes(rows: Sequence[PaperRow]) -> Iterator[Point]:
