@@ -67,7 +67,7 @@ def _utilisation() -> pd.DataFrame:
 
 def _busy_until(utilisation: pd.DataFrame) -> pd.Series:
     """When each GPU is idle first, in per cent of the rollout."""
-    return (utilisation == 0).idxmax() / utilisation.index[-1] * 100
+    return (utilisation == 0).idxmax() / float(utilisation.index[-1]) * 100
 
 
 def _of_paper(utilisation: pd.DataFrame) -> Iterator[Point]:
@@ -75,9 +75,9 @@ def _of_paper(utilisation: pd.DataFrame) -> Iterator[Point]:
     for passed in PASSED:
         place = Place(panel=AT_WORK, x=float(passed), unit="%", series=FOUR_GPUS)
         yield place.paper(100 * float((busy_until > passed).mean()))
-    for seconds, mean in utilisation.mean(axis=1).items():
-        passed = 100 * seconds / utilisation.index[-1]
-        yield Place(panel=UTILISATION, x=passed, unit="%", series=FOUR_GPUS).paper(float(mean))
+    seconds = utilisation.index.to_numpy(dtype=float)
+    for passed, mean in zip(100 * seconds / seconds[-1], utilisation.mean(axis=1), strict=True):
+        yield Place(panel=UTILISATION, x=float(passed), unit="%", series=FOUR_GPUS).paper(float(mean))
 
 
 def _claim(task: str, utilisation: pd.DataFrame, values: Sequence[Value]) -> Claim:

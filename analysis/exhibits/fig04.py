@@ -8,9 +8,10 @@ to 2 %.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -34,7 +35,7 @@ LEVELS = {"median": 0.5, "third quartile": 0.75, LONGEST: 1.0}
 BOXES = {"median": "median", "q3": "third quartile"}
 """What the paper's rows of a box are called here; the longest is the farthest of its outliers."""
 
-STAGES = {
+STAGES: Mapping[str, tuple[str, tuple[str, ...], str | None]] = {
     "Rollout": ("rollout", ("rollout_time_s",), None),
     "Short Rollout": ("short\nrollouts", ("rollout_time_s",), "short"),
     "Long Rollout": ("long\nrollout", ("rollout_time_s",), "long"),
@@ -61,10 +62,10 @@ def gather_lengths(runs: Runs) -> Numbers:
     }
     for system, panel in SYSTEMS.items():
         for step in range(CYCLE_STEPS):
-            told = [(run, of_run.loc[step]) for run, of_run in lengths[system] if step in of_run.index]
+            told = [(run, of_run) for run, of_run in lengths[system] if step in of_run.index]
             for name, level in LEVELS.items():
                 place = Place(panel=panel, x=float(step + 1), unit="tokens", series=name)
-                points.append(place.ours(Value(run, float(of_step[level])) for run, of_step in told))
+                points.append(place.ours(Value(run, float(of_run[level].loc[step])) for run, of_run in told))
     claims = list(_claims_of_rounds(found["tail"], lengths["tail"], of_paper))
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
@@ -72,7 +73,7 @@ def gather_lengths(runs: Runs) -> Numbers:
 def _quantiles(run: Run) -> pd.DataFrame:
     """A row per step, a column per level."""
     trained = run.responses[run.responses["accepted"]]
-    return trained.groupby("step")["length_tokens"].quantile(list(LEVELS.values())).unstack()
+    return trained.groupby("step")["length_tokens"].quantile(np.array(list(LEVELS.values()))).unstack()
 
 
 def _boxes(rows: Sequence[PaperRow]) -> Iterator[Point]:

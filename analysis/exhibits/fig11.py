@@ -46,7 +46,8 @@ def gather(runs: Runs) -> Numbers:
             points.append(place.ours(Value(run, value_of(run)) for run in found))
     if not runs.are_papers_size:
         return Numbers(points=comparing(points), missing=runs.missing)
-    points += sorted(_of_paper(), key=lambda point: point.panel != BOTH)
+    of_paper: list[Point] = sorted(_of_paper(), key=lambda point: point.panel != BOTH)
+    points += of_paper
     without = grid[1.0, 1.0]
     for factor in FACTORS:
         for panel, found in ((RESPONSES, grid[1.0, factor]), (PROMPTS, grid[factor, 1.0])):

@@ -95,7 +95,7 @@ def draw(numbers: Numbers) -> Figure:
 
 EXHIBIT = Exhibit(
     name="fig12",
-    title="The parallelism planner, Qwen3-8B on 8 GPUs (Fig 12)",
+    title="The parallelism planner; ours are Qwen3-8B on 8 GPUs (Fig 12)",
     experiments=("fig06", "fig06-planner"),
     gather=gather,
     draw=draw,
