@@ -29,6 +29,7 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
                 section=config.engine,
                 max_tokens_per_seq=max_tokens_per_seq,
                 dtype=config.model.dtype,
+                drafts=config.system.speculative_decoding,
             )
         case "vllm":
             from rollpacker.engines.vllm.start import start_vllm

@@ -22,7 +22,7 @@ def prompt(*lengths: int) -> Cache:
 
 def extend(cache: RowCache, keys: list[float]) -> torch.Tensor:
     """Write one token per row; returns all keys that a step attends to, by row and column."""
-    cache.reserve_column()
+    cache.reserve_columns()
     states = torch.tensor(keys)[:, None, None, None]
     seen, _ = cache.update(states, -states, 0)
     cache.advance()
@@ -54,6 +54,75 @@ def test_a_step_attends_to_no_column_that_no_row_needs() -> None:
     to, source = cache.remove(np.array([0]))
     assert (to.tolist(), source.tolist()) == ([0], [2])
     assert extend(cache, [203, 104]).tolist() == [[0, 200, 201, 202, 203], [100, 101, 102, 103, 104]]
+
+
+def extend_unevenly(cache: RowCache, keys: list[list[float]], nums: list[int]) -> list[list[float]]:
+    """Write several tokens per row and keep so many; returns the keys that each row's last one saw."""
+    cache.reserve_columns(len(keys[0]))
+    mask, positions = cache.open_columns(len(keys[0]))
+    states = torch.tensor(keys, dtype=torch.float32)[:, None, :, None]
+    seen, _ = cache.update(states, -states, 0)
+    assert (positions[:, -1] + 1).tolist() == mask[:, 0, -1].sum(-1).tolist()
+    cache.keep_columns(np.array(nums))
+    return [row[is_seen].tolist() for row, is_seen in zip(seen[:, 0, :, 0], mask[:, 0, -1], strict=True)]
+
+
+def test_rows_keep_as_many_columns_as_they_like_and_lose_the_others() -> None:
+    cache = RowCache(4, torch.device("cpu"))
+    cache.join(prompt(3, 1), [0, 1], [3, 1])
+    assert extend_unevenly(cache, [[3, 4, 5], [101, 102, 103]], [3, 1]) == [
+        [0, 1, 2, 3, 4, 5],
+        [100, 101, 102, 103],
+    ]
+    assert not cache.is_aligned
+    assert cache.num_tokens == 6 + 2
+    assert extend_unevenly(cache, [[6, 7], [102, 103]], [1, 2]) == [
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [100, 101, 102, 103],
+    ]
+    cache.align()
+    assert cache.is_aligned
+    mask = cache.attention_mask()
+    assert mask is not None
+    seen = extend(cache, [7, 104])
+    assert [row[held].tolist() for row, held in zip(seen, mask, strict=True)] == [
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [100, 101, 102, 103, 104],
+    ]
+
+
+def test_rows_of_uneven_ends_may_join_leave_and_outgrow_the_buffers() -> None:
+    cache = RowCache(4, torch.device("cpu"))
+    cache.join(prompt(2, 2), [0, 1], [2, 2])
+    for at in range(2, 62, 3):
+        keys = [[at + 0.0, at + 1, at + 2], [102.0 + (at - 2) // 3, 0, 0]]
+        extend_unevenly(cache, keys, [3, 1])
+    cache.join(prompt(1, 4), [1], [4])
+    assert extend_unevenly(cache, [[62.0], [122.0], [104.0]], [1, 1, 1]) == [
+        [float(token) for token in range(63)],
+        [float(token) for token in range(100, 123)],
+        [100.0, 101, 102, 103, 104],
+    ]
+    cache.remove(np.array([0]))
+    extend_unevenly(cache, [[105.0], [123.0]], [1, 1])
+    cache.align()
+    assert cache.num_tokens == 6 + 24
+    assert extend(cache, [106.0, 124.0])[:, -24:].tolist()[1] == [float(token) for token in range(101, 125)]
+
+
+def test_rows_that_lag_far_behind_are_moved_before_a_pass_covers_many_empty_columns() -> None:
+    cache = RowCache(4, torch.device("cpu"))
+    cache.join(prompt(2, 2), [0, 1], [2, 2])
+    for _ in range(60):
+        extend_unevenly(cache, [[0.0] * 4] * 2, [4, 1])
+    cache.remove(np.array([0]))
+    for _ in range(30):
+        cache.join(prompt(1), [0], [1])
+        for _ in range(10):
+            extend_unevenly(cache, [[0.0] * 4] * 2, [1, 4])
+        cache.remove(np.array([1]))
+    longest = 2 + 60 + 30 * 10
+    assert cache.layers[0].keys.shape[2] <= 2 * (2 * longest + 64) + 64
 
 
 def test_memory_does_not_grow_with_time_when_rows_come_and_go() -> None:

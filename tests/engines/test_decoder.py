@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rollpacker.core.errors import ImpossibleEvent, ModelError
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.engines.torch.attention import NAME, use_grouped_attention
-from rollpacker.engines.torch.decoder import Generation
+from rollpacker.engines.torch.sequences import Generation
 from rollpacker.protocols.rollout import FinishReason, Response
 from tests.engines.tiny import (
     EOS,
@@ -280,7 +280,7 @@ def test_queue_and_generation_times_follow_the_clock(model: Any) -> None:
 def test_prompts_beyond_one_forward_pass_are_computed_in_several(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = mixed_requests(12)
     expected = run_all(make_decoder(model, max_num_seqs=12), requests)
-    monkeypatch.setattr("rollpacker.engines.torch.decoder._MAX_PREFILL_TOKENS", 20)
+    monkeypatch.setattr("rollpacker.engines.torch.sequences._MAX_PREFILL_TOKENS", 20)
     ended = run_all(make_decoder(model, max_num_seqs=12), requests)
     assert {key: generation.token_ids.tolist() for key, generation in ended.items()} == {
         key: generation.token_ids.tolist() for key, generation in expected.items()

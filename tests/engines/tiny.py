@@ -9,11 +9,15 @@ import torch
 import transformers
 
 from rollpacker.core.ids import PromptId, RequestId
-from rollpacker.engines.torch.decoder import Decoder, Generation
+from rollpacker.engines.torch.decoder import Decoder
+from rollpacker.engines.torch.history import History
+from rollpacker.engines.torch.sequences import Generation
 from rollpacker.protocols.rollout import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from rollpacker.core.commands import DraftRule
 
 torch.set_num_threads(1)
 
@@ -143,8 +147,26 @@ class Ticks:
         return self.now
 
 
-def make_decoder(model: Any, *, max_num_seqs: int = 8, eos: Sequence[int] = (EOS,), max_tokens: int = 128) -> Decoder:
-    return Decoder(model, max_num_seqs=max_num_seqs, max_tokens_per_seq=max_tokens, eos_token_ids=eos, clock=Ticks())
+def make_decoder(
+    model: Any,
+    *,
+    max_num_seqs: int = 8,
+    eos: Sequence[int] = (EOS,),
+    max_tokens: int = 128,
+    rules: Sequence[DraftRule] = (),
+    history: Any = None,
+) -> Decoder:
+    """Make a decoder; with rules it has a history, `None` being one of its own."""
+    decoder = Decoder(
+        model,
+        max_num_seqs=max_num_seqs,
+        max_tokens_per_seq=max_tokens,
+        eos_token_ids=eos,
+        clock=Ticks(),
+        history=(history or History(max_num_seqs, max_tokens, 4096)) if rules else None,
+    )
+    decoder.draft_lengths.use(rules)
+    return decoder
 
 
 def run_all(decoder: Decoder, requests: Sequence[GenerationRequest]) -> dict[str, Generation]:

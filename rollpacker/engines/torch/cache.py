@@ -10,13 +10,20 @@ rotary or learned positions and linear attention work as their authors wrote the
     . . . . . . b b b b .        columns begin..end-1 hold at least one token of some row
     . . . . c c c c c c .        column end is written next
 
-Invariants: a row's tokens are its columns `start..end-1`; `begin` is the smallest start; what lies outside is finite,
-so that a masked column cannot spoil a sum. The last rows fill the places of rows that leave, which costs a copy of
-those rows only; attention never runs over columns that no row needs.
+A pass that verifies draft tokens writes several columns, from each row's own end on, and a row keeps as many of them
+as it accepted: rejected ones are written over by the next pass. The rows' ends then differ, and `align` moves the rows
+that lag to the right before the next plain step. So neither kind of pass copies rows, only a change between them does.
+
+Invariants: a row's tokens are its columns `start..end-1`; the window's `begin` is the smallest start and its `end` the
+largest end; what lies outside is finite, so that a masked column cannot spoil a sum. The last rows fill the places of
+rows that leave, which costs a copy of those rows only; attention never runs over columns that no row needs.
+
+Shapes: B rows, Q columns of a pass, W columns of the window.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +40,28 @@ if TYPE_CHECKING:
 
 _SPARE_COLUMNS = 64
 """Tokens. Room beyond twice the longest row, so that short batches are not moved again and again."""
+
+
+def require_verifiable(model: Any) -> None:
+    """Refuse drafts of a model whose rows cannot have ends of their own.
+
+    A running state has no column to go back to, models count a sliding window in columns, and one that takes no
+    positions, or no attention function, computes them from a mask of its own.
+
+    Raises:
+        ModelError: A layer is no full attention, or the model takes no positions or attention functions.
+    """
+    config = model.config.get_text_config(decoder=True)
+    layers = {type(layer).__name__ for layer in DynamicCache(config=config).layers if type(layer) is not DynamicLayer}
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    # transformers names the ability only in a private attribute
+    if layers or not takes_positions or not model._supports_attention_backend:  # noqa: SLF001
+        what = f"keeps a {min(layers)}" if layers else "takes no positions and masks from outside"
+        raise ModelError(
+            f"The torch engine cannot verify draft tokens of a {config.model_type} model: it {what}.",
+            "All layers have to be full attention.",
+            "Set system.speculative_decoding=false, or use engine=vllm.",
+        )
 
 
 def prefill_cache(config: Any) -> Cache:
@@ -67,6 +96,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self._device = device
         self._window = _Window()
         self._starts = np.zeros(max_rows, dtype=np.int64)
+        self._ends = np.zeros(max_rows, dtype=np.int64)
         self._starts_on_device = torch.zeros(0, 1, dtype=torch.int64)
         self._is_held = torch.zeros(0, 0, dtype=torch.bool)
         self._has_padding = False
@@ -78,7 +108,12 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
     @property
     def num_tokens(self) -> int:
         """Tokens held, over all rows."""
-        return int((self._window.end - self._starts[: self.num_rows]).sum())
+        return int((self._ends - self._starts)[: self.num_rows].sum())
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether all rows end in the same column."""
+        return bool((self._ends[: self.num_rows] == self._window.end).all())
 
     def attention_mask(self) -> torch.Tensor | None:
         """For the next decode step: shape [rows, columns], true where a row has a token; None if there is no gap."""
@@ -91,14 +126,59 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """For the next decode step: shape [rows, 1]."""
         return self._window.end - self._starts_on_device
 
-    def reserve_column(self) -> None:
-        """Make room for the next decode step."""
-        if self._window.end == self._is_held.shape[1]:
-            self._move(num_rows=self.num_rows, end=self._window.width)
+    def reserve_columns(self, num_columns: int = 1) -> None:
+        """Make room for the next pass."""
+        if self._window.end + num_columns > self._is_held.shape[1]:
+            self._move(num_rows=self.num_rows, end=self._window.width, num_spare=num_columns)
 
     def advance(self) -> None:
         """Count the column that a decode step has just written."""
+        self._ends[: self.num_rows] += 1
         self._window.end += 1
+
+    def open_columns(self, num_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Let the next pass write so many columns from each row's own end on; `keep_columns` must follow it.
+
+        Returns:
+            The mask, shape [B, 1, Q, W], true where a row's token sees another one; and positions, shape [B, Q].
+        """
+        window = self._window
+        ends_B = torch.from_numpy(self._ends[: window.num_rows].copy()).to(self._device)
+        columns_BQ = ends_B[:, None] + torch.arange(num_columns, device=self._device)
+        columns_W = torch.arange(window.begin, window.end + num_columns, device=self._device)
+        is_own_BW = columns_W >= self._starts_on_device
+        mask_BQW = is_own_BW[:, None] & (columns_W <= columns_BQ[:, :, None])
+        window.columns_BQ = columns_BQ
+        return mask_BQW[:, None], columns_BQ - self._starts_on_device
+
+    def keep_columns(self, nums_B: npt.NDArray[np.int64]) -> None:
+        """Keep the first so many columns of each row that the pass has just written, and forget the others."""
+        window = self._window
+        window.columns_BQ = None
+        ends = self._ends[: window.num_rows]
+        ends += nums_B
+        window.end = int(ends.max(initial=0))
+        longest = int((ends - self._starts[: window.num_rows]).max(initial=0))
+        if window.width > 2 * longest + _SPARE_COLUMNS:  # a row that joined late has left long ones behind
+            self.align()
+
+    def align(self) -> None:
+        """Move the rows that lag, so that all end in the same column."""
+        window = self._window
+        lags = window.end - self._ends[: window.num_rows]
+        rows = np.flatnonzero(lags)
+        if not rows.size:
+            return
+        lags_R = torch.from_numpy(lags[rows]).to(self._device)
+        sources_RW = (torch.arange(window.width, device=self._device) - lags_R[:, None]).clamp_(min=0)
+        index_R = torch.from_numpy(rows).to(self._device)
+        for layer in self.layers:
+            layer.shift(index_R, sources_RW)
+        self._starts[rows] += lags[rows]
+        self._ends[rows] = window.end
+        columns = torch.arange(self._is_held.shape[1], device=self._device)
+        self._is_held[index_R] = columns >= torch.from_numpy(self._starts[rows]).to(self._device)[:, None]
+        self._rows_changed()
 
     def join(self, prefilled: Cache, sources: Sequence[int], lengths: Sequence[int]) -> None:
         """Append rows that hold their prompts.
@@ -123,7 +203,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
         window.num_rows = num_rows
         for row, length in enumerate(lengths, start=first):
             start = window.end - length
-            self._starts[row] = start
+            self._starts[row], self._ends[row] = start, window.end
             self._is_held[row, :start] = False
             self._is_held[row, start:] = True
         self._rows_changed()
@@ -142,6 +222,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
             layer.keep(order, index_holes, index_movers)
         self._is_held[index_holes] = self._is_held[index_movers]
         self._starts[holes] = self._starts[movers]
+        self._ends[holes] = self._ends[movers]
         window.num_rows = num_left
         self._rows_changed()
         return holes, movers
@@ -154,22 +235,24 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
     def _rows_changed(self) -> None:
         window = self._window
-        starts = self._starts[: window.num_rows]
+        starts, ends = self._starts[: window.num_rows], self._ends[: window.num_rows]
+        window.end = int(ends.max()) if window.num_rows else window.end
         window.begin = int(starts.min(initial=window.end))
         self._has_padding = bool((starts > window.begin).any())
         self._starts_on_device = torch.from_numpy(starts.copy()).to(self._device).unsqueeze(1)
 
-    def _move(self, num_rows: int, end: int) -> None:
+    def _move(self, num_rows: int, end: int, num_spare: int = 1) -> None:
         """Copy the window into buffers with room for `num_rows` rows and for columns beyond `end`, the new end."""
         window = self._window
         row_capacity = self._is_held.shape[0]
         if num_rows > row_capacity:
             row_capacity = min(self._max_rows, max(num_rows, 2 * row_capacity))
-        column_capacity = 2 * end + _SPARE_COLUMNS
+        column_capacity = 2 * end + max(_SPARE_COLUMNS, num_spare)
         shift = end - window.end
         for layer in self.layers:
             layer.move(row_capacity, column_capacity, shift)
         self._starts += shift
+        self._ends += shift
         is_held = torch.zeros(row_capacity, column_capacity, dtype=torch.bool, device=self._device)
         columns = torch.arange(column_capacity, device=self._device)
         starts = torch.from_numpy(self._starts[: window.num_rows]).to(self._device)
@@ -187,6 +270,8 @@ class _Window:
         self.num_rows = 0
         self.begin = 0
         self.end = 0
+        self.columns_BQ: torch.Tensor | None = None
+        """Where the pass under way writes; None is column `end` of every row."""
 
     @property
     def width(self) -> int:
@@ -215,10 +300,17 @@ class _AttentionLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is
         **kwargs: Any,  # noqa: ARG002
     ) -> tuple[torch.Tensor, torch.Tensor]:
         window = self.window
-        num_rows, begin, end = window.num_rows, window.begin, window.end
-        self.keys[:num_rows, :, end] = key_states[:, :, 0]
-        self.values[:num_rows, :, end] = value_states[:, :, 0]
-        return self.keys[:num_rows, :, begin : end + 1], self.values[:num_rows, :, begin : end + 1]
+        num_rows, begin, end, columns_BQ = window.num_rows, window.begin, window.end, window.columns_BQ
+        if columns_BQ is None:
+            self.keys[:num_rows, :, end] = key_states[:, :, 0]
+            self.values[:num_rows, :, end] = value_states[:, :, 0]
+            end += 1
+        else:
+            rows_B1 = torch.arange(num_rows, device=columns_BQ.device)[:, None]
+            self.keys[rows_B1, :, columns_BQ] = key_states.transpose(1, 2)
+            self.values[rows_B1, :, columns_BQ] = value_states.transpose(1, 2)
+            end += columns_BQ.shape[1]
+        return self.keys[:num_rows, :, begin:end], self.values[:num_rows, :, begin:end]
 
     def get_seq_length(self) -> int:
         return self.window.width
@@ -244,6 +336,13 @@ class _AttentionLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is
         for buffer in (self.keys, self.values):
             used = buffer[:, :, window.begin : window.end]
             used[holes] = used[movers]
+
+    def shift(self, rows: torch.Tensor, sources_RW: torch.Tensor) -> None:
+        window = self.window
+        for buffer in (self.keys, self.values):
+            used = buffer[:, :, window.begin : window.end]
+            moved = used[rows]
+            used[rows] = moved.gather(2, sources_RW[:, None, :, None].expand_as(moved))
 
     def move(self, row_capacity: int, column_capacity: int, shift: int) -> None:
         self.keys = self._moved(self.keys, row_capacity, column_capacity, shift)
@@ -282,8 +381,11 @@ class _LinearLayer(LinearAttentionLayer):  # type: ignore[misc]  # transformers 
             for state, tensor in states.items():
                 states[state] = None if tensor is None else tensor[index.to(tensor.device)]
 
+    def shift(self, rows: torch.Tensor, sources_RW: torch.Tensor) -> None:
+        """A state has no columns to move; nor has `move`."""
+
     def move(self, row_capacity: int, column_capacity: int, shift: int) -> None:
-        """A state has no columns to move."""
+        """Nothing to do."""
 
 
 def _empty_like(prompt_layer: Any, window: _Window) -> _AttentionLayer | _LinearLayer:

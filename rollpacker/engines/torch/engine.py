@@ -32,8 +32,11 @@ from rollpacker.engines.checks import (
     require_policy,
 )
 from rollpacker.engines.end_tokens import end_tokens
-from rollpacker.engines.torch.decoder import Decoder, Generation
+from rollpacker.engines.torch.cache import require_verifiable
+from rollpacker.engines.torch.decoder import Decoder
+from rollpacker.engines.torch.history import History
 from rollpacker.engines.torch.model_files import load_model
+from rollpacker.engines.torch.sequences import Generation
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
 from rollpacker.protocols.rollout import Response
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rollpacker.config.sections.engine import EngineSection
+    from rollpacker.core.commands import DraftRule
     from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.rollout import GenerationRequest
     from rollpacker.protocols.weights import Weights
@@ -62,9 +66,10 @@ class TorchEngine:
         section: Slots and threads.
         max_tokens_per_seq: Prompt and response together.
         dtype: A torch dtype by name, such as `float32`.
+        drafts: Whether it proposes draft tokens from what it wrote before, and verifies them as it is told.
 
     Raises:
-        ModelError: The directory holds no model that this engine can serve.
+        ModelError: The directory holds no model that this engine can serve, or verify drafts of.
     """
 
     def __init__(
@@ -74,10 +79,14 @@ class TorchEngine:
         section: EngineSection,
         max_tokens_per_seq: int,
         dtype: str,
+        *,
+        drafts: bool = False,
     ) -> None:
         self._engine = engine
         self._num_threads = section.num_threads
         self._model = load_model(model_path, dtype)
+        if drafts:
+            require_verifiable(self._model)
         # a model with learned positions has no embedding for later ones
         self._max_tokens_per_seq = min(max_tokens_per_seq, max_positions(self._model.config) or max_tokens_per_seq)
         self._max_num_seqs = section.max_num_seqs
@@ -87,6 +96,7 @@ class TorchEngine:
             max_tokens_per_seq=self._max_tokens_per_seq,
             eos_token_ids=end_tokens(model_path),
             clock=time.monotonic,
+            history=History(section.max_num_seqs, self._max_tokens_per_seq) if drafts else None,
         )
         # written by the thread alone
         self._tensors = named_tensors(self._model)
@@ -133,6 +143,9 @@ class TorchEngine:
 
     async def progress(self) -> EngineProgress:
         return await self._ask(self._progress)
+
+    async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        self._order(lambda: self._decoder.draft_lengths.use(rules))
 
     async def load_weights(self, weights: Weights) -> str:
         return await self._ask(lambda: self._load(weights))
@@ -309,6 +322,7 @@ class TorchEngine:
             waiting_request_steps=decoder.waiting_request_steps,
             kv_token_steps=decoder.kv_token_steps,
             policy_version=self._policy_version,
+            draft_passes=decoder.draft_lengths.totals(),
             gpu_memory_peak_gb=gpu_memory_peak_gb(),
         )
 

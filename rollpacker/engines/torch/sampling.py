@@ -23,8 +23,8 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 def uniform_numbers(seeds_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """One number in [0, 1) per row, in steps of 2^-24: all that float32 can tell apart below 1."""
-    states_B = _scramble(seeds_B) + (positions_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
-    top_24_bits_B = _scramble(states_B) >> np.uint64(40)
+    states_B = scramble(seeds_B) + (positions_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN_GAMMA
+    top_24_bits_B = scramble(states_B) >> np.uint64(40)
     return top_24_bits_B.astype(np.float32) * np.float32(2**-24)
 
 
@@ -95,7 +95,7 @@ def _scaled(logits_BV: torch.Tensor, temperatures_B: torch.Tensor | None) -> tor
     return logits_BV.float() / torch.where(temperatures_B == 0, 1, temperatures_B)[:, None]
 
 
-def _scramble(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def scramble(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64's output function: a bijection in which every input bit moves about half of the output bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
