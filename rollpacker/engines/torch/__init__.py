@@ -2,8 +2,9 @@
 
 From the outside in: `engine` (asynchronous, one thread), `decoder` (pure and synchronous: add, abort, step),
 `cache` (keys and values of a batch of mixed lengths), `attention` (grouped heads without copies), `sampling` (one
-counter-based generator per sample), `model_files` (a model from its directory). Beside them `judge`, a judge's model,
-with `layer_streaming` for one that a GPU has no room for.
+counter-based generator per sample), `sequences` (a request from its queue to its end), `model_files` (a model from its
+directory). Draft tokens come from `history`, and `verification` keeps those that would have been drawn anyway. Beside
+them `judge`, a judge's model, with `layer_streaming` for one that a GPU has no room for.
 
 transformers has continuous batching of its own, but it draws every sample from one global generator, so that a
 sample's tokens depend on what else is in the batch, and on a CPU it packs the batch into one sequence whose mask grows

@@ -143,8 +143,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped
             The mask, shape [B, 1, Q, W], true where a row's token sees another one; and positions, shape [B, Q].
         """
         window = self._window
-        ends_B = torch.from_numpy(self._ends[: window.num_rows].copy()).to(self._device)
-        columns_BQ = ends_B[:, None] + torch.arange(num_columns, device=self._device)
+        ends_B1 = self._ends[: window.num_rows, None]
+        columns_BQ = torch.from_numpy(ends_B1 + np.arange(num_columns)).to(self._device)
         columns_W = torch.arange(window.begin, window.end + num_columns, device=self._device)
         is_own_BW = columns_W >= self._starts_on_device
         mask_BQW = is_own_BW[:, None] & (columns_W <= columns_BQ[:, :, None])
@@ -306,9 +306,9 @@ class _AttentionLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is
             self.values[:num_rows, :, end] = value_states[:, :, 0]
             end += 1
         else:
-            rows_B1 = torch.arange(num_rows, device=columns_BQ.device)[:, None]
-            self.keys[rows_B1, :, columns_BQ] = key_states.transpose(1, 2)
-            self.values[rows_B1, :, columns_BQ] = value_states.transpose(1, 2)
+            columns_B1Q1 = columns_BQ[:, None, :, None]
+            self.keys[:num_rows].scatter_(2, columns_B1Q1.expand_as(key_states), key_states)
+            self.values[:num_rows].scatter_(2, columns_B1Q1.expand_as(value_states), value_states)
             end += columns_BQ.shape[1]
         return self.keys[:num_rows, :, begin:end], self.values[:num_rows, :, begin:end]
 

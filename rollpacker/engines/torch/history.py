@@ -47,6 +47,8 @@ TABLE_SPREAD = 4
 NUM_KEPT_TOKENS = 2**22
 """Tokens of earlier responses that an engine remembers, 8,192 of 512 tokens: 16 MB, and 64 MB of the table."""
 
+_BACK_L = np.arange(LONGEST)
+
 _MULTIPLIERS = scramble(np.arange(1, LONGEST + 1, dtype=np.uint64)) | np.uint64(1)
 
 
@@ -96,9 +98,11 @@ class History:
         Returns:
             Draft tokens, shape [B, G], and how many each row has; the others are padding.
         """
-        self._learn(slots_B, texts, nums_B)
-        lasts_B = self._first(slots_B) + nums_B - 1
-        places_BK, matched_BK = self._look_up(lasts_B, self._prompts[slots_B])
+        places_N, slots_N = self._take_over(slots_B, texts, nums_B)
+        places = np.concatenate([places_N - 1, self._first(slots_B) + nums_B - 1])
+        entries, contexts = self._entries(places, self._prompts[np.concatenate([slots_N, slots_B])])
+        self._table[entries[: len(places_N)]] = places[: len(places_N), None]
+        places_BK, matched_BK = self._look_up(entries[len(places_N) :], contexts[len(places_N) :])
         best_B = matched_BK.argmax(axis=1)
         rows_B = np.arange(len(slots_B))
         reach_BG = places_BK[rows_B, best_B, None] + np.arange(1, length + 1)
@@ -129,38 +133,38 @@ class History:
         """Where responses begin."""
         return np.asarray(slots) * self._stride + LONGEST + self._num_prompt[slots]
 
-    def _learn(self, slots_B: npt.NDArray[np.int64], texts: TokenIds, nums_B: npt.NDArray[np.int64]) -> None:
-        """Take over the tokens of rows that are not known yet."""
+    def _take_over(
+        self, slots_B: npt.NDArray[np.int64], texts: TokenIds, nums_B: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Copy the tokens of rows that are not known yet; returns where to, and of which slots."""
         known_B = self._num_known[slots_B]
         news_B = nums_B - known_B
-        rows_N = np.repeat(np.arange(len(slots_B)), news_B)
-        offsets_N = np.arange(len(rows_N)) - np.repeat(np.cumsum(news_B) - news_B - known_B, news_B)
-        slots_N = slots_B[rows_N]
+        slots_N = np.repeat(slots_B, news_B)
+        offsets_N = np.arange(len(slots_N)) - np.repeat(np.cumsum(news_B) - news_B - known_B, news_B)
         places_N = self._first(slots_N) + offsets_N
         self._tokens[places_N] = texts[slots_N, offsets_N]
         self._num_known[slots_B] = nums_B
-        self._index(places_N - 1, self._prompts[slots_N])
+        return places_N, slots_N
 
-    def _index(self, places_N: npt.NDArray[np.int64], prompts: npt.NDArray[np.uint64] | np.uint64) -> None:
-        """Enter the n-grams that end at some places, each of which another token follows."""
-        entries_NK, _ = self._entries(places_N, prompts)
+    def _index(self, places_N: npt.NDArray[np.int64], prompt: np.uint64) -> None:
+        """Enter the n-grams of a prompt that end at some places, each of which another token follows."""
+        entries_NK, _ = self._entries(places_N, prompt)
         self._table[entries_NK] = places_N[:, None]
 
     def _look_up(
-        self, places_B: npt.NDArray[np.int64], prompts_B: npt.NDArray[np.uint64]
+        self, entries_BK: npt.NDArray[np.int64], contexts_BL: npt.NDArray[np.int32]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where the n-grams that end at some places stood last, and how many tokens up to there agree."""
-        entries_BK, context_BL = self._entries(places_B, prompts_B)
+        """Where n-grams stood last, and how many tokens up to there agree."""
         found_BK = self._table[entries_BK].astype(np.int64)
-        theirs_BKL = self._tokens[np.maximum(found_BK[:, :, None] - np.arange(LONGEST), 0)]
-        agrees_BKL = np.logical_and.accumulate(theirs_BKL == context_BL[:, None], axis=2)
+        theirs_BKL = self._tokens[np.maximum(found_BK[:, :, None] - _BACK_L, 0)]
+        agrees_BKL = np.logical_and.accumulate(theirs_BKL == contexts_BL[:, None], axis=2)
         return found_BK, agrees_BKL.sum(axis=2)
 
     def _entries(
         self, places_N: npt.NDArray[np.int64], prompts: npt.NDArray[np.uint64] | np.uint64
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """The table entries of the n-grams that end at some places, and the tokens there, the last one first."""
-        context_NL = self._tokens[places_N[:, None] - np.arange(LONGEST)]
+        context_NL = self._tokens[places_N[:, None] - _BACK_L]
         words_NL = (context_NL.astype(np.uint64) + np.uint64(2)) * _MULTIPLIERS
         hashes_NK = np.cumsum(words_NL, axis=1)[:, ORDERS - 1] + np.asarray(prompts)[..., None]
         return (scramble(hashes_NK) >> self._shift).astype(np.int64), context_NL
