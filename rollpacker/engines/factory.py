@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,15 +38,40 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
             return start_vllm(
                 engine=engine,
                 model_path=config.model.directory,
-                section=with_priorities(config.engine) if config.evaluation.when == "fill" else config.engine,
+                section=vllm_section(config),
                 max_tokens_per_seq=max_tokens_per_seq,
                 dtype=config.model.dtype,
             )
 
 
+def vllm_section(config: RunConfig) -> EngineSection:
+    """The section with the arguments of vLLM that follow from the rest of the configuration."""
+    section = with_priorities(config.engine) if config.evaluation.when == "fill" else config.engine
+    return with_drafter(section) if config.system.speculative_decoding else section
+
+
 def with_priorities(section: EngineSection) -> EngineSection:
     """Let vLLM take heed of `GenerationRequest.priority`, when it starts requests and when it preempts one."""
-    arguments = {"scheduling_policy": "priority"} | section.vllm.arguments
+    return _with_argument(section, "scheduling_policy", "priority")
+
+
+def with_drafter(section: EngineSection) -> EngineSection:
+    """Let vLLM verify draft tokens, of the drafter that the section names."""
+    vllm = section.vllm
+    drafter: dict[str, object] = {"method": vllm.drafter, "num_speculative_tokens": vllm.draft_length}
+    if vllm.drafter == "ngram":
+        drafter |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}  # a single token matches too often by chance
+    if vllm.drafter == "eagle":  # its weights come from its directory, the policy's from the trainer
+        drafter |= {"model": str(vllm.draft_model), "draft_load_config": {"load_format": "auto"}}
+    if (largest := vllm.draft_max_sequences) is not None and largest < section.max_num_seqs:
+        schedule = [[1, largest, vllm.draft_length], [largest + 1, section.max_num_seqs, 0]]
+        drafter["num_speculative_tokens_per_batch_size"] = schedule
+    return _with_argument(section, "speculative_config", json.dumps(drafter))
+
+
+def _with_argument(section: EngineSection, name: str, value: str) -> EngineSection:
+    """Add an argument of vLLM, unless the user has set it."""
+    arguments = {name: value} | section.vllm.arguments
     return section.model_copy(update={"vllm": section.vllm.model_copy(update={"arguments": arguments})})
 
 

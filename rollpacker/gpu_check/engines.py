@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.core.commands import DraftRule
 from rollpacker.data.shapes import transformer_of
 from rollpacker.gpu_check.inputs import config_of, engine_section, groups_of, make_requests, relabelled, require_room
 from rollpacker.gpu_check.limits import leave_gpu, memory_bandwidth
@@ -106,6 +107,31 @@ async def _sleep(bench: Bench, worker: Worker, role: str, least: int, figures: d
             freed >= FREED_SHARE * least,
             f"the {role}'s sleep freed {freed / 1e9:.2f} GB of at least {least / 1e9:.2f} GB",
         )
+
+
+async def drafts(bench: Bench, *, method: str) -> Mapping[str, float]:
+    """Let vLLM verify draft tokens: its engine refuses the first weights if what it then draws is not the policy's.
+
+    Figures are of siblings at batches of 1 and 8: tokens of a pass and sequence, and tokens per second.
+    """
+    section = engine_section("vllm", memory_share=0.7)
+    section["vllm"] |= {"drafter": method}
+    system = {"name": "gpu-check", "batching": "plain", "speculative_decoding": True}
+    config = config_of(bench.large(), bench.folder, engine=section, system=system)
+    figures: dict[str, float] = {}
+    async with engine_on(config, [0]) as worker:
+        await worker.call("loader.load")
+        for batch in (1, 8):
+            await worker.call("engine.use_draft_lengths", [DraftRule(batch, config.engine.vllm.draft_length, 0, 0)])
+            requests = make_requests(config, [4 * WINDOW] * batch, group_size=batch, seed=batch)
+            await worker.call("loader.respond", requests)
+            stats = await worker.call("engine.stats")
+            passes = [each for each in stats.draft_passes if each.max_sequences == batch]
+            require(bool(passes), "vLLM reported no passes")
+            num_tokens = sum(each.num_sequence_passes + each.num_accepted for each in passes)
+            figures[f"tokens_per_pass_at_{batch}"] = num_tokens / sum(each.num_sequence_passes for each in passes)
+            figures[f"tokens_per_s_at_{batch}"] = num_tokens / sum(each.time_s for each in passes)
+    return figures
 
 
 async def tensor_parallel(bench: Bench) -> Mapping[str, float]:

@@ -157,6 +157,22 @@ ROWS = (
         deadline_s=300,
     ),
     Row(
+        name="vllm-drafts-ngram",
+        shows="with draft tokens of the n-grams of a text, engine=vllm still draws from the policy",
+        function=f"{_ENGINES}:drafts",
+        arguments={"method": "ngram"},
+        packages=_VLLM,
+        deadline_s=300,
+    ),
+    Row(
+        name="vllm-drafts-suffix",
+        shows="with draft tokens of earlier responses, engine=vllm still draws from the policy",
+        function=f"{_ENGINES}:drafts",
+        arguments={"method": "suffix"},
+        packages=(*_VLLM, "arctic_inference"),
+        deadline_s=300,
+    ),
+    Row(
         name="run-learns",
         shows="a whole run with engines and trainer in turns scores better on prompts that it never saw",
         function=f"{_RUNS}:learns",

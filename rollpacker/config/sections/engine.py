@@ -24,6 +24,9 @@ Degree = Annotated[WorkerCount, Field(ge=1)]
 """GPUs of one engine."""
 
 
+_DRAFTS = (OnlyWith("system.speculative_decoding"), NOT_IN_FINGERPRINT)
+
+
 class VllmSection(Section):
     """What only an engine of vLLM takes."""
 
@@ -40,6 +43,18 @@ class VllmSection(Section):
     max_num_batched_tokens: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Tokens of one forward pass, prompts and decoding together; null takes vLLM's own choice. On a CPU at least those
     of the longest sequence."""
+    drafter: Annotated[Literal["suffix", "ngram", "eagle"], *_DRAFTS] = "suffix"
+    """What proposes draft tokens. `suffix`: earlier responses and the prompt, by a suffix tree (needs the package
+    arctic-inference). `ngram`: the response's own prompt and text. `eagle`: a model beside the policy,
+    `draft_model`."""
+    draft_model: Annotated[Path | None, OnlyWith("engine.vllm.drafter", "eagle"), NOT_IN_FINGERPRINT] = None
+    """A local directory of the EAGLE or EAGLE-3 model that was trained for the policy. The policy's weights change,
+    its own do not."""
+    draft_length: Annotated[Count, *_DRAFTS] = Field(4, ge=1, le=32)
+    """Draft tokens per sequence and pass, at most. vLLM takes it when it starts, so the lengths that
+    `system.speculative_decoding` learns are not carried out, none of 0 either."""
+    draft_max_sequences: Annotated[Count | None, *_DRAFTS] = Field(32, ge=1)
+    """Larger batches decode plainly: there verifying costs more than it gains. null drafts in all."""
     arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs under its own names. A text in brackets or braces is read as JSON."""
 

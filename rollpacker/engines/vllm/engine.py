@@ -34,6 +34,7 @@ from rollpacker.engines.checks import (
 )
 from rollpacker.engines.end_tokens import end_tokens
 from rollpacker.engines.vllm.arguments import expected_tensors, make_llm
+from rollpacker.engines.vllm.drafting import try_drafts
 from rollpacker.engines.vllm.receiving import fetch_weights
 from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_params
 from rollpacker.engines.vllm.sending import send_tensors
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from rollpacker.config.sections.engine import EngineSection
+    from rollpacker.core.commands import DraftRule
     from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.rollout import GenerationRequest
     from rollpacker.protocols.weights import Weights
@@ -79,6 +81,7 @@ class VllmEngine:
         self._policy_version = NO_VERSION
         self._is_asleep = False
         self._is_closing = False
+        self._drafts_are_tried = False
         self._failure: EngineFailed | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         """Done when vLLM has ended, for whatever reason."""
@@ -156,8 +159,16 @@ class VllmEngine:
             self._policy_version = NO_VERSION
             checksum = await self._ask(send_tensors(self._llm, weights.payload, weights.policy_version))
         await self._ask(self._wake_entirely())
+        if not self._drafts_are_tried:
+            await self._ask(try_drafts(self._llm, self._totals))
+            self._drafts_are_tried = True
         self._policy_version = weights.policy_version
         return checksum
+
+    async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
+        """Count passes under these rules; `drafting` says why they are not followed."""
+        self._require_open()
+        self._totals.draft_lengths.use(rules)
 
     async def sleep(self) -> None:
         self._require_open()
@@ -200,6 +211,7 @@ class VllmEngine:
             waiting_request_steps=totals.waiting_request_steps,
             kv_token_steps=totals.kv_token_steps,
             policy_version=self._policy_version,
+            draft_passes=totals.draft_lengths.totals(),
             num_prefix_query_tokens=totals.num_prefix_query_tokens,
             num_prefix_hit_tokens=totals.num_prefix_hit_tokens,
             gpu_memory_peak_gb=max((peak for peak in peaks_gb if peak is not None), default=None),

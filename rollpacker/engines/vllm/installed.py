@@ -54,6 +54,10 @@ _SET_BY_ENGINE = frozenset(
 """Arguments on which the engine's own code depends."""
 
 
+ARCTIC = "arctic-inference==0.1.1"
+"""The version that vLLM 0.32 asks for."""
+
+
 def check_vllm(section: VllmSection) -> None:
     """Look for vLLM and hold the arguments against its own names.
 
@@ -62,6 +66,26 @@ def check_vllm(section: VllmSection) -> None:
     """
     legal = _argument_names(check_vllm_installed("engine.name=vllm", "engine=torch"))
     raise_mistakes([mistake for name in section.arguments if (mistake := _mistake(name, legal))])
+
+
+def check_drafter(section: VllmSection) -> None:
+    """Look for what vLLM's drafter needs.
+
+    Raises:
+        ConfigError: A package or a model is missing.
+    """
+    if section.drafter == "suffix" and importlib.util.find_spec("arctic_inference") is None:
+        raise ConfigError(
+            "engine.vllm.drafter=suffix, but arctic-inference is not installed.",
+            "vLLM takes its suffix tree from there.",
+            f"Install {ARCTIC}, or set engine.vllm.drafter=ngram or system.speculative_decoding=false.",
+        )
+    if section.drafter == "eagle" and (section.draft_model is None or not section.draft_model.is_dir()):
+        raise ConfigError(
+            f"engine.vllm.drafter=eagle with engine.vllm.draft_model={section.draft_model}.",
+            "A local directory of an EAGLE model that was trained for this policy.",
+            "Set it, or set engine.vllm.drafter=suffix or system.speculative_decoding=false.",
+        )
 
 
 def check_vllm_installed(wish: str, other_way: str) -> Path:

@@ -27,7 +27,7 @@ from rollpacker.data.json_files import read_object
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.prompts import load_prompts
 from rollpacker.data.weight_files import read_tensors, weight_files
-from rollpacker.engines.vllm.installed import check_vllm, check_vllm_installed
+from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
 from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
 from rollpacker.protocols.rollout import Prompt
@@ -225,6 +225,8 @@ def _model_facts(config: RunConfig) -> ModelFacts:
 def _check_engine(config: RunConfig) -> None:
     if _runs_in_this_environment(config) and config.engine.name == "vllm":
         check_vllm(config.engine.vllm)
+        if config.system.speculative_decoding:
+            check_drafter(config.engine.vllm)
 
 
 def _check_trainer(config: RunConfig) -> None:

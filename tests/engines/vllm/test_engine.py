@@ -15,8 +15,10 @@ import pytest_asyncio
 import torch
 
 from rollpacker.config.sections.engine import EngineSection, VllmSection
-from rollpacker.core.errors import EngineFailed, ImpossibleEvent, ModelError, WeightSyncFailed
+from rollpacker.core.errors import EngineFailed, ImpossibleEvent, ModelError, WeightSyncFailed, WrongSampling
 from rollpacker.core.ids import EngineId, VersionSpan
+from rollpacker.engines.draft_trial import FEWEST_DRAFTED
+from rollpacker.engines.factory import with_drafter
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import named_tensors
 from tests.engines.exercises import PATIENCE_S, as_weights, change, check_parity_over_updates, collect, weights_of
@@ -66,12 +68,11 @@ def section(**keys: Any) -> EngineSection:
     return EngineSection(max_num_seqs=NUM_SLOTS, vllm=vllm, **keys)
 
 
-def start(folder: Path, *, tensor_parallel: int = 1) -> VllmEngine:
+def start(folder: Path, others: EngineSection | None = None, *, tensor_parallel: int = 1) -> VllmEngine:
     from rollpacker.engines.vllm.start import start_vllm
 
-    return start_vllm(
-        EngineId("engine-0"), folder, section(tensor_parallel=tensor_parallel), MAX_TOKENS, dtype="float32"
-    )
+    settings = others or section(tensor_parallel=tensor_parallel)
+    return start_vllm(EngineId("engine-0"), folder, settings, MAX_TOKENS, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,24 @@ async def pair(folder: Path) -> AsyncIterator[VllmEngine]:
     engine = start(folder, tensor_parallel=2)
     try:
         yield engine
+    finally:
+        await engine.close()
+
+
+async def test_drafts_that_change_what_is_drawn_are_refused_with_the_first_policy(folder: Path) -> None:
+    """As on processors by vLLM 0.32 (`rollpacker.engines.vllm.drafting`)."""
+    vllm = section().vllm.model_copy(update={"drafter": "ngram", "draft_max_sequences": 8})
+    policy = make_model()
+    with torch.no_grad():  # one that repeats itself, as trained ones do
+        policy.model.embed_tokens.weight.mul_(5)
+    engine = start(folder, with_drafter(EngineSection(max_num_seqs=NUM_SLOTS, vllm=vllm)))
+    try:
+        with pytest.raises(WrongSampling, match=r"method ngram, vLLM .* does not draw from the policy") as error:
+            await engine.load_weights(weights_of(policy, 0))
+        assert "system.speculative_decoding=false" in error.value.remedy
+        assert engine._totals.num_drafted > FEWEST_DRAFTED
+        with pytest.raises(ImpossibleEvent, match="holds no policy"):
+            await engine.generate([make_request()])
     finally:
         await engine.close()
 

