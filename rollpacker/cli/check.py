@@ -250,8 +250,7 @@ def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> st
     if system.planner:
         lines.append(_planner(config, cluster))
     if system.speculative_decoding:
-        acceptance = f", accepted with {config.workload.draft_acceptance:g}" if config.workload else ""
-        lines.append(f"decode passes verify draft tokens{acceptance}: as many as pay at each batch size, or none")
+        lines.append(_drafts(config))
     if system.stream:
         lines.append(_stream(config, cluster))
     return "\n".join(lines) or "none"
@@ -265,6 +264,15 @@ def _programs(config: RunConfig) -> str:
         "as many at a time as there are cores" if sandbox.num_workers is None else f"{sandbox.num_workers} at a time"
     )
     return f"{isolation}, {number}, each with {sandbox.memory_mb:,} MB and {sandbox.processes} processes"
+
+
+def _drafts(config: RunConfig) -> str:
+    vllm = config.engine.vllm
+    if config.backend.name == "ray" and config.engine.name == "vllm":
+        largest = f"batches of up to {vllm.draft_max_sequences}" if vllm.draft_max_sequences else "all batches"
+        return f"vLLM verifies up to {vllm.draft_length} draft tokens by {vllm.drafter} per sequence, in {largest}"
+    acceptance = f", accepted with {config.workload.draft_acceptance:g}" if config.workload else ""
+    return f"decode passes verify draft tokens{acceptance}: as many as pay at each batch size, or none"
 
 
 def _planner(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollpacker.config.effects import keys_without_effect
 from rollpacker.config.mistakes import raise_mistakes
@@ -199,6 +199,7 @@ def _model_facts(config: RunConfig) -> ModelFacts:
     path = config.model.directory
     check_model_files(path, can_ask=_runs_in_this_environment(config))
     description = read_object(path / "config.json")
+    _check_drafts(config, description)
     max_positions = _max_positions(path)
     longest = config.longest_response_tokens
     key = "rollout" if longest == config.rollout.max_response_tokens else "evaluation"
@@ -220,6 +221,17 @@ def _model_facts(config: RunConfig) -> ModelFacts:
         num_weight_bytes=sum(file.stat().st_size for file in weight_files(path)),
         max_positions=max_positions,
     )
+
+
+def _check_drafts(config: RunConfig, description: Mapping[str, Any]) -> None:
+    """Refuse a model that the torch engine says it cannot verify drafts of, as far as its file tells."""
+    kinds = set(description.get("text_config", description).get("layer_types") or ()) - {"full_attention"}
+    if kinds and config.engine.name == "torch" and config.system.speculative_decoding:
+        raise ConfigError(
+            f"system.speculative_decoding=true, and layers of the model in {config.model.path} are {min(kinds)}.",
+            "The torch engine verifies draft tokens of models whose layers are all full_attention.",
+            "Set system.speculative_decoding=false, or use engine=vllm.",
+        )
 
 
 def _check_engine(config: RunConfig) -> None:

