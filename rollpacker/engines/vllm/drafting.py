@@ -7,9 +7,9 @@ that they had.
 
 On processors vLLM 0.32 draws wrongly with drafts, whatever proposes them, unless all requests are greedy.
 `rejection_sampler.apply_sampling_constraints` spreads each request's temperature, top-k and top-p over its draft
-tokens by `expand_kernel`, whose stand-in for processors (`vllm.utils.cpu_triton_utils._expand_kernel_impl`) converts
-the output to 64-bit integers, which copies it, and fills the copy: what divides the logits is memory that nobody wrote.
-The stand-ins beside it copy their outputs back. The trial finds it.
+tokens by `expand_kernel`. Its stand-in for processors, `vllm.utils.cpu_triton_utils._expand_kernel_impl`, converts the
+output to 64-bit integers, which copies it unless it is one, and fills the copy: what divides the logits is memory that
+nobody wrote. The stand-ins beside it copy their outputs back. The trial finds it.
 """
 
 from __future__ import annotations
