@@ -168,8 +168,7 @@ STEPS = TableSchema(
         _tokens("draft_tokens_accepted", "Those of draft_tokens_verified that the policy would have sampled too"),
         _number(
             "tokens_per_sequence_pass",
-            "Tokens that a decode pass gained per sequence in it, 1 without accepted drafts; null without "
-            "speculative decoding",
+            "Tokens that a decode pass gained per sequence in it; null without speculative decoding",
             unit="tokens",
             is_nullable=True,
         ),
@@ -200,11 +199,7 @@ STEPS = TableSchema(
         ),
         _count("staleness_max", "The same of the oldest trained token"),
         _count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
-        _count(
-            "num_prompts_deferred_at_once",
-            "Prompts drawn for the round that joined the long queue and never raced: their history says that they are "
-            "long (system.length_history)",
-        ),
+        _count("num_prompts_deferred_at_once", "Prompts that joined the long queue by system.length_history, unraced"),
         _numbers(
             "gpu_memory_peak_gb",
             "Most memory that torch held on a GPU in the step, 1e9 bytes, by role: engine, and trainer with its "
