@@ -208,7 +208,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         except DataError as error:
             problems.append(f"{folder} is left out: {error.problem}")
             continue
-        problems += [f"{folder}: {warning.message}" for warning in told]
+        problems += dict.fromkeys(f"{folder}: {warning.message}" for warning in told)
         if steps.empty:
             problems.append(f"{folder} is left out: no step has finished yet")
             continue

@@ -234,8 +234,8 @@ def _in_current_schema(path: Path, description: TableSchema, schema: pa.Schema, 
     absent = [name for name in schema.names if name not in table.column_names]
     if absent:
         warnings.warn(
-            f"{path} was written with schema version {version}, before there were the columns {', '.join(absent)}: "
-            "they are null",
+            f"{path.parent} was written with schema version {version}, before there were the columns "
+            f"{', '.join(absent)}: they are null",  # the same words for each of its files, so they are said once
             stacklevel=2,
         )
     arrays = [
