@@ -253,7 +253,8 @@ def _techniques(story: RunStory) -> dict[str, str]:
         ("adaptive limits for programs", system.get("reward") == "scheduled", bool(kinds & {"sandbox", "modelled"})),
         ("length history", system.get("length_history"), (steps["num_prompts_deferred_at_once"] > 0).any()),
         ("parallelism planner", system.get("planner"), steps["tensor_parallel"].nunique() > 1),
-        ("stream trainer", system.get("stream"), (steps["num_engines_lent"] > 0).any()),
+        ("draft tokens", system.get("speculative_decoding"), (steps["draft_tokens_accepted"] > 0).any()),
+        ("stream trainer", system.get("stream"), (steps["tokens_streamed"] > 0).any()),
     ):
         if is_configured:
             (used if has_acted else unused).append(name)

@@ -142,6 +142,6 @@ def refuse_other_folders(run_dir: Path) -> None:
 
 
 def _first_sentence(message: str) -> str:
-    """Shorten a warning about an old file: one is enough for all parts of a table."""
+    """Shorten a warning about an old table."""
     table, _, rest = message.partition(" was written")
-    return f"{Path(table).parent.name} was written{rest}" if rest else message
+    return f"{Path(table).name} was written{rest}" if rest else message

@@ -186,7 +186,7 @@ def test_a_technique_that_never_acted_is_not_listed_as_used(runs):
     text = Reader(page_of(runs["rollpacker"])).text
     assert re.search(r"techniques tail batching .* stream trainer", text)
     copied = read_story(runs["rollpacker"])
-    copied.steps["num_engines_lent"] = 0
+    copied.steps["tokens_streamed"] = 0
     text = Reader(render([copied])).text
     assert "configured, never acted stream trainer" in text
 
