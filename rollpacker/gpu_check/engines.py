@@ -115,7 +115,7 @@ async def turns(bench: Bench, *, engine: str, trainer: str) -> Mapping[str, floa
             first = await ranks.step(groups)
             require_alike(first, config.model.dtype)
             # master weights, two moments and gradients, each 4 bytes; gradients may be gone
-            await ranks.everywhere("offers.prepare")
+            await ranks.everywhere("offers.prepare", options_of("handles").bucket_bytes)
             await _sleep(bench, ranks.ranks[0], "trainer", 12 * num_parameters, figures)
             await worker.call("engine.wake")
             await ranks.send_to(worker, options_of("handles"))

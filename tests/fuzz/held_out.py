@@ -93,9 +93,10 @@ def batches_of(world: World, folder: Path) -> tuple[Batches, int]:
 def worlds_of(seed: int) -> tuple[World, World, World | None]:
     """The world of a seed without faults: with nothing held out, with evaluations alone, and with fill.
 
-    None where no round can be filled.
+    None where no round can be filled. Without draft tokens: how many pay is learned from times, which an evaluation
+    changes, so that in a later race others may end first.
     """
-    world = replace(draw_world(seed), faults=(), held_out=())
+    world = replace(draw_world(seed), faults=(), held_out=(), draft_acceptance=None)
     evaluated = with_evaluations(world, random.Random(seed))
     filled = replace(evaluated, evaluate="fill") if can_fill(world) else None
     return world, replace(evaluated, evaluate="alone"), filled

@@ -20,5 +20,5 @@ def test_worlds_evaluate_and_no_evaluation_changes_what_is_trained(first: int) -
 
 
 def test_an_evaluation_beside_a_race_would_change_what_is_trained() -> None:
-    with with_bug(FILL_A_RACE):  # one tail-batching world in forty shows it, seed 74 first
-        assert changed(runs_of(74)) == {"alone": False, "fill": True}
+    with with_bug(FILL_A_RACE):  # one tail-batching world in forty shows it, seed 15 first
+        assert changed(runs_of(15)) == {"alone": False, "fill": True}
