@@ -142,7 +142,8 @@ async def sequence_cost(bench: Bench, *, trainer: str) -> Mapping[str, float]:
     context parallelism of 2, all split or the short ones whole. The longer attention of the long ones counts against
     them, so that the figures per sequence are lower bounds.
     """
-    (num_few, length), ratio = ((128, 1600), 8) if bench.has_gpus else ((4, 64), 8)
+    # 32 and 256 sequences: alone in their passes more would take minutes
+    (num_few, length), ratio = ((32, 1600), 8) if bench.has_gpus else ((4, 64), 8)
     section = {"name": trainer, "max_tokens_per_microbatch": 8192, "recompute_activations": bench.model is not None}
     section["logits_chunk_tokens"] = 1024
     packings: dict[str, dict[str, Any]] = {"packed": {}, "alone": {"max_tokens_per_microbatch": 1}}

@@ -24,7 +24,7 @@ def main() -> None:
     arguments = list(itertools.dropwhile(_FLAGS.__contains__, words))
     with socket.socket(socket.AF_UNIX) as server:
         try:
-            server.connect(os.environ.get("ROLLPACKER_WORKER_SERVER", ""))
+            server.connect(os.environ["ROLLPACKER_WORKER_SERVER"])
         except OSError:
             os.execv(sys.executable, [sys.executable, *words])  # noqa: S606  (our own interpreter)
         message = json.dumps({"arguments": arguments, "environment": dict(os.environ)}).encode()
