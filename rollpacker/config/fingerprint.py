@@ -86,6 +86,9 @@ _ADDED_LATER: Mapping[str, Any] = {
     "system.length_history": False,
     "system.history_share": 0.2,
     "system.first_epoch": "race",
+    "system.max_staleness": 0,
+    "system.lookahead": 0.0,
+    "system.staleness_order": "ready",
 }
 """Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
 before."""

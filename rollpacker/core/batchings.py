@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rollpacker.core.async_batching import AsyncBatching
 from rollpacker.core.batching_machine import BatchingMachine
 from rollpacker.core.dynamic_sampling import DynamicSampling
 from rollpacker.core.history_batching import HistoryBatching
@@ -18,6 +19,8 @@ _BATCHING: Final[dict[str, type[BatchingMachine]]] = {
     "tail with length history": HistoryBatching,
     "plain with dynamic sampling": DynamicSampling,
     "tail with dynamic sampling": DynamicSampling,
+    "asynchronous": AsyncBatching,
+    "asynchronous with dynamic sampling": AsyncBatching,
 }
 
 

@@ -21,6 +21,8 @@ class RoundKind(StrEnum):
     """More prompts and responses than needed race; the slow ones are aborted and their prompts deferred."""
     LONG = "long"
     """Deferred prompts run to their end, without speculation."""
+    ASYNC = "async"
+    """Responses go on over several steps; a batch is made of those that are complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,10 @@ class BeginRound:
 
     @property
     def races(self) -> bool:
-        """Whether more is launched than trained, so that what ends first is in the batch."""
+        """Whether more is under way than is trained, so that what ends first is in the batch."""
         return (
-            self.num_prompts_launched > self.num_prompts_needed
+            self.kind is RoundKind.ASYNC
+            or self.num_prompts_launched > self.num_prompts_needed
             or self.num_responses_launched > self.num_responses_needed
         )
 
@@ -101,6 +104,7 @@ class AcceptGroup:
     """A prompt won its place in the batch: its group may be trained from now on."""
 
     round: int
+    """Of its requests; in an asynchronous run, in which a round is a step, an earlier one than the batch's perhaps."""
     prompt: PromptId
     samples: tuple[int, ...]
     """Indices of the accepted samples, ascending; exactly the group size."""

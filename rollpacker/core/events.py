@@ -102,7 +102,17 @@ class StepStarted:
     step: int
     """From 0, one more than the last."""
     policy_version: int
-    """The version that every engine holds now; every trained token of the step must come from it."""
+    """The version that every engine holds now; in a synchronous run every trained token of the step comes from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyUpdated:
+    """In an asynchronous run the trainer has made its update; what is in flight is suspended until the next step."""
+
+    step: int
+    """That was trained."""
+    policy_version: int
+    """That the engines will hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +290,7 @@ Event = (
     | EngineStartFailed
     | TimerFired
     | StepStarted
+    | PolicyUpdated
     | EvaluationOffered
     | EnginesWanted
     | PromptsDrawn

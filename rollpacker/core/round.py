@@ -62,7 +62,7 @@ _SCORED_OUT: Final = (Outcome.ACCEPTED, Outcome.DROPPED)
 
 
 class Group:
-    """One prompt's samples in the open round."""
+    """One prompt's samples."""
 
     __slots__ = ("domain", "has_variance", "outcome", "prompt", "reward", "samples")
 
@@ -88,6 +88,14 @@ class Group:
     def num_finished(self) -> int:
         """Scored ones too."""
         return len(self.samples) - self.samples.count(RUNNING)
+
+    def score(self, sample: int, reward: float) -> None:
+        """Take in the reward of a sample that has finished."""
+        self.samples[sample] = SCORED
+        if self.reward is None:
+            self.reward = reward
+        elif reward != self.reward:
+            self.has_variance = True
 
     def with_state(self, state: int) -> list[int]:
         """List the samples in one state, ascending."""
@@ -247,11 +255,7 @@ class RoundLedger:
             raise ImpossibleEvent(f"{request} was scored before it finished.", "A response is scored once, after it.")
         if not group.is_undecided or group.samples[request.sample] == SCORED:
             return None
-        group.samples[request.sample] = SCORED
-        if group.reward is None:
-            group.reward = event.reward
-        elif event.reward != group.reward:
-            group.has_variance = True
+        group.score(request.sample, event.reward)
         return group
 
     def launched_group(self, request: RequestId) -> Group | None:

@@ -27,7 +27,10 @@ one fact of three is the first to come:
 A request that was told to stop or to leave is **leaving** its engine until that one answers. An engine on which nothing
 is in flight or leaving is empty.
 
-Invariant: every request in flight is on exactly one engine of the fleet, or it waits, and then no engine is open.
+In an asynchronous run all engines are suspended while they get new weights: what is in flight is ordered away, as from
+a closed engine, and waits with its tokens; nothing is launched until the engines resume, but for held-out requests.
+
+Invariant: every request in flight is on exactly one engine of the fleet, or it waits, and then no engine is open to it.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from typing import Any, Self
 
 from rollpacker.core.commands import Abort, Evict, Launch
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
-from rollpacker.core.ids import EngineId, PromptId, RequestId
+from rollpacker.core.ids import EngineId, PromptId, RequestId, is_held_out
 
 
 class Closing(StrEnum):
@@ -80,6 +83,7 @@ class Router:
         """While engines are closed, a heap of (load, place in the fleet, engine): each open one has a true entry."""
         self._places: dict[EngineId, int] = {}
         """While engines are closed, the places in the fleet."""
+        self._is_suspended = False
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
@@ -99,7 +103,9 @@ class Router:
     @property
     def is_starved(self) -> bool:
         """True while requests wait for an engine."""
-        return None in self._in_flight.values()
+        if not self._is_suspended:
+            return None in self._in_flight.values()
+        return any(holder is None and not self._is_held_back(each) for each, holder in self._in_flight.items())
 
     def rooms(self, num_slots: int, max_tokens: int) -> dict[EngineId, int]:
         """How many requests more each open engine takes without one of those in flight waiting for it.
@@ -185,15 +191,19 @@ class Router:
 
     def close(self, engines: Iterable[EngineId], reason: Closing) -> list[Evict]:
         """Launch nothing more on some engines, and order away what is in flight on them."""
+        closed = list(engines)
+        self._closed |= dict.fromkeys(closed, reason)
+        self._sort_by_load()
+        return self._order_away(closed)
+
+    def _order_away(self, engines: Iterable[EngineId]) -> list[Evict]:
         orders: list[Evict] = []
         for engine in engines:
-            self._closed[engine] = reason
             held = self._held[engine]
             if held:
                 self._left.add(engine)
                 self._leaving.setdefault(engine, {}).update(held)
                 orders += [Evict(request=request, engine=engine) for request in held]
-        self._sort_by_load()
         return orders
 
     def reopen(self, reason: Closing) -> None:
@@ -201,6 +211,29 @@ class Router:
         self._closed = {engine: each for engine, each in self._closed.items() if each is not reason}
         if not self._closed:
             self._by_load.clear()
+
+    @property
+    def is_suspended(self) -> bool:
+        """True while requests of training wait for new weights."""
+        return self._is_suspended
+
+    @property
+    def is_suspending(self) -> bool:
+        """True until every engine has given back what was in flight."""
+        return self._is_suspended and not self.are_empty(self._held)
+
+    def suspend(self) -> list[Evict]:
+        """Order away what is in flight; it waits until `resume`, with the tokens that it has."""
+        self._is_suspended = True
+        return self._order_away(self._held)
+
+    def resume(self, running: Iterable[RequestId]) -> list[Launch]:
+        """Launch what was suspended, in the order of these requests."""
+        self._is_suspended = False
+        return self.launch([request for request in running if self._in_flight[request] is None])
+
+    def _is_held_back(self, request: RequestId) -> bool:
+        return self._is_suspended and not is_held_out(request)
 
     @property
     def is_changing(self) -> bool:
@@ -239,7 +272,7 @@ class Router:
         """
         if self.has_moved(request, engine) or request not in self._in_flight:
             return []
-        if engine not in self._closed:
+        if engine not in self._closed and request not in self._leaving.get(engine, ()):
             raise ImpossibleEvent(f"{request} was evicted, which was not ordered.", "An eviction follows its order.")
         self._forget(request)
         return self._launch_each([request])
@@ -266,6 +299,9 @@ class Router:
         heapq.heapify(self._by_load)
 
     def _launch_each(self, requests: Sequence[RequestId]) -> list[Launch]:
+        if self._is_suspended:
+            self._in_flight.update(dict.fromkeys(filter(self._is_held_back, requests)))
+            requests = [request for request in requests if not self._is_held_back(request)]
         if self._by_load:
             return [self._launch_one(request) for request in requests]
         self._in_flight.update(dict.fromkeys(requests))
@@ -372,6 +408,7 @@ class Router:
                 [round_number, list(prompt), sample, engine]
                 for (round_number, prompt, sample), engine in self._in_flight.items()
             ],
+            **({"is_suspended": True} if self._is_suspended else {}),
         }
 
     @classmethod
@@ -394,6 +431,7 @@ class Router:
             router._in_flight[request] = engine
             if engine is not None:
                 router._held[engine][request] = None
+        router._is_suspended = snapshot.get("is_suspended", False)
         if router._closed:
             router._sort_by_load()
         return router

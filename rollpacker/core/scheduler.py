@@ -9,6 +9,7 @@
     BeginRound ──> stream scaling ──> StreamGroups
     ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
                                            StreamGroups, when what was lent is empty
+    PolicyUpdated ──> router: Evict; what is suspended is launched again at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
@@ -21,8 +22,8 @@ engine runs them or none is there; one of the two is at rest.
 Adding a machine
 ================
 
-* A machine that reacts to facts of its own becomes one more field: its events get cases in `handle`, its commands join
-  the union, its state joins `snapshot`, `restore` and `check`. The planner is one.
+* A machine that reacts to facts of its own becomes one more of the `Companions`: its events get cases in `_decide`, its
+  commands join the union. The planner is one.
 * One that refines decisions stands in `_carry_out`, where the router and the reward budget stand today.
 * One that replaces the batching (as dynamic sampling does) implements `BatchingMachine`; `core.batchings` chooses it.
 
@@ -53,6 +54,7 @@ from rollpacker.core.commands import (
     LendEngines,
     ScoreResponse,
 )
+from rollpacker.core.companions import Companions
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
@@ -66,6 +68,7 @@ from rollpacker.core.events import (
     EngineUpdated,
     EvaluationOffered,
     Event,
+    PolicyUpdated,
     ProgressMeasured,
     PromptsDrawn,
     ResponseAborted,
@@ -80,14 +83,10 @@ from rollpacker.core.events import (
     TimerFired,
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
-from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.restarts import RestartEvent, Restarts
-from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Closing, Router
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.snapshots import SNAPSHOT_FORMAT, check_snapshot, kind_of
-from rollpacker.core.speculative_decoding import SpeculativeDecoding
-from rollpacker.core.stream_scaling import StreamScaling
 from rollpacker.core.timers import PendingTimers
 
 
@@ -98,11 +97,7 @@ class Scheduler:
         self._settings = settings
         self._batching = batching_for(settings)(settings)
         self._router = Router()
-        self._budget = RewardBudget(settings.reward_budget) if settings.reward_budget else None
-        self._planner = ParallelismPlanner(settings.parallelism) if settings.parallelism else None
-        self._drafts = SpeculativeDecoding(settings.speculative_decoding) if settings.speculative_decoding else None
-        self._stream = StreamScaling(settings.stream) if settings.stream else None
-        self._evaluation = Evaluation(settings.evaluation) if settings.evaluation else None
+        self._beside = Companions.of(settings)
         self._restarts = Restarts(settings.restarts)
         self._timers = PendingTimers()
 
@@ -117,14 +112,16 @@ class Scheduler:
             ImpossibleEvent: It cannot have happened; nothing was changed.
         """
         commands = self._decide(event, now)
-        if self._evaluation:
-            commands += self._evaluation.fill(self._router.rooms)
-        if self._stream and self._stream.lending and self._are_empty(self._stream.lending):
-            commands += (self._stream.stream(),)
+        if self._beside.evaluation:
+            commands += self._beside.evaluation.fill(self._router.rooms)
+        if self._beside.stream and self._beside.stream.lending and self._are_empty(self._beside.stream.lending):
+            commands += (self._beside.stream.stream(),)
         return commands
 
     def _are_empty(self, engines: Sequence[EngineId]) -> bool:
-        return self._router.are_empty(engines) and not (self._evaluation and not self._evaluation.are_empty(engines))
+        return self._router.are_empty(engines) and not (
+            self._beside.evaluation and not self._beside.evaluation.are_empty(engines)
+        )
 
     def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
         match event:
@@ -144,6 +141,8 @@ class Scheduler:
                 return self._carry_out(decisions)
             case StepStarted():
                 return self._start_step(event)
+            case PolicyUpdated():
+                return self._suspend(event)
             case PromptsDrawn():
                 return self._carry_out(self._batching.handle(event))
             case DraftsMeasured():
@@ -172,12 +171,12 @@ class Scheduler:
         self._router.note_answer(event.request, event.engine)
         is_news = self._router.finish(event.request)
         commands = self._carry_out(decisions)
-        if is_news and self._stream and not is_held_out(event.request):
-            commands += self._stream.count_finish(event.num_tokens)
+        if is_news and self._beside.stream and not is_held_out(event.request):
+            commands += self._beside.stream.count_finish(event.num_tokens)
         return commands
 
     def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
-        budget = None if is_held_out(event.request) else self._budget
+        budget = None if is_held_out(event.request) else self._beside.budget
         if budget:
             budget.validate(event)
         decisions = self._machine_of(event.request).handle(event)
@@ -189,9 +188,9 @@ class Scheduler:
         """The one that waits for a request."""
         if not is_held_out(request):
             return self._batching
-        if self._evaluation is None:
+        if self._beside.evaluation is None:
             raise ImpossibleEvent(f"{request} is of an evaluation, and this run has none.")
-        return self._evaluation
+        return self._beside.evaluation
 
     def _check_abort(self, event: ResponseAborted) -> None:
         """Refuse the abort of a request that was not told to stop."""
@@ -202,50 +201,59 @@ class Scheduler:
     # Steps and engines
 
     def _start_step(self, event: StepStarted) -> tuple[Command, ...]:
-        """Begin a step with all engines: the trainer has given back what was lent."""
+        """Begin a step with all engines: the trainer has given back what was lent, and what was suspended goes on."""
         self._require_rest(event)
+        suspended = self._batching.running_requests() if self._router.is_suspended else []
         decisions = self._batching.handle(event)
         self._router.reopen(Closing.LENT)
-        if self._planner:
-            self._planner.start_step()
-        return self._carry_out(decisions)
+        if self._beside.planner:
+            self._beside.planner.start_step()
+        return *self._router.resume(suspended), *self._carry_out(decisions)
+
+    def _suspend(self, event: PolicyUpdated) -> tuple[Command, ...]:
+        """Order back what goes on under the new policy."""
+        if self._settings.asynchronous is None or self._router.is_suspended:
+            raise ImpossibleEvent(f"{event} came twice, or in a synchronous run.")
+        return tuple(self._router.suspend())
 
     def _evaluate(self, event: EvaluationOffered | EnginesWanted, now: float) -> tuple[Command, ...]:
         """Evaluate with all engines, if it is due; or have the evaluation that fills the last round end."""
-        if self._evaluation is None or self._batching.running_requests():
+        is_busy = bool(self._batching.running_requests()) and not self._router.is_suspended
+        if self._beside.evaluation is None or is_busy:
             raise ImpossibleEvent(f"It came in a round, or without held-out sets: {event}")
         if isinstance(event, EnginesWanted):
-            orders = self._evaluation.wind_up(event, now)
+            orders = self._beside.evaluation.wind_up(event, now)
             self._timers.note(orders)
             return orders
         self._require_rest(event)
-        decisions = self._evaluation.handle(event)
+        decisions = self._beside.evaluation.handle(event)
         self._router.reopen(Closing.LENT)
         return self._carry_out(decisions)
 
     def _require_rest(self, event: StepStarted | EvaluationOffered) -> None:
         """Refuse to begin while engines change, during an evaluation, or with another policy version."""
-        if self._router.is_changing or (self._evaluation and self._evaluation.is_open):
+        is_changing = self._router.is_changing or self._router.is_suspending
+        if is_changing or (self._beside.evaluation and self._beside.evaluation.is_open):
             raise ImpossibleEvent(f"{event} came before the engines had changed, or during an evaluation.")
         self._router.require_version(event.policy_version)
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
         """Change the engines for the next round, if the planner says so."""
         orders: tuple[Command, ...] = ()
-        if self._planner:
-            was_filled = self._evaluation is not None and self._evaluation.has_filled(event.round)
-            orders = self._planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
+        if self._beside.planner:
+            was_filled = self._beside.evaluation is not None and self._beside.evaluation.has_filled(event.round)
+            orders = self._beside.planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
         if orders:
             self._router.close(self._router.engines, Closing.RETIRING)
-        if self._drafts:
-            self._drafts.end_measurement(event)
+        if self._beside.drafts:
+            self._beside.drafts.end_measurement(event)
         return orders
 
     def _learn_drafts(self, event: DraftsMeasured) -> tuple[Command, ...]:
-        if not self._drafts:
+        if not self._beside.drafts:
             raise ImpossibleEvent(f"Drafts of {event.engine} were measured, which was not ordered.")
         self._router.is_in_fleet(event.engine)
-        self._drafts.learn(event)
+        self._beside.drafts.learn(event)
         return ()
 
     def _change_fleet(self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
@@ -265,12 +273,12 @@ class Scheduler:
                 self._router.retire(event.engine)
             case _:
                 assert_never(event)
-        if self._stream and isinstance(event, EngineJoined):
-            self._stream.join(event.engine, event.gpus)
-        elif self._stream:
-            self._stream.leave(event.engine)
-        if self._evaluation:
-            self._evaluation.lose(event.engine)
+        if self._beside.stream and isinstance(event, EngineJoined):
+            self._beside.stream.join(event.engine, event.gpus)
+        elif self._beside.stream:
+            self._beside.stream.leave(event.engine)
+        if self._beside.evaluation:
+            self._beside.evaluation.lose(event.engine)
         if isinstance(event, EngineJoined):
             self._restarts.join(event.engine)
         return *launches, *(self._require_engine() if is_loss else ())
@@ -285,7 +293,7 @@ class Scheduler:
             self._timers.fire(event)
         orders = self._restarts.handle(event, now)
         self._timers.note(orders)
-        cuts = self._evaluation.fire(event) if self._evaluation and isinstance(event, TimerFired) else ()
+        cuts = self._beside.evaluation.fire(event) if self._beside.evaluation and isinstance(event, TimerFired) else ()
         may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
         return *orders, *cuts, *(self._require_engine() if may_be_last else ())
 
@@ -297,12 +305,12 @@ class Scheduler:
 
     def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
         """Lend engines, if the measurement says that it pays."""
-        if not self._stream:
+        if not self._beside.stream:
             raise ImpossibleEvent(f"The progress of round {event.round} was measured, which was not ordered.")
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
-        self._stream.validate(event)
-        engines = self._stream.choose(event, self._router.engines, self._router.holders)
+        self._beside.stream.validate(event)
+        engines = self._beside.stream.choose(event, self._router.engines, self._router.holders)
         if not engines:
             return ()
         return LendEngines(round=event.round, engines=engines), *self._router.close(engines, Closing.LENT)
@@ -321,41 +329,24 @@ class Scheduler:
                 case ScoreResponse():
                     commands.append(self._with_limits(decision))
                 case BeginRound():
-                    commands += decision, *self._begin_round(decision)
+                    commands += decision, *self._beside.begin_round(decision)
                 case EndRound() | DropPrompt() | EndRun():
-                    self._follow_round(decision)
+                    self._beside.follow_round(decision)
                     commands.append(decision)
                 case BeginEvaluation():
                     commands.append(decision)
-                    if self._drafts:
-                        commands.append(self._drafts.order(self.tensor_parallel))
+                    if self._beside.drafts:
+                        commands.append(self._beside.drafts.order(self.tensor_parallel))
                 case AcceptGroup() | DeferPrompts() | DrawPrompts() | FailRun() | EndEvaluation():
                     commands.append(decision)
                 case _:
                     assert_never(decision)
         return tuple(commands)
 
-    def _begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
-        """Tell the machines that watch rounds."""
-        if self._planner:
-            self._planner.begin_round(decision)
-        streams = self._stream.begin_round(decision) if self._stream else ()
-        lengths = (self._drafts.begin_round(decision, self.tensor_parallel),) if self._drafts else ()
-        return *lengths, *streams, *(self._evaluation.begin_round(decision) if self._evaluation else ())
-
-    def _follow_round(self, decision: EndRound | DropPrompt | EndRun) -> None:
-        for machine in (self._planner, self._drafts):
-            if machine and isinstance(decision, EndRound):
-                machine.end_round()
-        if self._stream and isinstance(decision, DropPrompt):
-            self._stream.count_drop()
-        elif self._stream:
-            self._stream.end_round()
-
     def _with_limits(self, order: ScoreResponse) -> ScoreResponse:
-        if not self._budget or is_held_out(order.request):
+        if not self._beside.budget or is_held_out(order.request):
             return order
-        return ScoreResponse(request=order.request, case_limits_s=self._budget.limits(order.request.prompt.key))
+        return ScoreResponse(request=order.request, case_limits_s=self._beside.budget.limits(order.request.prompt.key))
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
@@ -370,12 +361,12 @@ class Scheduler:
     @property
     def tensor_parallel(self) -> int | None:
         """The degree that the engines have, or are to change to; None without a planner."""
-        return self._planner.in_use if self._planner else None
+        return self._beside.tensor_parallel
 
     @property
     def parallelism_gain(self) -> float | None:
         """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
-        return self._planner.gain if self._planner else None
+        return self._beside.planner.gain if self._beside.planner else None
 
     @property
     def timers(self) -> Mapping[str, float]:
@@ -395,14 +386,11 @@ class Scheduler:
         """
         self._batching.check()
         running = [*self._batching.running_requests()]
-        if self._evaluation:
-            running += self._evaluation.running_requests()
+        if self._beside.evaluation:
+            running += self._beside.evaluation.running_requests()
         self._router.check(running)
-        for machine in (self._budget, self._planner, self._drafts, self._evaluation, self._restarts):
-            if machine:
-                machine.check()
-        if self._stream:
-            self._stream.check(self._router.engines)
+        self._restarts.check()
+        self._beside.check(self._router.engines)
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the scheduler; legal between any two events."""
@@ -411,11 +399,7 @@ class Scheduler:
             "kind": kind_of(self._settings),
             "batching": self._batching.snapshot(),
             "router": self._router.snapshot(),
-            "reward_budget": self._budget and self._budget.snapshot(),
-            "parallelism": self._planner and self._planner.snapshot(),
-            "speculative_decoding": self._drafts and self._drafts.snapshot(),
-            "stream": self._stream and self._stream.snapshot(),
-            "evaluation": self._evaluation and self._evaluation.snapshot(),
+            **self._beside.snapshot(),
             "restarts": self._restarts.snapshot(),
             "timers": self._timers.snapshot(),
         }
@@ -434,16 +418,7 @@ class Scheduler:
         scheduler = cls(settings)
         scheduler._batching = batching_for(settings).restore(settings, snapshot["batching"])
         scheduler._router = Router.restore(snapshot["router"])
-        if settings.reward_budget:
-            scheduler._budget = RewardBudget.restore(settings.reward_budget, snapshot["reward_budget"])
-        if settings.parallelism:
-            scheduler._planner = ParallelismPlanner.restore(settings.parallelism, snapshot["parallelism"])
-        if (drafts := settings.speculative_decoding) and (learned := snapshot.get("speculative_decoding")):
-            scheduler._drafts = SpeculativeDecoding.restore(drafts, learned)
-        if settings.stream:
-            scheduler._stream = StreamScaling.restore(settings.stream, snapshot["stream"])
-        if settings.evaluation and snapshot.get("evaluation"):
-            scheduler._evaluation = Evaluation.restore(settings.evaluation, snapshot["evaluation"])
+        scheduler._beside = Companions.restore(settings, snapshot)
         scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
         scheduler._timers = PendingTimers.restore(snapshot["timers"])
         return scheduler

@@ -179,6 +179,24 @@ class LengthHistorySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncSettings:
+    """How far generation may run ahead of the trainer (`rollpacker.core.async_batching`)."""
+
+    max_staleness: int
+    """The bound: no trained token is more policy versions old."""
+    lookahead: Fraction
+    """The lead: so many batches of prompts are admitted ahead of the trainer; at most the bound."""
+    num_steps: int
+    """Of the run: no more prompts are admitted than these train."""
+    order: Literal["ready", "fifo"] = "ready"
+    """Groups are accepted as they complete, or in the order of their admission."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.lookahead <= self.max_staleness, f"not 0 <= {self.lookahead=} <= {self.max_staleness=}")
+        _require(self.num_steps >= 1, f"num_steps={self.num_steps} is below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutSet:
     """A set of prompts that are evaluated and never trained."""
 
@@ -271,6 +289,8 @@ class SchedulerSettings:
     """None: every prompt whose group is complete is trained, whatever its rewards are."""
     length_history: LengthHistorySettings | None = None
     """None: only a race says which prompts are long. Only with `tail`, and not with dynamic sampling."""
+    asynchronous: AsyncSettings | None = None
+    """None: every token of a step is of the policy that it began with."""
     reward_budget: RewardBudgetSettings | None = None
     """None: rewards keep their own time limits."""
     parallelism: ParallelismSettings | None = None
@@ -295,6 +315,13 @@ class SchedulerSettings:
             _require(self.batching == "tail", "without tail batching there is no long round to defer a prompt to")
             draws_early = self.dynamic_sampling is None
             _require(draws_early, "dynamic sampling draws in the middle of a round, so that routing would depend on it")
+        if self.asynchronous is not None:
+            _require(self.batching == "plain", "tail batching aborts what asynchronous training waits for")
+            _require(self.overlap_rewards, "without overlap_rewards a batch is scored when all its responses are there")
+            _require(self.parallelism is None, "engines change between rounds, when nothing is under way")
+            _require(not (self.stream and self.stream.replicas), "an engine that is lent generates nothing")
+            fills = self.evaluation is not None and self.evaluation.fill is not None
+            _require(not fills, "an evaluation that fills a round is of one policy version")
         if self.dynamic_sampling is not None:
             fills = self.evaluation is not None and self.evaluation.fill is not None
             _require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")
@@ -302,6 +329,7 @@ class SchedulerSettings:
 
     def _check_dynamic_sampling(self, sampling: DynamicSamplingSettings) -> None:
         is_tail, limit = self.batching == "tail", sampling.max_active_requests
+        _require(limit is None or self.asynchronous is None, "in an asynchronous run the lead says what is in flight")
         _require(self.overlap_rewards or not is_tail, "a race of responses is over before its rewards are known")
         num_samples = scale_up(self.num_responses, self.eta_responses) if is_tail else self.num_responses
         _require(limit is None or limit >= num_samples, f"max_active_requests={limit} is below {num_samples}")

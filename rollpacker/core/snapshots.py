@@ -16,6 +16,8 @@ def kind_of(settings: SchedulerSettings) -> str:
     """The kind of batching: a snapshot is restored by the same."""
     if settings.length_history:
         return f"{settings.batching} with length history"
+    if settings.asynchronous:
+        return "asynchronous with dynamic sampling" if settings.dynamic_sampling else "asynchronous"
     return f"{settings.batching} with dynamic sampling" if settings.dynamic_sampling else settings.batching
 
 

@@ -56,7 +56,7 @@ def run_plan(scheduler_class: type[Scheduler], seed: int) -> None:
     """Tell a planner of rounds of two kinds, and compare each of its orders with what all rounds so far say."""
     rng = random.Random(seed)
     settings = planner_of(rng)
-    planner = scheduler_class(make_settings(parallelism=settings))._planner
+    planner = scheduler_class(make_settings(parallelism=settings))._beside.planner
     assert planner is not None
     history: list[MeasuredRound] = []
     kinds = [RoundKind.SHORT]

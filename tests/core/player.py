@@ -5,12 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from rollpacker.core.commands import Abort, AcceptGroup, BeginRound, Command, DrawPrompts, Launch, ScoreResponse
+from rollpacker.core.commands import Abort, AcceptGroup, BeginRound, Command, DrawPrompts, Evict, Launch, ScoreResponse
 from rollpacker.core.events import (
     EngineJoined,
     EngineUpdated,
     Event,
+    PolicyUpdated,
     PromptsDrawn,
+    ResponseEvicted,
     ResponseFinished,
     RewardComputed,
     StepStarted,
@@ -77,6 +79,11 @@ class Player:
                 commands = self.tell(self.answer(draw))
         return commands
 
+    def resume(self, step: int) -> tuple[Command, ...]:
+        """Start a step after an update; gives every command, those for what was suspended first."""
+        self.version = step + 1
+        return self.settle(self.tell(StepStarted(step=step, policy_version=self.version)))
+
     def settle(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
         """Answer the draws among some commands, and those that follow; gives them with all that followed."""
         for draw in [command for command in commands if isinstance(command, DrawPrompts)]:
@@ -99,6 +106,14 @@ class Player:
     def prompt_of(self, domain: Domain, number: int) -> PromptId:
         epoch, of_epoch = divmod(number, self.num_keys) if self.num_keys else (0, number)
         return PromptId(epoch, f"{domain}-{of_epoch}")
+
+    def update(self, step: int) -> list[RequestId]:
+        """The trainer has made a step's update: answer what is ordered back, and give it."""
+        evicted = self.tell(PolicyUpdated(step=step, policy_version=step + 2))
+        for order in evicted:
+            assert isinstance(order, Evict)
+            self.tell(ResponseEvicted(request=order.request, engine=order.engine, num_tokens=1))
+        return [order.request for order in evicted if isinstance(order, Evict)]
 
     def finish(self, request: RequestId, num_tokens: int = 5) -> tuple[Command, ...]:
         spans = (VersionSpan(self.version, num_tokens),)

@@ -67,6 +67,49 @@ class SystemSection(Section):
     whether or not what still runs fits into the others (the fixed points of the paper's Table 3). null decides by
     memory: tested at 20 % and every 5 % from there to 50 %."""
 
+    max_staleness: Count = 0
+    """Asynchronous training (ROLL-Flash): engines go on generating while the trainer learns, and no trained token is
+    more than so many policy versions old. No response is ever discarded for its age: prompts are admitted so that none
+    can come too late. 0 is synchronous, strictly on-policy training."""
+    lookahead: Annotated[Number, OnlyWith("system.max_staleness")] = Field(0.0, ge=0)
+    """With `max_staleness`: how many batches of prompts are admitted ahead of the trainer, at most `max_staleness`. It
+    is about the mean age of what is trained. 0.5 of 128 prompts are 64."""
+    staleness_order: Annotated[Literal["ready", "fifo"], OnlyWith("system.max_staleness")] = "ready"
+    """With `max_staleness`: which complete groups a batch takes. `ready` takes them as they complete, as far as no
+    other one is due; `fifo` in the order in which their prompts were admitted, so that the prompts of a step do not
+    depend on how long responses are."""
+
+    @model_validator(mode="after")
+    def _admits_no_further_than_it_may_train(self) -> Self:
+        if self.lookahead > self.max_staleness:
+            raise ValueError(
+                f"system.lookahead={self.lookahead:g} with system.max_staleness={self.max_staleness}.\n"
+                "Prompts that are admitted so many batches ahead would be trained too late.\n"
+                f"Set system.lookahead to {self.max_staleness} or less, or raise system.max_staleness."
+            )
+        if self.max_staleness and self.batching != "plain":
+            raise ValueError(
+                f"system.max_staleness={self.max_staleness} with system.batching={self.batching}.\n"
+                "Tail batching aborts and defers what asynchronous training only waits for: two answers to one "
+                "question.\nSet system.batching=plain, or system.max_staleness=0."
+            )
+        for given, is_given, remedy in (
+            ("system.planner=true", self.planner, "system.planner=false"),
+            ("system.reward=batch", self.reward == "batch", "system.reward=async"),
+            (
+                f"system.max_active_requests={self.max_active_requests}",
+                self.max_active_requests is not None,
+                "system.max_active_requests=null: system.lookahead says what is in flight",
+            ),
+        ):
+            if self.max_staleness and is_given:
+                raise ValueError(
+                    f"system.max_staleness={self.max_staleness} with {given}.\n"
+                    "Asynchronous training has no pause between rounds in which all responses have ended.\n"
+                    f"Set {remedy}; or system.max_staleness=0."
+                )
+        return self
+
     @model_validator(mode="after")
     def _history_decides_before_a_round(self) -> Self:
         if self.length_history and self.dynamic_sampling:
@@ -77,6 +120,11 @@ class SystemSection(Section):
                 "Set one of the two to false."
             )
         return self
+
+    @property
+    def is_async(self) -> bool:
+        """Engines go on while the trainer learns."""
+        return self.max_staleness > 0
 
     @property
     def first_factor(self) -> float:

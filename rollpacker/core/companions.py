@@ -1,0 +1,95 @@
+"""The machines that stand beside batching and router, each where the settings have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun
+from rollpacker.core.evaluation import Evaluation
+from rollpacker.core.ids import EngineId
+from rollpacker.core.parallelism import ParallelismPlanner
+from rollpacker.core.reward_budget import RewardBudget
+from rollpacker.core.settings import SchedulerSettings
+from rollpacker.core.speculative_decoding import SpeculativeDecoding
+from rollpacker.core.stream_scaling import StreamScaling
+
+
+@dataclass(slots=True, kw_only=True)
+class Companions:
+    """Those that the settings ask for; None is one that they leave out."""
+
+    budget: RewardBudget | None
+    planner: ParallelismPlanner | None
+    drafts: SpeculativeDecoding | None
+    stream: StreamScaling | None
+    evaluation: Evaluation | None
+
+    @classmethod
+    def of(cls, settings: SchedulerSettings) -> Self:
+        """Make them for a run that begins."""
+        return cls.restore(settings, {})
+
+    @property
+    def tensor_parallel(self) -> int | None:
+        """The degree that the engines have, or are to change to; None without a planner."""
+        return self.planner.in_use if self.planner else None
+
+    def begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
+        """Tell those that watch rounds."""
+        if self.planner:
+            self.planner.begin_round(decision)
+        streams = self.stream.begin_round(decision) if self.stream else ()
+        lengths = (self.drafts.begin_round(decision, self.tensor_parallel),) if self.drafts else ()
+        return *lengths, *streams, *(self.evaluation.begin_round(decision) if self.evaluation else ())
+
+    def follow_round(self, decision: EndRound | DropPrompt | EndRun) -> None:
+        """Tell them how the round goes on, or that it is over."""
+        for machine in (self.planner, self.drafts):
+            if machine and isinstance(decision, EndRound):
+                machine.end_round()
+        if self.stream and isinstance(decision, DropPrompt):
+            self.stream.count_drop()
+        elif self.stream:
+            self.stream.end_round()
+
+    def check(self, engines: Sequence[EngineId]) -> None:
+        """Re-derive their invariants.
+
+        Raises:
+            InvariantViolated: One contradicts itself, or the fleet.
+        """
+        for machine in (self.budget, self.planner, self.drafts, self.evaluation):
+            if machine:
+                machine.check()
+        if self.stream:
+            self.stream.check(engines)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give their states as JSON data, by names that other versions of the program know."""
+        return {
+            "reward_budget": self.budget and self.budget.snapshot(),
+            "parallelism": self.planner and self.planner.snapshot(),
+            "speculative_decoding": self.drafts and self.drafts.snapshot(),
+            "stream": self.stream and self.stream.snapshot(),
+            "evaluation": self.evaluation and self.evaluation.snapshot(),
+        }
+
+    @classmethod
+    def restore(cls, settings: SchedulerSettings, snapshot: Mapping[str, Any]) -> Self:
+        """Rebuild those that the settings ask for; one that the snapshot does not know is new."""
+
+        def restored(machine: Any, name: str, part: Any) -> Any:
+            if not part:
+                return None
+            state = snapshot.get(name)
+            return machine.restore(part, state) if state else machine(part)
+
+        return cls(
+            budget=restored(RewardBudget, "reward_budget", settings.reward_budget),
+            planner=restored(ParallelismPlanner, "parallelism", settings.parallelism),
+            drafts=restored(SpeculativeDecoding, "speculative_decoding", settings.speculative_decoding),
+            stream=restored(StreamScaling, "stream", settings.stream),
+            evaluation=restored(Evaluation, "evaluation", settings.evaluation),
+        )

@@ -1,0 +1,275 @@
+"""Examples of asynchronous batching, and what holds in every order in which responses end."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollpacker.core.commands import AcceptGroup, BeginRound, Command, DropPrompt, EndRound, EndRun, Launch, RoundKind
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.events import EvaluationOffered, PolicyUpdated, ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.ids import PromptId, RequestId, VersionSpan
+from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.settings import AsyncSettings, DynamicSamplingSettings, SchedulerSettings
+from tests.core.player import Player, accepted, begun, launched, make_settings, prompt
+
+
+def make_async(
+    bound: int,
+    lead: Fraction | int,
+    *,
+    num_steps: int = 100,
+    order: Literal["ready", "fifo"] = "ready",
+    is_dynamic: bool = False,
+) -> SchedulerSettings:
+    rules = AsyncSettings(max_staleness=bound, lookahead=Fraction(lead), num_steps=num_steps, order=order)
+    sampling = DynamicSamplingSettings() if is_dynamic else None
+    return make_settings(batching="plain", asynchronous=rules, dynamic_sampling=sampling)
+
+
+def test_prompts_are_admitted_ahead_by_the_lead_and_a_batch_at_each_step() -> None:
+    player = Player(make_async(2, Fraction(1, 2)))
+    commands = player.start(0)
+    assert begun(commands).kind is RoundKind.ASYNC
+    assert (begun(commands).num_prompts_launched, begun(commands).num_prompts_needed) == (6, 4)
+    for number in (5, 1, 2):
+        assert accepted(player.complete(0, f"math-{number}", 0, 1)) == [f"math-{number}"]
+    end = player.complete(0, "math-4", 0, 1)[-1]
+    assert end == EndRound(
+        round=0, step=0, prompts=tuple(prompt(f"math-{n}") for n in (1, 2, 4, 5)), long_queue_length=0
+    )
+    player.update(0)
+    assert begun(player.start(1)).num_prompts_launched == 4
+
+
+def test_what_is_due_is_waited_for_and_anything_else_may_overtake_it() -> None:
+    player = Player(make_async(1, 1))
+    player.start(0)  # 8 prompts
+    for number in (4, 5, 6, 7):
+        player.complete(0, f"math-{number}", 0, 1)
+    player.update(0)
+    player.start(1)  # 4 prompts of step 0 are due in this step: the 4 new ones wait
+    for number in (8, 9, 10, 11):
+        assert accepted(player.complete(1, f"math-{number}", 0, 1)) == []
+    for number in (3, 2, 1):
+        assert accepted(player.complete(0, f"math-{number}", 0, 1)) == [f"math-{number}"]
+    assert player.complete(0, "math-0", 0, 1)[-1].prompts == tuple(prompt(f"math-{n}") for n in range(4))  # type: ignore[union-attr]
+    player.update(1)
+    assert accepted(player.start(2)) == ["math-8", "math-9", "math-10", "math-11"]
+
+
+def test_what_is_in_flight_goes_on_after_the_update_ahead_of_what_is_new() -> None:
+    player = Player(make_async(1, Fraction(1, 4)), num_engines=2)
+    player.start(0)
+    player.finish(RequestId(0, prompt("math-0"), 0))
+    for number in (1, 2, 3, 4):
+        player.complete(0, f"math-{number}", 0, 1)
+    suspended = player.update(0)
+    assert suspended == [RequestId(0, prompt("math-0"), 1)]
+    assert player.scheduler.waiting == tuple(suspended)
+    assert launched(player.resume(1)) == ["math-0", "math-5", "math-6", "math-7", "math-8"]
+
+
+def test_nothing_is_launched_while_engines_are_suspended_but_what_is_held_out() -> None:
+    player = Player(make_async(1, Fraction(1, 4), is_dynamic=True))
+    player.start(0)
+    last = RequestId(0, prompt("math-4"), 1)
+    player.finish(last)
+    for number in range(4):
+        for sample in (0, 1):
+            player.finish(RequestId(0, prompt(f"math-{number}"), sample))
+            player.tell(RewardComputed(request=RequestId(0, prompt(f"math-{number}"), sample), reward=float(sample)))
+    player.finish(RequestId(0, prompt("math-4"), 0))
+    player.update(0)
+    player.reward(last)
+    dropping = player.settle(player.reward(RequestId(0, prompt("math-4"), 0)))
+    assert dropping[0] == DropPrompt(round=0, prompt=prompt("math-4"))
+    assert launched(dropping) == []
+    assert launched(player.resume(1))[0] == "math-5"
+
+
+def test_the_run_admits_no_more_than_its_steps_train() -> None:
+    player = Player(make_async(2, 2, num_steps=2))
+    assert begun(player.start(0)).num_prompts_launched == 8
+    for number in range(4):
+        player.complete(0, f"math-{number}", 0, 1)
+    player.update(0)
+    assert begun(player.start(1)).num_prompts_launched == 0
+
+
+def test_the_last_batch_of_finite_data_may_be_smaller() -> None:
+    player = Player(make_async(2, 1), num_prompts=6)
+    assert begun(player.start(0)).num_prompts_launched == 6
+    for number in (5, 4, 3, 2):
+        player.complete(0, f"math-{number}", 0, 1)
+    player.update(0)
+    assert begun(player.start(1)).num_prompts_needed == 2
+    player.complete(0, "math-0", 0, 1)
+    assert player.complete(0, "math-1", 0, 1)[-1].prompts == (prompt("math-0"), prompt("math-1"))  # type: ignore[union-attr]
+    player.update(1)
+    assert player.start(2) == (EndRun(),)
+
+
+def test_a_response_may_not_hold_tokens_of_a_policy_before_its_admission() -> None:
+    player = Player(make_async(1, 1))
+    player.start(0)
+    request = RequestId(0, prompt("math-0"), 0)
+    spans = (VersionSpan(0, 3), VersionSpan(1, 2))
+    early = ResponseFinished(request=request, engine=player.engine_of[request], num_tokens=5, spans=spans)
+    with pytest.raises(ImpossibleEvent, match="policy versions"):
+        player.tell(early)
+
+
+def test_no_step_starts_before_every_engine_has_given_back_what_it_had() -> None:
+    player = Player(make_async(1, Fraction(1, 4)))
+    player.start(0)
+    for number in (1, 2, 3, 4):
+        player.complete(0, f"math-{number}", 0, 1)
+    player.tell(PolicyUpdated(step=0, policy_version=2))
+    with pytest.raises(ImpossibleEvent):
+        player.scheduler.handle(StepStarted(step=1, policy_version=1), 0.0)
+    with pytest.raises(ImpossibleEvent):
+        player.tell(PolicyUpdated(step=0, policy_version=2))
+    with pytest.raises(ImpossibleEvent):  # no held-out sets
+        player.tell(EvaluationOffered(step=1, policy_version=1, is_last=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Everything that decides what happens."""
+
+    bound: int
+    lead: Fraction
+    order: Literal["ready", "fifo"]
+    is_dynamic: bool
+    num_prompts: int | None
+    seed: int
+
+
+NUM_STEPS = 6
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> Course:
+    bound = draw(st.integers(0, 3))
+    return Course(
+        bound=bound,
+        lead=Fraction(draw(st.integers(0, 4 * bound)), 4),
+        order=draw(st.sampled_from(["ready", "fifo"])),
+        is_dynamic=draw(st.booleans()),
+        num_prompts=draw(st.one_of(st.none(), st.integers(4, 40))),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+class Game:
+    """Plays a course: responses and rewards end in any order, and the scheduler is replaced by its own snapshot."""
+
+    def __init__(self, course: Course) -> None:
+        self.course = course
+        self.rng = random.Random(course.seed)
+        rules = make_async(course.bound, course.lead, num_steps=NUM_STEPS, order=course.order)
+        if course.is_dynamic:
+            rules = replace(rules, dynamic_sampling=DynamicSamplingSettings(max_launch_factor=Fraction(10**6)))
+        self.player = Player(rules, num_engines=2, num_prompts=course.num_prompts)
+        self.step = 0
+        self.births: dict[PromptId, int] = {}
+        self.trained: list[PromptId] = []
+        self.dropped: set[PromptId] = set()
+        self.running: dict[RequestId, None] = {}
+        self.unscored: dict[RequestId, None] = {}
+        self.is_over = False
+        """The round."""
+        self.is_at_end = False
+        """Of the data."""
+
+    def note(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            match command:
+                case Launch():
+                    self.births.setdefault(command.request.prompt, command.request.round)
+                    self.running[command.request] = None
+                case AcceptGroup():
+                    assert command.round == self.births[command.prompt] >= self.step - self.course.bound
+                case DropPrompt():
+                    self.dropped.add(command.prompt)
+                case EndRound():
+                    self.is_over = True
+                    self.note_batch(command.prompts)
+                case EndRun():
+                    self.is_over = self.is_at_end = True
+
+    def note_batch(self, prompts: tuple[PromptId, ...]) -> None:
+        if self.course.order == "fifo" and not self.course.is_dynamic:
+            assert prompts == tuple(self.births)[len(self.trained) : len(self.trained) + len(prompts)]
+        self.trained += prompts
+
+    def play(self) -> None:
+        for self.step in range(NUM_STEPS):
+            self.is_over = False
+            self.note(self.player.resume(self.step))
+            num_more = self.rng.randrange(20)  # the trainer learns, and engines go on
+            while (self.running or self.unscored) and (num_more or not self.is_over):
+                num_more -= self.is_over
+                self.move()
+            assert self.is_over
+            if self.is_at_end:
+                return
+            assert set(self.player.update(self.step)) == self.running.keys()
+
+    def move(self) -> None:
+        if self.rng.random() < 0.1:
+            snapshot = json.loads(json.dumps(self.player.scheduler.snapshot()))
+            self.player.scheduler = Scheduler.restore(self.player.settings, snapshot)
+            assert self.player.scheduler.snapshot() == snapshot
+        if self.running and (not self.unscored or self.rng.random() < 0.5):
+            request = self.rng.choice(list(self.running))
+            del self.running[request]
+            self.unscored[request] = None
+            self.note(self.player.finish(request))
+        else:
+            request = self.rng.choice(list(self.unscored))
+            del self.unscored[request]
+            reward = RewardComputed(request=request, reward=float(self.rng.random() < 0.3))
+            self.note(self.player.settle(self.player.tell(reward)))
+
+
+@settings(max_examples=150)
+@given(courses())
+def test_every_prompt_is_trained_once_and_never_too_late_in_whatever_order_responses_end(course: Course) -> None:
+    game = Game(course)
+    game.play()
+    assert len(game.trained) == len(set(game.trained))
+    assert not game.dropped & set(game.trained)
+    if course.num_prompts is None:
+        assert len(game.trained) == 4 * NUM_STEPS
+    elif game.is_at_end:
+        assert len(game.trained) + len(game.dropped) == course.num_prompts
+
+
+def test_without_bound_and_lead_the_commands_are_those_of_plain_batching() -> None:
+    rng = random.Random(0)
+    players = [Player(make_settings(batching="plain"), num_engines=3), Player(make_async(0, 0), num_engines=3)]
+
+    def told(plain: tuple[object, ...], asynchronous: tuple[object, ...]) -> None:
+        as_plain = [
+            replace(command, kind=RoundKind.PLAIN) if isinstance(command, BeginRound) else command
+            for command in asynchronous
+        ]
+        assert list(plain) == as_plain
+
+    for step in range(5):
+        told(*(player.start(step) for player in players))
+        todo = [RequestId(step, prompt(f"math-{4 * step + n}"), sample) for n in range(4) for sample in (0, 1)]
+        rng.shuffle(todo)
+        for request in todo:
+            told(*(player.finish(request) for player in players))
+            told(*(player.reward(request) for player in players))
+        assert players[1].update(step) == []
