@@ -107,10 +107,13 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyUpdated:
-    """In an asynchronous run the trainer has made its update; what is in flight is suspended until the next step."""
+    """In an asynchronous run, engines are to get the next step's policy; what is in flight is suspended until then.
+
+    Where trainer and engines take turns on GPUs, it comes before the update, and otherwise after it.
+    """
 
     step: int
-    """That was trained."""
+    """That is trained."""
     policy_version: int
     """That the engines will hold."""
 

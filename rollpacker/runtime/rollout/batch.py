@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rollpacker.core.commands import BeginRound, EndRound
+from rollpacker.core.commands import AcceptGroup, BeginRound, DropPrompt, EndRound
 from rollpacker.core.ids import PromptId, RequestId
 from rollpacker.protocols.rollout import RolloutGroup, TokenizedPrompt
 from rollpacker.rewards.overlong import NO_PUNISHMENT, OverlongPunishment
@@ -23,7 +23,9 @@ class Batch:
     """By key."""
     book: RequestBook = field(default_factory=RequestBook)
     overlong: OverlongPunishment = NO_PUNISHMENT
-    accepted: dict[PromptId, tuple[int, ...]] = field(default_factory=dict)
+    max_staleness: int = 0
+    """No token of it is more policy versions old."""
+    accepted: dict[PromptId, tuple[RequestId, ...]] = field(default_factory=dict)
     dropped: dict[PromptId, None] = field(default_factory=dict)
     """Prompts without variance, in the order in which they were dropped."""
     order: tuple[PromptId, ...] | None = None
@@ -39,12 +41,17 @@ class Batch:
 
     @property
     def requests(self) -> Mapping[RequestId, RequestRecord]:
-        """Every request of the round."""
+        """Every request of the round; in an asynchronous run those of the groups that were accepted or dropped."""
         return self.book.requests
 
-    def accept(self, prompt: PromptId, samples: tuple[int, ...]) -> None:
-        self.accepted[prompt] = samples
-        for record in self._records(prompt):
+    @property
+    def oldest_policy_version(self) -> int:
+        """That its tokens may be of."""
+        return max(0, self.policy_version - self.max_staleness)
+
+    def accept(self, command: AcceptGroup) -> None:
+        self.accepted[command.prompt] = requests_of(command)
+        for record in self._records(command.prompt):
             record.is_accepted = True
 
     def lend(self) -> None:
@@ -95,4 +102,10 @@ class Batch:
         return [(self.policy_version - span.policy_version, span.num_tokens) for span in spans]
 
     def _records(self, prompt: PromptId) -> list[RequestRecord]:
-        return [self.requests[RequestId(self.begin.round, prompt, sample)] for sample in self.accepted[prompt]]
+        return [self.requests[request] for request in self.accepted[prompt]]
+
+
+def requests_of(command: AcceptGroup | DropPrompt, num_samples: int = 0) -> tuple[RequestId, ...]:
+    """The requests of an accepted group, or of a dropped prompt of so many samples, ascending."""
+    samples = command.samples if isinstance(command, AcceptGroup) else range(num_samples)
+    return tuple(RequestId(command.round, command.prompt, sample) for sample in samples)

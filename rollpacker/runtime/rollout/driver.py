@@ -50,6 +50,7 @@ from rollpacker.core.events import (
     EnginesWanted,
     EvaluationOffered,
     Event,
+    PolicyUpdated,
     ProgressMeasured,
     ResponseAborted,
     ResponseEvicted,
@@ -75,6 +76,7 @@ from rollpacker.runtime.rollout.inbox import EngineDied, EngineReady, Fact, Inbo
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.listeners import Listeners
 from rollpacker.runtime.rollout.orders import EngineOrders
+from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.rollout.rounds import Rounds
@@ -135,7 +137,7 @@ class Driver:
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._stats: Mapping[EngineId, EngineStats] = {}
         """As the last round left them."""
-        self._rounds = Rounds(sampling)
+        self._rounds = Rounds(sampling, scheduler.max_staleness)
         self._is_run_over = False
         self._sending: asyncio.Handle | None = None
         self._digesting: asyncio.Task[None] | None = None
@@ -147,10 +149,20 @@ class Driver:
         """Of the fleet in use, those that are alive."""
         return self._engines.present
 
+    def rollouts(self) -> RequestBook | None:
+        """What a checkpoint needs of responses under way; None in a synchronous run, which has none between steps."""
+        return self._rounds.live.copy() if self._rounds.goes_on else None
+
+    def restore(self, rollouts: RequestBook) -> None:
+        """Go on from the responses of a checkpoint."""
+        self._rounds.live = rollouts
+
     async def start(self) -> None:
         """Report the engines to the scheduler, and listen to them. They hold the first policy."""
         self._reward.start()
         self._stats = await self._engines.start()
+        unscored = [ScoreResponse(request=record.request) for record in self._rounds.live.unscored]
+        self._reward.add([self._scoring(command) for command in unscored])
         for timer, at_s in self._scheduler.timers.items():
             self._timers.set(timer, at_s)
         self._digesting = asyncio.create_task(self._digest(), name="driver")
@@ -202,15 +214,20 @@ class Driver:
         return self._rounds.take_evaluation()
 
     async def quiesce(self) -> None:
-        """Wait until every engine has confirmed its aborts: no request is in flight when new weights arrive.
+        """Wait until every engine has given back what it had: no request is in flight when new weights arrive.
 
-        Nor does the reward go on with responses that the batch was complete without. An evaluation that fills the round
-        has some time to end.
+        In a synchronous run, what the batch was complete without is aborted, and the reward does not go on with it; an
+        evaluation that fills the round has some time to end. In an asynchronous run, what is under way is suspended,
+        and the reward goes on.
         """
+        step = self._rounds.current.begin.step
         if self._rounds.is_filled:
-            self._take(EnginesWanted(step=self._rounds.current.begin.step))
+            self._take(EnginesWanted(step=step))
             await self._until(lambda: not self._rounds.is_filled)
-        self._reward.forget()
+        if self._rounds.goes_on:
+            self._take(PolicyUpdated(step=step, policy_version=self._engines.policy_version + 1))
+        else:
+            self._reward.forget()
         await self._until(lambda: not (self._orders.is_any_in_flight or self._aside.is_any))
 
     async def measure_round(self) -> RoundCosts:
@@ -366,15 +383,15 @@ class Driver:
             case EndEvaluation():
                 self._rounds.end_evaluation(now)
             case AcceptGroup():
+                self._rounds.accept(command)
                 batch = self._rounds.current
-                batch.accept(command.prompt, command.samples)
                 self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
             case DeferPrompts():
                 self._rounds.current.num_deferred_at_once = len(command.prompts)
             case DropPrompt():
-                self._rounds.current.dropped[command.prompt] = None
+                self._rounds.drop(command)
             case EndRound():
-                self._rounds.current.end(command, now)
+                self._rounds.end(command, now)
             case LendEngines():
                 self._rounds.current.lend()
             case StreamGroups():

@@ -1,12 +1,17 @@
 """The life of every request: the source of batches and of the `responses` table.
 
 One entry per launched request, aborted ones too, whatever batch it may come into. The driver writes facts in as they
-arrive; nothing is decided here.
+arrive; nothing is decided here. In an asynchronous run requests outlive steps: the book of those that are under way
+gives the book of a batch those of its groups.
+
+Invariant: tokens that were kept once, by an eviction, are never given up, however many engines are lost after it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
@@ -21,6 +26,8 @@ class RequestRecord:
     launched_at_s: float
     placed_at_s: float
     """When the engine that has it now was asked for it."""
+    begun: Response | None = None
+    """What it had when it was launched there: it was evicted before."""
     response: Response | None = None
     finished_at_s: float | None = None
     verdict: Verdict | None = None
@@ -28,6 +35,11 @@ class RequestRecord:
     race_rank: int | None = None
     """1 for the first of its prompt to have its reward."""
     is_accepted: bool = False
+
+    @property
+    def kept(self) -> Response | None:
+        """What it has, wherever it goes on."""
+        return self.response or self.begun
 
     @property
     def is_finished(self) -> bool:
@@ -48,12 +60,16 @@ class Stretch:
 
 @dataclass(slots=True)
 class RequestBook:
-    """The requests of the round that runs, or ran last, to the last late fact."""
+    """Requests, each to the last late fact about it."""
 
     requests: dict[RequestId, RequestRecord] = field(default_factory=dict)
     """In launch order."""
     stretches: list[Stretch] = field(default_factory=list)
     """In the order in which the requests moved on."""
+    num_continued: int = 0
+    """Launches of requests that had tokens."""
+    num_tokens_recomputed: int = 0
+    """That they had: each is prefilled once more."""
     _num_scored: dict[PromptId, int] = field(default_factory=dict)
 
     def launched(self, request: RequestId, engine: EngineId, now: float) -> Response | None:
@@ -62,7 +78,10 @@ class RequestBook:
         Gives what it has so far, which is something only after an eviction.
         """
         earlier = self.requests.get(request)
-        begun = earlier.response if earlier else None
+        begun = earlier.kept if earlier else None
+        if begun is not None:
+            self.num_continued += 1
+            self.num_tokens_recomputed += begun.num_tokens
         launched_at_s = earlier.launched_at_s if earlier and begun else now
         if earlier:
             self.stretches.append(
@@ -71,13 +90,44 @@ class RequestBook:
                     engine=earlier.engine,
                     began_at_s=earlier.placed_at_s,
                     ended_at_s=earlier.finished_at_s if earlier.finished_at_s is not None else now,
-                    is_lost=begun is None,
+                    is_lost=earlier.response is None,
                 )
             )
         self.requests[request] = RequestRecord(
-            request=request, engine=engine, launched_at_s=launched_at_s, placed_at_s=now
+            request=request, engine=engine, launched_at_s=launched_at_s, placed_at_s=now, begun=begun
         )
         return begun
+
+    def give(self, requests: Iterable[RequestId], book: RequestBook) -> None:
+        """Move requests that are decided to the book of their batch."""
+        for request in requests:
+            book.requests[request] = self.requests.pop(request)
+            self._num_scored.pop(request.prompt, None)
+
+    def give_costs(self, book: RequestBook) -> None:
+        """Move to the book of a batch what requests spent on engines that did not finish them, up to now."""
+        book.stretches, self.stretches = self.stretches, []
+        book.num_continued, self.num_continued = self.num_continued, 0
+        book.num_tokens_recomputed, self.num_tokens_recomputed = self.num_tokens_recomputed, 0
+
+    @property
+    def unscored(self) -> list[RequestRecord]:
+        """Those with a response and without a verdict."""
+        return [record for record in self.requests.values() if record.is_finished and record.verdict is None]
+
+    def count_scored(self) -> None:
+        """Count again how many of each prompt have a verdict."""
+        scored = (request.prompt for request, record in self.requests.items() if record.verdict is not None)
+        self._num_scored = dict(Counter(scored))
+
+    def copy(self) -> RequestBook:
+        """Copy it as it is now; what later facts change is not shared."""
+        return replace(
+            self,
+            requests={request: replace(record) for request, record in self.requests.items()},
+            stretches=list(self.stretches),
+            _num_scored=dict(self._num_scored),
+        )
 
     def came_back(self, response: Response, now: float) -> None:
         """An engine gave a request back, finished or not."""

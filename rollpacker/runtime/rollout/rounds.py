@@ -1,24 +1,38 @@
-"""The batch of the round that runs, or ran last, and the evaluation that runs: what the driver writes facts into."""
+"""What the driver writes facts into: the batch of the round that runs, or ran last, and the evaluation that runs.
+
+In a synchronous run a round's requests are its batch's own. In an asynchronous run they are in one book over all steps,
+until their group is accepted or dropped: then the batch of the step gets them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import RequestId, is_held_out
-from rollpacker.runtime.rollout.batch import Batch
+from rollpacker.runtime.rollout.batch import Batch, requests_of
 from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.request_book import RequestBook
 
 if TYPE_CHECKING:
-    from rollpacker.core.commands import BeginEvaluation, BeginRound
+    from rollpacker.core.commands import AcceptGroup, BeginEvaluation, BeginRound, DropPrompt, EndRound
     from rollpacker.runtime.rollout.requests import SamplingRules
 
 
 class Rounds:
-    """Keeps what is under way."""
+    """Keeps what is under way.
 
-    def __init__(self, sampling: SamplingRules) -> None:
+    Args:
+        sampling: What responses and rewards are made by.
+        max_staleness: Of a trained token, in policy versions; above 0 in an asynchronous run.
+    """
+
+    def __init__(self, sampling: SamplingRules, max_staleness: int) -> None:
         self._sampling = sampling
+        self._max_staleness = max_staleness
+        self.live = RequestBook()
+        """In an asynchronous run, the requests that are under way; empty in a synchronous one."""
+        self._dropped: list[DropPrompt] = []
+        """Between two rounds: they belong to the next one."""
         self.batch: Batch | None = None
         """None from the wish for the next one to the begin of its round."""
         self.evaluation: EvaluationRecord | None = None
@@ -29,6 +43,11 @@ class Rounds:
         """Of the round that runs, or ran last."""
         assert self.batch is not None
         return self.batch
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether requests outlive the step in which they began."""
+        return self._max_staleness > 0
 
     @property
     def is_batch_complete(self) -> bool:
@@ -48,7 +67,34 @@ class Rounds:
             began_at_s=now,
             prompts=self._sampling.prompts,
             overlong=self._sampling.overlong,
+            max_staleness=self._max_staleness,
         )
+        dropped, self._dropped = self._dropped, []
+        for each in dropped:
+            self.drop(each)
+
+    def accept(self, command: AcceptGroup) -> None:
+        """A group is of the batch."""
+        if self.goes_on:
+            self.live.give(requests_of(command), self.current.book)
+        self.current.accept(command)
+
+    def drop(self, command: DropPrompt) -> None:
+        """A prompt is never trained."""
+        if not self.goes_on:
+            self.current.dropped[command.prompt] = None
+        elif self.batch is None or self.is_batch_complete:
+            self._dropped.append(command)
+        else:
+            requests = requests_of(command, self.current.begin.num_responses_launched)
+            self.live.give(requests, self.current.book)
+            self.current.dropped[command.prompt] = None
+
+    def end(self, command: EndRound, now: float) -> None:
+        """The batch is complete."""
+        if self.goes_on:
+            self.live.give_costs(self.current.book)
+        self.current.end(command, now)
 
     def begin_evaluation(self, command: BeginEvaluation, policy_version: int, now: float) -> None:
         """An evaluation begins, in a round or between two."""
@@ -71,5 +117,7 @@ class Rounds:
 
     def book_of(self, request: RequestId) -> RequestBook:
         """Where a request is written down; a book without it if what it belongs to is over and taken."""
+        if self.goes_on and not is_held_out(request):
+            return self.live
         owner = self.evaluation if is_held_out(request) else self.batch
         return owner.book if owner is not None else RequestBook()

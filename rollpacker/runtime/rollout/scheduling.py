@@ -16,6 +16,7 @@ from rollpacker.core.ids import Domain, EngineId
 from rollpacker.core.quotas import apportion
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.settings import (
+    AsyncSettings,
     DynamicSamplingSettings,
     EvaluationSettings,
     FillSettings,
@@ -32,7 +33,8 @@ from rollpacker.core.stream_scaling import can_lend
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 
 NOTHING_TO_LEND = (
-    "it shares GPUs with engines, and no half of them has the GPUs of whole replicas, which could work alone"
+    "it shares GPUs with engines, and no half of them has the GPUs of whole replicas, which could work alone, or none is "
+    "lent (system.max_staleness)"
 )
 """Why `system.stream` changes nothing, where it does not."""
 
@@ -87,6 +89,16 @@ def scheduler_settings(
             else None
         ),
         length_history=_length_history(config) if config.system.length_history else None,
+        asynchronous=(
+            AsyncSettings(
+                max_staleness=config.system.max_staleness,
+                lookahead=exact(config.system.lookahead),
+                num_steps=config.run.num_steps,
+                order=config.system.staleness_order,
+            )
+            if config.system.is_async and config.trains
+            else None
+        ),
         reward_budget=_reward_budget(config) if config.system.reward == "scheduled" else None,
         parallelism=(
             ParallelismSettings(
@@ -103,7 +115,11 @@ def scheduler_settings(
             if config.system.speculative_decoding
             else None
         ),
-        stream=_stream_settings(config, trainer_parts) if config.system.stream else None,
+        stream=(
+            _stream_settings(config, trainer_parts)
+            if config.system.stream and not (config.system.is_async and trainer_parts)
+            else None
+        ),
         evaluation=_evaluation(config, held_out) if held_out else None,
         restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
     )
@@ -227,6 +243,8 @@ def can_stream(
     config: RunConfig, trainer_parts: Sequence[tuple[int, ...]], engines: Mapping[EngineId, tuple[int, ...]]
 ) -> bool:
     """Tell whether groups can ever stream to the trainer, by its parts' GPUs and the engines'."""
+    if config.system.is_async:
+        return not trainer_parts
     return not trainer_parts or can_lend(_stream_settings(config, trainer_parts), engines)
 
 

@@ -3,6 +3,7 @@
     <run.dir>/checkpoints/step-000010/
         meta.json                          step, run id, fingerprint, elapsed time, sizes and checksums of the files
         scheduler.json  order.json         snapshots of the machines and of the prompt order
+        rollouts.json  rollouts.npz        of an asynchronous run: responses under way, with their tokens and verdicts
         trainer/                           model (Hugging Face files), optimizer, schedule, generators
     <run.dir>/checkpoints/best -> step-000010      with run.keep_best, the one with the best held-out score
     <run.dir>/checkpoints/broken-step-000010/   one that was no longer whole when a run was resumed
@@ -29,7 +30,9 @@ from rollpacker.core.errors import PolicyDiverged, RepeatedFailure, RollpackerEr
 from rollpacker.metrics.files import publish_folder, remove_folder, remove_temporaries, storage_errors
 from rollpacker.paths import read_bytes
 from rollpacker.protocols.trainer import Trainer
+from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.run.file_checksums import FileRecords, find_change, record_files
+from rollpacker.runtime.run.rollouts import save_rollouts
 
 SCHEMA_VERSION = 1
 """Of the files described above and of `run.json`; another version is refused."""
@@ -140,15 +143,23 @@ class CheckpointStore:
         remove_temporaries(self._root)
 
     async def save(
-        self, meta: CheckpointMeta, *, scheduler: Mapping[str, Any], order: Mapping[str, Any], trainer: Trainer
+        self,
+        meta: CheckpointMeta,
+        *,
+        scheduler: Mapping[str, Any],
+        order: Mapping[str, Any],
+        rollouts: RequestBook | None = None,
+        trainer: Trainer,
     ) -> None:
-        """Write a checkpoint, then remove those that are too old."""
+        """Write a checkpoint, then remove those that are too old; `rollouts` are an asynchronous run's."""
         self.remove_unfinished()
         with publish_folder(self.folder(meta.step), durable=True) as folder:
             (folder / "trainer").mkdir()
             await trainer.save(folder / "trainer")
             (folder / "scheduler.json").write_bytes(_to_json(scheduler))
             (folder / "order.json").write_bytes(_to_json(order))
+            if rollouts is not None:
+                save_rollouts(folder, rollouts)
             meta = replace(meta, files=record_files(folder))
             (folder / META_FILE).write_bytes(_to_json(asdict(meta)))
         self._remove_old()

@@ -44,6 +44,7 @@ from rollpacker.runtime.run.evaluations import Evaluations
 from rollpacker.runtime.run.handover import Handover, SharedGpuHandover
 from rollpacker.runtime.run.outputs import RunOutputs
 from rollpacker.runtime.run.progress import Progress, make_progress
+from rollpacker.runtime.run.rollouts import load_rollouts
 from rollpacker.runtime.run.saving import RunSaver
 from rollpacker.runtime.run.startup import StartupTimes, process_began_at
 from rollpacker.runtime.run.status import StatusBoard, shown_status
@@ -165,6 +166,8 @@ class _Opening:
         self._stack.callback(event_log.close)
         watched = watch(scheduler, settings, attempt.first_step) if watch else None
         driver, learner = self._make_driver(workers, scheduler, order, _told_to(event_log, watched))
+        if checkpoint:
+            driver.restore(load_rollouts(checkpoint.folder))
         texts = TextKeeper(
             workers.text_reader,
             num_prompts=self._config.run.samples_per_step,
@@ -185,6 +188,7 @@ class _Opening:
             self._config,
             attempt,
             scheduler=scheduler,
+            driver=driver,
             order=order,
             trainer=workers.trainer,
             clock=self._clock,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rollpacker.data.order import PromptOrder
     from rollpacker.protocols.trainer import Trainer
     from rollpacker.runtime.job.preemption import Preemption
+    from rollpacker.runtime.rollout.driver import Driver
+    from rollpacker.runtime.rollout.request_book import RequestBook
     from rollpacker.runtime.run.attempt import RunAttempt
     from rollpacker.runtime.run.outputs import RunOutputs
     from rollpacker.runtime.waiting.clock import RunClock
@@ -33,6 +35,8 @@ class Moment:
     elapsed_s: float
     scheduler: Mapping[str, Any]
     order: Mapping[str, Any]
+    rollouts: RequestBook | None
+    """Responses under way, in an asynchronous run."""
 
 
 class RunSaver:
@@ -44,6 +48,7 @@ class RunSaver:
         attempt: RunAttempt,
         *,
         scheduler: Scheduler,
+        driver: Driver,
         order: PromptOrder,
         trainer: Trainer,
         clock: RunClock,
@@ -57,6 +62,7 @@ class RunSaver:
         self._run_dir = config.run.dir
         self._attempt = attempt
         self._scheduler = scheduler
+        self._driver = driver
         self._order = order
         self._trainer = trainer
         self._clock = clock
@@ -74,7 +80,12 @@ class RunSaver:
 
     def moment(self) -> Moment:
         """Describe the run as it is now; between two steps."""
-        return Moment(elapsed_s=self._clock.now(), scheduler=self._scheduler.snapshot(), order=self._order.snapshot())
+        return Moment(
+            elapsed_s=self._clock.now(),
+            scheduler=self._scheduler.snapshot(),
+            order=self._order.snapshot(),
+            rollouts=self._driver.rollouts(),
+        )
 
     async def save(self, num_finished_steps: int, moment: Moment) -> None:
         """Write the checkpoint of a moment, unless the newest one holds it; the trainer is awake."""
@@ -93,7 +104,11 @@ class RunSaver:
         with self._preemption.deadline.timing_checkpoint():
             self._outputs.make_durable()
             save = self._attempt.checkpoints.save(
-                meta, scheduler=moment.scheduler, order=moment.order, trainer=self._trainer
+                meta,
+                scheduler=moment.scheduler,
+                order=moment.order,
+                rollouts=moment.rollouts,
+                trainer=self._trainer,
             )
             await self._watchdog.within(self._deadline_s, "the trainer's checkpoint", save)
         self._preemption.saved_steps = num_finished_steps

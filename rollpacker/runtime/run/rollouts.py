@@ -1,0 +1,113 @@
+"""What a checkpoint of an asynchronous run holds of responses under way: `rollouts.json` and `rollouts.npz`.
+
+The arrays hold the tokens of all requests one after the other, so that a response is whole numbers of tokens in both; a
+resumed run goes on from the last one. A request with a response and no verdict is scored again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rollpacker.core.events import CaseRun
+from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.paths import read_bytes
+from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ROWS, _ARRAYS = "rollouts.json", "rollouts.npz"
+
+
+def save_rollouts(folder: Path, book: RequestBook) -> None:
+    """Write the requests of a book into a checkpoint's folder; nothing in flight is on an engine."""
+    records = list(book.requests.values())
+    kept = [record.kept for record in records if record.kept is not None]
+    (folder / _ROWS).write_text(json.dumps([_row(record) for record in records], indent=1) + "\n")
+    np.savez(
+        folder / _ARRAYS,
+        token_ids=np.concatenate([np.empty(0, np.int32), *(response.token_ids for response in kept)]),
+        logprobs=np.concatenate([np.empty(0, np.float32), *(response.logprobs for response in kept)]),
+    )
+
+
+def load_rollouts(folder: Path) -> RequestBook:
+    """Read what `save_rollouts` wrote; an empty book where it wrote nothing. The checkpoint is whole."""
+    book = RequestBook()
+    if not (folder / _ROWS).exists():
+        return book
+    with np.load(folder / _ARRAYS) as arrays:
+        token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
+    begin = 0
+    for row in json.loads(read_bytes(folder / _ROWS)):
+        end = begin + (row["kept"]["num_tokens"] if row["kept"] else 0)
+        record = _record(row, token_ids[begin:end], logprobs[begin:end])
+        book.requests[record.request] = record
+        begin = end
+    book.count_scored()
+    return book
+
+
+def _row(record: RequestRecord) -> dict[str, Any]:
+    kept = record.kept
+    return {
+        "request": record.request,
+        "engine": record.engine,
+        "launched_at_s": record.launched_at_s,
+        "placed_at_s": record.placed_at_s,
+        "finished_at_s": record.finished_at_s,
+        "scored_at_s": record.scored_at_s,
+        "race_rank": record.race_rank,
+        "came_back": record.response is not None,
+        "kept": kept
+        and {
+            "engine": kept.engine,
+            "num_tokens": kept.num_tokens,
+            "finish_reason": kept.finish_reason.value,
+            "spans": kept.spans,
+            "queue_time_s": kept.queue_time_s,
+            "generation_time_s": kept.generation_time_s,
+        },
+        "verdict": asdict(record.verdict) if record.verdict else None,
+    }
+
+
+def _record(row: dict[str, Any], token_ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any]) -> RequestRecord:
+    request = _request(row["request"])
+    kept = row["kept"] and Response(
+        request=request,
+        engine=EngineId(row["kept"]["engine"]),
+        finish_reason=FinishReason(row["kept"]["finish_reason"]),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        spans=tuple(VersionSpan(*span) for span in row["kept"]["spans"]),
+        queue_time_s=row["kept"]["queue_time_s"],
+        generation_time_s=row["kept"]["generation_time_s"],
+    )
+    return RequestRecord(
+        request=request,
+        engine=EngineId(row["engine"]),
+        launched_at_s=row["launched_at_s"],
+        placed_at_s=row["placed_at_s"],
+        begun=None if row["came_back"] else kept,
+        response=kept if row["came_back"] else None,
+        finished_at_s=row["finished_at_s"],
+        verdict=_verdict(row["verdict"]) if row["verdict"] else None,
+        scored_at_s=row["scored_at_s"],
+        race_rank=row["race_rank"],
+    )
+
+
+def _verdict(row: dict[str, Any]) -> Verdict:
+    case_runs = tuple(CaseRun(*run) for run in row["case_runs"])
+    return Verdict(**row | {"request": _request(row["request"]), "case_runs": case_runs})
+
+
+def _request(row: list[Any]) -> RequestId:
+    number, prompt, sample = row
+    return RequestId(number, PromptId(*prompt), sample)
