@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rollpacker.config.sections.losses import LOSSES
+
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
 
@@ -16,18 +18,25 @@ _NORMALISATIONS = {
 
 def loss_words(config: RunConfig) -> str:
     """How tokens are weighted, what corrects the engines' log-probabilities, and how sampling is tested."""
-    trainer = config.trainer
+    trainer, objective = config.trainer, config.objective
     high, low = f"{trainer.mismatch_high:g}", f"{trainer.mismatch_low:g}"
     corrections = {
         "none": "not corrected",
         "token_truncate": f"a token's loss is multiplied by trainer/engine probability, at most {high}",
         "token_mask": f"a token's loss is multiplied by trainer/engine probability, by 0 outside of {low} to {high}",
+        "sequence_truncate": f"a token's loss is multiplied by the product of its response's ratios, at most {high}",
         "sequence_mask": f"a token's loss is multiplied by its response's mean ratio, by 0 outside of {low} to {high}",
+        "k3_mask": f"responses whose engine is further than {trainer.mismatch_k3:g} nats per token from the trainer "
+        "are left out",
     }
+    mismatch = objective.mismatch or "none"
     source = "" if trainer.mismatch is not None else f", by default with engine={config.engine.name}"
+    loss = LOSSES.get(objective.loss or "")
     lines = [
         f"{_NORMALISATIONS[trainer.loss_normalisation]} (loss_normalisation={trainer.loss_normalisation})",
-        f"gap between trainer and engines: {corrections[config.mismatch]} (mismatch={config.mismatch}{source})",
+        f"{loss.words if loss else 'a function of your own'} (loss={objective.loss}"
+        + (")" if trainer.loss is not None else ", by default)"),
+        f"gap between trainer and engines: {corrections[mismatch]} (mismatch={mismatch}{source})",
     ]
     limits = [
         f"{what} beyond {z:g} standard deviations"

@@ -44,15 +44,19 @@ def defining_values(config: RunConfig) -> dict[str, Any]:
         del values[name]  # a dense model's have no part in it
     if config.trainer.lr_schedule == "constant":
         del values["run.num_steps"]
-    values["trainer.mismatch"] = config.mismatch
-    if config.mismatch == "none":
-        for name in ("trainer.mismatch", "trainer.mismatch_high", "trainer.mismatch_low"):
+    objective = config.objective
+    values |= {f"trainer.{key}": getattr(objective, key) for key in _RESOLVED}
+    if objective.mismatch == "none":
+        for name in [name for name in values if name.startswith("trainer.mismatch")]:
             del values[name]
     for name, default in _ADDED_LATER.items():
-        if values[name] == default:
+        if name in values and values[name] == default:
             del values[name]
     return values
 
+
+_RESOLVED = ("loss", "clip_ratio_low", "clip_ratio_high", "mismatch", "kl_estimator")
+"""Keys whose null stands for a value."""
 
 _OF_EXPERTS = tuple(
     f"shape.{key}"
@@ -89,6 +93,13 @@ _ADDED_LATER: Mapping[str, Any] = {
     "system.max_staleness": 0,
     "system.lookahead": 0.0,
     "system.staleness_order": "ready",
+    "trainer.loss": "ppo",
+    "trainer.dual_clip": None,
+    "trainer.topr_weights": [1.0, 1.0],
+    "trainer.entropy_coefficient": 0.0,
+    "trainer.kl_in": "loss",
+    "trainer.kl_estimator": "k3",
+    "trainer.mismatch_k3": 0.01,
 }
 """Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
 before."""

@@ -25,6 +25,7 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.evaluation import EvaluationSection
+from rollpacker.config.sections.losses import check_stale_tokens, resolved
 from rollpacker.config.sections.model import PolicySection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
 from rollpacker.config.sections.placement import PlacementSection
@@ -32,7 +33,7 @@ from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.config.sections.run import RunSection, TrackerSection
 from rollpacker.config.sections.system import SystemSection
-from rollpacker.config.sections.trainer import Mismatch, TrainerSection
+from rollpacker.config.sections.trainer import TrainerSection
 from rollpacker.config.sections.weight_sync import WeightSyncSection
 from rollpacker.core.quotas import scale_up
 
@@ -77,9 +78,14 @@ class RunConfig(Section):
         return max(self.rollout.max_response_tokens, *held_out, 0)
 
     @property
-    def mismatch(self) -> Mismatch:
-        """`trainer.mismatch`, or what the engines need."""
-        return self.trainer.mismatch or ("token_truncate" if self.engine.name == "vllm" else "none")
+    def objective(self) -> TrainerSection:
+        """The trainer with what the nulls of its loss stand for, which depends on engines and staleness."""
+        return resolved(self.trainer, engine_name=self.engine.name, max_staleness=self.system.max_staleness)
+
+    @model_validator(mode="after")
+    def _stale_tokens_are_corrected_once(self) -> Self:
+        check_stale_tokens(self.objective, self.system.max_staleness)
+        return self
 
     @model_validator(mode="after")
     def _responses_of_a_step_can_be_held(self) -> Self:
@@ -152,20 +158,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _streamed_step_equals_the_unstreamed_one(self) -> Self:
-        if not self.system.stream:
-            return self
-        needs_whole_batch = {
-            "num_minibatches": (self.trainer.num_minibatches > 1, "1"),
-            "loss_normalisation": (self.trainer.loss_normalisation == "token_mean", "token_bound"),
-        }
-        for key, (is_needed, other) in needs_whole_batch.items():
-            if is_needed:
-                raise ValueError(
-                    f"system.stream=true with trainer.{key}={getattr(self.trainer, key)}.\n"
-                    "A group that streams is trained before the last one is there, so its loss may depend on nothing "
-                    "but the group itself and what is known beforehand.\n"
-                    f"Set system.stream=false, or trainer.{key}={other}."
-                )
+        for key, other in self.trainer.needs_whole_batch.items() if self.system.stream else ():
+            raise ValueError(
+                f"system.stream=true with trainer.{key}={getattr(self.trainer, key)}.\n"
+                "A group that streams is trained before the last one is there, so its loss may depend on nothing "
+                "but the group itself and what is known beforehand.\n"
+                f"Set system.stream=false, or trainer.{key}={other}."
+            )
         return self
 
     @model_validator(mode="after")

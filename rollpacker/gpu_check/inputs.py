@@ -183,6 +183,7 @@ def shape_of(groups: Sequence[RolloutGroup], policy_version: int) -> BatchShape:
     return BatchShape(
         step=policy_version,
         policy_version=policy_version,
+        oldest_policy_version=policy_version,
         num_groups=len(groups),
         num_responses=sum(len(group.responses) for group in groups),
         max_response_tokens=max(

@@ -215,8 +215,8 @@ STEPS = TableSchema(
         ),
         _number(
             "surprisal",
-            "Mean of minus the engines' log-probability of the same tokens: as large as entropy, but for chance, where "
-            "they are drawn from the policy; null when modelled",
+            "Mean of minus the engines' log-probability of the tokens that policy_version sampled: as large as their "
+            "entropy, but for chance, where they are drawn from the policy; null when modelled",
             unit="nats",
             is_nullable=True,
         ),
@@ -229,19 +229,21 @@ STEPS = TableSchema(
         _number("kl_to_reference", "Mean KL per token, estimator k3; null without a reference", is_nullable=True),
         _number(
             "logprob_mismatch_max",
-            "Largest absolute difference per token between engine and trainer; null when modelled",
+            "Largest absolute difference per token that policy_version sampled between engine and trainer; null when "
+            "modelled",
             unit="nats",
             is_nullable=True,
         ),
         _number(
             "logprob_mismatch_mean",
-            "Mean absolute difference per token between engine and trainer; null when modelled",
+            "Mean absolute difference per token that policy_version sampled between engine and trainer; null when "
+            "modelled",
             unit="nats",
             is_nullable=True,
         ),
         _number(
             "mismatch_kl",
-            "KL of engine and trainer per token, estimator k3; null when modelled",
+            "KL of what sampled a token and trainer, estimator k3, mean over stale tokens too; null when modelled",
             unit="nats",
             is_nullable=True,
         ),
@@ -254,6 +256,12 @@ STEPS = TableSchema(
         _number(
             "mismatch_bounded_share",
             "Share of tokens that trainer.mismatch truncates or masks, 0 to 1; null without it",
+            is_nullable=True,
+        ),
+        _number(
+            "effective_sample_share",
+            "Share of the tokens that is left of them as a sample of the policy, (sum w)^2 / (n sum w^2) of their "
+            "ratios of trainer's and engine's probability: 1 where the two agree; null when modelled",
             is_nullable=True,
         ),
         _MODELLED,

@@ -41,7 +41,9 @@ class BatchShape:
     step: int
     """The pipeline step; learning-rate schedules advance with it."""
     policy_version: int
-    """Every token of the batch must carry it."""
+    """That of the trainer. Every token of the batch carries it, or one back to `oldest_policy_version`."""
+    oldest_policy_version: int
+    """The same as `policy_version` unless stale tokens are trained (`system.max_staleness`)."""
     num_groups: int
     num_responses: int
     """Of the whole batch."""
@@ -66,15 +68,17 @@ class UpdateMetrics:
     entropy: float | None
     """Mean per trained token of the policy's distribution, nats."""
     surprisal: float | None
-    """Mean of minus the engine's log-probability of the same tokens, nats; as large if the policy drew them."""
+    """Mean of minus the engine's log-probability of the tokens that the trainer's own version sampled, nats; as large
+    as their entropy if the policy drew them. None where all tokens are stale, as the next three."""
     surprisal_z: float | None
     """Their difference in standard deviations of chance; exact where nothing selected the responses
     (`rollpacker.trainers.surprisal`)."""
     logprob_mismatch_max: float | None
-    """Largest absolute difference per token between the engine's log-probability and the trainer's forward pass."""
+    """Largest absolute difference per token between the engine's log-probability and the trainer's forward pass, of the
+    same tokens: a wrong weight synchronisation cannot hide behind the age of others."""
     logprob_mismatch_mean: float | None
     mismatch_kl: float | None
-    """Mean per token of KL(engine || trainer), estimator k3, nats."""
+    """Mean per token, stale ones too, of KL(what sampled it || trainer), estimator k3, nats."""
     mismatch_weight_mean: float | None
     """Of what multiplies the policy loss of a token; None without `trainer.mismatch`, as the next two."""
     mismatch_weight_max: float | None
@@ -84,6 +88,9 @@ class UpdateMetrics:
     """Response tokens in the batch."""
     gpu_memory_peak_gb: float | None = None
     """Most that a rank held of its GPU since the step before, 1e9 bytes; None without a GPU."""
+    effective_sample_share: float | None = None
+    """(SUM w)^2 / (n SUM w^2) over the n trained tokens, w being the ratio of a token's probabilities, trainer to
+    engine, before any bound: what is left of the batch as a sample of the policy. 1 where the two agree."""
 
 
 class Trainer(Protocol):
@@ -103,7 +110,7 @@ class Trainer(Protocol):
             gpus: Only the replicas on these work, because the others still generate; None: all replicas.
 
         Raises:
-            ForeignVersion: A token is of another policy version than the step's.
+            ForeignVersion: A token is of another policy version than the step trains.
         """
 
     async def finish_step(self) -> UpdateMetrics:

@@ -1,7 +1,7 @@
 """Lets into a step only what belongs to its batch.
 
 Invariant: `admit` either takes all groups of a call or raises and changes nothing. What was admitted is of the
-announced policy version token by token, no prompt is in it twice, and it never exceeds the announced shape.
+announced policy versions token by token, no prompt is in it twice, and it never exceeds the announced shape.
 """
 
 from __future__ import annotations
@@ -87,11 +87,13 @@ class Admission:
             self._check_response(response)
 
     def _check_response(self, response: Response) -> None:
-        foreign = {span.policy_version for span in response.spans} - {self.shape.policy_version}
+        oldest, newest = self.shape.oldest_policy_version, self.shape.policy_version
+        foreign = {span.policy_version for span in response.spans} - set(range(oldest, newest + 1))
         if foreign:
+            legal = f"version {newest} only" if oldest == newest else f"versions {oldest} to {newest}"
             raise ForeignVersion(
                 f"Response {response.request} holds tokens of policy version {', '.join(map(str, sorted(foreign)))}",
-                f"Step {self.shape.step} trains tokens of version {self.shape.policy_version} only",
+                f"Step {self.shape.step} trains tokens of {legal}",
                 _REPORT,
             )
         if response.finish_reason is FinishReason.ABORTED:

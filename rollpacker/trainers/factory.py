@@ -23,10 +23,9 @@ def make_trainer(config: RunConfig, rank: TrainerRank | None = None) -> TensorTr
     """
     from rollpacker.trainers.grpo import GrpoTrainer
 
-    resolved = {"mismatch": config.mismatch, "context_parallel_above": whole_up_to(config)}
     return GrpoTrainer(
         _make_policy(config, rank),
-        config.trainer.model_copy(update=resolved),
+        config.objective.model_copy(update={"context_parallel_above": whole_up_to(config)}),
         num_steps=config.run.num_steps,
         replica_gpus=() if rank is None else rank.replica_gpus,
     )

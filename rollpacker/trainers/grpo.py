@@ -1,7 +1,7 @@
 """The steps of a GRPO trainer over any policy: one process, FSDP2 or Megatron-core.
 
 Invariant: the weights after a step are a function of the weights before it, the groups and their order. Each group is
-trained once, on tokens of the policy version that the step announced; anything else raises before it changes anything.
+trained once, on tokens of the policy versions that the step announced; anything else raises before it changes anything.
 
 How `accumulate` treats its groups follows from the objective (`objective.py`):
 
@@ -13,6 +13,7 @@ How `accumulate` treats its groups follows from the objective (`objective.py`):
 * `num_minibatches > 1` waits as well, because every proximal log-probability must come from the policy before the first
   update: `accumulate` computes them at once (forward only), `finish_step` cuts the batch into minibatches of whole
   groups in the order in which they came and makes one update for each, normalised over its own minibatch.
+* An advantage of the whole batch waits likewise: `finish_step` computes it from all rewards.
 
 The reference's log-probabilities come from a pass of their own, before the one with gradients: the stages of a pipeline
 cannot alternate between two models.
@@ -83,6 +84,8 @@ class _Step:
     """Of what this rank has to count."""
     held: list[list[Sample]] = field(default_factory=list)
     """Groups that wait for `finish_step`, in the order in which they came."""
+    rewards: list[Sequence[float]] = field(default_factory=list)
+    """Of the same groups."""
 
 
 class GrpoTrainer:
@@ -225,13 +228,15 @@ class GrpoTrainer:
         step = self._open_step()
         replicas = self._replicas_on(gpus)
         step.admission.admit(groups)
-        samples = [self._objective.samples_of(group) for group in groups]
+        version = step.admission.shape.policy_version
+        samples = [self._objective.samples_of(group, version) for group in groups]
         if self._objective.streams:
             self._train(step, [sample for group in samples for sample in group], replicas)
             return
         if self._section.num_minibatches > 1:
             samples = self._with_proximal(step, samples, replicas)
         step.held.extend(samples)
+        step.rewards.extend(group.rewards for group in groups)
 
     def _finish_step(self) -> UpdateMetrics:
         step = self._open_step()
@@ -241,6 +246,7 @@ class GrpoTrainer:
         if self._objective.streams:
             grad_norms.append(self._update(step, rate))
         else:
+            step.held = self._objective.with_batch_advantages(step.held, step.rewards)
             for minibatch in step.shares.minibatches(step.held):
                 samples = [sample for group in minibatch for sample in group]
                 self._train(step, samples, self._replicas_on(None))
@@ -256,6 +262,8 @@ class GrpoTrainer:
         self._policy_version += 1
         self._step = None
         num_tokens, has_correction = round(sums.num_tokens), self._objective.has_correction
+        num_current = round(sums.num_current)
+        gap = sums.surprisal - sums.current_entropy
         return UpdateMetrics(
             policy_version=self._policy_version,
             loss=sums.loss / len(grad_norms),
@@ -264,16 +272,17 @@ class GrpoTrainer:
             clip_fraction=sums.num_clipped / num_tokens,
             kl_to_reference=sums.kl / num_tokens if self._objective.has_reference else None,
             entropy=sums.entropy / num_tokens,
-            surprisal=sums.surprisal / num_tokens,
-            surprisal_z=surprisal_z(sums.surprisal - sums.entropy, sums.surprisal_squares, sums.surprisal_variance),
-            logprob_mismatch_max=sums.mismatch_max,
-            logprob_mismatch_mean=sums.mismatch / num_tokens,
+            surprisal=sums.surprisal / num_current if num_current else None,
+            surprisal_z=(surprisal_z(gap, sums.surprisal_squares, sums.surprisal_variance) if num_current else None),
+            logprob_mismatch_max=sums.mismatch_max if num_current else None,
+            logprob_mismatch_mean=sums.mismatch / num_current if num_current else None,
             mismatch_kl=sums.mismatch_kl / num_tokens,
             mismatch_weight_mean=sums.correction / num_tokens if has_correction else None,
             mismatch_weight_max=sums.correction_max if has_correction else None,
             mismatch_bounded_share=sums.num_bounded / num_tokens if has_correction else None,
             num_tokens=num_tokens,
             gpu_memory_peak_gb=peak_gb or None,
+            effective_sample_share=sums.ratio**2 / (num_tokens * sums.ratio_squares),
         )
 
     def _open_step(self) -> _Step:

@@ -22,6 +22,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from rollpacker.protocols.rollout import Logprobs, TokenIds
@@ -44,6 +45,8 @@ class Sample:
     advantage: float
     proximal_logprobs_R: Tensor | None = None
     """None while the current policy is the proximal one."""
+    is_stale_R: npt.NDArray[np.bool_] | None = None
+    """Which tokens an older policy version sampled; None where none is."""
     is_masked: bool = False
     """Left out of the loss; it passes forward only."""
     is_whole: bool = False
@@ -75,6 +78,8 @@ class MicroBatch:
     proximal_N: Tensor | None
     is_whole: bool
     """As of all its samples."""
+    is_stale_N: Tensor | None = None
+    """Which tokens an older policy version sampled; None where none is."""
     reference_N: Tensor | None = None
     """Log-probabilities under the frozen reference; None where no KL penalty is asked for."""
 
@@ -159,4 +164,15 @@ def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.dev
         ).to(device),
         proximal_N=torch.cat(proximal) if proximal else None,
         is_whole=chosen[0].is_whole,
+        is_stale_N=_stale(chosen, device),
     )
+
+
+def _stale(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
+    if all(sample.is_stale_R is None for sample in samples):
+        return None
+    of_samples = (
+        np.zeros(len(sample.response_token_ids), dtype=np.bool_) if sample.is_stale_R is None else sample.is_stale_R
+        for sample in samples
+    )
+    return torch.from_numpy(np.concatenate(list(of_samples))).to(device)

@@ -2,32 +2,37 @@
 
 A group whose rewards are all equal has advantage 0 and hence no policy gradient. It passes forward only, which saves
 two thirds of its work and keeps the metrics over the whole batch; the constants of the normalisation count it. With a
-KL penalty it has a gradient and is trained like any other. With `mask_truncated` a truncated response passes forward
-only, too, whatever its group's rewards are: over-long filtering.
+KL penalty or an entropy bonus it has a gradient and is trained like any other. With `mask_truncated` a truncated
+response passes forward only, too, whatever its group's rewards are: over-long filtering.
 
 Source: GRPO (arXiv 2402.03300), clip bounds and over-long filtering of DAPO (arXiv 2503.14476).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from rollpacker.config.sections.losses import BATCH_ADVANTAGES, resolved
 from rollpacker.protocols.rollout import FinishReason
-from rollpacker.trainers.advantages import group_advantages
-from rollpacker.trainers.losses import clipped_policy_loss, kl_k3, mismatch_weights, token_weight
+from rollpacker.trainers.advantages import batch_advantages, group_advantages
+from rollpacker.trainers.losses import kl_estimate, kl_k3, mismatch_weights, ratios, sums_to_come, token_weight
 from rollpacker.trainers.microbatches import Sample
+from rollpacker.trainers.policy_losses import Tokens, make_policy_loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from rollpacker.config.sections.trainer import TrainerSection
-    from rollpacker.protocols.rollout import RolloutGroup
+    from rollpacker.protocols.rollout import Response, RolloutGroup
     from rollpacker.protocols.trainer import BatchShape
     from rollpacker.trainers.microbatches import MicroBatch
     from rollpacker.trainers.policy import Scores
@@ -39,6 +44,9 @@ class Sums:
 
     num_tokens: float = 0.0
     entropy: float = 0.0
+    num_current: float = 0.0
+    """Tokens that the trainer's own policy version sampled; the next six are sums over these alone."""
+    current_entropy: float = 0.0
     surprisal: float = 0.0
     surprisal_squares: float = 0.0
     """[M] of `surprisal.py`, and below <M>."""
@@ -46,6 +54,9 @@ class Sums:
     mismatch: float = 0.0
     mismatch_max: float = 0.0
     mismatch_kl: float = 0.0
+    ratio: float = 0.0
+    """Of the trainer's to the engine's probability, as the next."""
+    ratio_squares: float = 0.0
     correction: float = 0.0
     """Of the weights of `mismatch_weights`, as the next two."""
     correction_max: float = 0.0
@@ -57,21 +68,34 @@ class Sums:
     def observe(self, microbatch: MicroBatch, scores: Scores, correction: tuple[Tensor, Tensor] | None) -> None:
         """Add a micro-batch; `correction` is what `mismatch_weights` gave."""
         logprobs_N, behaviour_N = scores.logprobs_N.detach().double(), microbatch.behaviour_N.double()
+        entropies_N = scores.entropies_N.detach()
+        ratio_N = ratios(logprobs_N, behaviour_N)
         mismatch_N = (logprobs_N - behaviour_N).abs()
-        sums = {
-            "entropy": scores.entropies_N.double(),
+        of_current = {
+            "current_entropy": entropies_N.double(),
             "surprisal": -behaviour_N,
-            "surprisal_squares": (behaviour_N + scores.entropies_N).square(),
+            "surprisal_squares": (behaviour_N + entropies_N).square(),
             "surprisal_variance": scores.variances_N.double(),
             "mismatch": mismatch_N,
-            "mismatch_kl": kl_k3(behaviour_N, logprobs_N),
+            "mismatch_max": mismatch_N,
         }
-        largest = {"mismatch_max": mismatch_N}
+        num_stale = 0
+        if microbatch.is_stale_N is not None:
+            num_stale = int(microbatch.is_stale_N.sum())
+            of_current = {name: each_N.masked_fill(microbatch.is_stale_N, 0) for name, each_N in of_current.items()}
+        largest = {"mismatch_max": of_current.pop("mismatch_max")}
+        sums = of_current | {
+            "entropy": entropies_N.double(),
+            "mismatch_kl": kl_k3(behaviour_N, logprobs_N),
+            "ratio": ratio_N,
+            "ratio_squares": ratio_N.square(),
+        }
         if correction is not None:
             weights_N, is_bounded_N = correction
             sums |= {"correction": weights_N.double(), "num_bounded": is_bounded_N.double()}
             largest["correction_max"] = sums["correction"]
         self.num_tokens += len(logprobs_N)
+        self.num_current += len(logprobs_N) - num_stale
         # One number after the other would wait for an accelerator each time.
         found = torch.stack([each_N.sum() for each_N in sums.values()] + [each_N.max() for each_N in largest.values()])
         for name, value in zip([*sums, *largest], found.tolist(), strict=True):
@@ -98,13 +122,15 @@ class Objective:
     """The loss that a trainer section configures."""
 
     def __init__(self, section: TrainerSection) -> None:
-        self._section = section
-        self.streams = section.num_minibatches == 1 and section.loss_normalisation != "token_mean"
+        self._section = section = resolved(section)
+        self._policy_loss = make_policy_loss(section)
+        self.streams = not section.needs_whole_batch
         """Whether groups are trained as they come; else they wait for `finish_step`."""
         self.has_reference = section.kl_coefficient > 0
-        self.has_correction = section.mismatch not in {None, "none"}
+        self.has_correction = section.mismatch != "none"
 
-    def samples_of(self, group: RolloutGroup) -> list[Sample]:
+    def samples_of(self, group: RolloutGroup, policy_version: int) -> list[Sample]:
+        """Return a group's samples for the trainer of a policy version."""
         advantages_R = group_advantages(group.rewards, self._section.advantage)
         return [
             Sample(
@@ -112,13 +138,28 @@ class Objective:
                 response_token_ids=response.token_ids,
                 behaviour_logprobs=response.logprobs,
                 advantage=float(advantage),
+                is_stale_R=_stale(response, policy_version),
                 is_masked=self._section.mask_truncated and response.finish_reason is FinishReason.LENGTH,
             )
             for response, advantage in zip(group.responses, advantages_R, strict=True)
         ]
 
+    def with_batch_advantages(
+        self, groups: Sequence[list[Sample]], rewards: Sequence[Sequence[float]]
+    ) -> list[list[Sample]]:
+        """Return the groups of a whole batch, with advantages that depend on all their rewards where it has such."""
+        if self._section.advantage not in BATCH_ADVANTAGES:
+            return list(groups)
+        num_tokens = [[len(sample.response_token_ids) for sample in group] for group in groups]
+        advantages = batch_advantages(rewards, num_tokens, self._section.advantage)
+        return [
+            [dataclasses.replace(sample, advantage=float(one)) for sample, one in zip(group, of_group, strict=True)]
+            for group, of_group in zip(groups, advantages, strict=True)
+        ]
+
     def has_gradient(self, sample: Sample) -> bool:
-        return not sample.is_masked and (sample.advantage != 0 or self.has_reference)
+        has_more = self.has_reference or self._section.entropy_coefficient > 0
+        return not sample.is_masked and (sample.advantage != 0 or has_more)
 
     def divisors(self, shape: BatchShape, samples: Sequence[Sample]) -> Divisors:
         """Return those of an update on some samples, which are all of it unless it streams."""
@@ -149,6 +190,7 @@ class Objective:
             microbatch.num_tokens_B,
             low=section.mismatch_low,
             high=section.mismatch_high,
+            most_k3=section.mismatch_k3,
         )
 
     def loss(self, sums: Sums, divisors: Divisors, microbatch: MicroBatch, scores: Scores) -> Tensor:
@@ -163,16 +205,31 @@ class Objective:
         else:
             proximal_N = microbatch.proximal_N
             correction = self._correction(microbatch, proximal_N)
-        loss_N, is_clipped_N = clipped_policy_loss(
-            current_N, proximal_N, microbatch.advantages_N, self._section.clip_ratio_low, self._section.clip_ratio_high
+        advantages_N, reference_N = microbatch.advantages_N, microbatch.reference_N
+        section = self._section
+        if reference_N is not None and section.kl_in == "reward":
+            divergence_N = kl_estimate("k1", proximal_N, reference_N)
+            advantages_N = advantages_N - section.kl_coefficient * sums_to_come(divergence_N, microbatch.num_tokens_B)
+        loss_N, is_clipped_N = self._policy_loss(
+            Tokens(
+                current_N=current_N,
+                proximal_N=proximal_N,
+                behaviour_N=microbatch.behaviour_N,
+                advantages_N=advantages_N,
+                num_tokens_B=microbatch.num_tokens_B,
+            )
         )
         sums.num_clipped += int(is_clipped_N.sum())
         if correction is not None:
             loss_N = loss_N * correction[0]
-        if microbatch.reference_N is not None:
-            kl_N = kl_k3(current_N, microbatch.reference_N)
-            sums.kl += float(kl_N.detach().double().sum())
-            loss_N = loss_N + self._section.kl_coefficient * kl_N
+        if reference_N is not None:
+            sums.kl += float(kl_k3(current_N.detach(), reference_N).double().sum())
+            if section.kl_in == "loss":
+                assert section.kl_estimator is not None, "a section is resolved"
+                kl_N = kl_estimate(section.kl_estimator, current_N, reference_N)
+                loss_N = loss_N + section.kl_coefficient * kl_N
+        if section.entropy_coefficient:
+            loss_N = loss_N - section.entropy_coefficient * scores.entropies_N
         weights_B = [
             token_weight(
                 self._section.loss_normalisation,
@@ -187,3 +244,10 @@ class Objective:
             torch.tensor(microbatch.num_tokens_B, device=loss_N.device)
         )
         return (weights_N * loss_N).sum()
+
+
+def _stale(response: Response, policy_version: int) -> npt.NDArray[np.bool_] | None:
+    if all(span.policy_version == policy_version for span in response.spans):
+        return None
+    is_stale = [span.policy_version != policy_version for span in response.spans]
+    return np.repeat(np.array(is_stale), [span.num_tokens for span in response.spans])

@@ -34,7 +34,7 @@ class Scores:
     logprobs_N: Tensor
     """Of the tokens under the softmax of logits / temperature, float32."""
     entropies_N: Tensor
-    """Of the positions' distributions, nats, without gradient."""
+    """Of the positions' distributions, nats; with gradient where `trainer.entropy_coefficient` asks for it."""
     variances_N: Tensor
     """Of the log-probability of a token that is drawn from them, nats squared, without gradient."""
 

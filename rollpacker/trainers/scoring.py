@@ -11,6 +11,8 @@ the rows one after the other, C tokens of a chunk.
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,17 +23,27 @@ from rollpacker.trainers.losses import score_tokens
 from rollpacker.trainers.policy import Scores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
     from rollpacker.trainers.microbatches import MicroBatch
 
+_Score = Callable[["Tensor", "Tensor"], "tuple[Tensor, ...]"]
+"""`score_tokens` of logits and token ids."""
+
 _CHANGES_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """What configurations call a change of the logits after the output layer (Gemma, Cohere, Granite, Falcon-H1)."""
 
 
-def score_microbatch(model: Any, microbatch: MicroBatch, temperature: float, chunk_tokens: int | None = None) -> Scores:
+def score_microbatch(
+    model: Any,
+    microbatch: MicroBatch,
+    temperature: float,
+    chunk_tokens: int | None = None,
+    *,
+    has_entropy_gradient: bool = False,
+) -> Scores:
     """Return log-probabilities of the response tokens, and entropies and variances of their positions.
 
     `chunk_tokens` is C; None scores whole, as models that change their logits after the output layer are scored anyway.
@@ -39,9 +51,10 @@ def score_microbatch(model: Any, microbatch: MicroBatch, temperature: float, chu
     Raises:
         ModelError: The model changes them, and its configuration does not tell.
     """
+    score = functools.partial(score_tokens, temperature=temperature, has_entropy_gradient=has_entropy_gradient)
     if chunk_tokens is None or _changes_logits(model):
-        return _score_whole(model, microbatch, temperature)
-    with _scoring_output(model, microbatch, temperature, chunk_tokens) as made:
+        return _score_whole(model, microbatch, score)
+    with _scoring_output(model, microbatch, score, chunk_tokens) as made:
         output = _forward(model, microbatch)
     (scores_N3,) = made
     if output.logits.data_ptr() != scores_N3.data_ptr():
@@ -60,8 +73,8 @@ def score_in_chunks(
     """Return what `scores_of_chunks` takes, [N, 3]; a chunk's backward pass calls `score` once more.
 
     Args:
-        score: Log-probabilities with gradient, entropies and variances without, [C] each, of C hidden states and
-            tokens.
+        score: Log-probabilities with gradient, entropies with or without, variances without, [C] each, of C hidden
+            states and tokens.
         hidden_NH: What the output layer takes, of any shape between N and H.
         ids_N: The tokens.
         chunk_tokens: C.
@@ -82,13 +95,13 @@ def score_in_chunks(
 def scores_of_chunks(scores_N3: Tensor) -> Scores:
     """Take the result of `score_in_chunks` apart."""
     logprobs_N, entropies_N, variances_N = scores_N3.unbind(-1)
-    return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N.detach(), variances_N=variances_N.detach())
+    return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N, variances_N=variances_N.detach())
 
 
-def _score_whole(model: Any, microbatch: MicroBatch, temperature: float) -> Scores:
+def _score_whole(model: Any, microbatch: MicroBatch, score: _Score) -> Scores:
     # The few architectures that ignore logits_to_keep return all T positions.
     logits_BKV = _forward(model, microbatch).logits[:, -microbatch.num_scored :]
-    scores = score_tokens(logits_BKV, microbatch.target_ids_BK, temperature)
+    scores = score(logits_BKV, microbatch.target_ids_BK)
     logprobs_N, entropies_N, variances_N = (each_BK[microbatch.is_response_BK] for each_BK in scores)
     return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N, variances_N=variances_N)
 
@@ -103,9 +116,7 @@ def _changes_logits(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _scoring_output(
-    model: Any, microbatch: MicroBatch, temperature: float, chunk_tokens: int
-) -> Iterator[list[Tensor]]:
+def _scoring_output(model: Any, microbatch: MicroBatch, score: _Score, chunk_tokens: int) -> Iterator[list[Tensor]]:
     """Let the output layer give scores, [N, 3], in place of logits; yields a list that takes them.
 
     Within the model's own forward pass, because FSDP2 gathers the layer's weights there, and again for the backward
@@ -116,7 +127,7 @@ def _scoring_output(
     made: list[Tensor] = []
 
     def of_chunk(hidden_CH: Tensor, ids_C: Tensor) -> tuple[Tensor, ...]:
-        return score_tokens(project(hidden_CH), ids_C, temperature)
+        return score(project(hidden_CH), ids_C)
 
     def of_all(hidden_BTH: Tensor) -> Tensor:
         is_response_BK = microbatch.is_response_BK

@@ -171,7 +171,13 @@ class TorchPolicy:
 
     def _score(self, model: torch.nn.Module | None, microbatch: MicroBatch) -> Scores:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype is torch.bfloat16):
-            return score_microbatch(model, microbatch, self._temperature, self._section.logits_chunk_tokens)
+            return score_microbatch(
+                model,
+                microbatch,
+                self._temperature,
+                self._section.logits_chunk_tokens,
+                has_entropy_gradient=self._section.entropy_coefficient > 0,
+            )
 
     def _read_policy(self, folder: Path) -> dict[str, Tensor]:
         try:

@@ -58,4 +58,4 @@ def test_a_test_that_is_turned_off_is_not_promised():
 )
 def test_the_papers_setups_name_their_objective_and_recipes_take_the_defaults(words, normalisation, mismatch):
     config = compose([*REAL, *words])
-    assert (config.trainer.loss_normalisation, config.mismatch) == (normalisation, mismatch)
+    assert (config.trainer.loss_normalisation, config.objective.mismatch) == (normalisation, mismatch)

@@ -130,7 +130,14 @@ def make_trainer() -> ModelledTrainer:
 
 
 def shape(version: int = 0) -> BatchShape:
-    return BatchShape(step=0, policy_version=version, num_groups=1, num_responses=2, max_response_tokens=LENGTH)
+    return BatchShape(
+        step=0,
+        policy_version=version,
+        oldest_policy_version=version,
+        num_groups=1,
+        num_responses=2,
+        max_response_tokens=LENGTH,
+    )
 
 
 async def group(version: int = 0) -> RolloutGroup:

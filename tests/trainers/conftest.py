@@ -160,6 +160,7 @@ class Bench:
         return BatchShape(
             step=step,
             policy_version=version,
+            oldest_policy_version=version,
             num_groups=len(groups),
             num_responses=sum(len(group.responses) for group in groups),
             max_response_tokens=MAX_RESPONSE_TOKENS,

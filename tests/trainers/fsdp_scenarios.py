@@ -108,6 +108,7 @@ def shape_of(groups: Sequence[RolloutGroup], number: int) -> BatchShape:
     return BatchShape(
         step=number,
         policy_version=number,
+        oldest_policy_version=number,
         num_groups=len(groups),
         num_responses=sum(len(group.responses) for group in groups),
         max_response_tokens=16,

@@ -154,6 +154,7 @@ def _shape(groups: Sequence[RolloutGroup], version: int) -> BatchShape:
     return BatchShape(
         step=version,
         policy_version=version,
+        oldest_policy_version=version,
         num_groups=len(groups),
         num_responses=sum(len(group.responses) for group in groups),
         max_response_tokens=16,

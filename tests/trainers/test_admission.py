@@ -46,7 +46,12 @@ def group(key: str = "p", responses: Sequence[Response] | None = None, **changes
 def admission(num_groups: int = 3) -> Admission:
     return Admission(
         BatchShape(
-            step=7, policy_version=7, num_groups=num_groups, num_responses=2 * num_groups, max_response_tokens=10
+            step=7,
+            policy_version=7,
+            oldest_policy_version=7,
+            num_groups=num_groups,
+            num_responses=2 * num_groups,
+            max_response_tokens=10,
         )
     )
 

@@ -144,5 +144,5 @@ def test_a_shard_makes_no_more_than_a_chunk_of_logits(bench, tmp_path):
 
 def _work_of(trainer: Any, batch: Any) -> tuple[Any, Any]:
     """Micro-batches and a loss, on this thread: the trainer has one of its own, where nobody watches."""
-    samples = [sample for group in batch for sample in trainer._objective.samples_of(group)]
+    samples = [sample for group in batch for sample in trainer._objective.samples_of(group, trainer.policy_version)]
     return pack(samples, 512, torch.device("cpu")), lambda _, scores: scores.logprobs_N.sum()

@@ -11,15 +11,20 @@ from rollpacker.config.sections.base import (
     REAL_RUN,
     Count,
     Flag,
+    Kind,
     Number,
     OnlyWith,
     Positive,
     Section,
     WorkerCount,
 )
+from rollpacker.config.sections.losses import BATCH_ADVANTAGES, LOSSES, STREAMED_ADVANTAGES, named
 from rollpacker.config.sections.resources import ActorResources
 
-Mismatch = Literal["none", "token_truncate", "token_mask", "sequence_mask"]
+Mismatch = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "k3_mask"]
+
+_ADVANTAGES = (*STREAMED_ADVANTAGES, *BATCH_ADVANTAGES)
+_OR_OWN = "or a function as FILE.py:NAME or MODULE:NAME"
 
 
 class TrainerSection(Section):
@@ -44,29 +49,65 @@ class TrainerSection(Section):
     """Decoupled, as in AdamW."""
     max_grad_norm: Positive = 1.0
     """A larger gradient is scaled down to it."""
-    clip_ratio_low: Positive = Field(0.2, lt=1)
-    """The probability ratio is clipped below 1 minus this."""
-    clip_ratio_high: Positive = 0.28
-    """The probability ratio is clipped above 1 plus this."""
+    loss: Annotated[str | None, Kind(f"one of {', '.join(LOSSES)}, {_OR_OWN}")] = None
+    """The policy loss. `ppo` clips the ratio to the policy before the step's first update, `ppo_behaviour` that to the
+    policy which sampled the token; `reinforce` has no ratio. Three are REINFORCE with a constant weight: `tis` the
+    ratio to the policy that sampled the token, truncated; `cispo` the same, clipped on both sides; `topr` the truncated
+    one where the advantage is negative, and 1 elsewhere. `gspo` clips the geometric mean of a response's ratios; as
+    published with loss_normalisation=sequence. Its bounds are narrower than what engines in bfloat16 may be off: raise
+    them if `clip_fraction` of fresh tokens is large. null is ppo, and ppo_behaviour with `system.max_staleness`, where
+    ppo and reinforce need a `mismatch`: ppo with token_truncate is decoupled PPO. A function of your own takes any of
+    current, proximal, behaviour (log-probabilities), advantages (tensors, a number per token) and num_tokens (of each
+    response), by name, and returns the loss of each token, and perhaps where it was clipped, true or false."""
+    clip_ratio_low: Number | None = Field(None, ge=0, le=1)
+    """The probability ratio, or the weight, is clipped below 1 minus this; 1 is no bound. null is what its authors use
+    with a `loss`: 0.2, of tis, cispo and topr 1, of gspo 0.0003."""
+    clip_ratio_high: Number | None = Field(None, ge=0)
+    """The same above 1 plus this. null is 0.28, of tis and topr 0, of gspo 0.0004."""
+    dual_clip: Number | None = Field(None, gt=1)
+    """With loss=ppo and ppo_behaviour: where the advantage is negative, the ratio counts at most so much (3 is usual),
+    and a token beyond has no gradient. null: no such bound."""
+    topr_weights: Annotated[tuple[Number, Number], OnlyWith("trainer.loss", "topr")] = (1.0, 1.0)
+    """Factors of tokens with a positive and with a negative advantage."""
+    entropy_coefficient: Number = Field(0.0, ge=0)
+    """Weight of an entropy bonus: the mean entropy of the policy's distributions is taken off the loss. 0 computes no
+    gradient of it."""
     kl_coefficient: Number = Field(0.0, ge=0)
     """Weight of the KL penalty to the initial policy; 0 loads no reference."""
-    advantage: Literal["group_std", "group_mean"] = "group_std"
-    """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the penalty is a term of the loss, or a token's reward: then what its response costs from that token on
+    is taken off its advantage, which in the mean is the gradient of the whole response's divergence."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """Of the divergence per token, with d the difference of its log-probabilities, policy less reference: k1 is d, k2
+    is d^2 / 2, k3 is exp(-d) - 1 + d. In the loss it is its gradient that counts. Over tokens that the current policy
+    drew, that of k2 is in the mean that of KL(policy || reference); that of k3 is that of KL(reference || policy); that
+    of k1 is 0, so it restrains nothing. null is k3 in the loss, and k1, which has no bias, in the reward."""
+    advantage: Annotated[str, Kind(f"one of {', '.join(_ADVANTAGES)}, {_OR_OWN}")] = "group_std"
+    """Of a response's reward r in its group: `group_mean` is r less the group's mean (Dr. GRPO), `group_std` that
+    divided by the group's standard deviation (GRPO), `rloo` is r less the mean of the others; `batch_std` is group_mean
+    divided by the standard deviation of the batch's rewards (Lite PPO), `reinforce_pp` is r, and
+    `reinforce_pp_baseline` group_mean, whitened over the batch's tokens (REINFORCE++); these three cannot stream. A
+    function of your own takes a group's rewards, a list, and returns as many advantages."""
     loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "token_bound"
     """What a token's loss is divided by: its response's length and the number of responses, so that a token of a long
     response counts less; the number of responses times `max_response_tokens`; or the batch's tokens, which is known
     only after the last response, so that `token_mean` cannot stream."""
     mismatch: Mismatch | None = None
     """Correction of the gap between the log-probabilities of engines and trainer, which compute the same policy in
-    different ways: a token's policy loss is multiplied by the ratio of its probabilities, trainer to engine, at most
-    `mismatch_high`; or by 0 where that is outside of the bounds; or by the geometric mean of its response's ratios, and
-    by 0 where that is. null is token_truncate with engine=vllm, and none with engine=torch."""
+    different ways, and of the age of stale tokens: a token's policy loss is multiplied by the ratio of its
+    probabilities, trainer to engine, at most `mismatch_high` (token_truncate); or by 0 where that is outside of the
+    bounds (token_mask); by the product of its response's ratios, at most `mismatch_high` (sequence_truncate: long
+    responses have large ones); by their geometric mean, and by 0 where that is outside of the bounds (sequence_mask);
+    or by 0 where their divergence is above `mismatch_k3` (k3_mask). null is none with engine=torch and with a loss that
+    reads the engine's probabilities itself, and otherwise token_truncate."""
     mismatch_high: Number = Field(2.0, ge=1)
     """Upper bound of the ratio."""
     mismatch_low: Annotated[Number, OnlyWith("trainer.mismatch", "token_mask", "sequence_mask")] = Field(
         0.5, ge=0, le=1
     )
     """Lower bound of the ratio."""
+    mismatch_k3: Annotated[Positive, OnlyWith("trainer.mismatch", "k3_mask")] = 0.01
+    """Most divergence of a response, the mean of ratio - 1 - log ratio over its tokens, nats."""
     surprisal_warn_z: Annotated[Positive | None, REAL_RUN, NOT_IN_FINGERPRINT] = 6.0
     """Warn where the tokens of a step are not drawn from the policy: the mean of minus their log-probabilities differs
     from the mean entropy of their distributions by so many standard deviations, and by more than 0.02 nats. Steps are
@@ -120,6 +161,42 @@ class TrainerSection(Section):
                 "Set trainer.context_parallel to their number, or trainer.context_parallel_above=0."
             )
         return self
+
+    @model_validator(mode="after")
+    def _objective_is_legal(self) -> Self:
+        if self.loss is not None:
+            named("trainer.loss", self.loss, LOSSES)
+        named("trainer.advantage", self.advantage, _ADVANTAGES)
+        if self.dual_clip is not None and self.loss not in {None, "ppo", "ppo_behaviour"}:
+            raise ValueError(
+                f"trainer.dual_clip={self.dual_clip:g} with trainer.loss={self.loss}.\n"
+                "It bounds the ratio of ppo and ppo_behaviour; other losses have no ratio without a bound.\n"
+                "Leave out trainer.dual_clip, or choose trainer.loss=ppo."
+            )
+        if self.kl_in == "reward" and self.kl_estimator in {"k2", "k3"}:
+            raise ValueError(
+                f"trainer.kl_in=reward with trainer.kl_estimator={self.kl_estimator}.\n"
+                "The gradient of a reward is that of its mean, and k1 is the estimator whose mean that is.\n"
+                "Leave out trainer.kl_estimator, or set trainer.kl_in=loss."
+            )
+        if (self.kl_in, self.kl_estimator) != ("loss", None) and not self.kl_coefficient:
+            raise ValueError(
+                f"trainer.kl_in={self.kl_in} and trainer.kl_estimator={self.kl_estimator or 'null'} with "
+                "trainer.kl_coefficient=0.\n"
+                "They say how the KL penalty is computed, and there is none.\n"
+                "Set trainer.kl_coefficient, 0.001 for example, or leave them out."
+            )
+        return self
+
+    @property
+    def needs_whole_batch(self) -> dict[str, str]:
+        """Keys by which the loss of a group depends on the rest of its batch, and values with which it does not."""
+        found = {
+            "num_minibatches": (self.num_minibatches > 1, "1"),
+            "loss_normalisation": (self.loss_normalisation == "token_mean", "token_bound"),
+            "advantage": (self.advantage in BATCH_ADVANTAGES, "group_mean"),
+        }
+        return {key: other for key, (is_needed, other) in found.items() if is_needed}
 
     @property
     def num_ranks(self) -> int:

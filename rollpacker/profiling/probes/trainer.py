@@ -99,6 +99,7 @@ async def train(bench: Bench, groups: Sequence[RolloutGroup], *, is_trained: boo
     shape = BatchShape(
         step=0,
         policy_version=subject.policy_version,
+        oldest_policy_version=subject.policy_version,
         num_groups=len(given),
         num_responses=num_responses,
         max_response_tokens=max(

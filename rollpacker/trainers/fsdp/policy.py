@@ -221,7 +221,13 @@ class FsdpPolicy:
         )
 
     def _score(self, model: nn.Module, microbatch: MicroBatch) -> Scores:
-        return score_microbatch(model, microbatch, self._temperature, self._section.logits_chunk_tokens)
+        return score_microbatch(
+            model,
+            microbatch,
+            self._temperature,
+            self._section.logits_chunk_tokens,
+            has_entropy_gradient=self._section.entropy_coefficient > 0,
+        )
 
     def _score_all(self, model: nn.Module, microbatches: Sequence[MicroBatch]) -> list[Scores]:
         num_idle = self._num_passes(microbatches) - len(microbatches)

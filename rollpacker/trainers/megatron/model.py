@@ -76,11 +76,13 @@ class ScoringModel:
         *,
         temperature: float = 1.0,
         chunk_tokens: int | None = None,
+        has_entropy_gradient: bool = False,
     ) -> None:
         self.own = build_model(architecture, config)
         """Megatron-core's module, with this rank's parameters."""
         self._temperature = temperature
         self._chunk_tokens = chunk_tokens
+        self._has_entropy_gradient = has_entropy_gradient
         num_columns = architecture.padded_vocabulary_size(config.tensor_model_parallel_size)
         num_columns //= config.tensor_model_parallel_size
         self._first_token_id: int = parallel_state.get_tensor_model_parallel_rank() * num_columns
@@ -120,6 +122,7 @@ class ScoringModel:
             self._temperature,
             self._first_token_id,
             parallel_state.get_tensor_model_parallel_group(),
+            has_entropy_gradient=self._has_entropy_gradient,
         )
 
     def _output(self, hidden_L1H: Tensor, **options: Any) -> tuple[Tensor, None]:

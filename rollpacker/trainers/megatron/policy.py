@@ -106,7 +106,12 @@ class MegatronPolicy:
         self._model_path = model_path
         self._architecture = architecture
         make = functools.partial(
-            ScoringModel, architecture, config, temperature=temperature, chunk_tokens=section.logits_chunk_tokens
+            ScoringModel,
+            architecture,
+            config,
+            temperature=temperature,
+            chunk_tokens=section.logits_chunk_tokens,
+            has_entropy_gradient=section.entropy_coefficient > 0,
         )
         self._model = make()
         self._reference: ScoringModel | None = None

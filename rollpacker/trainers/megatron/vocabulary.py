@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 
 
 def score_split_tokens(
-    logits_NV: Tensor, token_ids_N: Tensor, temperature: float, first_id: int, group: dist.ProcessGroup
+    logits_NV: Tensor,
+    token_ids_N: Tensor,
+    temperature: float,
+    first_id: int,
+    group: dist.ProcessGroup,
+    *,
+    has_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities of the tokens, with gradient, and entropies and variances, without, as `score_tokens`.
 
     This rank's columns are the ids from `first_id` on.
     """
     logprobs_N, entropies_N, variances_N = _SplitScores.apply(  # type: ignore[no-untyped-call]  # left unannotated
-        logits_NV, token_ids_N, temperature, first_id, group
+        logits_NV, token_ids_N, temperature, first_id, group, has_entropy_gradient
     )
     return logprobs_N, entropies_N, variances_N
 
@@ -33,7 +39,13 @@ def score_split_tokens(
 class _SplitScores(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917  # autograd passes by position
-        ctx: Any, logits_NV: Tensor, token_ids_N: Tensor, temperature: float, first_id: int, group: dist.ProcessGroup
+        ctx: Any,
+        logits_NV: Tensor,
+        token_ids_N: Tensor,
+        temperature: float,
+        first_id: int,
+        group: dist.ProcessGroup,
+        has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         scaled_NV = logits_NV.float() / temperature
         largest_N1 = scaled_NV.amax(dim=-1, keepdim=True)
@@ -55,18 +67,22 @@ class _SplitScores(torch.autograd.Function):
         entropies_N = log_total_N - means_N
         variances_N = (squared_N / total_N - means_N.square()).clamp_(min=0)  # a log p is a logit less a constant
         weights_NV /= total_N.unsqueeze(-1)
-        ctx.save_for_backward(weights_NV, column_N1, is_own_N1)
-        ctx.temperature, ctx.dtype = temperature, logits_NV.dtype
-        ctx.mark_non_differentiable(entropies_N, variances_N)
+        ctx.save_for_backward(weights_NV, column_N1, is_own_N1, entropies_N)
+        ctx.temperature, ctx.dtype, ctx.has_entropy_gradient = temperature, logits_NV.dtype, has_entropy_gradient
+        ctx.mark_non_differentiable(*([] if has_entropy_gradient else [entropies_N]), variances_N)
         return chosen_N - log_total_N, entropies_N, variances_N
 
     @staticmethod
-    def backward(ctx: Any, gradient_N: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None, None]:
-        probabilities_NV, column_N1, is_own_N1 = ctx.saved_tensors
+    def backward(ctx: Any, gradient_N: Tensor, of_entropies_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        probabilities_NV, column_N1, is_own_N1, entropies_N = ctx.saved_tensors
         gradient_N1 = gradient_N.unsqueeze(-1) / ctx.temperature
         gradient_NV = probabilities_NV * -gradient_N1
         gradient_NV.scatter_add_(-1, column_N1, gradient_N1 * is_own_N1)
-        return gradient_NV.to(ctx.dtype), None, None, None, None
+        if ctx.has_entropy_gradient:  # dH/dx = -p (log p + H) of logits x / temperature
+            slopes_NV = torch.special.xlogy(probabilities_NV, probabilities_NV)
+            slopes_NV += probabilities_NV * entropies_N.unsqueeze(-1)
+            gradient_NV -= slopes_NV * (of_entropies_N.unsqueeze(-1) / ctx.temperature)
+        return gradient_NV.to(ctx.dtype), None, None, None, None, None
 
 
 def _all_reduce(tensor: Tensor, how: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:

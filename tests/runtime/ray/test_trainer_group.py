@@ -14,7 +14,9 @@ from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.ray.trainer_group import TrainerGroup
 from rollpacker.sim.virtual_time import run_in_virtual_time
 
-SHAPE = BatchShape(step=0, policy_version=0, num_groups=1, num_responses=2, max_response_tokens=8)
+SHAPE = BatchShape(
+    step=0, policy_version=0, oldest_policy_version=0, num_groups=1, num_responses=2, max_response_tokens=8
+)
 FOREVER_S = 1e6
 
 
