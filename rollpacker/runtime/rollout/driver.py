@@ -220,12 +220,12 @@ class Driver:
         evaluation that fills the round has some time to end. In an asynchronous run, what is under way is suspended,
         and the reward goes on.
         """
-        step = self._rounds.current.begin.step
         if self._rounds.is_filled:
-            self._take(EnginesWanted(step=step))
+            self._take(EnginesWanted(step=self._rounds.current.begin.step))
             await self._until(lambda: not self._rounds.is_filled)
         if self._rounds.goes_on:
-            self._take(PolicyUpdated(step=step, policy_version=self._engines.policy_version + 1))
+            step, next_version = self._rounds.current.begin.step, self._engines.policy_version + 1
+            self._take(PolicyUpdated(step=step, policy_version=next_version))
         else:
             self._reward.forget()
         await self._until(lambda: not (self._orders.is_any_in_flight or self._aside.is_any))

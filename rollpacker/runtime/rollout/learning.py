@@ -122,7 +122,7 @@ class Learner:
         shape = BatchShape(
             step=batch.begin.step,
             policy_version=batch.policy_version,
-            oldest_policy_version=batch.policy_version,
+            oldest_policy_version=batch.oldest_policy_version,
             num_groups=num_groups,
             num_responses=num_groups * batch.begin.num_responses_needed,
             max_response_tokens=self._max_response_tokens,
