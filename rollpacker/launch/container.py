@@ -72,7 +72,7 @@ def paths_to_read(config: RunConfig) -> tuple[Path, ...]:
     given = [*_inputs(config), config.data.chat_template]
     if config.workload is not None:
         given.append(config.workload.lengths)
-    given += [config.reward.judge.template, *config.reward.folders]
+    given += [config.reward.judge.template, *config.reward.folders, *config.trainer.folders]
     paths: dict[Path, None] = {}
     for path in given:
         if path is not None:

@@ -15,27 +15,20 @@ It returns a number; or a pair of a number and a reason, a word in snake_case; o
 and other numbers, which the tables keep as its parts. It may be `async`. A module may have a function
 `prepare_scoring()`, which runs once before the first call and under no time limit.
 
-Invariant: whatever a function does, the outcome is a score with a finite reward. The source of a function is
-`FILE.py:NAME` or `PACKAGE.MODULE:NAME`; modules are also found in the working directory, and beside the file.
+Invariant: whatever a function does, the outcome is a score with a finite reward.
 """
 
 from __future__ import annotations
 
 import asyncio
-import difflib
-import importlib
-import importlib.util
 import inspect
 import reprlib
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from rollpacker.config.python_names import LONGEST_TEXT, UnusableFunction, in_words, load_named, parameters_of
 from rollpacker.rewards.scores import CHECKER_CRASHED, NOT_FINITE, WRONG_RESULT, Score
 
 PARAMETERS = ("prompt", "response", "ground_truth", "row", "is_truncated")
@@ -46,12 +39,6 @@ LARGEST_REWARD = 1e9
 _PREPARE = "prepare_scoring"
 _SCORED = "scored"
 """The reason of a function that gives none."""
-_LONGEST_TEXT = 300
-"""Characters of an error's own words."""
-
-
-class UnusableFunction(Exception):
-    """A source names no function that can score; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +61,7 @@ class RewardFunction:
             UnusableFunction: It has a parameter that no response can fill.
         """
         self._function = function
-        self._names = _names_of(function)
+        self._names = parameters_of(function, PARAMETERS)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, arguments: Mapping[str, Any]) -> Outcome:
@@ -86,7 +73,7 @@ class RewardFunction:
                 value = self._loop.run_until_complete(value)
             return outcome_of(value)
         except Exception as error:  # noqa: BLE001 a response's boundary: its check ends no run
-            return Outcome(score=CHECKER_CRASHED, problem=f"it raised {in_words(error)}")
+            return Outcome(score=CHECKER_CRASHED, problem=f"it raised {in_words(error, __file__)}")
 
 
 def load_function(source: str) -> RewardFunction:
@@ -100,31 +87,6 @@ def load_function(source: str) -> RewardFunction:
         place, _, name = source.rpartition(":")
         raise UnusableFunction(f"`{name}` of {place} is {reprlib.repr(function)}, which is no function")
     return RewardFunction(function)
-
-
-def load_named(source: str, *, prepare: str = "") -> Any:
-    """Import what `FILE.py:NAME` or `PACKAGE.MODULE:NAME` names.
-
-    Args:
-        source: The name.
-        prepare: A function of the module that is called first, if there is one.
-
-    Raises:
-        UnusableFunction: There is no such thing, or its module cannot be imported.
-    """
-    place, _, name = source.rpartition(":")
-    try:
-        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-        if callable(preparation := getattr(module, prepare, None) if prepare else None):
-            preparation()
-    except UnusableFunction:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UnusableFunction(f"importing {place} raised {in_words(error)}") from error
-    if not hasattr(module, name):
-        close = difflib.get_close_matches(name, [each for each in vars(module) if not each.startswith("_")], n=1)
-        raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{close[0]}`" if close else ""))
-    return getattr(module, name)
 
 
 def outcome_of(value: object) -> Outcome:
@@ -144,50 +106,7 @@ def outcome_of(value: object) -> Outcome:
         return Outcome(score=WRONG_RESULT, problem=f"it returned {reprlib.repr(value)}, which is no score")
     if not _is_fit(number):
         return Outcome(score=NOT_FINITE, problem=f"it returned {number}, which no training bears")
-    return Outcome(score=Score(number, reason[:_LONGEST_TEXT]), parts=parts)
-
-
-def _names_of(function: Callable[..., object]) -> tuple[str, ...]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise UnusableFunction(f"its parameters cannot be read: {error}") from error
-    taken = []
-    for each in parameters:
-        if each.kind is each.VAR_KEYWORD:
-            return PARAMETERS
-        if each.name in PARAMETERS and each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}:
-            taken.append(each.name)
-        elif each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
-            raise UnusableFunction(
-                f"its parameter `{each.name}` is none of {', '.join(PARAMETERS)}, which are given by name, and it has "
-                "no default"
-            )
-    return tuple(taken)
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Import a file; the folder that it lies in comes last on the path of further imports."""
-    if not path.is_file():
-        raise UnusableFunction(f"there is no file {path}")
-    name = f"reward_function_{path.stem}"  # its own may be that of a library, such as math
-    _search_in(path.resolve().parent)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _load_module(name: str) -> ModuleType:
-    _search_in(Path.cwd())
-    return importlib.import_module(name)
-
-
-def _search_in(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    return Outcome(score=Score(number, reason[:LONGEST_TEXT]), parts=parts)
 
 
 def _number(value: object) -> float | None:
@@ -201,14 +120,3 @@ def _number(value: object) -> float | None:
 
 def _is_fit(number: float) -> bool:
     return abs(number) <= LARGEST_REWARD  # false for NaN
-
-
-def in_words(error: BaseException) -> str:
-    """The error and the line that raised it, of the innermost file that is not part of Python's import system."""
-    frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename not in {__file__, importlib.__file__} and not each.filename.startswith("<")
-    ]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {str(error)[:_LONGEST_TEXT]}{where}"

@@ -35,7 +35,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rollpacker.rewards.functions import Outcome, RewardFunction, UnusableFunction, load_function
+from rollpacker.config.python_names import UnusableFunction
+from rollpacker.rewards.functions import Outcome, RewardFunction, load_function
 from rollpacker.rewards.processes import exit_when_parent_dies, limit_resource, set_parent_death_signal
 from rollpacker.rewards.scores import CHECKER_CRASHED, TIMEOUT
 

@@ -11,6 +11,7 @@ Source: GRPO (arXiv 2402.03300), clip bounds and over-long filtering of DAPO (ar
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rollpacker.config.sections.losses import BATCH_ADVANTAGES, resolved
+from rollpacker.config.sections.losses import BATCH_ADVANTAGES, is_own, resolved
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.trainers.advantages import batch_advantages, group_advantages
 from rollpacker.trainers.losses import kl_estimate, kl_k3, mismatch_weights, ratios, sums_to_come, token_weight
 from rollpacker.trainers.microbatches import Sample
-from rollpacker.trainers.policy_losses import Tokens, make_policy_loss
+from rollpacker.trainers.own_functions import own_advantage
+from rollpacker.trainers.policy_losses import make_policy_loss
+from rollpacker.trainers.tokens import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +127,8 @@ class Objective:
     def __init__(self, section: TrainerSection) -> None:
         self._section = section = resolved(section)
         self._policy_loss = make_policy_loss(section)
+        kind = section.advantage
+        self._advantages = own_advantage(kind) if is_own(kind) else functools.partial(group_advantages, kind=kind)
         self.streams = not section.needs_whole_batch
         """Whether groups are trained as they come; else they wait for `finish_step`."""
         self.has_reference = section.kl_coefficient > 0
@@ -131,7 +136,7 @@ class Objective:
 
     def samples_of(self, group: RolloutGroup, policy_version: int) -> list[Sample]:
         """Return a group's samples for the trainer of a policy version."""
-        advantages_R = group_advantages(group.rewards, self._section.advantage)
+        advantages_R = self._advantages(group.rewards)
         return [
             Sample(
                 prompt_token_ids=group.prompt_token_ids,

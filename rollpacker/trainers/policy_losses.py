@@ -21,14 +21,15 @@ Shapes: N response tokens of several responses, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from rollpacker.config.sections.losses import LOSSES
+from rollpacker.config.sections.losses import LOSSES, is_own
 from rollpacker.trainers.losses import log_ratios, per_response, ratios
+from rollpacker.trainers.own_functions import own_loss
+from rollpacker.trainers.tokens import Tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,27 +37,20 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.trainer import TrainerSection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tokens:
-    """What a loss may read of a micro-batch."""
-
-    current_N: Tensor
-    """Log-probabilities, with gradient; below without."""
-    proximal_N: Tensor
-    behaviour_N: Tensor
-    advantages_N: Tensor
-    num_tokens_B: Sequence[int]
-    """Of each response; they add up to N."""
-
-
 Loss = Callable[[Tokens], "tuple[Tensor, Tensor]"]
 """Gives what each token costs, [N], and where it has lost its gradient or some of its weight to a bound, [N] bool."""
 
 
 def make_policy_loss(section: TrainerSection) -> Loss:
-    """Return the loss of a resolved section (`rollpacker.config.sections.losses`)."""
+    """Return the loss of a resolved section (`rollpacker.config.sections.losses`).
+
+    Raises:
+        UnusableFunction: It is the user's own, and cannot be imported.
+    """
     name = section.loss
     assert name is not None, "a section is resolved before it makes a loss"
+    if is_own(name):
+        return own_loss(name)
     function, anchor = _FUNCTIONS[name], LOSSES[name].anchor
 
     def loss(tokens: Tokens) -> tuple[Tensor, Tensor]:

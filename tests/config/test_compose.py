@@ -153,7 +153,7 @@ def test_every_key_and_section_says_what_it_is() -> None:
         ("run.resume", "one of never, auto"),
         ("data.shuffle", "true or false"),
         ("data.domain_weights", "a mapping of each name to a number above 0"),
-        ("trainer.clip_ratio_low", "a number, at least 1e-09 and below 1"),
+        ("trainer.clip_ratio_low", "a number, at least 0 and at most 1, or null"),
         ("backend.deadlines.train_s", "a number, at least 0.001 and at most 1,000,000"),
         ("run.dir", "a path"),
     ],

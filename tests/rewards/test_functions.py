@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rollpacker.rewards.functions import PARAMETERS, RewardFunction, UnusableFunction, load_function, outcome_of
+from rollpacker.config.python_names import UnusableFunction
+from rollpacker.rewards.functions import PARAMETERS, RewardFunction, load_function, outcome_of
 
 ARGUMENTS = {
     "prompt": [{"role": "user", "content": "2 + 2?"}],

@@ -43,12 +43,12 @@ def group(key: str = "p", responses: Sequence[Response] | None = None, **changes
     return dataclasses.replace(whole, **changes)
 
 
-def admission(num_groups: int = 3) -> Admission:
+def admission(num_groups: int = 3, oldest: int = 7) -> Admission:
     return Admission(
         BatchShape(
             step=7,
             policy_version=7,
-            oldest_policy_version=7,
+            oldest_policy_version=oldest,
             num_groups=num_groups,
             num_responses=2 * num_groups,
             max_response_tokens=10,
@@ -70,6 +70,22 @@ def test_one_token_of_another_version_is_refused(versions: tuple[int, ...]):
     foreign = response(1, num_tokens=len(versions), spans=spans)
     with pytest.raises(ForeignVersion, match=f"r4:p@0#1 holds tokens of policy version {min({*versions} - {7})}"):
         admission().admit([group("a"), group("b", [response(0), foreign])])
+
+
+@pytest.mark.parametrize("versions", [(5,), (5, 6), (5, 6, 7), (7,)])
+def test_tokens_back_to_the_oldest_version_are_admitted_and_no_older_ones(versions: tuple[int, ...]):
+    spans = tuple(VersionSpan(policy_version=version, num_tokens=1) for version in versions)
+    of_versions = group("a", [response(0), response(1, num_tokens=len(versions), spans=spans)])
+    admission(1, oldest=5).admit([of_versions])
+    if 5 in versions:
+        with pytest.raises(ForeignVersion, match="versions 6 to 7"):
+            admission(1, oldest=6).admit([of_versions])
+
+
+def test_a_version_that_is_not_there_yet_is_refused_whatever_the_oldest_is():
+    spans = (VersionSpan(policy_version=6, num_tokens=1), VersionSpan(policy_version=8, num_tokens=2))
+    with pytest.raises(ForeignVersion, match="version 8"):
+        admission(oldest=0).admit([group("a", [response(0), response(1, spans=spans)])])
 
 
 @pytest.mark.parametrize(

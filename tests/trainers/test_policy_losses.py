@@ -8,7 +8,8 @@ import torch
 
 from rollpacker.config.sections.losses import LOSSES, resolved
 from rollpacker.config.sections.trainer import TrainerSection
-from rollpacker.trainers.policy_losses import Tokens, make_policy_loss
+from rollpacker.trainers.policy_losses import make_policy_loss
+from rollpacker.trainers.tokens import Tokens
 
 LENGTHS = (3, 1, 5, 2)
 CASES = [

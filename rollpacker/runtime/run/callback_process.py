@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rollpacker.config.keys import nearest
-from rollpacker.rewards.functions import UnusableFunction, in_words, load_named
+from rollpacker.config.python_names import UnusableFunction, in_words, load_named
 from rollpacker.rewards.processes import set_parent_death_signal
 
 METHODS: Mapping[str, str] = {

@@ -46,6 +46,7 @@ from rollpacker.runtime.run.run_folder import find_resumable
 from rollpacker.runtime.run.trackers import check_trackers
 from rollpacker.trainers.megatron.installed import check_megatron
 from rollpacker.trainers.trainable import check_trainable
+from rollpacker.trainers.trial import try_own_functions
 
 Found = TypeVar("Found")
 
@@ -151,6 +152,8 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
     look(lambda: check_run_dir(config))
     look(lambda: check_trackers(config.tracker))
     look(lambda: _check_callbacks(config))
+    if _runs_in_this_environment(config):
+        look(lambda: try_own_functions(config.objective, config.system.max_staleness))
     raise_mistakes(mistakes)
     assert model is not None
     assert num_prompts_by_domain is not None

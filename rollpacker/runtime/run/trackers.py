@@ -24,9 +24,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from rollpacker.config.python_names import UnusableFunction, load_named
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.files import storage_errors
-from rollpacker.rewards.functions import UnusableFunction, load_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,108 @@
+"""Imports what a configuration names in Python, as `FILE.py:NAME` or `PACKAGE.MODULE:NAME`.
+
+Modules are also found in the working directory, and beside the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+LONGEST_TEXT = 300
+"""Characters of an error's own words."""
+
+
+class UnusableFunction(Exception):
+    """A source names nothing that can be used; the message says why."""
+
+
+def load_named(source: str, *, prepare: str = "") -> Any:
+    """Import what `FILE.py:NAME` or `PACKAGE.MODULE:NAME` names.
+
+    Args:
+        source: The name.
+        prepare: A function of the module that is called first, if there is one.
+
+    Raises:
+        UnusableFunction: There is no such thing, or its module cannot be imported.
+    """
+    place, _, name = source.rpartition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        if callable(preparation := getattr(module, prepare, None) if prepare else None):
+            preparation()
+    except UnusableFunction:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UnusableFunction(f"importing {place} raised {in_words(error)}") from error
+    if not hasattr(module, name):
+        close = difflib.get_close_matches(name, [each for each in vars(module) if not each.startswith("_")], n=1)
+        raise UnusableFunction(f"{place} has no `{name}`" + (f"; it has `{close[0]}`" if close else ""))
+    return getattr(module, name)
+
+
+def parameters_of(function: Callable[..., object], known: Sequence[str]) -> tuple[str, ...]:
+    """The parameters of a function that are given to it by name, all of them where it takes any.
+
+    Raises:
+        UnusableFunction: It is no function, or has a parameter without a default that is none of the `known`.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise UnusableFunction(f"its parameters cannot be read: {error}") from error
+    taken = []
+    for each in parameters:
+        if each.kind is each.VAR_KEYWORD:
+            return tuple(known)
+        if each.name in known and each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}:
+            taken.append(each.name)
+        elif each.default is each.empty and each.kind is not each.VAR_POSITIONAL:
+            raise UnusableFunction(
+                f"its parameter `{each.name}` is none of {', '.join(known)}, which are given by name, and it has "
+                "no default"
+            )
+    return tuple(taken)
+
+
+def in_words(error: BaseException, *callers: str) -> str:
+    """The error and the line that raised it, of the innermost file that is neither a caller nor part of an import."""
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename not in {__file__, importlib.__file__, *callers} and not each.filename.startswith("<")
+    ]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:LONGEST_TEXT]}{where}"
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a file; the folder that it lies in comes last on the path of further imports."""
+    if not path.is_file():
+        raise UnusableFunction(f"there is no file {path}")
+    name = f"own_{path.stem}"  # its own may be that of a library, such as math
+    _search_in(path.resolve().parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _search_in(Path.cwd())
+    return importlib.import_module(name)
+
+
+def _search_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

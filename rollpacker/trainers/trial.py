@@ -1,0 +1,62 @@
+"""Tries a loss and an advantage of the user's before anything starts, in a process of its own, which loads torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rollpacker.config.sections.losses import is_own
+from rollpacker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollpacker.config.sections.trainer import TrainerSection
+
+_LIMIT_S = 60.0
+"""To load torch from a slow disk, and whatever the user's module imports."""
+
+
+def try_own_functions(section: TrainerSection, max_staleness: int) -> None:
+    """Have a resolved section's own functions compute a few numbers.
+
+    Raises:
+        ConfigError: One cannot be imported, takes other parameters, raises, hangs, or returns something else; or the
+            loss and the section correct nothing, and stale tokens are trained.
+    """
+    for key, source in (("loss", section.loss), ("advantage", section.advantage)):
+        if source is None or not is_own(source):
+            continue
+        answer = _answer(source, is_loss=key == "loss")
+        if answer["problem"]:
+            raise ConfigError(
+                f"trainer.{key}={source} cannot be used: {answer['problem']}.",
+                "See rollpacker/trainers/own_functions.py for what it takes and returns.",
+                "Correct the name or the function.",
+            )
+        if key == "loss" and max_staleness and section.mismatch == "none" and "behaviour" not in answer["reads"]:
+            raise ConfigError(
+                f"trainer.loss={source} reads {', '.join(answer['reads'])}, with trainer.mismatch=none and "
+                f"system.max_staleness={max_staleness}.",
+                "Tokens of older policies are trained, whose log-probabilities are `behaviour`: without these the loss "
+                "would learn from them as if the current policy had drawn them.",
+                "Take `behaviour` as a parameter, or set trainer.mismatch=token_truncate.",
+            )
+
+
+def _answer(source: str, *, is_loss: bool) -> Any:
+    words = [source, ""] if is_loss else ["", source]
+    try:
+        ended = subprocess.run(  # noqa: S603  (the user's own function, by name)
+            [sys.executable, "-m", "rollpacker.trainers.own_functions", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+        return json.loads(ended.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"problem": f"it took longer than {_LIMIT_S:g} s", "reads": []}
+    except (IndexError, ValueError):
+        return {"problem": f"its process ended: {(ended.stderr.strip().splitlines() or ['no word'])[-1]}", "reads": []}

@@ -1,0 +1,119 @@
+"""A loss and an advantage of the user's: tried before anything starts, and called as our own."""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from rollpacker.config.sections.losses import resolved
+from rollpacker.config.sections.trainer import TrainerSection
+from rollpacker.core.errors import ConfigError
+from rollpacker.trainers.own_functions import own_advantage
+from rollpacker.trainers.policy_losses import make_policy_loss
+from rollpacker.trainers.tokens import Tokens
+from rollpacker.trainers.trial import try_own_functions
+
+MODULE = """
+    import torch
+
+    def ppo(current, behaviour, advantages):
+        ratio = (current - behaviour).exp()
+        bounded = ratio.clamp(0.8, 1.28)
+        return -torch.minimum(ratio * advantages, bounded * advantages), bounded * advantages < ratio * advantages
+
+    def plain(current, advantages, num_tokens, scale=2.0):
+        assert sum(num_tokens) == len(current)
+        return -scale * advantages * current
+
+    def stranger(current, rewards):
+        return current
+
+    def without_gradient(current, advantages):
+        return advantages
+
+    def a_mean(current, advantages):
+        return (current * advantages).mean()
+
+    def raises(current):
+        return current + current.no_such_thing
+
+    def infinite(current):
+        return current / 0
+
+    def ends(current):
+        raise SystemExit(3)
+
+    def best_of_group(rewards):
+        return [reward == max(rewards) for reward in rewards]
+
+    def too_few(rewards):
+        return rewards[1:]
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(MODULE))
+    return lambda name: f"{file}:{name}"
+
+
+def tokens() -> Tokens:
+    generator = torch.Generator().manual_seed(0)
+    current_N, behaviour_N, advantages_N = (torch.randn(5, generator=generator) for _ in range(3))
+    return Tokens(
+        current_N=current_N.requires_grad_(),
+        proximal_N=current_N.detach(),
+        behaviour_N=behaviour_N,
+        advantages_N=advantages_N,
+        num_tokens_B=(2, 3),
+    )
+
+
+def test_a_loss_of_ones_own_is_called_with_what_its_parameters_name(source):
+    given = tokens()
+    own = make_policy_loss(resolved(TrainerSection(loss=source("ppo"))))(given)
+    ours = make_policy_loss(resolved(TrainerSection(loss="ppo_behaviour")))(given)
+    assert all(torch.equal(one, other) for one, other in zip(own, ours, strict=True))
+    loss_N, is_clipped_N = make_policy_loss(resolved(TrainerSection(loss=source("plain"))))(given)
+    assert torch.equal(loss_N, -2 * given.advantages_N * given.current_N)
+    assert not is_clipped_N.any()
+
+
+def test_an_advantage_of_ones_own_gets_the_rewards_of_a_group(source):
+    assert own_advantage(source("best_of_group"))((0.5, 1.0, 1.0)).tolist() == [0.0, 1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"too_few.*returned"):
+        own_advantage(source("too_few"))(np.array([1.0, 2.0]))
+
+
+def test_functions_that_can_be_used_are_found_so(source):
+    section = TrainerSection(loss=source("ppo"), advantage=source("best_of_group"))
+    try_own_functions(resolved(section, max_staleness=2), 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "says"),
+    [
+        ("loss", "ppoo", "has no `ppoo`; it has `ppo`"),
+        ("loss", "stranger", "its parameter `rewards` is none of current, proximal"),
+        ("loss", "without_gradient", "has no gradient with respect to `current`"),
+        ("loss", "a_mean", "no tensor with a number for each token"),
+        ("loss", "raises", "it raised AttributeError.*mine.py, line 23"),
+        ("loss", "infinite", "its losses are"),
+        ("loss", "ends", "its process ended"),
+        ("advantage", "too_few", "it returned"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_a_mistake_that_says_why(source, key, name, says):
+    with pytest.raises(ConfigError, match=rf"(?s)trainer.{key}=.*mine.py:{name}.*{says}"):
+        try_own_functions(resolved(TrainerSection(**{key: source(name)})), 0)
+
+
+def test_a_loss_that_does_not_read_what_sampled_stale_tokens_needs_a_correction(source):
+    section = TrainerSection(loss=source("plain"))
+    with pytest.raises(ConfigError, match="Take `behaviour` as a parameter"):
+        try_own_functions(resolved(section), 1)
+    try_own_functions(resolved(section.model_copy(update={"mismatch": "token_truncate"})), 1)
