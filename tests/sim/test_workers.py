@@ -121,6 +121,7 @@ def make_trainer() -> ModelledTrainer:
             model=SMALL,
             hardware=hardware(),
             num_gpus=2,
+            num_nodes=1,
             tensor_parallel=1,
             pipeline_parallel=1,
             context_parallel=1,
