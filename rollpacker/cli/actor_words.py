@@ -25,12 +25,13 @@ def actor_words(config: RunConfig, cluster: ClusterSize | ModelledCluster, *, is
 
 
 def _modelled_actors(config: RunConfig, cluster: ModelledCluster) -> str:
-    tensor_parallel = config.engine.tensor_parallel
+    tensor_parallel, own = config.engine.tensor_parallel, cluster.num_trainer_gpus
+    where = "takes turns on the same GPUs" if own is None else f"has {plural(own, 'GPU')} of its own"
     return (
         f"MODELLED on {cluster.num_gpus} GPUs ({cluster.hardware}), in virtual time: no tokens, no training\n"
         f"{plural(cluster.num_engines, 'engine')} of {plural(tensor_parallel, 'GPU')}, "
         f"each with a KV cache of {cluster.kv_tokens_per_engine:,} tokens\n"
-        f"the trainer takes turns on the same GPUs: {plural(cluster.num_replicas, 'replica')} of "
+        f"the trainer {where}: {plural(cluster.num_replicas, 'replica')} of "
         f"{config.trainer.tensor_parallel} x {config.trainer.pipeline_parallel} x {config.trainer.context_parallel} "
         f"(tensor x pipeline x context parallel){_split_words(config)}"
     )

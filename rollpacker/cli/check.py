@@ -132,6 +132,8 @@ def _notes_of_tokens(config: RunConfig) -> list[str]:
     return notes_of_tokens(config)
 
 
+_OWN_GPUS = "groups train as they are accepted: the trainer shares no GPU"
+"""What streaming does there."""
 _OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "steps", "start")
 """What is not described of a run of no steps."""
 
@@ -322,13 +324,13 @@ def _stream(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> str:
     when = "before the rollout ends" if share is None else f"when {share:.0%} of the requests are finished"
     lending = f"up to half of the engines are lent to the trainer {when}: groups train on their GPUs"
     if isinstance(cluster, ModelledCluster):
-        return lending
+        return lending if cluster.num_trainer_gpus is None else _OWN_GPUS
     placed = placed_actors(config, cluster)
     parts = trainer_parts(config, placed, cluster.num_gpus)
     sets = [engine_gpus(placed, cluster.num_gpus, degree) for degree in degrees_of(config)]
     if not any(can_stream(config, parts, engines) for engines in sets):
         return f"nothing streams to the trainer: {NOTHING_TO_LEND}"
-    return lending if parts else "groups train as they are accepted: the trainer shares no GPU"
+    return lending if parts else _OWN_GPUS
 
 
 def _lengths(config: RunConfig, model: ModelFacts) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import model_validator
 
+from rollpacker.config.modelled_gpus import modelled_gpus, with_engines_that_fill
 from rollpacker.config.sections.backend import BackendSection
 from rollpacker.config.sections.base import (
     MODELLED_RUN,
@@ -414,14 +415,6 @@ class RunConfig(Section):
     def _modelled_run_has_what_it_needs(self) -> Self:
         if self.backend.name != "sim":
             return self
-        maps = self.placement.maps
-        if maps is not None and maps[0] != maps[1]:
-            raise ValueError(
-                f"placement.engine={self.placement.engine} and placement.trainer={self.placement.trainer} with "
-                "backend.name=sim.\n"
-                "A modelled run has engines and trainer take turns on all of its GPUs.\n"
-                "Choose placement=colocated, leave it out, or choose backend=ray."
-            )
         for group, section in (("hardware", self.hardware), ("workload", self.workload)):
             if section is None:
                 raise ValueError(
@@ -434,15 +427,10 @@ class RunConfig(Section):
                 "A modelled run needs a model's shape, published or read from a model directory.\n"
                 "Choose model=qwen2.5-7b or another option with a shape, or set model.path."
             )
-        num_gpus = self.engine.num_engines * self.engine.tensor_parallel
-        trainer = self.trainer
-        num_sharing = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
-        if num_gpus % num_sharing:
-            raise ValueError(
-                f"engine.num_engines={self.engine.num_engines} of engine.tensor_parallel="
-                f"{self.engine.tensor_parallel} are {num_gpus} GPUs, on which a trainer of {num_sharing} GPUs per "
-                "replica does not fit.\n"
-                "The trainer takes turns with the engines on the same GPUs, in whole replicas.\n"
-                "Change engine.num_engines or the trainer's parallel degrees."
-            )
+        modelled_gpus(self)
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_of_a_modelled_run_fill_its_nodes(cls, tree: object) -> object:
+        return with_engines_that_fill(tree)

@@ -75,13 +75,16 @@ def logits_not_finite(request: RequestId) -> EngineRaised:
 
 
 def check_begun(engine: EngineId, request: GenerationRequest, policy_version: int) -> None:
-    """Refuse to go on with what another policy began: the response would mix versions."""
-    spans = request.begun.spans if request.begun else ()
-    if any(span.policy_version != policy_version for span in spans):
-        raise ImpossibleEvent(
-            f"{request.request} was begun by policy version {spans[0].policy_version}.",
-            f"{engine} holds version {policy_version}.",
-        )
+    """Refuse to go on with what a policy began that the request does not allow, or a later one than is held."""
+    oldest = request.oldest_policy_version
+    legal = range(policy_version if oldest is None else oldest, policy_version + 1)
+    for span in request.begun.spans if request.begun else ():
+        if span.policy_version not in legal:
+            raise ImpossibleEvent(
+                f"{request.request} was begun by policy version {span.policy_version}.",
+                f"{engine} holds version {policy_version}"
+                + (", and responses mix none." if oldest is None else f", and tokens may be as old as {oldest}."),
+            )
 
 
 def check_fit(engine: EngineId, held: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:

@@ -143,6 +143,8 @@ class ModelledCluster:
     """What an engine's KV cache holds."""
     num_replicas: int
     """Data-parallel replicas of the trainer."""
+    num_trainer_gpus: int | None = None
+    """GPUs of its own that the trainer has; None: it takes turns with the engines."""
     degrees: tuple[int, ...] = ()
     """Of tensor parallelism that engines can have; the configured one first."""
     evaluation: EvaluationCost | None = None

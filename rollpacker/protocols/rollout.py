@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from rollpacker.core.ids import VersionSpan
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from rollpacker.core.events import CaseRun
-    from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
+    from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
     from rollpacker.protocols.references import Place, Reference
 
     TokenIds = npt.NDArray[np.int32]
@@ -78,8 +80,10 @@ class GenerationRequest:
     priority: int = 0
     """An engine starts requests of a lower number first, in order among equals: 0 of training, 1 of evaluation."""
     begun: Response | None = None
-    """What another engine generated of it before it was evicted there, by the same policy version. The response
+    """What was generated of it before it was evicted, by versions from `oldest_policy_version` on. The response
     continues it and contains it; its limit counts from the first token."""
+    oldest_policy_version: int | None = None
+    """The version that may have sampled its first token; None: that of the engine alone, so no response mixes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,6 +107,16 @@ class Response:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+
+def spans_after(begun: Sequence[VersionSpan], policy_version: int, num_tokens: int) -> tuple[VersionSpan, ...]:
+    """Spans of a response of so many tokens: what was begun, then what this version sampled; no span is empty."""
+    num_own = num_tokens - sum(span.num_tokens for span in begun)
+    if not num_own:
+        return tuple(begun)
+    if begun and begun[-1].policy_version == policy_version:
+        return (*begun[:-1], VersionSpan(policy_version, begun[-1].num_tokens + num_own))
+    return (*begun, VersionSpan(policy_version, num_own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,15 +106,16 @@ class ModelledBackend:
         await reward.close()
 
     def _fleet(self, plan: ClusterPlan, degree: int, workload: Workload) -> Fleet:
-        """The engines of one tensor-parallel degree, side by side on all GPUs."""
+        """The engines of one tensor-parallel degree, side by side on the GPUs that are theirs."""
+        gpus = plan.gpus.of_engines
         is_configured = degree == self._config.engine.tensor_parallel
         names = [
             EngineId(f"engine-{index}" if is_configured else f"engine-tp{degree}-{index}")
-            for index in range(plan.num_gpus // degree)
+            for index in range(len(gpus) // degree)
         ]
         return Fleet(
             engines={name: self._engine(plan, degree, workload, name) for name in names},
-            gpus={name: tuple(range(index * degree, (index + 1) * degree)) for index, name in enumerate(names)},
+            gpus={name: tuple(gpus[index * degree : (index + 1) * degree]) for index, name in enumerate(names)},
             costs=plan.degree_costs(degree, self._config.engine.max_num_seqs, typical_tokens(self._config)),
         )
 

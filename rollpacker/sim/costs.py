@@ -194,11 +194,12 @@ class EngineCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCosts:
-    """A trainer on all GPUs of the run; implements `StepCosts`."""
+    """A trainer on so many GPUs, as many of each of its nodes; implements `StepCosts`."""
 
     model: Transformer
     hardware: HardwareSection
     num_gpus: int
+    num_nodes: int
     tensor_parallel: int
     pipeline_parallel: int
     context_parallel: int
@@ -253,7 +254,7 @@ class TrainerCosts:
         gpus_per_stage = self.num_gpus // self.pipeline_parallel
         num_bytes = self.model.num_parameters * _GRADIENT_BYTES / (self.tensor_parallel * self.pipeline_parallel)
         rate = nvlink_rate(self.hardware)
-        if gpus_per_stage > self.hardware.gpus_per_node:
+        if gpus_per_stage > self.num_gpus / self.num_nodes:
             rate = min(rate, network_rate(self.hardware) / self.tensor_parallel)
         return _allreduce_s(num_bytes, gpus_per_stage // self.tensor_parallel, rate)
 
@@ -275,10 +276,11 @@ class TrainerCosts:
         return num_allreduces * _allreduce_s(num_bytes, self.tensor_parallel, nvlink_rate(self.hardware))
 
 
-def weight_transfer_s(model: Transformer, hardware: HardwareSection, *, num_gpus: int, tensor_parallel: int) -> float:
-    """Send a policy from the trainer to every engine."""
-    num_nodes = math.ceil(num_gpus / hardware.gpus_per_node)
-    from_other_nodes = model.num_weight_bytes * (num_nodes - 1) / num_nodes
+def weight_transfer_s(
+    model: Transformer, hardware: HardwareSection, *, share_elsewhere: float, tensor_parallel: int
+) -> float:
+    """Send a policy from the trainer to every engine; such a share of it lies on other nodes than theirs."""
+    from_other_nodes = model.num_weight_bytes * share_elsewhere
     network_s = from_other_nodes / (hardware.network_gb_per_s * GIGA * hardware.weight_sync_efficiency)
     return network_s + model.num_weight_bytes / tensor_parallel / nvlink_rate(hardware)
 

@@ -16,22 +16,18 @@ import numpy as np
 
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
-from rollpacker.core.ids import VersionSpan
+from rollpacker.engines.checks import NO_VERSION, check_begun, require_idle, require_policy
 from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import FinishReason, Response
+from rollpacker.protocols.rollout import FinishReason, Response, spans_after
 from rollpacker.sim.decoder import Decoder, Ended, Generation
 
 if TYPE_CHECKING:
     from rollpacker.core.commands import DraftRule
-    from rollpacker.core.ids import EngineId, RequestId
+    from rollpacker.core.ids import EngineId, RequestId, VersionSpan
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
     from rollpacker.protocols.weights import Weights
     from rollpacker.sim.costs import PassCosts
-
-NO_VERSION = -1
-"""What `EngineStats.policy_version` says while no policy is held."""
-
 
 class ResponseLength(NamedTuple):
     """How a response will end."""
@@ -76,12 +72,15 @@ class ModelledEngine:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._truncated: set[RequestId] = set()
+        self._begun: dict[RequestId, tuple[VersionSpan, ...]] = {}
+        """Spans of what was generated of requests in flight before they came here."""
         self._arrivals: Arrivals[Response] = Arrivals()
         self._policy_version = NO_VERSION
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> None:
-        if self._policy_version == NO_VERSION:
-            raise ImpossibleEvent(f"{self._engine} was asked to generate while it holds no policy.", "Load weights.")
+        require_policy(self._engine, self._policy_version)
+        for request in requests:
+            check_begun(self._engine, request, self._policy_version)
         generations = [self._generation(request, self._loop.time()) for request in requests]
         if not self._has_started:
             self._has_started = True
@@ -93,6 +92,8 @@ class ModelledEngine:
         length = self._length_of(request)
         if length.is_truncated:
             self._truncated.add(request.request)
+        if request.begun is not None:
+            self._begun[request.request] = request.begun.spans
         return Generation(
             request=request.request,
             num_prompt_tokens=len(request.prompt_token_ids),
@@ -112,14 +113,14 @@ class ModelledEngine:
         self._decoder.drafting.use(rules)
 
     async def load_weights(self, weights: Weights) -> str:
-        self._require_idle("load weights")
+        require_idle(self._engine, "load weights", self._decoder.num_in_flight)
         await asyncio.sleep(self._weight_transfer_s)
         self._policy_version = weights.policy_version
         self._has_started = False
         return weights.checksum
 
     async def sleep(self) -> None:
-        self._require_idle("sleep")
+        require_idle(self._engine, "sleep", self._decoder.num_in_flight)
         self._policy_version = NO_VERSION
         await asyncio.sleep(self._switch_s)
 
@@ -182,24 +183,16 @@ class ModelledEngine:
         self._truncated.discard(sequence.request)
         reason = FinishReason.LENGTH if is_truncated else FinishReason.STOP
         num_tokens = sequence.num_generated
-        spans = (VersionSpan(policy_version=self._policy_version, num_tokens=num_tokens),) if num_tokens else ()
         return Response(
             request=sequence.request,
             engine=self._engine,
             finish_reason=FinishReason.ABORTED if ended.is_aborted else reason,
             token_ids=blank_tokens(num_tokens),
             logprobs=_blank_logprobs(num_tokens),
-            spans=spans,
+            spans=spans_after(self._begun.pop(sequence.request, ()), self._policy_version, num_tokens),
             queue_time_s=started_at_s - sequence.asked_at_s,
             generation_time_s=now - started_at_s,
         )
-
-    def _require_idle(self, wish: str) -> None:
-        if self._decoder.num_in_flight:
-            raise ImpossibleEvent(
-                f"{self._engine} was asked to {wish} with {self._decoder.num_in_flight} requests in flight.",
-                "Nothing may be in flight.",
-            )
 
 
 @functools.cache

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rollpacker.config.modelled_gpus import ModelledGpus, modelled_gpus
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.data.shapes import Transformer, transformer_of
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """Engines and a trainer that take turns on the same GPUs."""
+    """Engines and a trainer, on the same GPUs in turns or each on its own."""
 
     model: Transformer
     hardware: HardwareSection
-    num_gpus: int
-    """Of engines and trainer."""
+    gpus: ModelledGpus
     judge: JudgePlan | None
     """None when no response is read by an LLM judge."""
     profile: ProfiledCluster | None
@@ -46,12 +45,25 @@ class ClusterPlan:
         """Send a policy to every engine of a degree."""
         if self.profile:
             return self.profile.weight_transfer_s(degree)
-        return weight_transfer_s(self.model, self.hardware, num_gpus=self.num_gpus, tensor_parallel=degree)
+        return weight_transfer_s(
+            self.model, self.hardware, share_elsewhere=self._share_elsewhere, tensor_parallel=degree
+        )
+
+    @property
+    def _share_elsewhere(self) -> float:
+        """Of the weights, what the node with engines that the trainer is farthest from gets over the network."""
+        gpus = self.gpus
+        if not gpus.has_pools:
+            return (gpus.num_nodes - 1) / gpus.num_nodes
+        ranks = gpus.by_node(gpus.of_trainer)
+        return 1 - min(ranks[node] for node in gpus.by_node(gpus.of_engines)) / len(gpus.of_trainer)
 
     @property
     def rollout_start_s(self) -> float:
-        """From an engine's first request with new weights to its first pass."""
-        return self.profile.rollout_start_s if self.profile else self.hardware.rollout_start_s
+        """From an engine's first request with new weights to its first pass; one that never slept has its memory."""
+        if self.profile:
+            return self.profile.rollout_start_s(wakes=not self.gpus.has_pools)
+        return 0.0 if self.gpus.has_pools else self.hardware.rollout_start_s
 
     def degree_costs(self, degree: int, max_num_seqs: int, typical_tokens: int) -> DegreeCosts:
         """What the planner's guess is told of a degree; prompts and what is computed again are of a typical length."""
@@ -59,7 +71,7 @@ class ClusterPlan:
         sizes = sorted({min(1 << power, max_num_seqs) for power in range(max_num_seqs.bit_length() + 1)})
         return DegreeCosts(
             degree=degree,
-            num_engines=self.num_gpus // degree,
+            num_engines=len(self.gpus.of_engines) // degree,
             max_num_seqs=max_num_seqs,
             kv_tokens=costs.num_kv_tokens,
             batch_sizes=tuple(map(float, sizes)),
@@ -70,19 +82,21 @@ class ClusterPlan:
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
-        """The GPUs of each training replica, counted over all nodes."""
-        size = self.trainer.gpus_per_replica
-        return tuple(tuple(range(first, first + size)) for first in range(0, self.num_gpus, size))
+        """The GPUs of each training replica, counted over all nodes; none where they are not the engines'."""
+        size, gpus = self.trainer.gpus_per_replica, self.gpus.of_trainer
+        if self.gpus.has_pools:
+            return ()
+        return tuple(tuple(gpus[first : first + size]) for first in range(0, len(gpus), size))
 
     @property
     def num_reward_cores(self) -> int:
         """That run programs, on all nodes."""
-        return self.hardware.reward_cores_per_node * math.ceil(self.num_gpus / self.hardware.gpus_per_node)
+        return self.hardware.reward_cores_per_node * self.gpus.num_nodes
 
     @property
     def num_all_gpus(self) -> int:
         """With those of a judge that has its own."""
-        return self.num_gpus + (self.judge.num_own_gpus if self.judge else 0)
+        return self.gpus.number + (self.judge.num_own_gpus if self.judge else 0)
 
 
 def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
@@ -96,7 +110,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     assert config.hardware is not None
     model, hardware, trainer = transformer_of(config.model), config.hardware, config.trainer
     tensor_parallel = config.engine.tensor_parallel
-    num_gpus = config.engine.num_engines * tensor_parallel
+    gpus = modelled_gpus(config)
     if hardware.gpus_per_node % tensor_parallel:
         raise ConfigError(
             f"engine.tensor_parallel={tensor_parallel} with hardware.gpus_per_node={hardware.gpus_per_node}.",
@@ -122,16 +136,17 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
     return ClusterPlan(
         model=model,
         hardware=hardware,
-        num_gpus=num_gpus,
+        gpus=gpus,
         judge=judge,
         profile=profile,
         engines={degree: engine_of(degree) for degree in degrees},
-        trainer=profile.trainer(num_gpus)
+        trainer=profile.trainer(len(gpus.of_trainer))
         if profile
         else TrainerCosts(
             model=model,
             hardware=hardware,
-            num_gpus=num_gpus,
+            num_gpus=len(gpus.of_trainer),
+            num_nodes=len(gpus.by_node(gpus.of_trainer)) if gpus.has_pools else gpus.num_nodes,
             tensor_parallel=trainer.tensor_parallel,
             pipeline_parallel=trainer.pipeline_parallel,
             context_parallel=trainer.context_parallel,
@@ -146,7 +161,9 @@ def _other_degrees(config: RunConfig) -> list[int]:
     assert config.hardware is not None
     configured = config.engine.tensor_parallel
     num_heads = transformer_of(config.model).shape.num_heads
-    divided = config.hardware.gpus_per_node, config.engine.num_engines * configured, num_heads
+    gpus = modelled_gpus(config)
+    on_nodes = set(gpus.by_node(gpus.of_engines).values()) if gpus.has_pools else set()
+    divided = config.hardware.gpus_per_node, config.engine.num_engines * configured, num_heads, *on_nodes
     larger = itertools.takewhile(
         lambda degree: not any(count % degree for count in divided),
         (configured << shift for shift in itertools.count(1)),

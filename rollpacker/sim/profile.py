@@ -191,10 +191,10 @@ class ProfiledCluster:
             first_rollout_s=self._points("first_rollout")[0].seconds,
         )
 
-    @property
-    def rollout_start_s(self) -> float:
-        """From the order to wake to the first pass of a round, without the weights' way."""
-        return self._points("wake")[0].seconds + self._points("rollout_start")[0].seconds
+    def rollout_start_s(self, *, wakes: bool) -> float:
+        """To the first pass of a round, from the order to wake if there is one, without the weights' way."""
+        wake_s = self._points("wake")[0].seconds if wakes else 0.0
+        return wake_s + self._points("rollout_start")[0].seconds
 
     @property
     def programs(self) -> ProgramCosts | None:

@@ -48,6 +48,7 @@ class ModelledRunFacts:
             num_engines=self._config.engine.num_engines,
             kv_tokens_per_engine=plan.engine.num_kv_tokens,
             num_replicas=plan.trainer.num_replicas,
+            num_trainer_gpus=len(plan.gpus.of_trainer) if plan.gpus.has_pools else None,
             degrees=tuple(plan.engines),
             evaluation=evaluation_cost(self._config, workload, plan) if workload.held_out else None,
         )

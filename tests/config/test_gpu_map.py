@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollpacker.config.compose import compose
-from rollpacker.config.gpu_map import GpuMap
+from rollpacker.config.gpu_map import GpuMap, map_text
 from rollpacker.core.errors import ConfigError
 
 REAL = ["model.path=m", "data.path=d"]
@@ -31,6 +31,20 @@ def test_a_map_says_which_gpus_of_each_node(text: str, first: tuple[int, ...], s
 @given(st.sets(st.integers(0, 63), min_size=1))
 def test_gpus_come_ascending_in_whatever_order_they_are_named(gpus: set[int]) -> None:
     assert GpuMap.parse(",".join(map(str, gpus))).gpus_of(5, 64) == tuple(sorted(gpus))
+
+
+def test_the_rest_is_what_the_trainer_s_map_does_not_name() -> None:
+    words = [*REAL, "placement.engine=rest", "placement.trainer='2-3 none@1'"]
+    maps = compose(words).placement.maps
+    assert maps is not None
+    assert [maps[0].gpus_of(node, 4) for node in (0, 1)] == [(0, 1), (0, 1, 2, 3)]
+
+
+@given(st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=6).filter(any))
+def test_a_map_that_was_written_names_the_same_gpus(nodes: list[set[int]]) -> None:
+    gpus = [tuple(sorted(each)) for each in nodes]
+    gpu_map = GpuMap.parse(map_text(gpus))
+    assert [gpu_map.gpus_of(node, 8) for node in range(len(gpus))] == gpus
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rollpacker.core.ids import VersionSpan
+from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors, num_bytes_of_tensors
 from rollpacker.protocols.weights import Weights
 from tests.engines.tiny import mixed_requests, reference_logprobs
@@ -68,3 +70,33 @@ async def check_parity_over_updates(engine: Engine, model: Any) -> None:
             expected = reference_logprobs(model, asked, response.token_ids)
             torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
         change(model)
+
+
+async def check_spans_of_continued_responses(engine: Engine, model: Any) -> None:
+    """Each span's log-probabilities are those of its version's own forward pass; the model is changed."""
+    asked = {request.request.prompt.key: request for request in mixed_requests(6, max_response_tokens=24)}
+    expected: dict[str, list[torch.Tensor]] = {name: [] for name in asked}
+    begun: dict[str, Response] = {}
+    for version, limit in enumerate((6, 12, 24)):
+        await engine.load_weights(weights_of(model, version))
+        going_on = {
+            name: dataclasses.replace(
+                request, max_response_tokens=limit, begun=begun.get(name), oldest_policy_version=0 if begun else None
+            )
+            for name, request in asked.items()
+            if name not in begun or begun[name].finish_reason is FinishReason.LENGTH
+        }
+        await engine.generate(list(going_on.values()))
+        for name, response in (await collect(engine, len(going_on))).items():
+            kept = begun[name].num_tokens if name in begun else 0
+            assert response.token_ids[:kept].tolist() == (begun[name].token_ids.tolist() if kept else [])
+            expected[name].append(reference_logprobs(model, asked[name], response.token_ids)[kept:])
+            begun[name] = response
+        change(model)
+    num_versions = []
+    for name, response in begun.items():
+        spans = [VersionSpan(version, len(logprobs)) for version, logprobs in enumerate(expected[name])]
+        assert response.spans == tuple(spans)
+        torch.testing.assert_close(torch.from_numpy(response.logprobs), torch.cat(expected[name]), rtol=0, atol=1e-4)
+        num_versions.append(len(spans))
+    assert max(num_versions) == 3  # noqa: PLR2004

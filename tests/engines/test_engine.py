@@ -24,7 +24,12 @@ from rollpacker.engines.torch.model_files import load_model
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.protocols.weights import Weights
-from tests.engines.exercises import check_parity_over_updates, collect, weights_of
+from tests.engines.exercises import (
+    check_parity_over_updates,
+    check_spans_of_continued_responses,
+    collect,
+    weights_of,
+)
 from tests.engines.tiny import EOS, make_model, make_request, mixed_requests, reference_logprobs
 
 if TYPE_CHECKING:
@@ -48,6 +53,13 @@ async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updat
 ) -> None:
     async with running(model_path) as engine:
         await check_parity_over_updates(engine, model)
+
+
+async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_each_version(
+    model: Any, model_path: Path
+) -> None:
+    async with running(model_path) as engine:
+        await check_spans_of_continued_responses(engine, model)
 
 
 async def test_loading_twice_keeps_the_last_weights(model: Any, model_path: Path) -> None:

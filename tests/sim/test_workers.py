@@ -121,6 +121,7 @@ def make_trainer() -> ModelledTrainer:
             model=SMALL,
             hardware=hardware(),
             num_gpus=2,
+            num_nodes=1,
             tensor_parallel=1,
             pipeline_parallel=1,
             context_parallel=1,
@@ -230,3 +231,37 @@ async def test_an_evicted_response_goes_on_in_another_engine_and_sleep_frees_the
     await first.wake()
     with pytest.raises(ImpossibleEvent, match="no policy"):
         await first.generate([asked(1)])
+
+
+@in_virtual_time
+async def test_a_response_that_goes_on_under_new_weights_has_a_span_of_each_version():
+    engine = make_engine()
+    await engine.load_weights(weights(0))
+    await engine.generate([asked(0)])
+    await asyncio.sleep(0.1)
+    await engine.abort([request(0)])
+    [first] = await collect(engine, 1)
+    await engine.load_weights(weights(1))
+    with pytest.raises(ImpossibleEvent, match="begun by policy version 0"):
+        await engine.generate([replace(asked(0), begun=first)])
+    going_on = replace(asked(0), begun=first, oldest_policy_version=0)
+    await engine.generate([going_on])
+    await engine.abort([request(0)])
+    [second] = await collect(engine, 1)  # the pass that computed the prompt and the kept tokens gave one more
+    assert second.num_tokens == first.num_tokens + 1
+    await engine.load_weights(weights(2))
+    began = asyncio.get_running_loop().time()
+    await engine.generate([replace(going_on, begun=second)])
+    [whole] = await collect(engine, 1)
+    went_on_s = asyncio.get_running_loop().time() - began
+    assert sum(span.num_tokens for span in whole.spans) == whole.num_tokens == LENGTH
+    assert [span.policy_version for span in whole.spans] == [0, 1, 2]
+    assert whole.spans[0].num_tokens == first.num_tokens
+    # what was kept is computed again, as a prompt: cheaper than to generate it, not free
+    fresh = make_engine()
+    await fresh.load_weights(weights())
+    began = asyncio.get_running_loop().time()
+    await fresh.generate([asked(1)])
+    await collect(fresh, 1)
+    assert went_on_s < asyncio.get_running_loop().time() - began
+    assert went_on_s > fresh._decoder._costs.prefill_pass_s(0, [(0, second.num_tokens)])

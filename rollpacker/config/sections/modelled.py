@@ -61,7 +61,8 @@ class WorkloadSection(Section):
 
 
 class HardwareSection(Section):
-    """The GPUs of a modelled run and how much of their peak is reached; `engine.num_engines` says how many they are."""
+    """The GPUs of a modelled run and how much of their peak is reached; `num_nodes`, or `engine.num_engines` and
+    `placement`, say how many they are."""
 
     name: str
     """What people call them."""
@@ -85,6 +86,9 @@ class HardwareSection(Section):
     """Between host memory and one GPU, per direction: PCIe 5.0 x16, half of what data sheets give for both."""
     gpus_per_node: WorkerCount = Field(8, ge=1)
     """A tensor-parallel group stays within a node."""
+    num_nodes: Annotated[WorkerCount | None, NOT_IN_FINGERPRINT] = Field(None, ge=1, le=100_000)
+    """Nodes of the run. With them engine.num_engines may be null: as many as fill the GPUs of placement.engine, or all
+    GPUs where engines and trainer take turns. null: as many as the engines need."""
     memory_share: Positive = Field(0.9, le=1)
     """Of a GPU's memory that an engine takes; what its weights leave of it holds the KV cache. vLLM's default."""
     memory_efficiency: Positive = Field(0.8, le=1)

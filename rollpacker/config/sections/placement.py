@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.gpu_map import GpuMap
+from rollpacker.config.gpu_map import REST, GpuMap, rest_of
 from rollpacker.config.sections.base import Flag, Section
 
 GpuMapText = Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -23,9 +23,10 @@ class PlacementSection(Section):
     Nothing is chosen without GPUs, or where `resources` of engines or trainer name some; `rollpacker check` prints what
     is."""
     engine: GpuMapText | None = None
-    """GPUs of the engines, such as 0-7 (of every node), or 'all 4-7@0' (4 to 7 of node 0, all of the other nodes).
-    Engines take them in order, engine.tensor_parallel each. null, for both roles, and nothing chosen automatically:
-    every actor has the GPUs that its `resources` ask for, trainer and reward on node 0, and none are shared."""
+    """GPUs of the engines, such as 0-7 (of every node), 'all 4-7@0' (4 to 7 of node 0, all of the other nodes), or
+    `rest`, all that placement.trainer does not name. Engines take them in order, engine.tensor_parallel each. null, for
+    both roles, and nothing chosen automatically: every actor has the GPUs that its `resources` ask for, trainer and
+    reward on node 0, and none are shared."""
     trainer: GpuMapText | None = None
     """GPUs of the trainer's ranks, one each, written in the same way. On a GPU that both roles name, the engine sleeps
     while the trainer works, and the other way round."""
@@ -48,6 +49,8 @@ class PlacementSection(Section):
                         f"Set placement.{role} too, such as placement.{role}=0-7, or leave out all maps."
                     )
                 continue
+            if role == "engine" and text == REST:
+                continue
             try:
                 GpuMap.parse(text)
             except ValueError as error:
@@ -64,7 +67,8 @@ class PlacementSection(Section):
         """Of engines and trainer; None where `resources` decide the GPUs."""
         if self.engine is None or self.trainer is None:
             return None
-        return GpuMap.parse(self.engine), GpuMap.parse(self.trainer)
+        trainer = GpuMap.parse(self.trainer)
+        return rest_of(trainer) if self.engine == REST else GpuMap.parse(self.engine), trainer
 
     @property
     def judge_map(self) -> GpuMap:

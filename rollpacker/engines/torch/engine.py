@@ -21,7 +21,6 @@ import torch
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress
 from rollpacker.core.foreign_errors import failure_of
-from rollpacker.core.ids import VersionSpan
 from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.checks import (
     NO_VERSION,
@@ -39,7 +38,7 @@ from rollpacker.engines.torch.model_files import load_model
 from rollpacker.engines.torch.sequences import Generation
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
-from rollpacker.protocols.rollout import Response
+from rollpacker.protocols.rollout import Response, spans_after
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.transfer.offers import ReceiverName, WeightOffer
 from rollpacker.transfer.receiver import receive_weights
@@ -251,15 +250,13 @@ class TorchEngine:
             self._decoder.add(request, time_added)
 
     def _response(self, generation: Generation) -> Response:
-        num_tokens = len(generation.token_ids)
-        span = VersionSpan(policy_version=self._policy_version, num_tokens=num_tokens)
         return Response(
             request=generation.request,
             engine=self._engine,
             finish_reason=generation.finish_reason,
             token_ids=generation.token_ids,
             logprobs=generation.logprobs,
-            spans=(span,) if num_tokens else (),
+            spans=spans_after(generation.begun, self._policy_version, len(generation.token_ids)),
             queue_time_s=generation.queue_time_s,
             generation_time_s=generation.generation_time_s,
         )

@@ -12,7 +12,7 @@ from rollpacker.protocols.rollout import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rollpacker.core.ids import RequestId
+    from rollpacker.core.ids import RequestId, VersionSpan
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
 
 _MAX_PREFILL_TOKENS = 8192
@@ -44,6 +44,8 @@ class Generation:
     finish_reason: FinishReason
     token_ids: TokenIds
     logprobs: Logprobs
+    begun: tuple[VersionSpan, ...]
+    """Spans of what was generated of it before it came here."""
     queue_time_s: float
     generation_time_s: float
 
@@ -55,6 +57,11 @@ class SequenceState:
     request: GenerationRequest
     time_added: float
     time_started: float = 0.0
+
+    @property
+    def begun_spans(self) -> tuple[VersionSpan, ...]:
+        """Of what was generated of it before it came here."""
+        return () if self.request.begun is None else self.request.begun.spans
 
     @property
     def begun_token_ids(self) -> TokenIds:
@@ -75,6 +82,7 @@ class SequenceState:
             finish_reason=reason,
             token_ids=token_ids,
             logprobs=logprobs,
+            begun=self.begun_spans,
             queue_time_s=self.time_started - self.time_added,
             generation_time_s=now - self.time_started,
         )
@@ -86,6 +94,7 @@ class SequenceState:
             finish_reason=FinishReason.ABORTED,
             token_ids=self.begun_token_ids,
             logprobs=_NO_LOGPROBS if self.request.begun is None else self.request.begun.logprobs,
+            begun=self.begun_spans,
             queue_time_s=now - self.time_added,
             generation_time_s=0.0,
         )

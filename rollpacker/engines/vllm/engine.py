@@ -21,7 +21,6 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
 from rollpacker.core.foreign_errors import failure_of
-from rollpacker.core.ids import VersionSpan
 from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.checks import (
     NO_VERSION,
@@ -40,7 +39,7 @@ from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_pa
 from rollpacker.engines.vllm.sending import send_tensors
 from rollpacker.engines.vllm.stats import StepTotals
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import FinishReason, Response
+from rollpacker.protocols.rollout import FinishReason, Response, spans_after
 from rollpacker.transfer.offers import WeightOffer
 
 if TYPE_CHECKING:
@@ -265,14 +264,14 @@ class VllmEngine:
     def _response(self, flight: Flight) -> Response:
         assert flight.finish_reason is not None, "vLLM's last report of a request says how it ended"
         token_ids, logprobs = flight.response_token_ids(), flight.response_logprobs()
-        span = VersionSpan(policy_version=self._policy_version, num_tokens=len(token_ids))
+        begun = () if flight.request.begun is None else flight.request.begun.spans
         return Response(
             request=flight.request.request,
             engine=self._engine,
             finish_reason=flight.finish_reason,
             token_ids=token_ids,
             logprobs=logprobs,
-            spans=(span,) if len(token_ids) else (),
+            spans=spans_after(begun, self._policy_version, len(token_ids)),
             queue_time_s=flight.queue_time_s,
             generation_time_s=flight.generation_time_s,
         )

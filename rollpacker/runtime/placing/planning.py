@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from rollpacker.config.modelled_gpus import modelled_gpus
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import ConfigError
@@ -56,7 +57,7 @@ def cluster_size(config: RunConfig, allocation: Allocation | None = None) -> Clu
 def held_gpus(config: RunConfig, allocation: Allocation | None) -> int:
     """How many GPUs nobody else can have while the run lasts: those of the job, or of this machine if it uses any."""
     if config.backend.name == "sim":
-        return config.engine.num_engines * config.engine.tensor_parallel
+        return modelled_gpus(config).number
     if allocation is not None:
         return allocation.num_nodes * len(allocation.gpus)
     uses_any = any(actor.resources.num_gpus for actor in planned_actors(config))

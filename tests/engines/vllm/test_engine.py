@@ -21,7 +21,15 @@ from rollpacker.engines.draft_trial import FEWEST_DRAFTED
 from rollpacker.engines.factory import with_drafter
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import named_tensors
-from tests.engines.exercises import PATIENCE_S, as_weights, change, check_parity_over_updates, collect, weights_of
+from tests.engines.exercises import (
+    PATIENCE_S,
+    as_weights,
+    change,
+    check_parity_over_updates,
+    check_spans_of_continued_responses,
+    collect,
+    weights_of,
+)
 from tests.engines.tiny import make_request, mixed_requests, reference_logprobs
 from tests.engines.vllm.fetching import check_fetching
 from tests.engines.vllm.models import make_model
@@ -142,6 +150,10 @@ async def test_before_the_first_weights_nothing_is_generated(single: VllmEngine)
 
 async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updates(single: VllmEngine) -> None:
     await check_parity_over_updates(single, make_model())
+
+
+async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_each_version(single: VllmEngine) -> None:
+    await check_spans_of_continued_responses(single, make_model())
 
 
 async def test_so_they_do_with_two_workers(pair: VllmEngine) -> None:

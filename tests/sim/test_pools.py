@@ -1,0 +1,112 @@
+"""Engines and a trainer of a modelled run that have GPUs of their own."""
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.config.compose import compose
+from rollpacker.config.modelled_gpus import modelled_gpus
+from rollpacker.core.errors import ConfigError
+from rollpacker.metrics.tables import read_frame
+from rollpacker.runtime.placing.planning import held_gpus
+from rollpacker.sim.plan import plan_cluster
+from tests.sim.composed import composed
+
+SMALL = (
+    *("backend=sim", "model=qwen2.5-7b", "run.progress=none", "run.num_steps=4", "run.checkpoint_every_steps=0"),
+    *("rollout.num_prompts=16", "rollout.num_responses=4", "rollout.max_response_tokens=4096", "workload=math"),
+    *("trainer.tensor_parallel=1", "run.dir=x"),
+)
+NODE = ("hardware.num_nodes=1", "engine.num_engines=null")
+SEPARATE = (*NODE, "placement.engine=rest", "placement.trainer=4-7")
+
+
+def steps_of(run_dir, *words):
+    pipeline.run(compose([*SMALL, *words, f"run.dir={run_dir}"]))
+    return read_frame(run_dir, "steps")
+
+
+def plan(*words):
+    return plan_cluster(composed(*SMALL, *words), needs_judge=False)
+
+
+def test_in_a_synchronous_step_one_pool_waits_for_the_other(tmp_path):
+    split = steps_of(tmp_path / "split", "system=verl", *SEPARATE)
+    stages = ["rollout_time_s", "exposed_reward_time_s", "train_time_s", "weight_sync_time_s"]
+    assert split["step_time_s"].tolist() == pytest.approx(split[stages].sum(axis=1).tolist())
+    shared = steps_of(tmp_path / "shared", "system=verl", *NODE, "hardware.rollout_start_s=0")
+    assert split["tokens_trained"].tolist() == shared["tokens_trained"].tolist()
+    # half of the GPUs train in twice the time; generation is bound by the longest response and loses less
+    assert split["train_time_s"].sum() > 1.8 * shared["train_time_s"].sum()
+    assert (split["rollout_time_s"] > shared["rollout_time_s"]).all()
+    assert split["step_time_s"].sum() > shared["step_time_s"].sum()
+
+
+def test_groups_stream_to_gpus_that_are_the_trainer_s_own(tmp_path):
+    whole = steps_of(tmp_path / "whole", "system=reward", *SEPARATE)
+    streamed = steps_of(tmp_path / "streamed", "system=rlhfuse", *SEPARATE)
+    assert set(streamed["num_engines_lent"]) == {0}
+    assert (streamed["tokens_streamed"] > 0).all()
+    assert streamed["tokens_trained"].tolist() == whole["tokens_trained"].tolist()
+    assert (streamed["train_time_s"] < whole["train_time_s"] / 2).all()
+    assert streamed["rollout_time_s"].tolist() == pytest.approx(whole["rollout_time_s"].tolist())
+
+
+def test_engines_that_never_sleep_do_not_wake():
+    assert plan(*NODE).rollout_start_s > plan(*SEPARATE).rollout_start_s == 0
+
+
+def test_each_role_has_its_gpus_and_the_run_holds_both():
+    words = ("hardware.num_nodes=4", "engine.num_engines=null", "placement.engine=rest")
+    thirds = plan(*words, "placement.trainer='all@3 6-7@2'")
+    assert len(thirds.gpus.of_engines) == 22
+    assert thirds.gpus.of_trainer == (22, 23, *range(24, 32))
+    assert thirds.trainer.num_replicas == 10
+    assert thirds.replicas == ()
+    config = composed(*SMALL, *words, "placement.trainer='all@3 6-7@2'")
+    assert config.engine.num_engines == 22
+    assert held_gpus(config, None) == 32
+
+
+def test_weights_come_over_the_network_where_the_trainer_is_on_other_nodes():
+    words = ("hardware.num_nodes=2", "engine.num_engines=null", "placement.engine=rest")
+    on_each, on_one = (plan(*words, f"placement.trainer={text}") for text in ("4-7", "all@1"))
+    network = on_one.hardware.network_gb_per_s * 1e9 * on_one.hardware.weight_sync_efficiency
+    half = on_one.model.num_weight_bytes / 2 / network
+    assert on_one.weight_transfer_s(1) - on_each.weight_transfer_s(1) == pytest.approx(half)
+    # gradients of four GPUs on each of two nodes cross the network, those of one whole node do not
+    assert on_each.trainer.update_s() > on_one.trainer.update_s()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["engine.num_engines=8", "placement.engine=0-3", "placement.trainer=4-7"], 2),
+        (["engine.num_engines=8", "placement.engine=0-3", "placement.trainer='4-7 all@2'"], None),
+        (["engine.num_engines=8", "placement.engine=all@0", "placement.trainer=all@1"], 2),
+    ],
+)
+def test_without_a_number_of_nodes_there_are_as_many_as_the_maps_need(words, expected):
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"takes? turns|take turns"):
+            compose([*SMALL, *words])
+        return
+    assert modelled_gpus(composed(*SMALL, *words)).num_nodes == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["placement.engine=0-3", "placement.trainer=2-7"], "GPUs of their own"),
+        (["placement.engine=rest", "placement.trainer=4-9"], "names GPU 9 of node 0"),
+        (["placement.engine=0-3", "placement.trainer=4-7", "engine.num_engines=3"], "gives engines 4 GPUs"),
+        (["engine.num_engines=3", "hardware.num_nodes=1"], "hardware.num_nodes=1 gives engines 8 GPUs"),
+        ([*NODE, "placement.engine=rest", "placement.trainer=7", "engine.tensor_parallel=2"], "names 7 GPUs of node 0"),
+        ([*NODE, "placement.engine=rest", "placement.trainer=5-7", "trainer.context_parallel=2"], "does not fit"),
+        (["engine.num_engines=8", "placement.engine=all@0", "placement.trainer=none"], "names 0 GPUs"),
+        (["engine.num_engines=null"], "num_engines"),
+    ],
+    ids=" ".join,
+)
+def test_gpus_that_do_not_fit_are_refused_before_anything_starts(words, said):
+    with pytest.raises(ConfigError, match=said):
+        compose([*SMALL, *words])
