@@ -359,11 +359,6 @@ class Scheduler:
         return tuple(request for request, holder in self._router.holders.items() if holder is None)
 
     @property
-    def max_staleness(self) -> int:
-        """How many policy versions old a trained token may be; 0 in a synchronous run."""
-        return self._settings.asynchronous.max_staleness if self._settings.asynchronous else 0
-
-    @property
     def tensor_parallel(self) -> int | None:
         """The degree that the engines have, or are to change to; None without a planner."""
         return self._beside.tensor_parallel

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EngineProgress, RunningRequest
 from rollpacker.engines.checks import NO_VERSION, check_begun, require_idle, require_policy
 from rollpacker.protocols.arrivals import Arrivals
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
     from rollpacker.protocols.weights import Weights
     from rollpacker.sim.costs import PassCosts
+
 
 class ResponseLength(NamedTuple):
     """How a response will end."""

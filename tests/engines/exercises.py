@@ -99,4 +99,4 @@ async def check_spans_of_continued_responses(engine: Engine, model: Any) -> None
         assert response.spans == tuple(spans)
         torch.testing.assert_close(torch.from_numpy(response.logprobs), torch.cat(expected[name]), rtol=0, atol=1e-4)
         num_versions.append(len(spans))
-    assert max(num_versions) == 3  # noqa: PLR2004
+    assert max(num_versions) == 3

@@ -61,8 +61,10 @@ class WorkloadSection(Section):
 
 
 class HardwareSection(Section):
-    """The GPUs of a modelled run and how much of their peak is reached; `num_nodes`, or `engine.num_engines` and
-    `placement`, say how many they are."""
+    """The GPUs of a modelled run and how much of their peak is reached.
+
+    `num_nodes`, or `engine.num_engines` and `placement`, say how many they are.
+    """
 
     name: str
     """What people call them."""

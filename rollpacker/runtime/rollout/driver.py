@@ -137,7 +137,7 @@ class Driver:
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._stats: Mapping[EngineId, EngineStats] = {}
         """As the last round left them."""
-        self._rounds = Rounds(sampling, scheduler.max_staleness)
+        self._rounds = Rounds(sampling)
         self._is_run_over = False
         self._sending: asyncio.Handle | None = None
         self._digesting: asyncio.Task[None] | None = None
@@ -436,7 +436,7 @@ class Driver:
 
     def _to_generate(self, launch: Launch) -> GenerationRequest:
         begun = self._rounds.book_of(launch.request).launched(launch.request, launch.engine, self._clock.now())
-        return self._sampling.generation(launch.request, begun)
+        return self._sampling.generation(launch.request, begun, self._engines.policy_version)
 
     def _scoring(self, command: ScoreResponse) -> ResponseToScore:
         response = self._rounds.book_of(command.request).requests[command.request].response

@@ -33,6 +33,8 @@ class SamplingRules:
     overlong: OverlongPunishment
     seed: int
     """Of the run."""
+    max_staleness: int = 0
+    """Of a trained token, in policy versions; above 0 a response may be begun by one version and ended by another."""
 
     @classmethod
     def of(
@@ -54,10 +56,11 @@ class SamplingRules:
             rewards=config.reward,
             overlong=OverlongPunishment.of(config),
             seed=config.run.seed,
+            max_staleness=config.system.max_staleness,
         )
 
-    def generation(self, request: RequestId, begun: Response | None) -> GenerationRequest:
-        """Ask an engine for a response, or for the rest of one that was begun elsewhere."""
+    def generation(self, request: RequestId, begun: Response | None, policy_version: int) -> GenerationRequest:
+        """Ask an engine, which holds this version, for a response, or for the rest of one that was begun before."""
         if is_held_out(request):
             return self._held_out_generation(request, begun)
         return GenerationRequest(
@@ -67,6 +70,7 @@ class SamplingRules:
             max_response_tokens=self.rollout.max_response_tokens,
             temperature=self.rollout.temperature,
             begun=begun,
+            oldest_policy_version=max(0, policy_version - self.max_staleness) if self.max_staleness else None,
         )
 
     def _held_out_generation(self, request: RequestId, begun: Response | None) -> GenerationRequest:

@@ -19,16 +19,10 @@ if TYPE_CHECKING:
 
 
 class Rounds:
-    """Keeps what is under way.
+    """Keeps what is under way."""
 
-    Args:
-        sampling: What responses and rewards are made by.
-        max_staleness: Of a trained token, in policy versions; above 0 in an asynchronous run.
-    """
-
-    def __init__(self, sampling: SamplingRules, max_staleness: int) -> None:
+    def __init__(self, sampling: SamplingRules) -> None:
         self._sampling = sampling
-        self._max_staleness = max_staleness
         self.live = RequestBook()
         """In an asynchronous run, the requests that are under way; empty in a synchronous one."""
         self._dropped: list[DropPrompt] = []
@@ -47,7 +41,7 @@ class Rounds:
     @property
     def goes_on(self) -> bool:
         """Whether requests outlive the step in which they began."""
-        return self._max_staleness > 0
+        return self._sampling.max_staleness > 0
 
     @property
     def is_batch_complete(self) -> bool:
@@ -67,7 +61,7 @@ class Rounds:
             began_at_s=now,
             prompts=self._sampling.prompts,
             overlong=self._sampling.overlong,
-            max_staleness=self._max_staleness,
+            max_staleness=self._sampling.max_staleness,
         )
         dropped, self._dropped = self._dropped, []
         for each in dropped:

@@ -47,7 +47,7 @@ class Batch:
 
     def __init__(self):
         self.begin = SimpleNamespace(step=7, num_prompts_needed=len(PROMPTS), num_responses_needed=2)
-        self.policy_version = 7
+        self.policy_version = self.oldest_policy_version = 7
         self.accepted = {}
         self.order = None
 
