@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from rollpacker.metrics.schemas import TableSchema
+    from rollpacker.metrics.columns import TableSchema
 
 _PART_NAME = re.compile(r"steps?-(\d{6,})(?:-(\d{6,}))?\.parquet")
 

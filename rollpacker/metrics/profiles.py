@@ -51,8 +51,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
+from rollpacker.metrics.columns import Column, TableSchema
 from rollpacker.metrics.outputs import open_output
-from rollpacker.metrics.schemas import Column, TableSchema
 
 if TYPE_CHECKING:
     from pathlib import Path

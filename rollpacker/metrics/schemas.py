@@ -8,108 +8,32 @@ step 10 says how good the policy is after ten of them, and it is there before st
 Every number's unit stands in its field's metadata. Times of day never appear: `_at_s` columns count seconds since the
 run began, on the driver's clock. Which attempt of a resumed run made a step is no column, so that a resumed modelled
 run gives the bytes of an unbroken one: the event logs, one per attempt, record it.
-
-`SCHEMA_VERSION` grows when a column is renamed, removed or changes its meaning or type; and when one is added, so that
-a reader knows why an old file lacks it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+from rollpacker.metrics.columns import (
+    TableSchema,
+    count,
+    flag,
+    number,
+    numbers,
+    seconds,
+    text,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SCHEMA_VERSION = 9
-
-VERSION_KEY = b"rollpacker.schema_version"
-"""Where a file's schema metadata holds the version that wrote it."""
-
-ColumnType = Literal["int", "float", "bool", "text", "floats by name"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One column of a table."""
-
-    name: str
-    type: ColumnType
-    unit: str
-    """`s`, `tokens`, `nats`, `1` for counts and ratios; empty for text and truth values."""
-    description: str
-    is_nullable: bool = False
-    former_name: str | None = None
-    """In files of older versions."""
-
-    def to_arrow(self) -> pa.Field:
-        return pa.field(
-            self.name,
-            _ARROW_TYPES[self.type],
-            nullable=self.is_nullable,
-            metadata={"unit": self.unit, "description": self.description},
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableSchema:
-    """One table: its grain in a sentence, and its columns in order."""
-
-    name: str
-    grain: str
-    columns: tuple[Column, ...]
-
-    def to_arrow(self) -> pa.Schema:
-        return pa.schema(
-            [column.to_arrow() for column in self.columns],
-            metadata={VERSION_KEY: str(SCHEMA_VERSION).encode(), b"rollpacker.table": self.name.encode()},
-        )
-
-
-_ARROW_TYPES = {
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "bool": pa.bool_(),
-    "text": pa.string(),
-    "floats by name": pa.map_(pa.string(), pa.float64()),
-}
-
-
-def _count(name: str, description: str, *, unit: str = "1", is_nullable: bool = False) -> Column:
-    return Column(name=name, type="int", unit=unit, description=description, is_nullable=is_nullable)
-
-
-def _tokens(name: str, description: str) -> Column:
-    return _count(name, description, unit="tokens")
-
-
-def _seconds(name: str, description: str, *, is_nullable: bool = False) -> Column:
-    return Column(name=name, type="float", unit="s", description=description, is_nullable=is_nullable)
-
-
-def _number(name: str, description: str, *, unit: str = "1", is_nullable: bool = False) -> Column:
-    return Column(name=name, type="float", unit=unit, description=description, is_nullable=is_nullable)
-
-
-def _text(name: str, description: str, *, is_nullable: bool = False) -> Column:
-    return Column(name=name, type="text", unit="", description=description, is_nullable=is_nullable)
-
-
-def _flag(name: str, description: str) -> Column:
-    return Column(name=name, type="bool", unit="", description=description)
-
-
-def _numbers(name: str, description: str, *, unit: str = "1") -> Column:
-    return Column(name=name, type="floats by name", unit=unit, description=description, is_nullable=True)
-
-
-_STEP = _count("step", "Training step, from 0")
-_ROUND = _count("round", "Rollout round, from 0, never reused within a run")
-_ROUND_KIND = _text("round_kind", "plain (every response is waited for), short (prompts and responses race) or long")
-_MODELLED = _flag("modelled", "False when measured on real engines, True when computed by a model of them")
+_STEP = count("step", "Training step, from 0")
+_ROUND = count("round", "Rollout round, from 0, never reused within a run")
+_ROUND_KIND = text("round_kind", "plain (every response is waited for), short (prompts and responses race) or long")
+_MODELLED = flag("modelled", "False when measured on real engines, True when computed by a model of them")
 
 STEPS = TableSchema(
     name="steps",
@@ -118,147 +42,152 @@ STEPS = TableSchema(
         _STEP,
         _ROUND,
         _ROUND_KIND,
-        _text("system", "Name of the scheduling policy, as in the configuration"),
-        _seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
-        _seconds("rollout_time_s", "From the first launch until the batch was complete"),
+        text("system", "Name of the scheduling policy, as in the configuration"),
+        seconds("step_time_s", "From the start of the rollout until every engine holds the new weights"),
+        seconds("rollout_time_s", "From the first launch until the batch was complete"),
         replace(
-            _seconds("exposed_reward_time_s", "Time in which rewards were computed and nothing was generated"),
+            seconds("exposed_reward_time_s", "Time in which rewards were computed and nothing was generated"),
             former_name="reward_time_s",
         ),
-        _seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
-        _seconds("stream_time_s", "Time that the trainer took for tokens_streamed, nearly all within the rollout"),
-        _seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
-        _seconds("weight_transfer_time_s", "Part of weight_sync_time_s: the transfer itself, without waking engines"),
-        _count("weight_sync_bytes", "What each engine received: the model's size, tied tensors once", unit="bytes"),
-        _number("weight_sync_gb_per_second", "weight_sync_bytes over weight_transfer_time_s, 1e9 bytes", unit="GB/s"),
-        _count("num_engines_lost_in_sync", "Engines that died, were too slow or held other weights than were sent"),
-        _seconds("checkpoint_time_s", "Time spent writing a checkpoint; 0 in most steps"),
-        _seconds(
+        seconds("train_time_s", "From the first forward pass of the trainer until the update was done"),
+        seconds("stream_time_s", "Time that the trainer took for tokens_streamed, nearly all within the rollout"),
+        seconds("weight_sync_time_s", "From the update until every engine confirmed the new weights"),
+        seconds("weight_transfer_time_s", "Part of weight_sync_time_s: the transfer itself, without waking engines"),
+        count("weight_sync_bytes", "What each engine received: the model's size, tied tensors once", unit="bytes"),
+        number("weight_sync_gb_per_second", "weight_sync_bytes over weight_transfer_time_s, 1e9 bytes", unit="GB/s"),
+        count("num_engines_lost_in_sync", "Engines that died, were too slow or held other weights than were sent"),
+        seconds("checkpoint_time_s", "Time spent writing a checkpoint; 0 in most steps"),
+        seconds(
             "driver_time_s",
             "Time that the driver computed while engines, trainer and rewards waited for it; 0 when modelled",
         ),
-        _seconds("finished_at_s", "End of the step, since the run began"),
-        _number("reward_mean", "Mean reward of the trained responses, as scored"),
-        _number("trained_reward_mean", "Mean of trained_reward over the trained responses"),
-        _count("num_prompts", "Prompts in the trained batch"),
-        _count("num_responses", "Responses in the trained batch"),
-        _count("num_prompts_launched", "Prompts launched in the round; more than num_prompts when they race"),
-        _count("num_prompts_dropped", "Those that dynamic sampling dropped, because all their rewards were equal"),
-        _count("num_responses_launched", "Responses launched in the round, over all prompts"),
-        _count("num_aborted", "Responses stopped early because the batch was complete without them"),
-        _count("num_truncated", "Trained responses that ended at the length limit"),
-        _number("response_length_mean_tokens", "Mean length of the trained responses", unit="tokens"),
-        _tokens("response_length_max_tokens", "Length of the longest trained response"),
-        _tokens("tokens_generated", "Response tokens that engines generated in the round"),
-        _tokens("tokens_trained", "Response tokens in the trained batch"),
-        _tokens("tokens_wasted", "tokens_generated minus tokens_trained"),
-        _tokens("tokens_dropped", "Those of tokens_wasted that were generated for dropped prompts"),
-        _tokens("tokens_streamed", "Those of tokens_trained that the trainer took in while the rollout still ran"),
-        _number("tokens_per_second", "tokens_generated over rollout_time_s", unit="tokens/s"),
-        _count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
-        _count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
-        _number("bubble_ratio", "Idle share of the decode slots during the rollout, 0 to 1"),
-        _number("requests_running_mean", "Requests that an engine ran in a forward pass, mean", unit="requests"),
-        _number("requests_waiting_mean", "Requests that waited at an engine during a pass, mean", unit="requests"),
-        _number("kv_cache_used_share", "Share of an engine's KV cache in use during a pass, mean, 0 to 1"),
-        _count("num_preemptions", "Requests that lost their place in an engine's KV cache and were recomputed"),
-        _tokens("prefix_query_tokens", "Prompt tokens looked up in engines' prefix caches; 0 where there are none"),
-        _tokens("prefix_hit_tokens", "Those of prefix_query_tokens that were found, and not computed again"),
-        _tokens("draft_tokens_verified", "Draft tokens that decode passes of the round verified"),
-        _tokens("draft_tokens_accepted", "Those of draft_tokens_verified that the policy would have sampled too"),
-        _number(
+        seconds("finished_at_s", "End of the step, since the run began"),
+        number("reward_mean", "Mean reward of the trained responses, as scored"),
+        number("trained_reward_mean", "Mean of trained_reward over the trained responses"),
+        count("num_prompts", "Prompts in the trained batch"),
+        count("num_responses", "Responses in the trained batch"),
+        count("num_prompts_launched", "Prompts launched in the round; more than num_prompts when they race"),
+        count("num_prompts_dropped", "Those that dynamic sampling dropped, because all their rewards were equal"),
+        count("num_responses_launched", "Responses launched in the round, over all prompts"),
+        count("num_aborted", "Responses stopped early because the batch was complete without them"),
+        count("num_truncated", "Trained responses that ended at the length limit"),
+        number("response_length_mean_tokens", "Mean length of the trained responses", unit="tokens"),
+        tokens("response_length_max_tokens", "Length of the longest trained response"),
+        tokens("tokens_generated", "Response tokens that engines generated in the round"),
+        tokens("tokens_trained", "Response tokens in the trained batch"),
+        tokens("tokens_wasted", "tokens_generated minus tokens_trained"),
+        tokens("tokens_dropped", "Those of tokens_wasted that were generated for dropped prompts"),
+        tokens("tokens_streamed", "Those of tokens_trained that the trainer took in while the rollout still ran"),
+        number("tokens_per_second", "tokens_generated over rollout_time_s", unit="tokens/s"),
+        count("decode_slot_steps_busy", "Sum over forward passes of the decode slots in use"),
+        count("decode_slot_steps_idle", "Sum over forward passes of the decode slots that stood idle"),
+        number("bubble_ratio", "Idle share of the decode slots during the rollout, 0 to 1"),
+        number("requests_running_mean", "Requests that an engine ran in a forward pass, mean", unit="requests"),
+        number("requests_waiting_mean", "Requests that waited at an engine during a pass, mean", unit="requests"),
+        number("kv_cache_used_share", "Share of an engine's KV cache in use during a pass, mean, 0 to 1"),
+        count("num_preemptions", "Requests that lost their place in an engine's KV cache and were recomputed"),
+        tokens("prefix_query_tokens", "Prompt tokens looked up in engines' prefix caches; 0 where there are none"),
+        tokens("prefix_hit_tokens", "Those of prefix_query_tokens that were found, and not computed again"),
+        tokens("draft_tokens_verified", "Draft tokens that decode passes of the round verified"),
+        tokens("draft_tokens_accepted", "Those of draft_tokens_verified that the policy would have sampled too"),
+        number(
             "tokens_per_sequence_pass",
             "Tokens that a decode pass gained per sequence in it; null without speculative decoding",
             unit="tokens",
             is_nullable=True,
         ),
-        _count("tensor_parallel", "GPUs of each engine in the round"),
-        _number(
+        count("tensor_parallel", "GPUs of each engine in the round"),
+        number(
             "parallelism_gain",
             "Tokens that the batch needed per second of rollout, over those of its kind's last rounds on the degree of "
             "before; null when there was none lately",
             is_nullable=True,
         ),
-        _seconds(
+        seconds(
             "switch_time_s",
             "Part of weight_sync_time_s: engines of another degree take the place of those before, for the next step",
         ),
-        _count("num_engines_lent", "Engines whose GPUs went to the trainer before the round was over"),
-        _number(
+        count("num_engines_lent", "Engines whose GPUs went to the trainer before the round was over"),
+        number(
             "lent_at_share",
             "Share of the requests that had finished when these engines were chosen, 0 to 1; null where none were",
             is_nullable=True,
         ),
-        _count("num_engines_lost", "Engines that failed, from the end of the last step to the end of this one"),
-        _count("num_engines_replaced", "Engines that joined in the place of lost ones in the same time"),
-        _count("num_engines", "Engines that worked when the round was over"),
-        _count("policy_version", "Version that the batch trains"),
-        _number(
+        count("num_engines_lost", "Engines that failed, from the end of the last step to the end of this one"),
+        count("num_engines_replaced", "Engines that joined in the place of lost ones in the same time"),
+        count("num_engines", "Engines that worked when the round was over"),
+        count("policy_version", "Version that the batch trains"),
+        number(
             "staleness_mean",
             "How many versions behind policy_version the one was that generated a trained token; mean over tokens",
         ),
-        _count("staleness_max", "The same of the oldest trained token"),
-        _count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
-        _count("num_prompts_deferred_at_once", "Prompts that joined the long queue by system.length_history, unraced"),
-        _numbers(
+        count("staleness_max", "The same of the oldest trained token"),
+        count(
+            "num_requests_continued", "Responses that went on from tokens that they had, on another engine or version"
+        ),
+        tokens("tokens_recomputed", "Tokens that these had: each was prefilled once more"),
+        seconds("suspend_time_s", "Until engines had given back what was in flight, ahead of new weights"),
+        count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
+        count("num_prompts_deferred_at_once", "Prompts that joined the long queue by system.length_history, unraced"),
+        numbers(
             "gpu_memory_peak_gb",
             "Most memory that torch held on a GPU in the step, 1e9 bytes, by role: engine, and trainer with its "
             "reference; the largest over the GPUs of the role; null without GPUs",
             unit="GB",
         ),
-        _number("loss", "Training loss; null when modelled", is_nullable=True),
-        _number("grad_norm", "Norm of the gradient before clipping; null when modelled", is_nullable=True),
-        _number("learning_rate", "Learning rate of the update; null when modelled", is_nullable=True),
-        _number("clip_fraction", "Share of trained tokens whose ratio was clipped; null if modelled", is_nullable=True),
-        _number(
+        number("loss", "Training loss; null when modelled", is_nullable=True),
+        number("grad_norm", "Norm of the gradient before clipping; null when modelled", is_nullable=True),
+        number("learning_rate", "Learning rate of the update; null when modelled", is_nullable=True),
+        number("clip_fraction", "Share of trained tokens whose ratio was clipped; null if modelled", is_nullable=True),
+        number(
             "entropy", "Mean entropy of the policy per trained token; null when modelled", unit="nats", is_nullable=True
         ),
-        _number(
+        number(
             "surprisal",
             "Mean of minus the engines' log-probability of the tokens that policy_version sampled: as large as their "
             "entropy, but for chance, where they are drawn from the policy; null when modelled",
             unit="nats",
             is_nullable=True,
         ),
-        _number(
+        number(
             "surprisal_z",
             "surprisal minus entropy in standard deviations: exact in plain and long rounds; in short ones, and with "
             "dynamic sampling, responses are selected, which shifts it; null when modelled",
             is_nullable=True,
         ),
-        _number("kl_to_reference", "Mean KL per token, estimator k3; null without a reference", is_nullable=True),
-        _number(
+        number("kl_to_reference", "Mean KL per token, estimator k3; null without a reference", is_nullable=True),
+        number(
             "logprob_mismatch_max",
             "Largest absolute difference per token that policy_version sampled between engine and trainer; null when "
             "modelled",
             unit="nats",
             is_nullable=True,
         ),
-        _number(
+        number(
             "logprob_mismatch_mean",
             "Mean absolute difference per token that policy_version sampled between engine and trainer; null when "
             "modelled",
             unit="nats",
             is_nullable=True,
         ),
-        _number(
+        number(
             "mismatch_kl",
             "KL of what sampled a token and trainer, estimator k3, mean over stale tokens too; null when modelled",
             unit="nats",
             is_nullable=True,
         ),
-        _number(
+        number(
             "mismatch_weight_mean",
             "What trainer.mismatch multiplies a token's policy loss by, mean; null without it",
             is_nullable=True,
         ),
-        _number("mismatch_weight_max", "The same of the token with the largest; null without it", is_nullable=True),
-        _number(
+        number("mismatch_weight_max", "The same of the token with the largest; null without it", is_nullable=True),
+        number(
             "mismatch_bounded_share",
             "Share of tokens that trainer.mismatch truncates or masks, 0 to 1; null without it",
             is_nullable=True,
         ),
-        _number(
+        number(
             "effective_sample_share",
             "Share of the tokens that is left of them as a sample of the policy, (sum w)^2 / (n sum w^2) of their "
             "ratios of trainer's and engine's probability: 1 where the two agree; null when modelled",
@@ -268,7 +197,7 @@ STEPS = TableSchema(
     ),
 )
 
-_DOMAIN = _text("domain", "The domain field of the prompt file")
+_DOMAIN = text("domain", "The domain field of the prompt file")
 
 DOMAINS = TableSchema(
     name="domains",
@@ -276,20 +205,20 @@ DOMAINS = TableSchema(
     columns=(
         _STEP,
         _DOMAIN,
-        _count("num_prompts", "Prompts of the domain in the trained batch"),
-        _count("num_responses", "Responses of the domain in the trained batch"),
-        _number("reward_mean", "Mean reward of the domain's trained responses"),
-        _numbers("reward_parts_mean", "Mean of each part of the reward, without weights; null where it has no parts"),
-        _number("solve_rate", "Share of the domain's prompts with a trained response that has a reward above 0"),
-        _number(
+        count("num_prompts", "Prompts of the domain in the trained batch"),
+        count("num_responses", "Responses of the domain in the trained batch"),
+        number("reward_mean", "Mean reward of the domain's trained responses"),
+        numbers("reward_parts_mean", "Mean of each part of the reward, without weights; null where it has no parts"),
+        number("solve_rate", "Share of the domain's prompts with a trained response that has a reward above 0"),
+        number(
             "no_signal_share",
             "Share of the domain's prompts whose trained responses all have the same reward: GRPO learns nothing there",
         ),
-        _number("response_length_mean_tokens", "Mean length of the domain's trained responses", unit="tokens"),
-        _tokens("response_length_p50_tokens", "Length that half of the domain's trained responses do not exceed"),
-        _tokens("response_length_p90_tokens", "Length that 90 % of the domain's trained responses do not exceed"),
-        _tokens("response_length_max_tokens", "Length of the domain's longest trained response"),
-        _number("truncated_share", "Share of the domain's trained responses that ended at the length limit"),
+        number("response_length_mean_tokens", "Mean length of the domain's trained responses", unit="tokens"),
+        tokens("response_length_p50_tokens", "Length that half of the domain's trained responses do not exceed"),
+        tokens("response_length_p90_tokens", "Length that 90 % of the domain's trained responses do not exceed"),
+        tokens("response_length_max_tokens", "Length of the domain's longest trained response"),
+        number("truncated_share", "Share of the domain's trained responses that ended at the length limit"),
         _MODELLED,
     ),
 )
@@ -301,36 +230,36 @@ RESPONSES = TableSchema(
         _STEP,
         _ROUND,
         _ROUND_KIND,
-        _count("epoch", "Pass over the data, from 0"),
-        _text("prompt", "The id field of the prompt file"),
+        count("epoch", "Pass over the data, from 0"),
+        text("prompt", "The id field of the prompt file"),
         _DOMAIN,
-        _count("sample", "Index within the prompt's group, from 0"),
-        _text("engine", "Engine that generated it"),
-        _count("policy_version", "Version that generated its last token"),
-        _count("first_policy_version", "Version that generated its first token"),
-        _tokens("num_prompt_tokens", "Length of the prompt"),
-        _tokens("length_tokens", "Length of the response; of an aborted one, what was generated until then"),
-        _text("finish_reason", "stop (end of sequence), length (length limit) or aborted"),
-        _seconds("launched_at_s", "When the driver asked for it, since the run began"),
-        _seconds("placed_at_s", "When its last engine was asked for it; launched_at_s unless it moved"),
-        _seconds("finished_at_s", "When the driver learned of its end, since the run began"),
-        _seconds("queue_time_s", "From the request to its last engine until that one's first forward pass for it"),
-        _seconds("generation_time_s", "From the first forward pass to the last token"),
-        _number("reward", "Its reward, as scored; null when it was not scored", is_nullable=True),
-        _number(
+        count("sample", "Index within the prompt's group, from 0"),
+        text("engine", "Engine that generated it"),
+        count("policy_version", "Version that generated its last token"),
+        count("first_policy_version", "Version that generated its first token"),
+        tokens("num_prompt_tokens", "Length of the prompt"),
+        tokens("length_tokens", "Length of the response; of an aborted one, what was generated until then"),
+        text("finish_reason", "stop (end of sequence), length (length limit) or aborted"),
+        seconds("launched_at_s", "When the driver asked for it, since the run began"),
+        seconds("placed_at_s", "When its last engine was asked for it; launched_at_s unless it moved"),
+        seconds("finished_at_s", "When the driver learned of its end, since the run began"),
+        seconds("queue_time_s", "From the request to its last engine until that one's first forward pass for it"),
+        seconds("generation_time_s", "From the first forward pass to the last token"),
+        number("reward", "Its reward, as scored; null when it was not scored", is_nullable=True),
+        number(
             "trained_reward",
             "Its reward less what over-long shaping takes off; null when it was not scored",
             is_nullable=True,
         ),
-        _numbers("reward_parts", "Each part of the reward, without weights; null where it has none or was not scored"),
-        _text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
-        _seconds("reward_time_s", "Time spent scoring, without waiting; null when not scored", is_nullable=True),
-        _seconds("scored_at_s", "When the reward was known, since the run began; null when not", is_nullable=True),
-        _text("prompt_text", "What the policy saw, of the prompts that run.samples_per_step keeps", is_nullable=True),
-        _text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
-        _count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
-        _flag("accepted", "True when it was trained"),
-        _flag("is_raced", "True when its round launched more than it needed"),
+        numbers("reward_parts", "Each part of the reward, without weights; null where it has none or was not scored"),
+        text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
+        seconds("reward_time_s", "Time spent scoring, without waiting; null when not scored", is_nullable=True),
+        seconds("scored_at_s", "When the reward was known, since the run began; null when not", is_nullable=True),
+        text("prompt_text", "What the policy saw, of the prompts that run.samples_per_step keeps", is_nullable=True),
+        text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
+        count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
+        flag("accepted", "True when it was trained"),
+        flag("is_raced", "True when its round launched more than it needed"),
         _MODELLED,
     ),
 )
@@ -339,69 +268,69 @@ INTERVALS = TableSchema(
     name="intervals",
     grain="One row per stretch of time in which an actor did one thing",
     columns=(
-        _text("actor", "Who, such as engine-0, trainer, reward-0, judge-0 or driver"),
-        _text("role", "engine, trainer, reward, judge or driver"),
-        _text(
+        text("actor", "Who, such as engine-0, trainer, reward-0, judge-0 or driver"),
+        text("role", "engine, trainer, reward, judge or driver"),
+        text(
             "activity",
             "What: stages of the step (rollout, hand_over, train, quiesce, weight_sync, checkpoint), generate, score, "
             "stream, load_weights, switch, asleep; evicted or lost: a request was with an engine until it had to move",
         ),
-        _text("subject", "Of evicted and lost, the request as round:prompt@epoch#sample", is_nullable=True),
+        text("subject", "Of evicted and lost, the request as round:prompt@epoch#sample", is_nullable=True),
         _STEP,
         _ROUND,
-        _seconds("started_at_s", "Since the run began"),
-        _seconds("ended_at_s", "Since the run began"),
+        seconds("started_at_s", "Since the run began"),
+        seconds("ended_at_s", "Since the run began"),
         _MODELLED,
     ),
 )
 
-_FINISHED = _count("step", "Training steps that the policy had behind it; 0 is the model that training began with")
-_SET = _text("set", "Name of the held-out set")
+_FINISHED = count("step", "Training steps that the policy had behind it; 0 is the model that training began with")
+_SET = text("set", "Name of the held-out set")
 
 EVALUATIONS = TableSchema(
     name="evaluations",
     grain="One row per evaluation and held-out set, in the order of evaluation.path",
     columns=(
         _FINISHED,
-        _count("policy_version", "Version that generated the responses"),
+        count("policy_version", "Version that generated the responses"),
         _SET,
-        _count("num_prompts", "Prompts of the set"),
-        _count("num_samples", "Responses to each prompt"),
-        _text("mode", "alone (a round of its own) or fill (beside a training round)"),
-        _count("num_unfinished", "Responses without a reward when the evaluation was stopped"),
-        _flag("is_complete", "Nothing is unfinished; otherwise the set has no score, since what is missing is long"),
-        _number("temperature", "That they were sampled at; 0 is greedy"),
-        _number("reward_mean", "Mean reward, avg@num_samples; null where responses are missing", is_nullable=True),
-        _number(
+        count("num_prompts", "Prompts of the set"),
+        count("num_samples", "Responses to each prompt"),
+        text("mode", "alone (a round of its own) or fill (beside a training round)"),
+        count("num_unfinished", "Responses without a reward when the evaluation was stopped"),
+        flag("is_complete", "Nothing is unfinished; otherwise the set has no score, since what is missing is long"),
+        number("temperature", "That they were sampled at; 0 is greedy"),
+        number("reward_mean", "Mean reward, avg@num_samples; null where responses are missing", is_nullable=True),
+        number(
             "se_given_prompts",
             "Standard error of reward_mean over other samples of the same prompts: for comparing checkpoints on this "
             "set; null with one sample",
             is_nullable=True,
         ),
-        _number(
+        number(
             "se_over_prompts",
             "Standard error of reward_mean over other prompts of the same kind, clustered by prompt: for what it says "
             "beyond this set; null with one prompt",
             is_nullable=True,
         ),
-        _number(
+        number(
             "diff_to_first",
             "reward_mean less that of the run's first evaluation of the set, sample by sample; null in that one, and "
             "where its samples were others",
             is_nullable=True,
         ),
-        _number(
+        number(
             "se_diff_given_prompts", "As se_given_prompts, of diff_to_first: is this policy better?", is_nullable=True
         ),
-        _number("se_diff_over_prompts", "As se_over_prompts, of diff_to_first", is_nullable=True),
-        _number("pass_share", "Share of the responses with evaluation.pass_reward or more", is_nullable=True),
-        _number("truncated_share", "Share of the responses that ended at the length limit", is_nullable=True),
-        _number("length_mean_tokens", "Mean length of the responses", unit="tokens", is_nullable=True),
-        _count("length_p50_tokens", "Length that half of them do not exceed", unit="tokens", is_nullable=True),
-        _count("length_p90_tokens", "Length that 90 % of them do not exceed", unit="tokens", is_nullable=True),
-        _tokens("tokens_generated", "Tokens of the set's responses, as far as they have a reward"),
-        _seconds("started_at_s", "Begin of the evaluation, all sets together, since the run began"),
-        _seconds("time_s", "Time that it took, all sets together"),
+        number("se_diff_over_prompts", "As se_over_prompts, of diff_to_first", is_nullable=True),
+        number("pass_share", "Share of the responses with evaluation.pass_reward or more", is_nullable=True),
+        number("truncated_share", "Share of the responses that ended at the length limit", is_nullable=True),
+        number("length_mean_tokens", "Mean length of the responses", unit="tokens", is_nullable=True),
+        count("length_p50_tokens", "Length that half of them do not exceed", unit="tokens", is_nullable=True),
+        count("length_p90_tokens", "Length that 90 % of them do not exceed", unit="tokens", is_nullable=True),
+        tokens("tokens_generated", "Tokens of the set's responses, as far as they have a reward"),
+        seconds("started_at_s", "Begin of the evaluation, all sets together, since the run began"),
+        seconds("time_s", "Time that it took, all sets together"),
         _MODELLED,
     ),
 )
@@ -412,9 +341,9 @@ PASS_AT_K = TableSchema(
     columns=(
         _FINISHED,
         _SET,
-        _count("k", "Responses of which one must pass"),
-        _number("value", "Chance that one of k passes: the mean of 1 - C(n - c, k) / C(n, k) over the prompts"),
-        _number("se_over_prompts", "Its standard error over other prompts; null with one prompt", is_nullable=True),
+        count("k", "Responses of which one must pass"),
+        number("value", "Chance that one of k passes: the mean of 1 - C(n - c, k) / C(n, k) over the prompts"),
+        number("se_over_prompts", "Its standard error over other prompts; null with one prompt", is_nullable=True),
         _MODELLED,
     ),
 )
@@ -426,19 +355,19 @@ EVALUATION_RESPONSES = TableSchema(
     columns=(
         _FINISHED,
         _SET,
-        _text("prompt", "The id field of the prompt file"),
+        text("prompt", "The id field of the prompt file"),
         _DOMAIN,
-        _count("sample", "Index among the prompt's responses, from 0; the same sample has the same seed in every step"),
-        _text("engine", "Engine that generated it"),
-        _tokens("length_tokens", "Length of the response"),
-        _text("finish_reason", "stop (end of sequence) or length (length limit)"),
-        _number("reward", "Its reward"),
-        _text("reward_reason", "Why the reward is what it is, one word"),
-        _seconds("launched_at_s", "When the driver asked for it, since the run began"),
-        _seconds("finished_at_s", "When the driver learned of its end, since the run began"),
-        _seconds("scored_at_s", "When the reward was known, since the run began"),
-        _text("prompt_text", "What the policy saw, of those that evaluation.num_texts keeps", is_nullable=True),
-        _text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
+        count("sample", "Index among the prompt's responses, from 0; the same sample has the same seed in every step"),
+        text("engine", "Engine that generated it"),
+        tokens("length_tokens", "Length of the response"),
+        text("finish_reason", "stop (end of sequence) or length (length limit)"),
+        number("reward", "Its reward"),
+        text("reward_reason", "Why the reward is what it is, one word"),
+        seconds("launched_at_s", "When the driver asked for it, since the run began"),
+        seconds("finished_at_s", "When the driver learned of its end, since the run began"),
+        seconds("scored_at_s", "When the reward was known, since the run began"),
+        text("prompt_text", "What the policy saw, of those that evaluation.num_texts keeps", is_nullable=True),
+        text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
         _MODELLED,
     ),
 )

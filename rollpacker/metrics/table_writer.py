@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from rollpacker.metrics.schemas import TableSchema
+    from rollpacker.metrics.columns import TableSchema
     from rollpacker.metrics.tables import Row
 
 STEPS_PER_MERGED_PART = 64

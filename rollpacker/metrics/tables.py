@@ -31,7 +31,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES, SCHEMA_VERSION, VERSION_KEY, TableSchema
+from rollpacker.metrics.columns import SCHEMA_VERSION, VERSION_KEY, TableSchema
+from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES
 from rollpacker.paths import open_to_read, read_bytes
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
-from rollpacker.metrics.schemas import DOMAINS, EVALUATION_TABLES, EVALUATIONS, RESPONSES, STEPS, VERSION_KEY
+from rollpacker.metrics.columns import VERSION_KEY
+from rollpacker.metrics.schemas import DOMAINS, EVALUATION_TABLES, EVALUATIONS, RESPONSES, STEPS
 from rollpacker.metrics.table_writer import MetricsWriter
 
 ZEROS = {"int": 0, "float": 0.0, "bool": False, "text": ""}

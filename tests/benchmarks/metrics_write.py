@@ -19,8 +19,9 @@ from rollpacker.core.commands import ScoreResponse
 from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.settings import SchedulerSettings
+from rollpacker.metrics.columns import Column
 from rollpacker.metrics.event_log import EventLogWriter, read_event_log
-from rollpacker.metrics.schemas import TABLES, Column
+from rollpacker.metrics.schemas import TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import read_table
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from rollpacker.core.errors import DataError, InternalError, StorageFailed
 from rollpacker.metrics import table_writer, tables
-from rollpacker.metrics.schemas import SCHEMA_VERSION, STEPS, TABLES, Column
+from rollpacker.metrics.columns import SCHEMA_VERSION, Column
+from rollpacker.metrics.schemas import STEPS, TABLES
 from rollpacker.metrics.table_writer import MetricsWriter
 from rollpacker.metrics.tables import read_frame, read_last_steps, read_table
 

@@ -213,12 +213,12 @@ class Driver:
         """Give the evaluation that filled the last round, if one did; after `quiesce`."""
         return self._rounds.take_evaluation()
 
-    async def quiesce(self) -> None:
+    async def quiesce(self, *, settles_rewards: bool = False) -> None:
         """Wait until every engine has given back what it had: no request is in flight when new weights arrive.
 
         In a synchronous run, what the batch was complete without is aborted, and the reward does not go on with it; an
-        evaluation that fills the round has some time to end. In an asynchronous run, what is under way is suspended,
-        and the reward goes on.
+        evaluation that fills the round has some time to end. In an asynchronous run, what is under way is suspended and
+        the reward goes on; ahead of a checkpoint its verdicts are waited for, so that none is lost.
         """
         if self._rounds.is_filled:
             self._take(EnginesWanted(step=self._rounds.current.begin.step))
@@ -229,6 +229,7 @@ class Driver:
         else:
             self._reward.forget()
         await self._until(lambda: not (self._orders.is_any_in_flight or self._aside.is_any))
+        await self._until(lambda: not (settles_rewards and self._reward.is_busy))
 
     async def measure_round(self) -> RoundCosts:
         """Measure what the last round cost, and report it to the scheduler."""

@@ -123,6 +123,11 @@ class RewardClient:
             self._is_to_forget = True
             self._call()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while it has responses without a verdict."""
+        return bool(self._open or self._behind)
+
     def describe_wait(self) -> list[str]:
         """What the reward has in hand, in words; nothing if that is nothing."""
         if not self._open:

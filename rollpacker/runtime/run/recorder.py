@@ -153,6 +153,9 @@ class StepRecorder:
             "policy_version": batch.policy_version,
             "staleness_mean": sum(age * num_tokens for age, num_tokens in ages) / max(trained, 1),
             "staleness_max": max((age for age, _ in ages), default=0),
+            "num_requests_continued": batch.book.num_continued,
+            "tokens_recomputed": batch.book.num_tokens_recomputed,
+            "suspend_time_s": self._times.duration_s("quiesce"),
             "long_queue_length": batch.long_queue_length,
             "num_prompts_deferred_at_once": batch.num_deferred_at_once,
             "gpu_memory_peak_gb": _by_role(engine=costs.gpu_memory_peak_gb, trainer=result.update.gpu_memory_peak_gb),
@@ -211,7 +214,7 @@ class StepRecorder:
         tokenized = batch.prompts[name.prompt.key]
         return {
             "step": self._step,
-            "round": batch.begin.round,
+            "round": name.round,
             "round_kind": batch.begin.kind.value,
             "epoch": name.prompt.epoch,
             "prompt": name.prompt.key,

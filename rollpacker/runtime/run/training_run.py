@@ -53,6 +53,7 @@ class TrainingRun:
         self._preemption = preemption
         self._deadline = preemption.deadline
         self._is_modelled = is_modelled
+        self._step = first_step
         self._costs: RoundCosts | None = None
         self._published: Published | None = None
         self._has_warned = False
@@ -75,7 +76,7 @@ class TrainingRun:
     async def roll_out(self, step: int) -> Batch | None:
         """Generate and score the batch of a step; None when all data has been trained."""
         self._outputs.progress.stage("rollout")
-        self._costs = None
+        self._step, self._costs = step, None
         return await self._driver.next_batch(step)
 
     async def evaluate(self, step: int, *, is_last: bool = False) -> None:
@@ -130,7 +131,7 @@ class TrainingRun:
     async def quiesce(self) -> None:
         """Wait until no request of the round is in flight, and measure its costs; the second call does nothing."""
         if self._costs is None:
-            await self._driver.quiesce()
+            await self._driver.quiesce(settles_rewards=self._saver.is_due(self._step + 1))
             self._costs = await self._driver.measure_round()
 
     async def publish_weights(self) -> None:
