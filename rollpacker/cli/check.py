@@ -14,6 +14,7 @@ from rollpacker.cli.command_help import CONFIG_FILE, INPUTS, CommandHelp
 from rollpacker.cli.loss_words import loss_words
 from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
+from rollpacker.cli.split_words import split_words
 from rollpacker.core.quotas import apportion, scale_up
 from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.runtime.placing.fleets import degrees_of
@@ -134,7 +135,7 @@ def _notes_of_tokens(config: RunConfig) -> list[str]:
 
 _OWN_GPUS = "groups train as they are accepted: the trainer shares no GPU"
 """What streaming does there."""
-_OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "steps", "start")
+_OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "split", "steps", "start")
 """What is not described of a run of no steps."""
 
 
@@ -150,6 +151,7 @@ def _describe(
         "batch": _batch(config, resolved.settings),
         "rollout": _rollout(config, resolved.settings),
         "techniques": _techniques(config, resolved.cluster),
+        **({"split": split_words(config, resolved.cluster)} if config.system.is_async else {}),
         **({"loss": loss_words(config)} if config.backend.name == "ray" else {}),
         "steps": _steps(config, resolved),
         **({"evaluation": _evaluation(config, resolved)} if resolved.num_held_out else {}),

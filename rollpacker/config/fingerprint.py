@@ -100,6 +100,8 @@ _ADDED_LATER: Mapping[str, Any] = {
     "trainer.kl_in": "loss",
     "trainer.kl_estimator": "k3",
     "trainer.mismatch_k3": 0.01,
+    "workload.median_tokens": None,
+    "workload.sigma": 1.0,
 }
 """Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
 before."""

@@ -12,7 +12,8 @@ from typing import Annotated, Self
 
 from pydantic import model_validator
 
-from rollpacker.config.modelled_gpus import modelled_gpus, with_engines_that_fill
+from rollpacker.config.modelled_gpus import with_engines_that_fill
+from rollpacker.config.pools import check_pools
 from rollpacker.config.sections.backend import BackendSection
 from rollpacker.config.sections.base import (
     MODELLED_RUN,
@@ -427,7 +428,11 @@ class RunConfig(Section):
                 "A modelled run needs a model's shape, published or read from a model directory.\n"
                 "Choose model=qwen2.5-7b or another option with a shape, or set model.path."
             )
-        modelled_gpus(self)
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_suit_the_run(self) -> Self:
+        check_pools(self)
         return self
 
     @model_validator(mode="before")

@@ -33,14 +33,14 @@ def evaluation_cost(config: RunConfig, workload: Workload, plan: ClusterPlan) ->
     degree = config.engine.tensor_parallel
     prompt_tokens = max(1, config.workload.prompt_tokens if config.workload else 1)
     costs = plan.degree_costs(degree, config.engine.max_num_seqs, prompt_tokens)
-    training, held_out = _round_lengths(config, workload), _held_out_lengths(config, workload)
+    training, held_out = round_lengths(config, workload), _held_out_lengths(config, workload)
     alone_s, by_itself_s, filled_s = (
         round_s(costs, lengths, prompt_tokens) for lengths in (held_out, training, [*training, *held_out])
     )
     return EvaluationCost(alone_s=alone_s, filled_s=max(filled_s - by_itself_s, 0.0), round_s=by_itself_s)
 
 
-def _round_lengths(config: RunConfig, workload: Workload) -> list[int]:
+def round_lengths(config: RunConfig, workload: Workload) -> list[int]:
     """Of a plain round; with tail batching of a long one, which has the slowest prompts of as many as deferred it."""
     rollout, eta = config.rollout, exact(config.system.eta_prompts)
     num_launched = rollout.num_prompts

@@ -41,6 +41,7 @@ from rollpacker.sim.lengths import (
     Lengths,
     Quantiles,
     Uniforms,
+    log_normal_lengths,
     paper_lengths,
     read_lengths,
     read_packaged,
@@ -91,7 +92,11 @@ class Workload:
         self._seed = config.run.seed
         self._max_response_tokens = config.rollout.max_response_tokens
         path = self._section.lengths
-        self._lengths = paper_lengths() if path is None else read_lengths(path)
+        if self._section.median_tokens is not None:
+            domain = Domain(self._section.domain or ANY_DOMAIN)
+            self._lengths = log_normal_lengths(domain, self._section.median_tokens, self._section.sigma)
+        else:
+            self._lengths = paper_lengths() if path is None else read_lengths(path)
         self._drift = Drift(self._section, self._lengths)
         self._tail = Tail(self._section, self._lengths)
         self._run_times = _run_times()

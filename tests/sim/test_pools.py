@@ -110,3 +110,10 @@ def test_without_a_number_of_nodes_there_are_as_many_as_the_maps_need(words, exp
 def test_gpus_that_do_not_fit_are_refused_before_anything_starts(words, said):
     with pytest.raises(ConfigError, match=said):
         compose([*SMALL, *words])
+
+
+def test_an_asynchronous_run_has_engines_that_need_not_sleep():
+    for words in (NODE, (*NODE, "placement=colocated")):
+        with pytest.raises(ConfigError, match=r"system.max_staleness=2 with .*"):
+            compose([*SMALL, "system=flash", *words])
+    assert compose([*SMALL, "system=flash", *SEPARATE]).system.is_async

@@ -345,3 +345,16 @@ def test_a_response_that_a_recorded_run_scored_has_its_reward_again():
     assert recorded.verdict(RequestId(3, PromptId(0, "a"), 1)) == (1.0, "correct")
     assert recorded.verdict(RequestId(3, PromptId(0, "a"), 2)) is None
     assert paper_lengths().verdict(RequestId(3, PromptId(0, "a"), 1)) is None
+
+
+@pytest.mark.parametrize(("name", "mean", "share_cut"), [("base", 1480, 0.00016), ("think", 9500, 0.035)])
+def test_log_normal_lengths_are_what_the_comment_of_their_workload_states(name, mean, share_cut):
+    lengths = flat(many(workload(f"workload={name}"), 2000, 4, limit=32768))
+    assert statistics.mean(lengths) == pytest.approx(mean, rel=0.05)
+    assert sum(each == 32768 for each in lengths) / len(lengths) == pytest.approx(share_cut, abs=0.01)
+    assert statistics.median(lengths) == pytest.approx(900 if name == "base" else 7000, rel=0.05)
+
+
+def test_lengths_come_from_one_place():
+    with pytest.raises(ConfigError, match=r"workload.median_tokens=900 with workload.lengths=x.csv"):
+        workload("workload=base", "workload.lengths=x.csv")

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Number, Positive, Seconds, Section, WorkerCount
+from rollpacker.config.sections.base import (
+    NOT_IN_FINGERPRINT,
+    Count,
+    Number,
+    OnlyWith,
+    Positive,
+    Seconds,
+    Section,
+    WorkerCount,
+)
 
 
 class WorkloadSection(Section):
@@ -19,8 +28,13 @@ class WorkloadSection(Section):
     """Where response lengths come from: the run.dir of a recorded run, or a CSV, Parquet or JSONL file with the column
     `length_tokens` and, where known, `prompt` and `domain`; or with `p` and `tokens`, a table of quantiles. null takes
     the quantiles that the paper measured (Fig 2a)."""
+    median_tokens: Positive | None = None
+    """With it lengths are log-normal, instead of `lengths`: this is their median."""
+    sigma: Annotated[Number, OnlyWith("workload.median_tokens")] = Field(1.0, ge=0, le=3)
+    """Standard deviation of the logarithms of log-normal lengths: one response in 40 is longer than the median times
+    e to twice this."""
     domain: str | None = None
-    """The one domain that is used; null uses every domain of the lengths."""
+    """The one domain that is used; null uses every domain of the lengths. Log-normal lengths are of this one."""
     num_prompts: Count = Field(4096, ge=1)
     """Of each domain, where neither data.path nor the lengths name the prompts."""
     prompt_tokens: Count = Field(256, ge=1)
@@ -58,6 +72,15 @@ class WorkloadSection(Section):
     reward_time_s: Seconds | None = None
     """Time to judge any response, on a CPU worker; null takes the run times of the paper's sandbox (Fig 7a) for
     programs, `hardware.rule_time_s` for rules, and the LLM judge's prefill."""
+
+    @model_validator(mode="after")
+    def _lengths_have_one_source(self) -> Self:
+        if self.median_tokens is not None and self.lengths is not None:
+            raise ValueError(
+                f"workload.median_tokens={self.median_tokens:g} with workload.lengths={self.lengths}.\n"
+                "Lengths are log-normal, or come from a file.\nLeave out one of the two."
+            )
+        return self
 
 
 class HardwareSection(Section):

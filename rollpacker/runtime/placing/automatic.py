@@ -1,7 +1,9 @@
 """Chooses how a run uses the GPUs that there are: `placement=auto`.
 
-Engines and trainer take turns on all of them. In this order:
+Engines and trainer take turns on all of them, or in an asynchronous run divide them. In this order:
 
+    pools        with `system.max_staleness` GPUs of their own for engines and trainer: half and half, or as many more
+                 for the trainer as it needs to fit
     kinds        engine=vllm where it is installed, trainer=fsdp, bfloat16, and what bounds the trainer's memory
     engines      the lowest tensor-parallel degree at which weights take at most half of an engine's memory
     trainer      the first layout and the largest micro-batch that fit, by the estimate of `model_fit`; with
@@ -17,20 +19,19 @@ Imports neither ray nor torch.
 
 from __future__ import annotations
 
-import copy
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
-
-from pydantic import ValidationError
 
 from rollpacker.config.gpu_map import GpuMap
 from rollpacker.config.schema import RunConfig
 from rollpacker.core.errors import ConfigError, ModelError
 from rollpacker.data.shapes import Transformer, transformer_of
 from rollpacker.runtime.placing.actors import counted
+from rollpacker.runtime.placing.draft import Choice, Draft
 from rollpacker.runtime.placing.gpus import Gpus, gpus_of_run
 from rollpacker.runtime.placing.model_fit import (
     check_engine,
@@ -40,6 +41,7 @@ from rollpacker.runtime.placing.model_fit import (
     rank_memory,
     trainer_degree_mistakes,
 )
+from rollpacker.runtime.placing.pools import choose_pools, complete_pools
 from rollpacker.trainers.trainable import check_trainable
 
 LOGITS_CHUNK_TOKENS = 1024
@@ -59,21 +61,6 @@ _MOST_GPUS = 1024
 """Times those that there are, up to which a refusal looks for a number that would do."""
 
 _RESOURCES = ("engine.resources.num_gpus", "trainer.resources.num_gpus")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One key that was chosen."""
-
-    key: str
-    value: object
-    reason: str
-
-    @property
-    def word(self) -> str:
-        """As an argument."""
-        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
-        return f"{self.key.removesuffix('.name')}={value}"
 
 
 class Chooser:
@@ -115,7 +102,7 @@ def choices(tree: dict[str, Any], named: AbstractSet[str], gpus: Gpus) -> list[C
         ConfigError: The model does not fit into the GPUs, or one of them has nobody to use it.
         ModelError: The trainer does not train the model.
     """
-    draft = _Draft(tree, named)
+    draft = Draft(tree, named)
     if draft.value("backend.name") == "sim" or draft.value("placement.automatic") is not True or not gpus.number:
         return None
     if not (draft.is_free(_RESOURCES[0]) and draft.is_free(_RESOURCES[1])):
@@ -133,6 +120,9 @@ def choices(tree: dict[str, Any], named: AbstractSet[str], gpus: Gpus) -> list[C
         model = None  # the check of the model's files says why, or that its memory is unknown
     else:
         check_trainable(config)
+    if config.system.is_async and config.placement.maps is None:
+        fits = functools.partial(_fits_smallest, model=model, gpus=gpus, draft=draft)
+        choose_pools(draft, gpus, config, fits)
     _choose_engines(draft, gpus, model)
     if config.trains:
         _choose_trainer(draft, gpus, model)
@@ -140,56 +130,16 @@ def choices(tree: dict[str, Any], named: AbstractSet[str], gpus: Gpus) -> list[C
     _narrow_maps(draft, config, gpus)
     config = draft.config() or config
     if draft.is_free("placement.engine"):
-        _refuse_idle(config, gpus, len(set().union(*(_places(gpus, text) for text in _maps(config)))))
+        _refuse_idle(config, gpus, len(set().union(*(_places(gpus, each) for each in _maps(config)))))
     return list(draft.chosen.values())
 
 
-class _Draft:
-    """A configuration with what has been chosen so far."""
-
-    def __init__(self, tree: dict[str, Any], named: AbstractSet[str]) -> None:
-        self._tree = copy.deepcopy(tree)
-        self._named = named
-        self.chosen: dict[str, Choice] = {}
-
-    def is_free(self, key: str) -> bool:
-        return key not in self._named
-
-    def value(self, key: str) -> Any:
-        node: Any = self._tree
-        for part in key.split("."):
-            node = node[part]
-        return node
-
-    def choose(self, reason: str, values: Mapping[str, object]) -> None:
-        """Set keys of which nobody named one; a key whose value stays is no choice."""
-        for key, value in values.items():
-            if self.is_free(key) and self.value(key) != value:
-                _set(self._tree, key, value)
-                self.chosen[key] = Choice(key=key, value=value, reason=reason)
-
-    def config(self, values: Mapping[str, object] | None = None) -> RunConfig | None:
-        """The configuration, with further values for free keys; None where it is not legal."""
-        tree = copy.deepcopy(self._tree)
-        for key, value in (values or {}).items():
-            if self.is_free(key):
-                _set(tree, key, value)
-        try:
-            return RunConfig.model_validate(tree)
-        except ValidationError:
-            return None
-
-
-def _set(tree: dict[str, Any], key: str, value: object) -> None:
-    *parents, leaf = key.split(".")
-    for part in parents:
-        tree = tree[part]
-    tree[leaf] = value
-
-
-def _choose_kinds(draft: _Draft, gpus: Gpus) -> None:
-    maps = {"placement.engine": "all", "placement.trainer": "all"}
-    draft.choose(f"{gpus}: engines and trainer take turns on them", maps)
+def _choose_kinds(draft: Draft, gpus: Gpus) -> None:
+    if draft.value("system.max_staleness"):
+        complete_pools(draft, gpus)
+    else:
+        maps = {"placement.engine": "all", "placement.trainer": "all"}
+        draft.choose(f"{gpus}: engines and trainer take turns on them", maps)
     if gpus.has_vllm:
         draft.choose("vLLM is installed", {"engine.name": "vllm"})
     draft.choose("parameters, gradients and optimizer are shared out", {"trainer.name": "fsdp"})
@@ -200,8 +150,8 @@ def _choose_kinds(draft: _Draft, gpus: Gpus) -> None:
         draft.choose("vLLM compiles the model", {"backend.deadlines.start_s": START_S})
 
 
-def _choose_engines(draft: _Draft, gpus: Gpus, model: Transformer | None) -> None:
-    counts = _counts(gpus, str(draft.value("placement.engine")))
+def _choose_engines(draft: Draft, gpus: Gpus, model: Transformer | None) -> None:
+    counts = _counts(gpus, draft.gpu_map("engine"))
     num_bytes = gpus.num_bytes or _USUAL_GPU_BYTES
     fitting: list[tuple[dict[str, object], RunConfig]] = []
     for degree in _engine_degrees(draft, counts):
@@ -223,7 +173,7 @@ def _choose_engines(draft: _Draft, gpus: Gpus, model: Transformer | None) -> Non
     draft.choose("the lowest degree that leaves half of an engine's memory to its KV cache", values)
 
 
-def _engine_degrees(draft: _Draft, counts: Sequence[int]) -> list[int]:
+def _engine_degrees(draft: Draft, counts: Sequence[int]) -> list[int]:
     """Degrees to try, ascending: powers of two that cut every node's GPUs into whole engines."""
     number = draft.value("engine.num_engines")
     if not draft.is_free("engine.tensor_parallel"):
@@ -235,11 +185,11 @@ def _engine_degrees(draft: _Draft, counts: Sequence[int]) -> list[int]:
     return [1 << power for power in range(max(counts).bit_length()) if all(each % (1 << power) == 0 for each in counts)]
 
 
-def _choose_trainer(draft: _Draft, gpus: Gpus, model: Transformer | None) -> None:
+def _choose_trainer(draft: Draft, gpus: Gpus, model: Transformer | None) -> None:
     room = _USABLE_SHARE * (gpus.num_bytes or _USUAL_GPU_BYTES)
     least: tuple[float, RunConfig, _Layout, int] | None = None
     for layout, num_tokens in itertools.product(
-        _layouts(draft, sum(_counts(gpus, str(draft.value("placement.trainer"))))), _microbatches(draft)
+        _layouts(draft, sum(_counts(gpus, draft.gpu_map("trainer")))), _microbatches(draft)
     ):
         config = draft.config(layout.values | {"trainer.max_tokens_per_microbatch": num_tokens})
         if config is None or (model is not None and list(trainer_degree_mistakes(config, model.shape))):
@@ -267,7 +217,7 @@ class _Layout:
     reason: str
 
 
-def _layouts(draft: _Draft, num_gpus: int) -> list[_Layout]:
+def _layouts(draft: Draft, num_gpus: int) -> list[_Layout]:
     """Ways to share the trainer out, the one to be preferred first."""
     match draft.value("trainer.name"):
         case "fsdp":
@@ -302,7 +252,21 @@ def _layouts(draft: _Draft, num_gpus: int) -> list[_Layout]:
     return [_Layout(values={}, reason="one process")]
 
 
-def _microbatches(draft: _Draft) -> list[int]:
+def _fits_smallest(num_ranks: int, *, model: Transformer | None, gpus: Gpus, draft: Draft) -> bool:
+    """Tell whether a trainer that shards over so many ranks fits with the smallest micro-batch; True where unknown."""
+    config = draft.config(
+        {
+            "trainer.data_parallel": num_ranks,
+            "trainer.shard_gradients": True,
+            "trainer.max_tokens_per_microbatch": _microbatches(draft)[-1],
+        }
+    )
+    if config is None or model is None or config.trainer.name != "fsdp":
+        return True
+    return rank_memory(config, model).total <= _USABLE_SHARE * (gpus.num_bytes or _USUAL_GPU_BYTES)
+
+
+def _microbatches(draft: Draft) -> list[int]:
     """Sizes of micro-batches to try, descending; the longest sequence makes one alone."""
     if not draft.is_free("trainer.max_tokens_per_microbatch"):
         return [draft.value("trainer.max_tokens_per_microbatch")]
@@ -329,7 +293,7 @@ def _does_not_fit(config: RunConfig, model: Transformer, gpus: Gpus) -> ConfigEr
     )
 
 
-def _narrow_maps(draft: _Draft, config: RunConfig, gpus: Gpus) -> None:
+def _narrow_maps(draft: Draft, config: RunConfig, gpus: Gpus) -> None:
     """Let maps that nobody named hold as many GPUs as engines and ranks are."""
     numbers = {
         "placement.engine": config.engine.num_engines * config.engine.tensor_parallel,
@@ -347,20 +311,19 @@ def _narrow_maps(draft: _Draft, config: RunConfig, gpus: Gpus) -> None:
         draft.choose(f"{counted(number, 'GPU')} are enough for what is named", {key: text})
 
 
-def _maps(config: RunConfig) -> list[str]:
+def _maps(config: RunConfig) -> list[GpuMap]:
     placement = config.placement
-    return [text for text in (placement.engine, placement.trainer, placement.judge) if text is not None]
+    return [*(placement.maps or ()), *([placement.judge_map] if placement.judge is not None else [])]
 
 
-def _places(gpus: Gpus, text: str) -> set[tuple[int, int]]:
+def _places(gpus: Gpus, named: GpuMap) -> set[tuple[int, int]]:
     """The GPUs that a map names, each with its node."""
-    named = GpuMap.parse(text)
     return {(node, gpu) for node in range(gpus.num_nodes) for gpu in named.gpus_of(node, gpus.per_node)}
 
 
-def _counts(gpus: Gpus, text: str) -> list[int]:
+def _counts(gpus: Gpus, named: GpuMap) -> list[int]:
     """How many GPUs of each node a map names, of nodes with any."""
-    places = _places(gpus, text)
+    places = _places(gpus, named)
     counts = [sum(node == each for each, _ in places) for node in range(gpus.num_nodes)]
     return [count for count in counts if count] or [0]
 
