@@ -65,12 +65,6 @@ class GpuMap:
         """Those that it speaks of by number."""
         return frozenset(self.nodes) | (self.but.named_nodes if self.but else frozenset())
 
-    @property
-    def highest_gpu(self) -> int:
-        """That it speaks of by number; 0 for none."""
-        numbers = [gpu for gpus in (self.elsewhere, *self.nodes.values()) for gpu in gpus or ()]
-        return max([*numbers, self.but.highest_gpu if self.but else 0])
-
     def gpus_of(self, node: int, num_gpus: int) -> tuple[int, ...]:
         """The GPUs of a node that has `num_gpus`, ascending."""
         named = self.nodes.get(node, self.elsewhere)
@@ -84,16 +78,6 @@ class GpuMap:
 def rest_of(other: GpuMap) -> GpuMap:
     """Every GPU that another map does not name."""
     return GpuMap(elsewhere=None, but=other)
-
-
-def do_share(first: GpuMap, second: GpuMap) -> bool:
-    """Tell whether two maps name a common GPU, on nodes that have those that are named by number."""
-    nodes = first.named_nodes | second.named_nodes
-    per_node = 1 + max(first.highest_gpu, second.highest_gpu)
-    return any(
-        set(first.gpus_of(node, per_node)) & set(second.gpus_of(node, per_node))
-        for node in {*nodes, 1 + max(nodes, default=-1)}
-    )
 
 
 def map_text(gpus_by_node: Sequence[Sequence[int]]) -> str:

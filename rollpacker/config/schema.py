@@ -12,8 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import model_validator
 
-from rollpacker.config.modelled_gpus import with_engines_that_fill
-from rollpacker.config.pools import check_pools
+from rollpacker.config.modelled_gpus import modelled_gpus, with_engines_that_fill
 from rollpacker.config.sections.backend import BackendSection
 from rollpacker.config.sections.base import (
     MODELLED_RUN,
@@ -432,7 +431,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _gpus_suit_the_run(self) -> Self:
-        check_pools(self)
+        if self.backend.name == "sim":
+            modelled_gpus(self)
         return self
 
     @model_validator(mode="before")

@@ -112,8 +112,8 @@ def test_gpus_that_do_not_fit_are_refused_before_anything_starts(words, said):
         compose([*SMALL, *words])
 
 
-def test_an_asynchronous_run_has_engines_that_need_not_sleep():
-    for words in (NODE, (*NODE, "placement=colocated")):
-        with pytest.raises(ConfigError, match=r"system.max_staleness=2 with .*"):
-            compose([*SMALL, "system=flash", *words])
-    assert compose([*SMALL, "system=flash", *SEPARATE]).system.is_async
+def test_where_engines_and_trainer_take_turns_an_asynchronous_run_suspends_what_is_unfinished(tmp_path):
+    steps = steps_of(tmp_path, "system=flash", *NODE, "placement=colocated")
+    assert steps["num_requests_continued"].sum() > 0
+    assert steps["tokens_wasted"].sum() == 0
+    assert steps["staleness_max"].max() <= 2

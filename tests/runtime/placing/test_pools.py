@@ -71,8 +71,6 @@ def test_what_is_named_decides_the_split(models, words, trainer):
     assert gpus_of(config) == {"engine": 8 - trainer, "trainer": trainer}
 
 
-def test_one_gpu_and_shared_ones_are_refused(models):
+def test_one_gpu_cannot_be_divided(models):
     with pytest.raises(ConfigError, match=r"system\.max_staleness=2 on 1 GPU of 80 GB"):
         chosen(models["0.5B"], number=1)
-    with pytest.raises(ConfigError, match=r"system\.max_staleness=2 with placement\.engine=all and placement"):
-        chosen(models["0.5B"], "placement=colocated")
