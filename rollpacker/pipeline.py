@@ -2,9 +2,11 @@
 
 What a batch is made of, and when it is complete, is the scheduler's business (`rollpacker.core`). The configuration
 chooses engines, reward and trainer, a backend starts them, and `rollpacker.runtime.run.opening` opens the run. What is
-left is the order of a synchronous, strictly on-policy step: every trained token comes from the policy that the step
-began with. Where engines and trainer share GPUs, one side sleeps: engines while the trainer learns, and the trainer
-from then on until the next batch is complete.
+left is the order of a step. In a synchronous run it is strictly on-policy: every trained token comes from the policy
+that the step began with. In an asynchronous one (`system.max_staleness`) engines go on while the trainer learns, what
+they have not finished is suspended while new weights are published, and the next `roll_out` goes on from its tokens.
+Where engines and trainer share GPUs, one side sleeps: engines while the trainer learns, and the trainer from then on
+until the next batch is complete.
 """
 
 from __future__ import annotations
