@@ -35,6 +35,11 @@ _NAMES_ELSEWHERE = {
     "trainer.max_grad_norm": "grad_clip max_norm clip_grad",
     "trainer.clip_ratio_low": "epsilon eps_clip cliprange clip_ratio",
     "trainer.clip_ratio_high": "epsilon_high eps_clip_high",
+    "trainer.loss": "loss_type policy_loss loss_mode pg_variant",
+    "trainer.dual_clip": "clip_ratio_c dual_clip_loss_value eps_clip_c delta",
+    "trainer.entropy_coefficient": "entropy_coeff entropy_coef entropy_loss_coef",
+    "trainer.kl_estimator": "kl_loss_type kl_penalty",
+    "trainer.kl_in": "use_kl_in_reward",
     "trainer.kl_coefficient": "beta kl_coef kl_loss_coef init_kl_coef",
     "trainer.loss_normalisation": "loss_agg_mode",
     "trainer.mismatch": "rollout_is use_tis vllm_importance_sampling_mode vllm_importance_sampling_correction "

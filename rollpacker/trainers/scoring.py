@@ -64,7 +64,7 @@ def score_microbatch(
             "Set trainer.logits_chunk_tokens=null",
         )
     # What the model returned, not what the layer made: FSDP2 waits for the gradient of the former.
-    return scores_of_chunks(output.logits)
+    return scores_of_chunks(output.logits, has_entropy_gradient=has_entropy_gradient)
 
 
 def score_in_chunks(
@@ -92,9 +92,10 @@ def score_in_chunks(
     )
 
 
-def scores_of_chunks(scores_N3: Tensor) -> Scores:
+def scores_of_chunks(scores_N3: Tensor, *, has_entropy_gradient: bool) -> Scores:
     """Take the result of `score_in_chunks` apart."""
     logprobs_N, entropies_N, variances_N = scores_N3.unbind(-1)
+    entropies_N = entropies_N if has_entropy_gradient else entropies_N.detach()
     return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N, variances_N=variances_N.detach())
 
 

@@ -81,6 +81,45 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "trainer=fsdp", "trainer.data_parallel=2", "trainer.shard_ranks=1", "trainer.shard_gradients=true"],
         ["trainer.shard_gradients=true with trainer.shard_ranks=1", "no copy could work alone"],
     ),
+    "a misspelt loss": (
+        [*RUN, "trainer.loss=gsop"],
+        ["trainer.loss=gsop is not legal", "ppo, ppo_behaviour", "FILE.py:NAME", "Did you mean trainer.loss=gspo?"],
+    ),
+    "a misspelt advantage": (
+        [*RUN, "trainer.advantage=group_sdt"],
+        ["trainer.advantage=group_sdt is not legal", "Did you mean trainer.advantage=group_std?"],
+    ),
+    "a loss of nobody": ([*RUN, "trainer.loss=mine.py:loss"], ["cannot be used: there is no file mine.py"]),
+    "a bound below no ratio": ([*RUN, "trainer.clip_ratio_low=1.5"], ["trainer.clip_ratio_low=1.5", "at most 1"]),
+    "a dual clip that clips what agrees": ([*RUN, "trainer.dual_clip=1"], ["trainer.dual_clip=1", "above 1"]),
+    "a dual clip of no ratio": (
+        [*RUN, "trainer.loss=tis", "trainer.dual_clip=3"],
+        ["trainer.dual_clip=3 with trainer.loss=tis", "trainer.loss=ppo"],
+    ),
+    "stale tokens without a correction": (
+        [*RUN, "system=verl", "system.reward=async", "system.max_staleness=2", "trainer.loss=ppo"],
+        ["trainer.loss=ppo with trainer.mismatch=none and system.max_staleness=2", "trainer.mismatch=token_truncate"],
+    ),
+    "stale tokens for REINFORCE": (
+        [*RUN, "system=verl", "system.reward=async", "system.max_staleness=1", "trainer.loss=reinforce"],
+        ["trainer.loss=reinforce with trainer.mismatch=none", "ppo_behaviour, tis, cispo, topr, gspo"],
+    ),
+    "a correction of what is correct": (
+        [*RUN, "trainer.loss=cispo", "trainer.mismatch=token_mask"],
+        ["trainer.mismatch=token_mask with trainer.loss=cispo", "once more", "Leave out trainer.mismatch"],
+    ),
+    "an advantage of the batch that streams": (
+        [*RUN, "system=rlhfuse", "trainer.advantage=batch_std"],
+        ["system.stream=true with trainer.advantage=batch_std", "trainer.advantage=group_mean"],
+    ),
+    "a divergence with a bias as a reward": (
+        [*RUN, "trainer.kl_coefficient=0.1", "trainer.kl_in=reward", "trainer.kl_estimator=k3"],
+        ["trainer.kl_in=reward with trainer.kl_estimator=k3", "k1"],
+    ),
+    "a form of a penalty that is not there": (
+        [*RUN, "trainer.kl_in=reward"],
+        ["trainer.kl_in=reward", "trainer.kl_coefficient=0", "Set trainer.kl_coefficient"],
+    ),
     "a stream of groups into a mean over the batch": (
         [*RUN, "system=rlhfuse", "trainer.loss_normalisation=token_mean"],
         ["trainer.loss_normalisation=token_mean", "the group itself", "trainer.loss_normalisation=token_bound"],

@@ -29,9 +29,25 @@ def test_every_token_counts_the_same_by_default():
         (["engine=vllm", "trainer.mismatch=none"], "not corrected (mismatch=none)"),
         (["trainer.mismatch=token_mask", "trainer.mismatch_high=5"], "by 0 outside of 0.5 to 5 (mismatch=token_mask)"),
         (["trainer.mismatch=sequence_mask"], "its response's mean ratio, by 0 outside of 0.5 to 2"),
+        (["trainer.mismatch=sequence_truncate"], "the product of its response's ratios, at most 2"),
+        (["trainer.mismatch=k3_mask"], "further than 0.01 nats per token"),
+        (["engine=vllm", "trainer.loss=tis"], "not corrected (mismatch=none, by default with engine=vllm)"),
     ],
 )
 def test_the_correction_follows_the_engine_unless_it_is_named(words, said):
+    assert said in words_of(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "(loss=ppo, by default)"),
+        (["system=verl", "system.reward=async", "system.max_staleness=1"], "(loss=ppo_behaviour, by default)"),
+        (["trainer.loss=cispo"], "weighted by the clipped ratio to the policy that sampled the token (loss=cispo)"),
+        (["trainer.loss=mine.py:loss"], "a function of your own (loss=mine.py:loss)"),
+    ],
+)
+def test_it_says_which_loss_it_is_and_what_that_does(words, said):
     assert said in words_of(*words)
 
 

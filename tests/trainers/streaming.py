@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 NUM_BATCHES = 50
 NUM_BATCHES_OF_RANKS = 20
 """Where every pass waits for other processes. `tests/benchmarks/streamed_steps.py` has fifty of these, too."""
+STALE: tuple[dict[str, Any], ...] = (
+    {"loss": "gspo", "clip_ratio_low": 0.1, "clip_ratio_high": 0.1, "entropy_coefficient": 0.1},
+    {"loss": "cispo", "advantage": "reinforce_pp", "kl_coefficient": 0.1, "kl_in": "reward"},
+)
+"""Objectives of asynchronous training: on `stale` groups each of their parts has a gradient."""
 GPUS = (0, 1)
 """Of two replicas, one each."""
 
@@ -38,6 +43,14 @@ def random_rewards(seed: int) -> list[tuple[float, ...]]:
         tuple(numbers.integers(0, 2, numbers.integers(1, 6)).astype(float).tolist())
         for _ in range(int(numbers.integers(1, 6)))
     ]
+
+
+def stale(groups: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
+    """Make the log-probabilities of groups those of another policy."""
+    numbers = np.random.default_rng(0)
+    for response in (response for group in groups for response in group.responses):
+        response.logprobs[:] += numbers.normal(0, 0.5, response.num_tokens)
+    return groups
 
 
 @dataclass(frozen=True, kw_only=True)

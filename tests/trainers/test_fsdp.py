@@ -17,7 +17,7 @@ from rollpacker.protocols.tensors import checksum_of_tensors
 from rollpacker.trainers.process_group import join, leave
 from tests.trainers import fsdp_scenarios as scenarios
 from tests.trainers.fsdp_scenarios import Outcome, Work
-from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, random_rewards, require_rounding_only
+from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, STALE, random_rewards, require_rounding_only, stale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +85,20 @@ def test_loss_and_gradients_are_those_of_one_process_over_random_batches(bench, 
     assert (metrics.num_tokens, metrics.policy_version) == (of_one.num_tokens, 1)
     assert metrics.entropy == pytest.approx(of_one.entropy, rel=1e-6)
     assert metrics.logprob_mismatch_max < 1e-5
+
+
+@pytest.mark.parametrize("section", STALE, ids=str)
+def test_objectives_on_stale_tokens_are_those_of_one_process(bench, two_ranks, section):
+    batch = stale(bench.groups(random_rewards(1), seed=1))
+    section = {"max_grad_norm": 1e9, "max_tokens_per_microbatch": 64, **section}
+    work = Work(model_path=bench.model_path, section=section, batches=[batch], split=(2,))
+    expected = reference(bench, replace(work, split=()))
+    found, _ = two_ranks.run(scenarios.train, work)
+    require_close(gradients(found), gradients(expected))
+    (metrics,), (of_one,) = found.metrics, expected.metrics
+    assert metrics.loss == pytest.approx(of_one.loss, rel=1e-5, abs=1e-6)
+    assert metrics.clip_fraction == of_one.clip_fraction > 0
+    assert metrics.effective_sample_share == pytest.approx(of_one.effective_sample_share, rel=1e-5)
 
 
 @pytest.mark.parametrize(

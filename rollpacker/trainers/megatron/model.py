@@ -111,7 +111,7 @@ class ScoringModel:
     def scores(self, output: Tensor, rows: PackedRows) -> Scores:
         """Return those of this rank's n tokens, from the last stage's output."""
         if self._chunk_tokens is not None:
-            return scores_of_chunks(output)
+            return scores_of_chunks(output, has_entropy_gradient=self._has_entropy_gradient)
         logprobs_n, entropies_n, variances_n = self._scores_of_logits(output, rows.target_ids_n)
         return Scores(logprobs_N=logprobs_n, entropies_N=entropies_n, variances_N=variances_n)
 

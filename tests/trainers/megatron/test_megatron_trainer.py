@@ -18,7 +18,7 @@ from rollpacker.trainers.torch_policy import TorchPolicy
 from tests.trainers.megatron import scenarios
 from tests.trainers.megatron.scenarios import Outcome, Work
 from tests.trainers.ranks import Ranks
-from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, random_rewards, require_rounding_only
+from tests.trainers.streaming import NUM_BATCHES_OF_RANKS, STALE, random_rewards, require_rounding_only, stale
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,6 +129,25 @@ def test_ranks_that_score_in_chunks_train_as_one_process_does_whole(ranks: Ranks
     for model in ("qwen2-tied", "llama"):
         work = Work(model_path=plain_torch.models[model], section=section, batches=batches[model])
         assert_equal_training(ranks.run(scenarios.train, work), plain_torch.train(model))
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("layout", ["tensor", "pipeline", "context", "context-by-length"])
+def test_objectives_on_stale_tokens_are_those_of_one_process(ranks: Ranks, models, bench_of, layout, chunk):
+    """The mean of a response over parts of its tokens, and the entropy's gradient over parts of the vocabulary."""
+    model = "qwen2-tied"
+    batches = [stale(bench_of(models[model]).groups(REWARDS, seed=seed)) for seed in range(2)]
+    for section in STALE:
+        expected = Torch(models, {model: batches}).train_with(model, **section)
+        work = Work(
+            model_path=models[model],
+            section={**LAYOUTS[layout], **section, "logits_chunk_tokens": chunk},
+            batches=batches,
+            split=(1,),
+        )
+        found = ranks.run(scenarios.train, work)
+        assert_equal_training(found, expected)
+        assert found[0].metrics[0].clip_fraction == expected.metrics[0].clip_fraction > 0
 
 
 def test_a_rank_makes_no_more_than_a_chunk_of_logits(ranks: Ranks, models, samples):
