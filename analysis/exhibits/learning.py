@@ -114,14 +114,14 @@ def _draw_score(axes: Axes, rows: pd.DataFrame, color: str) -> None:
     axes.plot(x, rows["y"], color=color, linewidth=1.7)
 
 
-def _exhibit(name: str, title: str, systems: Mapping[str, str]) -> Exhibit:
+def _exhibit(name: str, title: str, systems: Mapping[str, str], setups: tuple[str, ...]) -> Exhibit:
     return Exhibit(
         name=name,
         title=title,
         experiments=(name,),
         gather=partial(gather, systems=systems),
         draw=partial(draw, systems=systems),
-        setups=("walks",),
+        setups=setups,
     )
 
 
@@ -129,6 +129,7 @@ FIG08 = _exhibit(
     "fig08",
     "Held-out score with and without tail batching, small real runs (Fig 8)",
     {"verl": "plain batches", "tail": "tail batching"},
+    setups=("walks",),
 )
 
 LEARNING = _exhibit(
@@ -141,4 +142,5 @@ LEARNING = _exhibit(
         "ours-exact": "ours-exact",
         "ours": "ours",
     },
+    setups=("walks", "tiny"),
 )
