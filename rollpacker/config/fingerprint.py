@@ -85,7 +85,7 @@ _ADDED_LATER: Mapping[str, Any] = {
     "data.max_prompts": None,
     "system.length_history": False,
     "system.history_share": 0.2,
-    "system.first_epoch": "race",
+    "system.first_epoch": "exact",
 }
 """Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
 before."""

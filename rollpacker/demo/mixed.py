@@ -132,7 +132,7 @@ def prompt_file(num_prompts: int, rng: random.Random) -> str:
 
 
 def unseen_file(num_prompts: int, rng: random.Random, prompts: str) -> str:
-    """Write the lines of a held-out file: different prompts, the domains in turn, none in the lines of a prompt file."""
+    """Write the lines of a held-out file: different prompts, the domains in turn, none of them in a prompt file."""
     known = {json.loads(line)["prompt"] for line in prompts.splitlines()}
     records: list[dict[str, object]] = []
     while len(records) < num_prompts:

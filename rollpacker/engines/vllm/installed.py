@@ -71,8 +71,8 @@ def check_vllm(section: VllmSection) -> None:
 def drafter_of(section: VllmSection) -> str:
     """The drafter that is named, or the better one of those that are installed.
 
-    A response's siblings and its prompt's earlier responses foretell it far better than its own text does: replayed from
-    a run of the demo, 1.39 tokens per pass instead of 1.01 (tests/benchmarks/results/drafts.md).
+    Siblings and a prompt's earlier responses predict a response far better than its own text does: replayed from a run
+    of the demo, 1.39 tokens per pass instead of 1.01 (tests/benchmarks/results/drafts.md).
     """
     return section.drafter or ("suffix" if _has_arctic() else "ngram")
 
