@@ -134,7 +134,9 @@ def test_each_assumption_is_compared_with_plain_batches_that_make_the_same_one(t
     write("verl", "assumptions-0.6-0.8-0.0", 9.0, 120)
     write("ours", "assumptions-0.6-0.8-0.0", 3.0, 120)
     numbers = assumptions.gather(runs_below(tmp_path))
-    acceptance, correlation = (f"{ladder.SPEEDUP}: {name}" for name in (assumptions.ACCEPTANCE, assumptions.CORRELATION))
+    acceptance, correlation = (
+        f"{ladder.SPEEDUP}: {name}" for name in (assumptions.ACCEPTANCE, assumptions.CORRELATION)
+    )
     assert by_x(numbers, acceptance, "ours") == {0.0: 1.5, 0.6: 2.0}
     assert by_x(numbers, correlation, "ours") == {0.3: 2.0, 0.8: 3.0}
     assert by_x(numbers, f"{ladder.LENGTH}: {assumptions.CORRELATION}", "ours") == {0.3: 0.95, 0.8: 1.0}
