@@ -27,6 +27,10 @@ PAPER_DOTS = (PAPER_DOT, "#A9A9A9", "#D0D0D0")
 OUR_COLOR = OTHER_COLORS[0]
 """Of our numbers where no system has a colour."""
 _BAR_WIDTH = 0.38
+_MOST_WIDE_BARS = 4
+"""Pairs of a panel; with more, four digits are wider than a bar."""
+_NO_SYSTEM = "#9A9A9A"
+"""Says in a legend how bars of several colours are hatched."""
 _PANEL_HEIGHT_INCHES = 2.6
 _HEADROOM = 1.04
 """Above the end of a line, so that its mark is whole."""
@@ -62,7 +66,7 @@ def compare_bars(
         _draw_bar_panel(axes, rows, tops[panel], number, colors or {})
         if axes in first_column:
             axes.set_ylabel(ylabel, fontsize=8.5)
-    figure.legend(handles=_bar_legend(frame), loc="outside lower center", ncols=2)
+    figure.legend(handles=_bar_legend(frame, _NO_SYSTEM if colors else OUR_COLOR), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -114,16 +118,16 @@ def _draw_bars(  # noqa: PLR0917
             textcoords="offset points",
             ha="center",
             va="bottom",
-            fontsize=6.5,
+            fontsize=6.5 if len(places) <= _MOST_WIDE_BARS else 5.8,
         )
 
 
-def _bar_legend(frame: pd.DataFrame) -> list[Patch]:
+def _bar_legend(frame: pd.DataFrame, color: str) -> list[Patch]:
     handles = [Patch(color=PAPER_COLOR, label="paper")] if (frame["source"] == Source.PAPER).any() else []
     for source in (Source.MODELLED, Source.MEASURED):
         if (frame["source"] == source).any():
             hatch = "////" if source is Source.MODELLED else None
-            handles.append(Patch(facecolor=OUR_COLOR, edgecolor="white", hatch=hatch, label=seeds_said(frame, source)))
+            handles.append(Patch(facecolor=color, edgecolor="white", hatch=hatch, label=seeds_said(frame, source)))
     return handles
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits import (
+    assumptions,
     bubbles,
     fig02a,
     fig02b,
@@ -38,7 +39,7 @@ _PAPER = (
 )
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
-    *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, learning.LEARNING),
+    *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, assumptions.EXHIBIT, learning.LEARNING),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})

@@ -6,7 +6,7 @@ tokens over those of plain batches say how much shorter its training data are th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Value, comparing
 from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, use_style
@@ -41,32 +41,39 @@ _LABELS: Final = {
     "no-drafts": "draft tokens",
     "no-cp": "CP by length",
 }
-_NEUTRAL: Final = {SPEEDUP: 1.0, LENGTH: 1.0, WASTE: 0.0}
+UNITS: Final = {SPEEDUP: "x", LENGTH: "x", WASTE: "%"}
+NEUTRAL: Final = {SPEEDUP: 1.0, LENGTH: 1.0, WASTE: 0.0}
 
 
 def gather(runs: Runs) -> Numbers:
     """Compare every system with plain batches of the same model and seed."""
     points = [
-        point
+        Place(panel=measure, x=system, unit=UNITS[measure], series=model).ours(values)
         for model in MODELS
         for systems in GROUPS.values()
         for system in systems
-        for point in _compare(runs, model, system)
+        for measure, values in beside_plain(runs, system, model=model, study="ladder").items()
     ]
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
-def _compare(runs: Runs, model: str, system: str) -> Iterator[Point | None]:
-    plain = {run.seed: run for run in runs.of(study="ladder", model=model, system=BASELINE)}
-    pairs = [(run, plain[run.seed]) for run in runs.of(study="ladder", model=model, system=system) if run.seed in plain]
-    place = {"x": system, "series": model}
-    yield Place(panel=SPEEDUP, unit="x", **place).ours(
-        Value(run, _sum(base, "step_time_s") / _sum(run, "step_time_s")) for run, base in pairs
-    )
-    yield Place(panel=LENGTH, unit="x", **place).ours(
-        Value(run, _sum(run, "tokens_trained") / _sum(base, "tokens_trained")) for run, base in pairs
-    )
-    yield Place(panel=WASTE, unit="%", **place).ours(Value(run, run.wasted_percent) for run, _ in pairs)
+def beside_plain(runs: Runs, system: str, *, plain_study: str = "", **wanted: str) -> dict[str, list[Value]]:
+    """Each measure of a system's runs, beside plain batches of the same seed.
+
+    Args:
+        runs: To take them from.
+        system: To compare.
+        plain_study: Of the plain batches; empty: the system's own.
+        **wanted: Study and model.
+    """
+    of_plain = wanted | ({"study": plain_study} if plain_study else {})
+    plain = {run.seed: run for run in runs.of(system=BASELINE, **of_plain)}
+    pairs = [(run, plain[run.seed]) for run in runs.of(system=system, **wanted) if run.seed in plain]
+    return {
+        SPEEDUP: [Value(run, _sum(base, "step_time_s") / _sum(run, "step_time_s")) for run, base in pairs],
+        LENGTH: [Value(run, _sum(run, "tokens_trained") / _sum(base, "tokens_trained")) for run, base in pairs],
+        WASTE: [Value(run, run.wasted_percent) for run, _ in pairs],
+    }
 
 
 def _sum(run: Run, column: str) -> float:
@@ -79,7 +86,7 @@ def draw(numbers: Numbers) -> Figure:
     frame = numbers.frame()
     figure: Figure
     figure, panels = plt.subplots(1, 3, figsize=(FIGURE_WIDTH_INCHES, 4.6), sharey=True, width_ratios=(5, 4, 4))
-    for axes, (panel, neutral) in zip(panels, _NEUTRAL.items(), strict=True):
+    for axes, (panel, neutral) in zip(panels, NEUTRAL.items(), strict=True):
         _draw_panel(axes, frame[frame["panel"] == panel])
         axes.axvline(neutral, color="#444444", linewidth=0.8, zorder=1)
         axes.set_title(panel, fontsize=8.5)

@@ -30,11 +30,11 @@ _NUM_TIMES = 24
 """Points of a curve over time."""
 
 
-def gather(runs: Runs, systems: Mapping[str, str]) -> Numbers:
+def gather(runs: Runs, study: str, systems: Mapping[str, str]) -> Numbers:
     """Give each system's held-out score at each evaluation and over time, and the reward of its batches."""
     points: list[Point | None] = []
     for system in systems:
-        found = [run for run in runs.of(system=system) if len(run.evaluations) > 1]
+        found = [run for run in runs.of(study=study, system=system) if len(run.evaluations) > 1]
         points += [*_over_steps(system, found), *_over_time(system, found), *_of_batches(system, found)]
     return Numbers(points=comparing(points), missing=runs.missing)
 
@@ -114,14 +114,14 @@ def _draw_score(axes: Axes, rows: pd.DataFrame, color: str) -> None:
     axes.plot(x, rows["y"], color=color, linewidth=1.7)
 
 
-def _exhibit(name: str, title: str, systems: Mapping[str, str]) -> Exhibit:
+def _exhibit(name: str, title: str, systems: Mapping[str, str], setups: tuple[str, ...]) -> Exhibit:
     return Exhibit(
         name=name,
         title=title,
         experiments=(name,),
-        gather=partial(gather, systems=systems),
+        gather=partial(gather, study=name, systems=systems),
         draw=partial(draw, systems=systems),
-        setups=("walks",),
+        setups=setups,
     )
 
 
@@ -129,6 +129,7 @@ FIG08 = _exhibit(
     "fig08",
     "Held-out score with and without tail batching, small real runs (Fig 8)",
     {"verl": "plain batches", "tail": "tail batching"},
+    setups=("walks",),
 )
 
 LEARNING = _exhibit(
@@ -141,4 +142,5 @@ LEARNING = _exhibit(
         "ours-exact": "ours-exact",
         "ours": "ours",
     },
+    setups=("walks", "tiny"),
 )

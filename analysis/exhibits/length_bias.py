@@ -259,7 +259,7 @@ def _draw_race(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_rounds(axes: Axes, rows: pd.DataFrame) -> None:
     domains = list(dict.fromkeys(rows["x"]))
-    colors = {"short": "#56B4E9", "long": "#0072B2", EVERY: SYSTEM_COLORS["rollpacker"]}
+    colors = {"short": OTHER_COLORS[2], "long": OTHER_COLORS[0], EVERY: SYSTEM_COLORS["tail"]}
     for position, (kind, color) in enumerate(colors.items()):
         of_kind = rows[rows["series"] == kind]
         places = [domains.index(domain) + 0.27 * (position - 1) for domain in of_kind["x"]]
@@ -303,8 +303,8 @@ def _draw_key(axes: Axes, frame: pd.DataFrame) -> None:
 
 
 def _colors() -> dict[str, str]:
-    names = list(VARIANTS)
-    return dict(zip(names, (SYSTEM_COLORS["verl"], *OTHER_COLORS[1:3], SYSTEM_COLORS["rollpacker"]), strict=True))
+    colors = (SYSTEM_COLORS["verl"], SYSTEM_COLORS["tail-prompts"], OTHER_COLORS[1], SYSTEM_COLORS["tail"])
+    return dict(zip(VARIANTS, colors, strict=True))
 
 
 EXHIBIT = Exhibit(

@@ -118,7 +118,7 @@ def _draw_cases(axes: Axes, rows: pd.DataFrame, shares: pd.DataFrame) -> None:
     axes.set_title("b  what bounds the step, 16 GPUs")
     names: Sequence[str] = list(dict.fromkeys(rows["x"]))
     share_of = dict(zip(shares["x"], shares["y"], strict=True))
-    for series, color, offset in (("step", SYSTEM_COLORS["rollpacker"], 0.2), ("rollout", OTHER_COLORS[3], -0.2)):
+    for series, color, offset in (("step", SYSTEM_COLORS["tail"], 0.2), ("rollout", OTHER_COLORS[3], -0.2)):
         of_series = rows[rows["series"] == series]
         places = [names.index(name) + offset for name in of_series["x"]]
         bars = axes.barh(

@@ -27,17 +27,17 @@ BASELINE, TAIL = "verl", "tail"
 SPEEDUP, SHARES, TIMES = "speedup over plain batches (x)", "shares (%)", "rollout time per round (s)"
 
 _SERIES: Final = {
-    SPEEDUP: {"step": SYSTEM_COLORS["rollpacker"], "rollout": OTHER_COLORS[3]},
+    SPEEDUP: {"step": SYSTEM_COLORS["tail"], "rollout": OTHER_COLORS[3]},
     SHARES: {
         "bubble ratio, plain": SYSTEM_COLORS["verl"],
-        "bubble ratio, tail": SYSTEM_COLORS["rollpacker"],
+        "bubble ratio, tail": SYSTEM_COLORS["tail"],
         "tokens wasted, tail": OTHER_COLORS[1],
     },
     TIMES: {
         "plain": SYSTEM_COLORS["verl"],
-        "long": "#0072B2",
+        "long": OTHER_COLORS[0],
         "short": OTHER_COLORS[2],
-        "tail, mean": SYSTEM_COLORS["rollpacker"],
+        "tail, mean": SYSTEM_COLORS["tail"],
     },
 }
 

@@ -16,6 +16,7 @@ from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.cli.split_words import split_words
 from rollpacker.core.quotas import apportion, scale_up
+from rollpacker.engines.vllm.installed import ARCTIC, drafter_of
 from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.runtime.placing.fleets import degrees_of
 from rollpacker.runtime.placing.planning import placed_actors
@@ -278,7 +279,7 @@ def _techniques(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> st
     if system.planner:
         lines.append(_planner(config, cluster))
     if system.speculative_decoding:
-        lines.append(_drafts(config))
+        lines.append(draft_words(config))
     if system.stream:
         lines.append(_stream(config, cluster))
     return "\n".join(lines) or "none"
@@ -294,11 +295,14 @@ def _programs(config: RunConfig) -> str:
     return f"{isolation}, {number}, each with {sandbox.memory_mb:,} MB and {sandbox.processes} processes"
 
 
-def _drafts(config: RunConfig) -> str:
+def draft_words(config: RunConfig) -> str:
+    """How draft tokens come, as one line."""
     vllm = config.engine.vllm
     if config.backend.name == "ray" and config.engine.name == "vllm":
         largest = f"batches of up to {vllm.draft_max_sequences}" if vllm.draft_max_sequences else "all batches"
-        return f"vLLM verifies up to {vllm.draft_length} draft tokens by {vllm.drafter} per sequence, in {largest}"
+        method = drafter_of(vllm)
+        better = "" if vllm.drafter or method == "suffix" else f" (with {ARCTIC} installed, by suffix)"
+        return f"vLLM verifies up to {vllm.draft_length} draft tokens by {method}{better} per sequence, in {largest}"
     acceptance = f", accepted with {config.workload.draft_acceptance:g}" if config.workload else ""
     return f"decode passes verify draft tokens{acceptance}: as many as pay at each batch size, or none"
 

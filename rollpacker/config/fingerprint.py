@@ -89,7 +89,7 @@ _ADDED_LATER: Mapping[str, Any] = {
     "data.max_prompts": None,
     "system.length_history": False,
     "system.history_share": 0.2,
-    "system.first_epoch": "race",
+    "system.first_epoch": "exact",
     "system.max_staleness": 0,
     "system.lookahead": 0.0,
     "system.staleness_order": "ready",

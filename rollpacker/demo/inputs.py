@@ -24,7 +24,7 @@ PROMPT_SEED = 2
 """Not the warm-up's, so that few walks are equal: there are 19,900 different ones, and short ones are common."""
 
 NUM_UNSEEN = 600
-"""Held-out walks: one response to each has a standard error of 0.01 at a score of 0.93."""
+"""Held-out prompts: one response to each has a standard error of 0.01 at a score of 0.93."""
 
 _Write = Callable[[Path], None]
 """Makes a model in a folder."""
@@ -48,7 +48,7 @@ class Inputs:
 
     @property
     def unseen(self) -> Path:
-        """Held-out prompts; a mixed job has none."""
+        """Held-out prompts."""
         return self.folder / "unseen.jsonl"
 
     @property
@@ -74,12 +74,11 @@ def make_inputs(inputs: Inputs, make_model: _Write, make_judge: _Write | None = 
     """Replace the folder by a fresh prompt file and what `make_model` writes, and `make_judge` for a mixed one."""
     if inputs.folder.exists():
         shutil.rmtree(inputs.folder)
-    prompt_file = mixed.prompt_file if inputs.is_mixed else task.prompt_file
-    prompts = prompt_file(NUM_PROMPTS, random.Random(PROMPT_SEED))
+    tasks = mixed if inputs.is_mixed else task
+    prompts = tasks.prompt_file(NUM_PROMPTS, random.Random(PROMPT_SEED))
     write_atomically(inputs.prompts, prompts.encode())
-    if not inputs.is_mixed:
-        unseen = task.unseen_file(NUM_UNSEEN, random.Random(PROMPT_SEED + 1), prompts)
-        write_atomically(inputs.unseen, unseen.encode())
+    unseen = tasks.unseen_file(NUM_UNSEEN, random.Random(PROMPT_SEED + 1), prompts)
+    write_atomically(inputs.unseen, unseen.encode())
     make_model(inputs.model)
     if inputs.is_mixed:
         assert make_judge is not None, "responses of the domain judge need one"

@@ -21,6 +21,7 @@ from rollpacker.demo.task import Example, Language
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterable
 
 YES, NO, ASKED = "Yes", "No", "?"
 
@@ -127,19 +128,35 @@ JUDGE = Language(words=WORDS, example=_of_the_judge)
 
 def prompt_file(num_prompts: int, rng: random.Random) -> str:
     """Write the lines of a prompt file as users have them, the domains in turn."""
-    lines = []
-    for number in range(num_prompts):
-        record: dict[str, object]
-        match number % 3:
-            case 0:
-                walk = task.draw_walk(rng)
-                record = {"domain": task.DOMAIN, "prompt": walk.prompt, "ground_truth": walk.ground_truth}
-            case 1:
-                addition = draw_addition(rng)
-                cases = [{"input": f"{x}\n", "output": f"{sum(addition) + x}\n"} for x in CASE_INPUTS]
-                record = {"domain": "code", "prompt": addition.prompt, "test_cases": cases}
-            case _:
-                climb = draw_climb(rng)
-                record = {"domain": "judge", "prompt": climb.prompt, "rubric": "The last number is the goal."}
-        lines.append(json.dumps({"id": f"{record['domain']}-{number:05d}", **record}) + "\n")
-    return "".join(lines)
+    return _lines(_record(number, rng) for number in range(num_prompts))
+
+
+def unseen_file(num_prompts: int, rng: random.Random, prompts: str) -> str:
+    """Write the lines of a held-out file: different prompts, the domains in turn, none of them in a prompt file."""
+    known = {json.loads(line)["prompt"] for line in prompts.splitlines()}
+    records: list[dict[str, object]] = []
+    while len(records) < num_prompts:
+        record = _record(len(records), rng)
+        if record["prompt"] not in known:
+            known.add(record["prompt"])
+            records.append(record)
+    return _lines(records)
+
+
+def _record(number: int, rng: random.Random) -> dict[str, object]:
+    match number % 3:
+        case 0:
+            walk = task.draw_walk(rng)
+            record = {"domain": task.DOMAIN, "prompt": walk.prompt, "ground_truth": walk.ground_truth}
+        case 1:
+            addition = draw_addition(rng)
+            cases = [{"input": f"{x}\n", "output": f"{sum(addition) + x}\n"} for x in CASE_INPUTS]
+            record = {"domain": "code", "prompt": addition.prompt, "test_cases": cases}
+        case _:
+            climb = draw_climb(rng)
+            record = {"domain": "judge", "prompt": climb.prompt, "rubric": "The last number is the goal."}
+    return {"id": f"{record['domain']}-{number:05d}", **record}
+
+
+def _lines(records: Iterable[dict[str, object]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)

@@ -34,7 +34,7 @@ SYSTEMS = ("verl", "rollpacker")
 
 
 EVERY_STEPS = 20
-"""Between evaluations: with the one at the start five times 600 responses, beside the 10,240 of training."""
+"""Between evaluations: of walks, with the one at the start, five times 600 responses beside the 10,240 of training."""
 
 
 def run_demo(overrides: Sequence[str]) -> int:
@@ -62,8 +62,9 @@ def run_demo(overrides: Sequence[str]) -> int:
 def words_of(inputs: Inputs) -> list[str]:
     """The experiment, and where its inputs are."""
     words = [f"model.path={inputs.model}", f"data.path={inputs.prompts}"]
+    words += [f"evaluation.path={inputs.unseen}", f"evaluation.every_steps={EVERY_STEPS}"]
     if not inputs.is_mixed:
-        return ["experiment=demo", *words, f"evaluation.path={inputs.unseen}", f"evaluation.every_steps={EVERY_STEPS}"]
+        return ["experiment=demo", *words]
     judge = [f"reward.judge.model.path={inputs.judge}", f"reward.judge.template={inputs.template}"]
     return ["experiment=mixed", *words, *judge]
 

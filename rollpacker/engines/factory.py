@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from rollpacker.engines.vllm.installed import drafter_of
+
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.engine import EngineSection
@@ -56,12 +58,12 @@ def with_priorities(section: EngineSection) -> EngineSection:
 
 
 def with_drafter(section: EngineSection) -> EngineSection:
-    """Let vLLM verify draft tokens, of the drafter that the section names."""
-    vllm = section.vllm
-    drafter: dict[str, object] = {"method": vllm.drafter, "num_speculative_tokens": vllm.draft_length}
-    if vllm.drafter == "ngram":
+    """Let vLLM verify draft tokens, of the drafter that the section names or this environment has."""
+    vllm, method = section.vllm, drafter_of(section.vllm)
+    drafter: dict[str, object] = {"method": method, "num_speculative_tokens": vllm.draft_length}
+    if method == "ngram":
         drafter |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}  # a single token matches too often by chance
-    if vllm.drafter == "eagle":  # its weights come from its directory, the policy's from the trainer
+    if method == "eagle":  # its weights come from its directory, the policy's from the trainer
         drafter |= {"model": str(vllm.draft_model), "draft_load_config": {"load_format": "auto"}}
     if (largest := vllm.draft_max_sequences) is not None and largest < section.max_num_seqs:
         schedule = [[1, largest, vllm.draft_length], [largest + 1, section.max_num_seqs, 0]]

@@ -1,14 +1,24 @@
 """How every picture looks, on the page of a run and in the figures of `analysis`: one colour per system, everywhere.
 
-The systems' colours are Okabe and Ito's, which colour-blind readers can tell apart and which differ in grey, too. What
-a system does (its stages, its tokens) has other colours, so that no activity is taken for a system.
+The systems' colours are Okabe and Ito's, and Tol's for ours: colour-blind readers can tell them apart. What a system
+does (its stages, its tokens) has other colours, so that no activity is taken for a system.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-SYSTEM_COLORS: Final = {"verl": "#7A7A7A", "rlhfuse": "#0072B2", "tail": "#E69F00", "rollpacker": "#D55E00"}
+_SYSTEMS: Final = {  # on a light page and on a dark one
+    "verl": ("#7A7A7A", "#9C9C9C"),
+    "rlhfuse": ("#0072B2", "#3FA0DA"),
+    "tail": ("#E69F00", "#EDB440"),
+    "rollpacker": ("#D55E00", "#EB7A22"),
+    "tail-prompts": ("#999933", "#BDBD6A"),
+    "ours": ("#117733", "#4FB477"),
+    "ours-exact": ("#332288", "#9A8FE3"),
+    "ours-fast": ("#AA4499", "#D58BC9"),
+}
+SYSTEM_COLORS: Final = {system: light for system, (light, _) in _SYSTEMS.items()}
 OTHER_COLORS: Final = ("#009E73", "#CC79A7", "#56B4E9", "#8C6D31")
 """Of what is no system, or one without a colour of its own; by position."""
 
@@ -56,10 +66,7 @@ PAGE_COLORS: Final = {
     "tag": ("#FFF1D6", "#3B2F14"),
     "tag-ink": ("#8A5A00", "#F0C674"),
     "on": ("#FEFEFE", "#0E1116"),
-    "verl": (SYSTEM_COLORS["verl"], "#9C9C9C"),
-    "rlhfuse": (SYSTEM_COLORS["rlhfuse"], "#3FA0DA"),
-    "tail": (SYSTEM_COLORS["tail"], "#EDB440"),
-    "rollpacker": (SYSTEM_COLORS["rollpacker"], "#EB7A22"),
+    **_SYSTEMS,
     **{f"other-{number}": (color, color) for number, color in enumerate(OTHER_COLORS)},
     **{name: (light, dark) for name, (_, light, dark) in STAGES.items()},
 }

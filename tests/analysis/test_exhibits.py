@@ -203,7 +203,7 @@ def test_the_multirun_behind_an_exhibit_can_be_composed_and_no_two_points_share_
 
 
 def test_held_out_scores_are_compared_at_steps_and_times_that_every_seed_has(tmp_path):
-    walks = {"run": {"setup": "walks"}}
+    walks = {"run": {"setup": "walks", "study": "fig08"}}
     write_run(tmp_path / "seed-0", "tail", [2.0] * 7, config=walks, reward_mean=0.5)
     write_scores(tmp_path / "seed-0", {0: 0.1, 3: 0.4, 6: 0.9, 7: 0.95})
     write_run(tmp_path / "seed-1", "tail", [4.0] * 6, seed=1, num_steps=7, config=walks, reward_mean=0.7)
@@ -223,7 +223,7 @@ def test_held_out_scores_are_compared_at_steps_and_times_that_every_seed_has(tmp
     batches = own(numbers, panel=learning.BATCHES)
     assert [(point.x, round(point.y, 3)) for point in batches] == [(5.0, 0.6), (6.0, 0.6)]
     assert any("seed-1 has only 6 steps" in sentence for sentence in numbers.missing)
-    assert "no run with system verl" in numbers.missing
+    assert "no run with study fig08, system verl" in numbers.missing
 
 
 def test_runs_of_another_size_are_drawn_alone_and_without_the_papers_numbers(tmp_path):

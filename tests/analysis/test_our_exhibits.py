@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollpacker.analysis.exhibits import length_bias, limits, sensitivity
+from rollpacker.analysis.exhibits import assumptions, ladder, length_bias, limits, sensitivity
 from rollpacker.analysis.numbers import Source
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from tests.analysis.written_runs import write_run
@@ -120,3 +120,25 @@ def test_limits_has_the_load_per_gpu_and_the_share_of_the_step_that_is_rollout(t
     assert by_x(numbers, limits.STAGES, "step") == {"cap 512": 1.25}
     assert by_x(numbers, limits.STAGES, "rollout") == {"cap 512": pytest.approx(4 / 3)}
     assert by_x(numbers, limits.SHARE, "plain") == {"cap 512": 80}
+
+
+def test_each_assumption_is_compared_with_plain_batches_that_make_the_same_one(tmp_path):
+    def write(system, study, step_s, tokens, wasted=0):
+        config = {"run": {"study": study}}
+        tokens = {"tokens_trained": tokens, "tokens_generated": 200, "tokens_wasted": wasted}
+        write_run(tmp_path / study / system, system, [step_s] * 3, model="Qwen2.5-14B", config=config, **tokens)
+
+    write("verl", "assumptions-0.6-0.3-0.0", 6.0, 100)
+    write("ours", "assumptions-0.6-0.3-0.0", 3.0, 95, wasted=20)
+    write("ours", "assumptions-0.0-0.3-0.0", 4.0, 95, wasted=20)  # plain batches draft nothing
+    write("verl", "assumptions-0.6-0.8-0.0", 9.0, 120)
+    write("ours", "assumptions-0.6-0.8-0.0", 3.0, 120)
+    numbers = assumptions.gather(runs_below(tmp_path))
+    acceptance, correlation = (
+        f"{ladder.SPEEDUP}: {name}" for name in (assumptions.ACCEPTANCE, assumptions.CORRELATION)
+    )
+    assert by_x(numbers, acceptance, "ours") == {0.0: 1.5, 0.6: 2.0}
+    assert by_x(numbers, correlation, "ours") == {0.3: 2.0, 0.8: 3.0}
+    assert by_x(numbers, f"{ladder.LENGTH}: {assumptions.CORRELATION}", "ours") == {0.3: 0.95, 0.8: 1.0}
+    assert by_x(numbers, f"{ladder.WASTE}: {assumptions.DRIFT}", "ours") == {0.0: 10.0}
+    assert assumptions.draw(numbers).axes

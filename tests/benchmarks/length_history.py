@@ -27,7 +27,7 @@ SYSTEMS = {
     "1.25 x 1": ("system=rollpacker", "system.eta_responses=1"),
     "1.125 x 1": ("system=rollpacker", "system.eta_prompts=1.125", "system.eta_responses=1"),
     "ours": ("system=ours",),
-    "ours, exact at first": ("system=ours", "system.first_epoch=exact"),
+    "ours, race at first": ("system=ours", "system.first_epoch=race"),
     "ours, 1.125 x 1.125": ("system=ours", "system.eta_responses=1.125"),
 }
 SETUP = (

@@ -61,12 +61,13 @@ def test_check_says_what_tail_batching_will_do(workdir: Path, capsys: pytest.Cap
 
 
 def test_check_says_what_a_length_history_will_do(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(["check", *RUN, "system=ours", "rollout.num_prompts=16", "run.dir=runs/x"], capsys)
+    words = ["system=ours", "system.first_epoch=race"]
+    text = _run(["check", *RUN, *words, "rollout.num_prompts=16", "run.dir=runs/x"], capsys)
     assert "short rounds launch 18 prompts x 8 responses and take the first 16 x 8" in text
     assert "23 prompts are drawn for one, and the 5 with the longest responses so far wait for a long round" in text
     assert "as in the first epoch, launch 20 prompts x 10 responses (system.first_epoch)" in text
     assert "2.3 short rounds per long round" in text
-    words = ["system=ours", "system.first_epoch=exact", "run.num_epochs=1"]
+    words = ["system=ours", "run.num_epochs=1"]
     text = _run(["check", *RUN, *words, "rollout.num_prompts=16", "run.dir=runs/x"], capsys)
     assert "as in the first epoch, wait for every response" in text
     assert "system.length_history has no effect in one epoch" in text

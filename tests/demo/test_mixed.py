@@ -4,8 +4,11 @@ import contextlib
 import io
 import itertools
 import random
+from collections import Counter
 
 from rollpacker.config.sections.data import PromptFile
+from rollpacker.config.sections.evaluation import EvaluationSection
+from rollpacker.data.held_out import check_apart, load_held_out
 from rollpacker.data.prompts import load_prompts
 from rollpacker.demo import inputs, mixed
 from rollpacker.demo.mixed import NO, POLICY, WORDS, YES
@@ -64,6 +67,16 @@ def test_the_prompt_file_has_what_each_reward_needs(tmp_path):
     assert kinds == {("walk", AnswerReference), ("code", CodeReference), ("judge", JudgeReference)}
 
 
+def test_the_held_out_prompts_are_of_each_domain_all_different_and_none_is_trained(tmp_path):
+    trained = mixed.prompt_file(600, random.Random(0))
+    (tmp_path / "prompts.jsonl").write_text(trained)
+    (tmp_path / "unseen.jsonl").write_text(mixed.unseen_file(150, random.Random(1), trained))
+    held_out = load_held_out(EvaluationSection(path=[tmp_path / "unseen.jsonl"]))
+    assert len({prompt.text for prompt in held_out["unseen"]}) == 150
+    assert Counter(prompt.domain for prompt in held_out["unseen"]) == {"walk": 50, "code": 50, "judge": 50}
+    check_apart(load_prompts([PromptFile(path=tmp_path / "prompts.jsonl")]), held_out)
+
+
 def test_the_inputs_of_a_mixed_run_have_a_judge_and_what_it_reads(tmp_path):
     made = inputs.Inputs(folder=tmp_path / "input", is_mixed=True)
     inputs.make_inputs(
@@ -71,5 +84,6 @@ def test_the_inputs_of_a_mixed_run_have_a_judge_and_what_it_reads(tmp_path):
     )
     assert inputs.are_made(made)
     assert made.judge.is_dir()
+    assert len(made.unseen.read_text().splitlines()) == inputs.NUM_UNSEEN
     assert "{{ fence }}" in made.template.read_text()
     assert len(WORDS) == len(set(WORDS))

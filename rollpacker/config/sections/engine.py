@@ -43,10 +43,10 @@ class VllmSection(Section):
     max_num_batched_tokens: Annotated[Count | None, NOT_IN_FINGERPRINT] = Field(None, ge=1)
     """Tokens of one forward pass, prompts and decoding together; null takes vLLM's own choice. On a CPU at least those
     of the longest sequence."""
-    drafter: Annotated[Literal["suffix", "ngram", "eagle"], *_DRAFTS] = "suffix"
+    drafter: Annotated[Literal["suffix", "ngram", "eagle"] | None, *_DRAFTS] = None
     """What proposes draft tokens. `suffix`: earlier responses and the prompt, by a suffix tree (needs the package
     arctic-inference). `ngram`: the response's own prompt and text. `eagle`: a model beside the policy,
-    `draft_model`."""
+    `draft_model`. null: `suffix` where its package is installed, else `ngram`."""
     draft_model: Annotated[Path | None, OnlyWith("engine.vllm.drafter", "eagle"), NOT_IN_FINGERPRINT] = None
     """A local directory of the EAGLE or EAGLE-3 model that was trained for the policy. The policy's weights change,
     its own do not."""

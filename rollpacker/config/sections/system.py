@@ -34,9 +34,10 @@ class SystemSection(Section):
     domain as its weight says. Not with `dynamic_sampling`."""
     history_share: Annotated[Number, OnlyWith("system.length_history")] = Field(0.2, ge=0.01, le=0.75)
     """With `length_history`: the share of the drawn prompts that is taken for long."""
-    first_epoch: Annotated[Literal["race", "exact"], OnlyWith("system.length_history")] = "race"
-    """With `length_history`, until all prompts that are drawn for a round are known: `race` is tail batching with 1.25
-    times the prompts and responses, as in system=ours-fast; `exact` waits for every response, as `batching: plain`."""
+    first_epoch: Annotated[Literal["race", "exact"], OnlyWith("system.length_history")] = "exact"
+    """With `length_history`, until all prompts that are drawn for a round are known: `exact` waits for every response,
+    as `batching: plain`; `race` is tail batching with 1.25 times the prompts and responses, as in system=ours-fast:
+    faster, and until the next epoch trained responses are much shorter than what the policy writes."""
     reward: Literal["batch", "async", "scheduled"] = "async"
     """`batch` scores the batch after its last response; `async` scores each response as it finishes, and `scheduled`
     moreover stops programs that take much longer than correct ones did (paper, section 4.3)."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
+from rollpacker.cli.check import draft_words
 from rollpacker.config.compose import compose
 from rollpacker.config.sections.engine import EngineSection, VllmSection
 from rollpacker.core.errors import ConfigError, UserError
@@ -77,10 +80,26 @@ def test_a_drafter_without_what_it_needs_is_refused_before_anything_starts(monke
     check_drafter(VllmSection(drafter="ngram"))
     monkeypatch.setitem(sys.modules, "arctic_inference", None)
     with pytest.raises(ConfigError, match="arctic-inference is not installed") as error:
-        check_drafter(VllmSection())
-    assert "engine.vllm.drafter=ngram" in error.value.remedy
+        check_drafter(VllmSection(drafter="suffix"))
+    assert "leave engine.vllm.drafter out" in error.value.remedy
     with pytest.raises(ConfigError, match=r"engine\.vllm\.draft_model=None"):
         check_drafter(VllmSection(drafter="eagle"))
+
+
+@pytest.mark.parametrize(("package", "method"), [(None, "ngram"), (ModuleType("arctic_inference"), "suffix")])
+def test_unless_it_is_named_the_drafter_is_the_better_one_of_those_installed_and_check_says_which(
+    package: ModuleType | None, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if package:
+        package.__spec__ = ModuleSpec("arctic_inference", None)
+    monkeypatch.setitem(sys.modules, "arctic_inference", package)
+    section = EngineSection(name="vllm")
+    check_drafter(section.vllm)
+    assert json.loads(str(with_drafter(section).vllm.arguments["speculative_config"]))["method"] == method
+    words = [f"model.path={tmp_path}", f"data.path={tmp_path}/prompts.jsonl", f"run.dir={tmp_path}/run", "system=ours"]
+    said = draft_words(compose([*words, "engine=vllm"]))
+    assert f"draft tokens by {method}" in said
+    assert ("arctic-inference" in said) is (package is None)
 
 
 def test_a_drafter_is_an_argument_of_vllms_with_its_limit_of_the_batch_unless_the_user_sets_one(tmp_path: Path) -> None:
