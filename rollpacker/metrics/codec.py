@@ -83,7 +83,7 @@ def decode(kind: type[T], text: bytes) -> T:
     try:
         (value,) = _adapter(cast("Any", kind)).validate_json(b"[" + text + b"]")
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors())
+        faults = [f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors()]
         raise ValueError(f"{kind.__name__} does not fit: {'; '.join(faults)}") from None
     result: T = value
     return result
