@@ -1,8 +1,8 @@
 """Turns events, commands and settings into JSON, and what was parsed of it back: pydantic does both, by the type hints.
 
 Invariant: decoding what was encoded gives an equal value, for every member of the closed unions `Event` and `Command`,
-and for `SchedulerSettings`. A new field or a new member needs no line here; a type that pydantic does not know fails
-when the codec is made, not in the middle of a run.
+and for `SchedulerSettings`. A new field or a new member needs no line here. What pydantic needs to know of a class is
+worked out when the first of its kind comes, for a hundred of them take a tenth of a second.
 
 A member is `{"type": "Launch", ...its fields}`, any other dataclass an object of its fields. Ids are arrays, because
 they are tuples: `[3,[0,"q7"],1]`. A fraction is text, `"5/4"`.
@@ -31,18 +31,20 @@ class UnionCodec(Generic[T]):
     """Encodes and decodes the members of one closed union of dataclasses."""
 
     def __init__(self, union: types.UnionType) -> None:
-        """Prepare for a union such as `Event`; raises `PydanticSchemaGenerationError` for a type that is unknown."""
+        """Prepare for a union such as `Event`."""
         self._members: dict[str, type] = {member.__name__: member for member in typing.get_args(union)}
-        self._forms: dict[type, tuple[bytes, Callable[[tuple[T]], bytes]]] = {}
+        self._forms: dict[Any, tuple[bytes, Callable[..., bytes]]] = {}
         """How the text of a member begins, and what writes its fields."""
-        for name, member in self._members.items():
-            beginning = f'{{"type":"{name}"{"," if dataclasses.fields(member) else ""}'
-            self._forms[member] = beginning.encode(), _adapter(member).serializer.to_json
 
     def encode(self, value: T) -> str:
         """Return JSON text without spaces: tuples are arrays there, enumerations their text."""
-        beginning, write = self._forms[type(value)]
-        return (beginning + write((value,))[2:-1]).decode()
+        form = self._forms.get(type(value)) or self._form_of(type(value))
+        return (form[0] + form[1]((value,))[2:-1]).decode()
+
+    def _form_of(self, member: Any) -> tuple[bytes, Callable[..., bytes]]:
+        beginning = f'{{"type":"{member.__name__}"{"," if dataclasses.fields(member) else ""}'
+        form = self._forms[member] = beginning.encode(), _adapter(member).serializer.to_json
+        return form
 
     def check_type(self, plain: Any) -> None:
         """Raise ValueError unless parsed JSON names a member."""
