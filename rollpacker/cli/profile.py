@@ -44,15 +44,15 @@ ROWS_SHOWN = 3
 HELP = CommandHelp(
     purpose=(
         "Measure what engines, trainer, reward and weight transfer take on this machine, by the calls that a run "
-        "makes, and write it to one Parquet file. A modelled run reads it: backend=sim hardware.profile=FILE."
+        "makes, and write it to one JSON file. A modelled run reads it: backend=sim hardware.profile=FILE."
     ),
     usage="out=FILE [overwrite=true] [key=value | group=option] ...",
     arguments=(
-        ("out", "The Parquet file to write."),
+        ("out", "The JSON file to write."),
         ("overwrite", "true replaces it when it exists. Default: false"),
         KEYS_OF_TRAIN,
     ),
-    examples=(f"rollpacker profile {INPUTS} \\\n    reward=math out=profile.parquet",),
+    examples=(f"rollpacker profile {INPUTS} \\\n    reward=math out=profile.json",),
 )
 
 
@@ -63,9 +63,9 @@ def run(arguments: Arguments) -> None:
     from rollpacker.config.compose import compose
     from rollpacker.runtime.run.preflight import validate
 
-    keys, settings = parse_settings("profile", arguments.words, DEFAULTS, example="out=p.parquet", takes_keys=True)
+    keys, settings = parse_settings("profile", arguments.words, DEFAULTS, example="out=p.json", takes_keys=True)
     if not settings["out"]:
-        raise ConfigError("`out` is not set.", "It is the Parquet file to write.", "Add out=profile.parquet.")
+        raise ConfigError("`out` is not set.", "It is the JSON file to write.", "Add out=profile.json.")
     out, is_overwriting = Path(settings["out"]), choice(settings, "overwrite", ("true", "false")) == "true"
     config = compose(keys)
     if config.backend.name != "ray":
@@ -90,8 +90,8 @@ def _check_out(out: Path, *, is_overwriting: bool) -> None:
     from rollpacker.runtime.run.folder_checks import check_creatable
 
     check_output(out)
-    if out.suffix != ".parquet":
-        raise ConfigError(f"out={out} does not end in .parquet.", "A profile is a Parquet file.", "Rename it.")
+    if out.suffix != ".json":
+        raise ConfigError(f"out={out} does not end in .json.", "A profile is a JSON file.", "Rename it.")
     if out.exists() and not is_overwriting:
         raise ConfigError(
             f"out={out} exists.", "A profile is not overwritten by accident.", "Add overwrite=true, or choose another."

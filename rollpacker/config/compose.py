@@ -119,15 +119,14 @@ def compose_in(
         if job_num is not None:
             with open_dict(config.hydra.job):
                 config.hydra.job.num = job_num
-        HydraConfig.instance().set_config(config)
+        HydraConfig.instance().cfg = config  # type: ignore[assignment]  # as `set_config` does, but for a copy
     return validate(root, config, complete)
 
 
 def validate(root: Root[Schema_co], config: DictConfig, complete: Complete | None = None) -> Schema_co:
     """Resolve a composed configuration, complete it and validate it by the schema."""
-    own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
     with translated_errors(root):
-        tree = OmegaConf.to_container(own, resolve=True, throw_on_missing=False)
+        tree = {str(name): _resolved(config, str(name)) for name in config if name != "hydra"}
     given = _without_missing(_with_absent_sections(root, tree), root.defaults())
     if complete is not None:
         try:
@@ -142,6 +141,14 @@ def validate(root: Root[Schema_co], config: DictConfig, complete: Complete | Non
             node = functools.reduce(lambda inner, part: inner[part], parents, given)
             node[leaf] = value
     return _validated(root, given)
+
+
+def _resolved(config: DictConfig, name: str) -> Any:
+    """A section, or a value at the top; what is missing stays `???`."""
+    if OmegaConf.is_missing(config, name):
+        return REQUIRED
+    value = config[name]
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _validated(root: Root[Schema_co], tree: Any) -> Schema_co:

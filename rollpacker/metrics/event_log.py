@@ -23,7 +23,7 @@ from rollpacker.core.commands import Command
 from rollpacker.core.errors import DataError, UserError
 from rollpacker.core.events import Event
 from rollpacker.core.settings import SchedulerSettings
-from rollpacker.metrics.codec import UnionCodec, from_plain, to_plain
+from rollpacker.metrics.codec import UnionCodec, encode, from_plain
 from rollpacker.metrics.files import storage_errors, write_atomically
 from rollpacker.paths import open_to_read, read_bytes
 
@@ -77,8 +77,9 @@ class EventLogWriter:
         self._lines: list[str] = []
         self._num_waiting_bytes = 0
         self._seq = 0
-        header = {"schema_version": EVENT_LOG_VERSION, "settings": to_plain(settings), "snapshot": snapshot}
-        first_line = (json.dumps(header, separators=(",", ":")) + "\n").encode()
+        state = json.dumps(snapshot, separators=(",", ":"))
+        header = f'{{"schema_version":{EVENT_LOG_VERSION},"settings":{encode(settings)},"snapshot":{state}}}'
+        first_line = f"{header}\n".encode()
         write_atomically(path, first_line)
         self._num_bytes = len(first_line)
         with storage_errors(path):

@@ -1,9 +1,10 @@
-"""A profile: what an engine, a trainer and the calls between them were measured to take, in one Parquet file.
+"""A profile: what an engine, a trainer and the calls between them were measured to take, in one JSON file.
 
-Invariant: every row was measured, once for each of its repetitions, on what the row's own facts name; a file is of one
-model, one piece of hardware and one set of workers, and appears as a whole or not at all.
+    {"version": 5, "facts": {...}, "points": [{"measurement": "prefill", "seconds": 0.0021, ...}, ...]}
 
-The grain is one row per measured point. What a point's `num_items` and `num_tokens` count depends on its measurement:
+Invariant: every point was measured, once for each of its repetitions, on what the facts name; a file is of one model,
+one piece of hardware and one set of workers, and appears as a whole or not at all. The fields of facts and points are
+those of `ProfileFacts` and `Point`. What a point's `num_items` and `num_tokens` count depends on its measurement:
 
     prefill          a pass over prompts              prompts, as a run sends them    prompt tokens
     decode           a pass that adds a token each    sequences                       cached tokens of all sequences
@@ -44,23 +45,21 @@ The grain is one row per measured point. What a point's `num_items` and `num_tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pydantic_core import from_json
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.columns import Column, TableSchema
+from rollpacker.metrics.codec import encode, from_plain
 from rollpacker.metrics.outputs import open_output
+from rollpacker.paths import read_bytes, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROFILE_VERSION = 4
-"""Grows when a column or a measurement is added, renamed, removed or changes its meaning."""
-
-_VERSION_KEY = b"rollpacker.profile_version"
+PROFILE_VERSION = 5
+"""Grows when a field or a measurement is added, renamed, removed or changes its meaning."""
 
 PROGRAM_MEASUREMENTS = ("sandbox_start", "program")
 """Of programs in sandboxes."""
@@ -112,7 +111,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFacts:
-    """What was measured, on what, when: the same in every row."""
+    """What was measured, on what, when."""
 
     hardware: str
     model: str
@@ -136,6 +135,7 @@ class ProfileFacts:
 class Profile:
     """The content of a file."""
 
+    version: int = PROFILE_VERSION
     facts: ProfileFacts
     points: tuple[Point, ...]
 
@@ -148,62 +148,10 @@ class Profile:
         )
 
 
-PROFILE = TableSchema(
-    name="profile",
-    grain="One row per measured point",
-    columns=(
-        Column(name="measurement", type="text", unit="", description=f"One of {', '.join(MEASUREMENTS)}"),
-        Column(name="tensor_parallel", type="int", unit="1", description="GPUs of one engine"),
-        Column(name="num_items", type="float", unit="1", description="Sequences, requests, responses or engines"),
-        Column(name="num_tokens", type="float", unit="tokens", description="Prompt, cached or trained tokens, in all"),
-        Column(name="seconds", type="float", unit="s", description="Median over the repetitions"),
-        Column(name="seconds_low", type="float", unit="s", description="First decile over the repetitions"),
-        Column(name="seconds_high", type="float", unit="s", description="Ninth decile over the repetitions"),
-        Column(name="num_repeats", type="int", unit="1", description="Repetitions"),
-        Column(name="num_ended", type="float", unit="1", description="Sequences that ended per pass; only in ending"),
-        Column(
-            name="num_bytes",
-            type="int",
-            unit="bytes",
-            description="Moved by weight_sync; of one token in kv_cache; null elsewhere",
-            is_nullable=True,
-        ),
-        Column(name="hardware", type="text", unit="", description="Processor or GPU that was measured"),
-        Column(name="model", type="text", unit="", description="Sizes of the transformer, as JSON"),
-        Column(name="dtype", type="text", unit="", description="Of the weights"),
-        Column(name="num_parameters", type="int", unit="1", description="Of the model"),
-        Column(name="num_weight_bytes", type="int", unit="bytes", description="Of the model"),
-        Column(name="engine", type="text", unit="", description="Implementation, as in engine.name"),
-        Column(name="trainer", type="text", unit="", description="Implementation, as in trainer.name"),
-        Column(name="num_engines", type="int", unit="1", description="Engines that worked at the same time"),
-        Column(name="engine_threads", type="int", unit="1", description="Torch threads of an engine"),
-        Column(name="trainer_threads", type="int", unit="1", description="Torch threads of the trainer"),
-        Column(
-            name="collect_interval_s",
-            type="float",
-            unit="s",
-            description="Shortest time between two answers of one worker to collect",
-        ),
-        Column(name="measured_on", type="text", unit="", description="Date"),
-        Column(name="rollpacker_version", type="text", unit="", description="That measured"),
-        Column(name="modelled", type="bool", unit="", description="False: everything here was measured"),
-    ),
-)
-
-
 def write_profile(path: Path, profile: Profile) -> None:
     """Create or replace a profile; a reader sees the old file or the new one."""
-    facts = {field.name: getattr(profile.facts, field.name) for field in fields(ProfileFacts)}
-    rows = [
-        {field.name: getattr(point, field.name) for field in fields(Point)} | facts | {"modelled": False}
-        for point in profile.points
-    ]
-    schema = PROFILE.to_arrow()
-    schema = schema.with_metadata({**schema.metadata, _VERSION_KEY: str(PROFILE_VERSION).encode()})
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
     with open_output(path) as file:
-        file.write(memoryview(buffer.getvalue()))
+        file.write(f"{encode(profile)}\n".encode())
 
 
 def read_profile(path: Path) -> Profile:
@@ -212,31 +160,25 @@ def read_profile(path: Path) -> Profile:
     Raises:
         DataError: It is missing, of another kind or version, or holds what cannot have been measured.
     """
-    if path.exists() and not path.is_file():
-        raise _unreadable(path, "it is no file")
     try:
-        table = pq.ParquetFile(path).read()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise _unreadable(path, str(error)) from error
-    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
-    if version != str(PROFILE_VERSION):
-        raise _unreadable(path, f"it has the profile version {version}" if version else "it is another kind of file")
-    rows = table.to_pylist()
-    if not rows:
-        raise _unreadable(path, "it has no rows")
-    points = tuple(Point(**{field.name: row[field.name] for field in fields(Point)}) for row in rows)
-    all_facts = {ProfileFacts(**{field.name: row[field.name] for field in fields(ProfileFacts)}) for row in rows}
-    if len(all_facts) > 1:
-        raise _unreadable(path, f"its rows were measured on {len(all_facts)} different occasions")
-    for point in points:
+        plain = from_json(read_bytes(path))
+        version = plain["version"]
+        profile = from_plain(Profile, plain) if version == PROFILE_VERSION else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, reason_of(error)) from error
+    if profile is None:
+        raise _unreadable(path, f"it has the version {version}")
+    if not profile.points:
+        raise _unreadable(path, "it has no points")
+    for point in profile.points:
         if point.measurement not in MEASUREMENTS or min(point.num_items, point.num_tokens, point.seconds) < 0:
-            raise _unreadable(path, f"it has the impossible row {point}")
-    return Profile(facts=all_facts.pop(), points=points)
+            raise _unreadable(path, f"it has the impossible point {point}")
+    return profile
 
 
 def _unreadable(path: Path, why: str) -> DataError:
     return DataError(
         f"{path} cannot be read as a profile: {why}.",
-        f"A profile is a Parquet file of version {PROFILE_VERSION}, as `rollpacker profile` writes it.",
+        f"A profile is a JSON file of version {PROFILE_VERSION}, as `rollpacker profile` writes it.",
         "Check the path, or measure again with `rollpacker profile ... out=FILE`.",
     )

@@ -16,12 +16,12 @@ import json
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed import DistError, DistStoreError
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.metrics.codec import from_plain, to_plain
+from rollpacker.metrics.codec import UnionCodec, decode, encode
 from rollpacker.transfer.buckets import Piece
 from rollpacker.transfer.stores import open_store, reach_store
 from rollpacker.transfer.transport_choice import Station, Transports
@@ -83,7 +83,7 @@ class GivenUp:
 
 
 Note = BucketNote | EndNote | GivenUp
-_NOTES: dict[str, type[Note]] = {kind.__name__: kind for kind in (BucketNote, EndNote, GivenUp)}
+_NOTES: UnionCodec[Note] = UnionCodec(Note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +113,14 @@ class SenderBoard:
     def announcement(self, attempt: int, receiver: str) -> Announcement | None:
         """Return what a receiver announced; None before that."""
         key = _ready_key(attempt, receiver)
-        return from_plain(Announcement, json.loads(self.store.get(key))) if self.store.check([key]) else None
+        return decode(Announcement, self.store.get(key)) if self.store.check([key]) else None
 
     def post_transports(self, attempt: int, note: TransportNote) -> None:
-        self.store.set(f"{attempt}/transports", _to_json(note))
+        self.store.set(f"{attempt}/transports", encode(note))
 
     def post(self, attempt: int, index: int, note: Note) -> None:
         """Post the note that follows note `index - 1`."""
-        self.store.set(f"{attempt}/note/{index}", json.dumps({type(note).__name__: to_plain(note)}))
+        self.store.set(f"{attempt}/note/{index}", _NOTES.encode(note))
 
     def give_up(self, attempt: int, index: int, why: str) -> None:
         """Post the last note of an attempt, also where receivers see it that do not wait for a note."""
@@ -133,7 +133,7 @@ class SenderBoard:
         if not names:
             return {}
         answers = self.store.multi_get([_state_key(attempt, name) for name in names])
-        return {name: ReceiverState(**json.loads(answer)) for name, answer in zip(names, answers, strict=True)}
+        return {name: decode(ReceiverState, answer) for name, answer in zip(names, answers, strict=True)}
 
 
 class ReceiverBoard:
@@ -153,17 +153,16 @@ class ReceiverBoard:
         self.report(attempt, ReceiverState())
         self._set(
             _ready_key(attempt, str(self._name)),
-            _to_json(Announcement(num_ranks=self._name.num_ranks, station=station)),
+            encode(Announcement(num_ranks=self._name.num_ranks, station=station)),
         )
 
     def transports(self, attempt: int) -> TransportNote:
         """Wait until the sender has assigned the transports."""
-        return from_plain(TransportNote, self._wait(f"{attempt}/transports"))
+        return decode(TransportNote, self._wait(f"{attempt}/transports"))
 
     def note(self, attempt: int, index: int) -> Note:
         """Wait for a note."""
-        [(kind, plain)] = self._wait(f"{attempt}/note/{index}").items()
-        return from_plain(_NOTES[kind], plain)
+        return _NOTES.decode(json.loads(self._wait(f"{attempt}/note/{index}")))
 
     def is_given_up(self, attempt: int) -> bool:
         try:
@@ -173,7 +172,7 @@ class ReceiverBoard:
         return is_given_up
 
     def report(self, attempt: int, state: ReceiverState) -> None:
-        self._set(_state_key(attempt, str(self._name)), _to_json(state))
+        self._set(_state_key(attempt, str(self._name)), encode(state))
 
     def _set(self, key: str, value: str) -> None:
         try:
@@ -181,16 +180,16 @@ class ReceiverBoard:
         except DistError as error:
             raise self._lost_sender(error) from error
 
-    def _wait(self, key: str) -> dict[str, Any]:
+    def _wait(self, key: str) -> bytes:
         remaining_s = max(0.001, self._deadline - time.monotonic())  # 0 would be no limit
         try:
             self.store.wait([key], timedelta(seconds=remaining_s))
-            plain: dict[str, Any] = json.loads(self.store.get(key))
+            text: bytes = self.store.get(key)
         except DistStoreError as error:
             raise EngineFailed(f"{self._name} waited too long for weights.", "", str(error)) from error
         except DistError as error:
             raise self._lost_sender(error) from error
-        return plain
+        return text
 
     def _lost_sender(self, error: Exception) -> EngineFailed:
         return EngineFailed(f"{self._name} cannot reach the sender of weights.", "", str(error).splitlines()[0])
@@ -206,7 +205,3 @@ def _state_key(attempt: int, receiver: str) -> str:
 
 def _given_up_key(attempt: int) -> str:
     return f"{attempt}/given_up"
-
-
-def _to_json(note: Announcement | TransportNote | ReceiverState) -> str:
-    return json.dumps(to_plain(note))

@@ -128,7 +128,7 @@ def repeat(folder: Path, inputs, number: int, steps: int, grace_s: float) -> dic
     for system in SYSTEMS:
         words = ["experiment=demo", f"system={system}", f"model.path={inputs.model}", f"data.path={inputs.prompts}"]
         words += [f"run.num_steps={steps}", "run.progress=none", "run.checkpoint_every_steps=0"]
-        profile = folder / f"{number}-{system}.parquet"
+        profile = folder / f"{number}-{system}.json"
         real, modelled = folder / f"{number}-{system}-real", folder / f"{number}-{system}-modelled"
         wait_for_quiet(grace_s)
         rollpacker("profile", *words, f"out={profile}")

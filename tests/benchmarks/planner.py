@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     words = prepare(options.folder, options.kv_cache_mb)
     degrees = ["engine.degrees=[1,2]", f"engine.switch={options.switch}"]
-    profile = options.folder / "profile.parquet"
+    profile = options.folder / "profile.json"
     if options.profile:
         rollpacker("profile", *words, *degrees, "system=planner", f"out={profile}", "overwrite=true")
         degrees.append(f"engine.profile={profile}")

@@ -16,28 +16,28 @@ def _nothing(workdir: Path) -> None:
 
 
 def _existing(workdir: Path) -> None:
-    (workdir / "old.parquet").write_text("old")
+    (workdir / "old.json").write_text("old")
 
 
 def _folder(workdir: Path) -> None:
-    (workdir / "old.parquet").mkdir()
+    (workdir / "old.json").mkdir()
 
 
 BAD = {
     "no destination": (_nothing, [], ["`out` is not set", "Add out="]),
-    "another suffix": (_nothing, ["out=p.csv"], ["out=p.csv", ".parquet"]),
-    "an existing file": (_existing, ["out=old.parquet"], ["out=old.parquet exists", "overwrite=true"]),
-    "a folder": (_folder, ["out=old.parquet", "overwrite=true"], ["is a folder"]),
-    "below a file": (_nothing, ["out=prompts.jsonl/p.parquet"], ["out=prompts.jsonl/p.parquet", "is a file"]),
+    "another suffix": (_nothing, ["out=p.csv"], ["out=p.csv", ".json"]),
+    "an existing file": (_existing, ["out=old.json"], ["out=old.json exists", "overwrite=true"]),
+    "a folder": (_folder, ["out=old.json", "overwrite=true"], ["is a folder"]),
+    "below a file": (_nothing, ["out=prompts.jsonl/p.json"], ["out=prompts.jsonl/p.json", "is a file"]),
     "a bad truth value": (
         _nothing,
-        ["out=p.parquet", "overwrite=perhaps"],
+        ["out=p.json", "overwrite=perhaps"],
         ["overwrite=perhaps", "true, false"],
     ),
-    "a modelled backend": (_nothing, ["out=p.parquet", "backend=sim"], ["backend.name=sim", "hardware.profile"]),
-    "no model": (_nothing, ["out=p.parquet", "model.path=gone"], ["gone", "does not exist"]),
-    "a misspelt key": (_nothing, ["out=p.parquet", "engine.num_engine=1"], ["engine.num_engines"]),
-    "a modelled degree": (_nothing, ["out=p.parquet", "engine.tensor_parallel=2"], ["engine.tensor_parallel=2"]),
+    "a modelled backend": (_nothing, ["out=p.json", "backend=sim"], ["backend.name=sim", "hardware.profile"]),
+    "no model": (_nothing, ["out=p.json", "model.path=gone"], ["gone", "does not exist"]),
+    "a misspelt key": (_nothing, ["out=p.json", "engine.num_engine=1"], ["engine.num_engines"]),
+    "a modelled degree": (_nothing, ["out=p.json", "engine.tensor_parallel=2"], ["engine.tensor_parallel=2"]),
 }
 
 

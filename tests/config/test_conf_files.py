@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from rollpacker.config.compose import compose, compose_score
+from rollpacker.config.effects import keys_without_effect
 from rollpacker.config.keys import default_tree, legal_keys
 from rollpacker.config.roots import SCORE, TRAIN, conf_dir, groups, option_summary
 from rollpacker.config.schema import RunConfig
@@ -30,7 +31,9 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)
-def test_every_option_of_every_group_composes(group: str, option: str) -> None:
+def test_every_option_of_every_group_composes_and_our_experiments_set_no_key_without_effect(
+    group: str, option: str
+) -> None:
     judge = ["reward.judge.model.path=judge"]
     needed = {("reward", "modelled"): ["backend=sim"]} | dict.fromkeys(
         [("reward", "judge"), ("experiment", "mixed"), ("setup", "tiny")], judge
@@ -39,6 +42,8 @@ def test_every_option_of_every_group_composes(group: str, option: str) -> None:
     config = compose([*INPUTS, *needed.get((group, option), []), f"{group}={option}"])
     section = getattr(config, group, None)
     assert (getattr(section, "name", None) or option).lower() == option
+    if group == "experiment":
+        assert keys_without_effect(config) == ()
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda option: option)

@@ -36,7 +36,7 @@ class Recorder:
     [
         ["system=verl,rollpacker", "run.seed=1,2"],
         ["run.seed=range(0,3)"],
-        ["rollout.num_prompts=16", "system=glob(*)"],
+        ["rollout.num_prompts=16", "system=glob(ours*)"],
         ["run.dir=runs/${hydra:job.num}/${system.name}", "system=verl,rollpacker"],
         ["run.dir='a b-${run.seed}'", "run.seed=0,1"],
         ["data.domain_weights={math: 1}", "trainer.adam_betas=[0.9,0.99],[0.8,0.9]"],

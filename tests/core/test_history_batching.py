@@ -202,16 +202,10 @@ class _Deferring(SchedulerWorld):
         super().carry_out(command)
 
 
-@settings(max_examples=30, deadline=None)
-@given(scenarios(batching="tail").map(with_history))
-def test_of_each_domain_as_many_are_deferred_at_once_as_its_weight_says(scenario: Scenario) -> None:
-    _Deferring(replace(scenario, num_epochs=None, num_steps=8)).run()
-
-
-def test_the_worlds_defer_prompts_at_once() -> None:
+def test_of_each_domain_as_many_are_deferred_at_once_as_its_weight_says() -> None:
     numbers: list[int] = []
 
-    @settings(max_examples=10, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=24, derandomize=True, deadline=None, database=None)
     @given(scenarios(batching="tail").map(with_history))
     def count(scenario: Scenario) -> None:
         world = _Deferring(replace(scenario, num_epochs=None, num_steps=8))
@@ -219,7 +213,7 @@ def test_the_worlds_defer_prompts_at_once() -> None:
         numbers.append(world.num_deferred.total())
 
     count()
-    assert sum(number > 0 for number in numbers) >= len(numbers) // 2
+    assert sum(number > 0 for number in numbers) >= len(numbers) // 2, "most worlds defer prompts"
 
 
 class _Unraced(SchedulerWorld):

@@ -47,7 +47,7 @@ def words(inputs, *more):
 
 
 def test_an_interrupted_profile_leaves_no_file_and_no_process(inputs, tmp_path):
-    out = tmp_path / "out" / "profile.parquet"
+    out = tmp_path / "out" / "profile.json"
     profiling = Launched(tmp_path, "profile", *words(inputs, "reward=walk", f"out={out}"))
     profiling.wait_until(lambda: "of" in profiling.output() and "points" in profiling.output())
     profiling.process.send_signal(signal.SIGINT)

@@ -501,11 +501,13 @@ class SchedulerWorld:
     def try_the_impossible(self) -> None:
         if not self.engines:
             return
-        for event in impossible_events(self):
-            self.expect_impossible(event)
-
-    def expect_impossible(self, event: Event) -> None:
         before = self.scheduler.snapshot()
+        for event in impossible_events(self):
+            self.expect_impossible(event, before)
+
+    def expect_impossible(self, event: Event, before: dict[str, Any] | None = None) -> None:
+        """`before` is the state, where somebody has it already."""
+        before = before or self.scheduler.snapshot()
         try:
             self.scheduler.handle(event, 0.0)
         except ImpossibleEvent:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import PydanticSchemaGenerationError
 
 from rollpacker.core.commands import Abort, BeginRound, Command, EndRun, Launch, RoundKind
 from rollpacker.core.errors import DataError, StorageFailed
@@ -55,7 +56,7 @@ def test_every_event_survives_json(event: Event) -> None:
     codec: UnionCodec[Event] = UnionCodec(Event)
     text = codec.encode(event)
     assert repr(codec.decode(json.loads(text))) == repr(event)
-    assert text == json.dumps(json.loads(text), separators=(",", ":"))
+    assert text.startswith(f'{{"type":"{type(event).__name__}"')  # as `scan_event_log` looks for it
 
 
 @given(command=st.from_type(Command))
@@ -63,7 +64,7 @@ def test_every_command_survives_json(command: Command) -> None:
     codec: UnionCodec[Command] = UnionCodec(Command)
     text = codec.encode(command)
     assert repr(codec.decode(json.loads(text))) == repr(command)
-    assert text == json.dumps(json.loads(text), separators=(",", ":"))
+    assert text.startswith(f'{{"type":"{type(command).__name__}"')
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,13 @@ def test_every_command_survives_json(command: Command) -> None:
     [
         ("Launch", "is no object"),
         ({"type": "Lunch"}, "type 'Lunch' is none of"),
-        ({"type": "Launch", "engine": "engine-0"}, "Launch has the fields request, engine, not engine"),
-        ({"type": "Launch", "engine": 7, "request": [0, [0, "a"], 1]}, "7 is no str"),
-        ({"type": "Launch", "engine": "e", "request": [0, "a", 1]}, "'a' is no list"),
-        ({"type": "Launch", "engine": "e", "request": [0, [0, "a"]]}, "has 2 items, not 3"),
-        ({"type": "Launch", "engine": "e", "request": [0.5, [0, "a"], 1]}, "0.5 is no int"),
+        ({"type": "Launch", "engine": "engine-0"}, "Launch does not fit: request: Field required"),
+        ({"type": "Launch", "engine": "e", "request": [0, [0, "a"], 1], "to": 1}, "to: Unexpected keyword argument"),
+        ({"type": "Launch", "engine": 7, "request": [0, [0, "a"], 1]}, "engine: Input should be a valid string"),
+        ({"type": "Launch", "engine": "e", "request": [0, "a", 1]}, "request.1: Input should be an array"),
+        ({"type": "Launch", "engine": "e", "request": [0, [0, "a"]]}, "request.2: Field required"),
+        ({"type": "Launch", "engine": "e", "request": [0.5, [0, "a"], 1]}, "request.0: Input should be a valid int"),
+        ({"type": "Launch", "engine": "e", "request": ["5", [0, "a"], 1]}, "request.0: Input should be a valid int"),
     ],
 )
 def test_data_that_no_command_gives_is_refused(plain: object, message: str) -> None:
@@ -89,18 +92,19 @@ def test_settings_of_an_older_version_are_read_without_the_machines_that_it_did_
     del plain["evaluation"]
     assert from_plain(SchedulerSettings, plain) == SETTINGS
     del plain["num_prompts"]
-    with pytest.raises(ValueError, match="the fields are batching"):
+    with pytest.raises(ValueError, match="SchedulerSettings does not fit: num_prompts: Field required"):
         from_plain(SchedulerSettings, plain)
 
 
-def test_a_type_that_json_cannot_give_back_fails_at_once() -> None:
-    with pytest.raises(TypeError, match="teach rollpacker"):
-        UnionCodec(Unfit | EndRun)  # type: ignore[operator]
+def test_a_type_that_json_cannot_give_back_fails_at_its_first_use() -> None:
+    codec: UnionCodec[Unfit | EndRun] = UnionCodec(Unfit | EndRun)  # type: ignore[arg-type]
+    with pytest.raises(PydanticSchemaGenerationError, match="UnionCodec"):
+        codec.encode(Unfit(UnionCodec(Event)))
 
 
 @dataclass
 class Unfit:
-    items: set[int]
+    codec: UnionCodec[Event]
 
 
 def test_what_is_logged_is_read_back(path: Path) -> None:

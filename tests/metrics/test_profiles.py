@@ -1,11 +1,12 @@
 """A profile comes back as it was written, or the reader says why not."""
 
-import pandas as pd
-import pyarrow.parquet as pq
+import json
+from dataclasses import fields
+
 import pytest
 
 from rollpacker.core.errors import DataError
-from rollpacker.metrics.profiles import PROFILE, Point, Profile, ProfileFacts, read_profile, write_profile
+from rollpacker.metrics.profiles import Point, Profile, ProfileFacts, read_profile, write_profile
 
 
 def point(**changes) -> Point:
@@ -45,22 +46,23 @@ def test_what_is_written_is_read_and_nothing_else_is_left_in_the_folder(tmp_path
     profile = Profile(
         facts=facts(), points=(point(), point(measurement="weight_sync", num_items=2, num_tokens=0, num_bytes=4000))
     )
-    path = tmp_path / "new" / "profile.parquet"
+    path = tmp_path / "new" / "profile.json"
     write_profile(path, profile)
     assert read_profile(path) == profile
-    assert [file.name for file in path.parent.iterdir()] == ["profile.parquet"]
+    assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
-def test_every_column_says_its_unit_and_meaning_and_every_row_is_marked_measured(tmp_path):
-    path = tmp_path / "profile.parquet"
-    write_profile(path, Profile(facts=facts(), points=(point(),)))
-    table = pq.ParquetFile(path).read()
-    assert [field.name for field in table.schema] == [column.name for column in PROFILE.columns]
-    for field in table.schema:
-        assert field.metadata[b"description"]
-        assert b"unit" in field.metadata
-    assert table.schema.field("seconds").metadata[b"unit"] == b"s"
-    assert table["modelled"].to_pylist() == [False]
+def test_the_file_is_json_with_the_facts_once_and_a_point_for_each_measurement(tmp_path):
+    path = tmp_path / "profile.json"
+    write_profile(path, Profile(facts=facts(), points=(point(), point(tensor_parallel=2))))
+    plain = json.loads(path.read_text())
+    assert plain["facts"] == vars_of(facts())
+    assert [each["tensor_parallel"] for each in plain["points"]] == [1, 2]
+    assert plain["points"][0] == vars_of(point())
+
+
+def vars_of(value):
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def test_points_are_found_by_measurement_and_tensor_parallelism():
@@ -79,39 +81,45 @@ def _text(path):
     path.write_text("seconds\n1\n")
 
 
-def _another_table(path):
-    pd.DataFrame({"seconds": [1.0]}).to_parquet(path)
+def _another_file(path):
+    path.write_text('{"seconds": [1.0]}')
 
 
-def _of_two_occasions(path):
-    write_profile(path, Profile(facts=facts(), points=(point(), point())))
-    frame = pq.ParquetFile(path).read()
-    dates = frame.column("measured_on").to_pylist()
-    column = frame.schema.get_field_index("measured_on")
-    pq.write_table(frame.set_column(column, frame.schema.field(column), [[dates[0], "2026-11-21"]]), path)
+def _older(path):
+    _changed(path, version=4)
+
+
+def _with_a_text(path):
+    _changed(path, facts=vars_of(facts()) | {"num_engines": "one"})
+
+
+def _changed(path, **changes):
+    write_profile(path, Profile(facts=facts(), points=(point(),)))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def _a_negative_time(path):
     write_profile(path, Profile(facts=facts(), points=(point(seconds=-0.1),)))
 
 
-def _no_rows(path):
+def _no_points(path):
     write_profile(path, Profile(facts=facts(), points=()))
 
 
 BAD_FILES = {
     _missing: "No such file",
-    _text: "magic bytes",
-    _another_table: "another kind of file",
-    _of_two_occasions: "2 different occasions",
-    _a_negative_time: "impossible row",
-    _no_rows: "has no rows",
+    _text: "expected value",
+    _another_file: "it has no 'version'",
+    _older: "it has the version 4",
+    _with_a_text: "facts.num_engines: Input should be a valid integer",
+    _a_negative_time: "impossible point",
+    _no_points: "has no points",
 }
 
 
 @pytest.mark.parametrize("spoil", BAD_FILES, ids=lambda spoil: spoil.__name__)
 def test_a_file_that_is_no_profile_is_refused_with_the_reason(tmp_path, spoil):
-    path = tmp_path / "profile.parquet"
+    path = tmp_path / "profile.json"
     spoil(path)
     with pytest.raises(DataError, match=BAD_FILES[spoil]) as caught:
         read_profile(path)

@@ -32,7 +32,7 @@ from tests.sim.test_profile import point, profile
 def inputs(tmp_path_factory):
     """A profile and a model directory of the same sizes."""
     folder = tmp_path_factory.mktemp("inputs")
-    write_profile(folder / "profile.parquet", profile())
+    write_profile(folder / "profile.json", profile())
     shape = SMALL.shape
     sizes = {
         "num_hidden_layers": shape.num_layers,
@@ -53,7 +53,7 @@ def words(inputs, *more):
     return [
         "backend=sim",
         "hardware=cpu",
-        f"hardware.profile={inputs / 'profile.parquet'}",
+        f"hardware.profile={inputs / 'profile.json'}",
         f"model.path={inputs}",
         "model.dtype=bfloat16",
         "workload=math",
@@ -94,19 +94,19 @@ def test_a_run_takes_what_was_measured(inputs, tmp_path):
 def test_every_round_starts_later_by_a_wake_and_what_its_first_token_waits_for(inputs, tmp_path):
     start = ("wake", "rollout_start")
     points = [replace(point, seconds=0.0) if point.measurement in start else point for point in profile().points]
-    write_profile(tmp_path / "awake.parquet", replace(profile(), points=tuple(points)))
+    write_profile(tmp_path / "awake.json", replace(profile(), points=tuple(points)))
     slow = read_frame(train(inputs, tmp_path / "slow"), "steps")
-    awake = read_frame(train(inputs, tmp_path / "awake", f"hardware.profile={tmp_path}/awake.parquet"), "steps")
+    awake = read_frame(train(inputs, tmp_path / "awake", f"hardware.profile={tmp_path}/awake.json"), "steps")
     assert (slow["rollout_time_s"] - awake["rollout_time_s"]).tolist() == pytest.approx([0.05] * 3)
 
 
 def test_only_a_runs_first_step_takes_what_workers_do_once_and_a_resumed_run_goes_on_without(inputs, tmp_path):
     once = ("first_rollout", "first_train")
     points = [replace(point, seconds=0.0) if point.measurement in once else point for point in profile().points]
-    write_profile(tmp_path / "warm.parquet", replace(profile(), points=tuple(points)))
+    write_profile(tmp_path / "warm.json", replace(profile(), points=tuple(points)))
     saved = "run.checkpoint_every_steps=1"
     cold = read_frame(train(inputs, tmp_path / "cold", saved), "steps")
-    warm = read_frame(train(inputs, tmp_path / "warm", f"hardware.profile={tmp_path}/warm.parquet"), "steps")
+    warm = read_frame(train(inputs, tmp_path / "warm", f"hardware.profile={tmp_path}/warm.json"), "steps")
     assert (cold["rollout_time_s"] - warm["rollout_time_s"]).tolist() == pytest.approx([0.07, 0, 0])
     assert (cold["train_time_s"] - warm["train_time_s"]).tolist() == pytest.approx([0.06, 0, 0])
     train(inputs, tmp_path / "resumed", saved, "run.num_steps=2")
@@ -117,9 +117,9 @@ def test_only_a_runs_first_step_takes_what_workers_do_once_and_a_resumed_run_goe
 def test_programs_take_what_was_measured_and_no_limit_counts_their_sandboxes_start(inputs, tmp_path):
     times = {"sandbox_start": 0.25, "program": 0.5}
     points = [point(name, 1, 0, seconds) for name, seconds in times.items()]
-    write_profile(tmp_path / "programs.parquet", replace(profile(), points=(*profile().points, *points)))
+    write_profile(tmp_path / "programs.json", replace(profile(), points=(*profile().points, *points)))
     words = (
-        f"hardware.profile={tmp_path}/programs.parquet",
+        f"hardware.profile={tmp_path}/programs.json",
         *("workload.reward_time_s=null", "reward.kinds.math=sandbox", "workload.endless_share=0"),
         *("reward.num_workers=64", "reward.num_cores=64", "reward.timeout_s=0.6", "rollout.max_response_tokens=800"),
     )
@@ -132,7 +132,7 @@ def test_programs_take_what_was_measured_and_no_limit_counts_their_sandboxes_sta
 
 def test_groups_without_an_advantage_are_trained_in_the_time_of_a_forward_pass(inputs, tmp_path):
     run = train(inputs, tmp_path / "run", "run.num_steps=8")
-    cluster = ProfiledCluster(inputs / "profile.parquet", SMALL, "bfloat16")
+    cluster = ProfiledCluster(inputs / "profile.json", SMALL, "bfloat16")
     trainer, responses, kinds = cluster.trainer(num_gpus=1), read_frame(run, "responses"), set()
     for step, train_s in read_frame(run, "steps").set_index("step")["train_time_s"].items():
         lengths = {True: [], False: []}
@@ -160,7 +160,7 @@ def test_a_profile_of_another_model_or_a_file_that_is_none_is_refused_before_any
         validate(compose(words(inputs, "model.dtype=float32", f"run.dir={tmp_path / 'run'}")), run_facts_of)
     with pytest.raises(DataError, match="cannot be read as a profile"):
         validate(
-            compose(words(inputs, f"hardware.profile={tmp_path}/no.parquet", f"run.dir={tmp_path / 'run'}")),
+            compose(words(inputs, f"hardware.profile={tmp_path}/no.json", f"run.dir={tmp_path / 'run'}")),
             run_facts_of,
         )
     assert not (tmp_path / "run").exists()

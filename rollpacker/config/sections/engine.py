@@ -80,7 +80,7 @@ class EngineSection(Section):
     has to leave free. `restart`: their processes end and start again at every change, which takes as long as a
     start."""
     profile: Annotated[Path | None, OnlyWith("system.planner"), NOT_IN_FINGERPRINT] = None
-    """A Parquet file that `rollpacker profile` wrote, with all `degrees`: the planner's first guess. null: it goes by
+    """A file that `rollpacker profile` wrote, with all `degrees`: the planner's first guess. null: it goes by
     preemptions and measured rates alone. A modelled run takes what its hardware says."""
     num_threads: Annotated[Count, REAL_RUN, NOT_IN_FINGERPRINT] = Field(1, ge=1)
     """torch threads per engine process."""

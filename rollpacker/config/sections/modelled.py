@@ -95,7 +95,7 @@ class HardwareSection(Section):
     """What the overheads and efficiencies below were fitted to, by `rollpacker calibrate`; null: they are data sheets,
     common figures and guesses."""
     profile: Path | None = None
-    """A Parquet file that `rollpacker profile` wrote: engines, trainer, weight transfer and calls take what was
+    """A file that `rollpacker profile` wrote: engines, trainer, weight transfer and calls take what was
     measured there, instead of what the keys below come to."""
     memory_gb: Positive
     """Of one GPU, 10^9 bytes."""
