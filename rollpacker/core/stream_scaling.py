@@ -145,9 +145,9 @@ class StreamScaling:
     def count_finish(self, num_tokens: int) -> tuple[MeasureProgress, ...]:
         """Count a response that finished, and ask for a measurement when one is due."""
         self._recent_lengths.append(num_tokens)
-        self._num_finished += 1
         if not self._settings.replicas:
-            return ()
+            return ()  # nothing is tested, and finishes may be of requests that were launched in earlier rounds
+        self._num_finished += 1
         if not self._due_at <= self._num_finished <= self._last_at or self._is_measuring or self._has_lent:
             return ()
         while self._due_at <= self._num_finished:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
@@ -199,13 +199,16 @@ def chunks(gpus: Sequence[int], width: int) -> list[tuple[int, ...]]:
 class SchedulerWorld:
     """Everything that a scheduler cannot see but through events."""
 
+    model_class: ClassVar[type[Any]] = ReferenceModel
+    """What the scheduler is compared with."""
+
     def __init__(self, scenario: Scenario, scheduler_class: type[Scheduler] = Scheduler) -> None:
         self.scenario = scenario
         self.settings = scenario.settings
         self.rng = random.Random(scenario.seed)
         self.scheduler = scheduler_class(self.settings)
         self.untouched = scheduler_class(self.settings)
-        self.reference = ReferenceModel(self.settings)
+        self.reference = self.model_class(self.settings)
         self.digest = hashlib.sha256()
         self.step = 0
         self.version = 0
@@ -236,15 +239,20 @@ class SchedulerWorld:
         ):
             self.run_step()
         if self.scenario.num_epochs is not None and not self.reference.has_given_up:
-            everything = {
-                PromptId(epoch, f"{domain}-{key}")
-                for (domain, _), num_keys in zip(self.settings.domain_weights, self.scenario.num_keys, strict=True)
-                for epoch in range(self.scenario.num_epochs)
-                for key in range(num_keys)
-            }
-            decided = sorted([*self.reference.trained, *self.reference.dropped])
-            assert decided == sorted(everything), "not every prompt was trained or dropped exactly once"
+            self.require_everything()
         return self.reference
+
+    def require_everything(self) -> None:
+        """Each prompt of finite data is decided."""
+        assert self.scenario.num_epochs is not None
+        everything = {
+            PromptId(epoch, f"{domain}-{key}")
+            for (domain, _), num_keys in zip(self.settings.domain_weights, self.scenario.num_keys, strict=True)
+            for epoch in range(self.scenario.num_epochs)
+            for key in range(num_keys)
+        }
+        decided = sorted([*self.reference.trained, *self.reference.dropped])
+        assert decided == sorted(everything), "not every prompt was trained or dropped exactly once"
 
     def run_step(self) -> None:
         if self.step and self.settings.speculative_decoding:
@@ -277,12 +285,13 @@ class SchedulerWorld:
             self.finish(*self.rng.choice(list(self.running)))
         elif self.inbox:
             self.tell(self.inbox.pop(self.rng.randrange(len(self.inbox))))
-        elif self.reference.engines.waiting:
+        elif self.scheduler.waiting:
             self.join_engine()
         else:
             raise AssertionError("nothing is on its way, and the step has not ended")
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> tuple[Command, ...]:
+        """Tell the scheduler a fact, and have the world do what it orders; gives that."""
         is_late = self.reference.is_late(event) and not self.reference.is_answer(event)
         before = what_late_facts_leave_alone(self.scheduler, event) if is_late else None
         commands = self.scheduler.handle(event, 0.0)
@@ -300,6 +309,7 @@ class SchedulerWorld:
             self.told.append(event)
         for command in commands:
             self.carry_out(command)
+        return commands
 
     # Commands
 
@@ -502,8 +512,11 @@ class SchedulerWorld:
         if not self.engines:
             return
         before = self.scheduler.snapshot()
-        for event in impossible_events(self):
+        for event in self.impossible_events():
             self.expect_impossible(event, before)
+
+    def impossible_events(self) -> Iterable[Event]:
+        return impossible_events(self)
 
     def expect_impossible(self, event: Event, before: dict[str, Any] | None = None) -> None:
         """`before` is the state, where somebody has it already."""
