@@ -1,5 +1,7 @@
 """Which engine runs a request: the one with the fewest requests in flight; the one that joined first among equals.
 
+By default each sample of a prompt is placed by itself; with `together`, those launched at once go to one engine.
+
     engine:  absent ──join──> open ──close(lent)──> closed ──reopen(lent)──> open
                               open ──close(retiring)──> closed ──retire──> absent      nothing was in flight on it
              open or closed ──lose──> absent       what was in flight on it is launched on open engines
@@ -36,6 +38,7 @@ Invariant: every request in flight is on exactly one engine of the fleet, or it 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -66,7 +69,8 @@ class _Held:
 class Router:
     """Keeps the fleet of engines and what is in flight on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, together: bool = False) -> None:
+        self._together = together
         self._held: dict[EngineId, dict[RequestId, None]] = {}
         """The fleet in joining order, and what is in flight on each engine, in launch order."""
         self._in_flight: dict[RequestId, EngineId | None] = {}
@@ -302,12 +306,15 @@ class Router:
         if self._is_suspended:
             self._in_flight.update(dict.fromkeys(filter(self._is_held_back, requests)))
             requests = [request for request in requests if not self._is_held_back(request)]
+        if self._by_load and self._together:
+            groups = itertools.groupby(requests, key=lambda request: request.prompt)
+            return [launch for _, group in groups for launch in self._launch_together(tuple(group))]
         if self._by_load:
-            return [self._launch_one(request) for request in requests]
+            return [launch for request in requests for launch in self._launch_together((request,))]
         self._in_flight.update(dict.fromkeys(requests))
         return []
 
-    def _launch_one(self, request: RequestId) -> Launch:
+    def _launch_together(self, requests: Sequence[RequestId]) -> list[Launch]:
         by_load = self._by_load
         load, place, engine = by_load[0]
         held = self._held[engine]
@@ -315,10 +322,11 @@ class Router:
             heapq.heappop(by_load)
             load, place, engine = by_load[0]
             held = self._held[engine]
-        heapq.heapreplace(by_load, (load + 1, place, engine))
-        held[request] = None
-        self._in_flight[request] = engine
-        return Launch(request=request, engine=engine)
+        heapq.heapreplace(by_load, (load + len(requests), place, engine))
+        for request in requests:
+            held[request] = None
+            self._in_flight[request] = engine
+        return [Launch(request=request, engine=engine) for request in requests]
 
     def abort(self, requests: Iterable[RequestId]) -> list[Abort]:
         """Order requests in flight to stop, and forget them; for those that wait there is no order."""
@@ -412,9 +420,9 @@ class Router:
         }
 
     @classmethod
-    def restore(cls, snapshot: dict[str, Any]) -> Self:
+    def restore(cls, snapshot: dict[str, Any], *, together: bool = False) -> Self:
         """Rebuild the router that gave the snapshot."""
-        router = cls()
+        router = cls(together=together)
         for engine, policy_version, kv_tokens in snapshot["engines"]:
             router._held[EngineId(engine)] = {}
             router._facts[EngineId(engine)] = _Held(policy_version, kv_tokens)

@@ -96,7 +96,7 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
         self._batching = batching_for(settings)(settings)
-        self._router = Router()
+        self._router = Router(together=settings.routing == "prompt")
         self._beside = Companions.of(settings)
         self._restarts = Restarts(settings.restarts)
         self._timers = PendingTimers()
@@ -417,7 +417,7 @@ class Scheduler:
         check_snapshot(settings, snapshot)
         scheduler = cls(settings)
         scheduler._batching = batching_for(settings).restore(settings, snapshot["batching"])
-        scheduler._router = Router.restore(snapshot["router"])
+        scheduler._router = Router.restore(snapshot["router"], together=settings.routing == "prompt")
         scheduler._beside = Companions.restore(settings, snapshot)
         scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
         scheduler._timers = PendingTimers.restore(snapshot["timers"])

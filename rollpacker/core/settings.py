@@ -302,6 +302,8 @@ class SchedulerSettings:
     evaluation: EvaluationSettings | None = None
     """None: nothing is held out."""
     restarts: RestartSettings = NO_RESTARTS
+    routing: Literal["sample", "prompt"] = "sample"
+    """Each sample of a prompt goes to the engine with the fewest requests, or all of them to one engine."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "num_responses", "eta_prompts", "eta_responses"):

@@ -193,3 +193,16 @@ def test_the_self_check_notices(tamper: Callable[[dict[str, Any]], None]) -> Non
     tamper(state)
     with pytest.raises(InvariantViolated):
         Scheduler.restore(player.settings, state).check()
+
+
+def test_samples_of_a_prompt_are_spread_over_engines_or_kept_together() -> None:
+    engines_of: dict[str, list[set[str]]] = {}
+    for routing in ("sample", "prompt"):
+        player = Player(make_settings(batching="plain", num_prompts=3, num_responses=4, routing=routing), num_engines=2)
+        player.start(0)
+        engines_of[routing] = [
+            {engine for request, engine in player.engine_of.items() if request.prompt.key == f"math-{number}"}
+            for number in range(3)
+        ]
+    assert engines_of["sample"] == [{"engine-0", "engine-1"}] * 3
+    assert engines_of["prompt"] == [{"engine-0"}, {"engine-1"}, {"engine-0"}]

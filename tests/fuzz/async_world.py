@@ -36,8 +36,14 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import AsyncSettings, DynamicSamplingSettings, EvaluationSettings, HeldOutSet
-from rollpacker.core.settings import SchedulerSettings, StreamSettings
+from rollpacker.core.settings import (
+    AsyncSettings,
+    DynamicSamplingSettings,
+    EvaluationSettings,
+    HeldOutSet,
+    SchedulerSettings,
+    StreamSettings,
+)
 from tests.fuzz.oracle.asynchronous import AsynchronousModel
 from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios
 

@@ -68,6 +68,10 @@ class SystemSection(Section):
     whether or not what still runs fits into the others (the fixed points of the paper's Table 3). null decides by
     memory: tested at 20 % and every 5 % from there to 50 %."""
 
+    routing: Annotated[Literal["sample", "prompt"], NOT_IN_FINGERPRINT] = "sample"
+    """Which engine gets a request: `sample` gives each response of a prompt to the engine with the fewest requests;
+    `prompt` keeps those of a prompt that are launched at once on one engine, which computes their prompt once where it
+    has a prefix cache, and waits for the longest of them all."""
     max_staleness: Count = 0
     """Asynchronous training (ROLL-Flash): engines go on generating while the trainer learns, and no trained token is
     more than so many policy versions old. No response is ever discarded for its age: prompts are admitted so that none

@@ -121,6 +121,7 @@ def scheduler_settings(
             else None
         ),
         evaluation=_evaluation(config, held_out) if held_out else None,
+        routing=config.system.routing,
         restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
     )
 
