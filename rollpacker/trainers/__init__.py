@@ -1,8 +1,9 @@
-"""Trainers: GRPO on accepted groups, behind the protocol `rollpacker.protocols.trainer.Trainer`.
+"""Trainers: policy gradients on accepted groups, behind the protocol `rollpacker.protocols.trainer.Trainer`.
 
 `grpo` is the objective and its step, over any `policy`: `torch_policy` is the embedded one, which needs nothing beyond
 torch and transformers; `fsdp` and `megatron` spread a model over several ranks. Loss and packing are pure functions
-(`advantages`, `losses`, `schedules`, `microbatches`, `replicas`).
+(`advantages`, `losses`, `policy_losses`, `schedules`, `microbatches`, `replicas`); a loss or an advantage of the user's
+is one of theirs (`own_functions`).
 
 `fsdp` shards parameters, gradients and optimizer across `trainer.data_parallel` ranks (FSDP2). `megatron` takes dense
 Qwen2/2.5, Qwen3 and Llama models over tensor, pipeline and context parallel ranks with data-parallel replicas, a

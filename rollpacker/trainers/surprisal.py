@@ -13,6 +13,9 @@ exp(x - x^2 / 6) <= 1 + x + x^2 / 3 makes exp(u M - u^2 ([M] / 3 + 2 <M> / 3) / 
 (Delyon 2009, "Exponential inequalities for sums of weakly dependent variables"). By <M> alone two such tokens would
 pass for a broken engine, and by [M] alone their absence would.
 
+Stale tokens are left out: the policy that drew them is not the one whose entropy is known. Whether a token is stale was
+decided before it was drawn, so what is left is a martingale still.
+
 It finds what the difference of log-probabilities does not: drafts that are accepted wrongly, truncation by top-p or
 top-k, a temperature that the log-probabilities have and the tokens do not. What selects responses by what was drawn
 shifts it, a race, which leaves out the long ones, and dynamic sampling; there it proves nothing.

@@ -152,8 +152,8 @@ def train_with_trl(config: RunConfig, output: Path) -> Batches:
             adam_beta2=trainer.adam_betas[1],
             weight_decay=trainer.weight_decay,
             max_grad_norm=trainer.max_grad_norm,
-            epsilon=trainer.clip_ratio_low,
-            epsilon_high=trainer.clip_ratio_high,
+            epsilon=config.objective.clip_ratio_low,
+            epsilon_high=config.objective.clip_ratio_high,
             beta=0.0,
             loss_type="dr_grpo",  # what loss_normalisation=token_bound is
             scale_rewards="group",
