@@ -122,7 +122,7 @@ def _draw_bars(  # noqa: PLR0917
         )
 
 
-def _bar_legend(frame: pd.DataFrame, color: str) -> list[Patch]:
+def _bar_legend(frame: pd.DataFrame, color: str = OUR_COLOR) -> list[Patch]:
     handles = [Patch(color=PAPER_COLOR, label="paper")] if (frame["source"] == Source.PAPER).any() else []
     for source in (Source.MODELLED, Source.MEASURED):
         if (frame["source"] == source).any():
@@ -312,8 +312,8 @@ def _panels(frame: pd.DataFrame, num_columns: int | None) -> tuple[Figure, Seque
     return figure, list(zip(names, axes.flat, strict=False)), list(axes[:, 0])
 
 
-def origin_of(frame: pd.DataFrame) -> str:
-    """Say below a figure of Qwen2.5-7B where its numbers come from."""
+def origin_of(frame: pd.DataFrame, model: str = "Qwen2.5-7B") -> str:
+    """Say below a figure where its numbers come from; `model` is named if they are modelled."""
     source = Source.MODELLED if (frame["source"] == Source.MODELLED).any() else Source.MEASURED
     said = seeds_said(frame, source)
-    return f"{said}, Qwen2.5-7B" if source is Source.MODELLED else said
+    return f"{said}, {model}" if model and source is Source.MODELLED else said

@@ -141,8 +141,10 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True when every step is there that the configuration asks for."""
-        return len(self.steps) >= int(self.config.get("run", {}).get("num_steps", 0))
+        """True when every step is there that the configuration asks for, or that its epochs have."""
+        status = read_status(self.folder)
+        has_ended = status is not None and status.state == "finished"
+        return has_ended or len(self.steps) >= int(self.config.get("run", {}).get("num_steps", 0))
 
 
 @dataclass(frozen=True, kw_only=True)

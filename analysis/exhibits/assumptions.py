@@ -63,8 +63,8 @@ def draw(numbers: Numbers) -> Figure:
     for row, (measure, neutral) in zip(panels, ladder.NEUTRAL.items(), strict=True):
         for axes, assumption in zip(row, VALUES, strict=True):
             _draw_panel(axes, frame[frame["panel"] == f"{measure}: {assumption}"])
-            axes.axhline(neutral, color="#444444", linewidth=0.8, zorder=1)
-            axes.axvline(USUAL[assumption], color="#444444", linewidth=1.0, linestyle=":", zorder=1)
+            axes.axhline(neutral, color=ladder.NEUTRAL_COLOR, linewidth=0.8, zorder=1)
+            axes.axvline(USUAL[assumption], color=ladder.NEUTRAL_COLOR, linewidth=1.0, linestyle=":", zorder=1)
             axes.tick_params(labelsize=7.5)
         row[0].set_ylabel(measure, fontsize=8)
     panels[0][0].set_ylim(bottom=0)
@@ -73,8 +73,9 @@ def draw(numbers: Numbers) -> Figure:
         axes.set_xlabel(assumption, fontsize=8.5)
         axes.set_xticks(list(studies))
     handles = [Line2D([], [], color=color_of(name, 0), linestyle="--", marker="o", label=name) for name in SYSTEMS]
-    origin = f"{MODEL}; dotted: in all other exhibits; {origin_of(frame)}"
-    figure.legend(handles=handles, title=origin, title_fontsize=8, loc="outside lower center", ncols=3)
+    handles.append(Line2D([], [], color=ladder.NEUTRAL_COLOR, label="plain batches"))
+    origin = f"{origin_of(frame, MODEL)}; dotted: as in all other exhibits"
+    figure.legend(handles=handles, title=origin, title_fontsize=8, loc="outside lower center", ncols=4)
     return figure
 
 

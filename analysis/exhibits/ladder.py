@@ -21,7 +21,7 @@ from rollpacker.analysis.plots import origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, use_style
 
-SPEEDUP, LENGTH, WASTE = "speedup over plain batches (x)", "trained length over the policy's", "tokens wasted (%)"
+SPEEDUP, LENGTH, WASTE = "speedup over plain batches (x)", "trained over policy's length", "tokens wasted (%)"
 MODELS: Final = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
 BASELINE: Final = "verl"
 GROUPS: Final = {
@@ -43,6 +43,8 @@ _LABELS: Final = {
 }
 UNITS: Final = {SPEEDUP: "x", LENGTH: "x", WASTE: "%"}
 NEUTRAL: Final = {SPEEDUP: 1.0, LENGTH: 1.0, WASTE: 0.0}
+"""Of plain batches."""
+NEUTRAL_COLOR: Final = "#444444"
 
 
 def gather(runs: Runs) -> Numbers:
@@ -67,8 +69,9 @@ def beside_plain(runs: Runs, system: str, *, plain_study: str = "", **wanted: st
         **wanted: Study and model.
     """
     of_plain = wanted | ({"study": plain_study} if plain_study else {})
-    plain = {run.seed: run for run in runs.of(system=BASELINE, **of_plain)}
-    pairs = [(run, plain[run.seed]) for run in runs.of(system=system, **wanted) if run.seed in plain]
+    plain = {run.seed: run for run in runs.of(system=BASELINE, **of_plain) if run.is_finished}
+    finished = [run for run in runs.of(system=system, **wanted) if run.is_finished]
+    pairs = [(run, plain[run.seed]) for run in finished if run.seed in plain]
     return {
         SPEEDUP: [Value(run, _sum(base, "step_time_s") / _sum(run, "step_time_s")) for run, base in pairs],
         LENGTH: [Value(run, _sum(run, "tokens_trained") / _sum(base, "tokens_trained")) for run, base in pairs],
@@ -85,10 +88,10 @@ def draw(numbers: Numbers) -> Figure:
     use_style()
     frame = numbers.frame()
     figure: Figure
-    figure, panels = plt.subplots(1, 3, figsize=(FIGURE_WIDTH_INCHES, 4.6), sharey=True, width_ratios=(5, 4, 4))
+    figure, panels = plt.subplots(1, 3, figsize=(FIGURE_WIDTH_INCHES, 4.6), sharey=True, width_ratios=(5, 5, 4))
     for axes, (panel, neutral) in zip(panels, NEUTRAL.items(), strict=True):
         _draw_panel(axes, frame[frame["panel"] == panel])
-        axes.axvline(neutral, color="#444444", linewidth=0.8, zorder=1)
+        axes.axvline(neutral, color=NEUTRAL_COLOR, linewidth=0.8, zorder=1)
         axes.set_title(panel, fontsize=8.5)
         axes.tick_params(labelsize=7.5)
     rows = _rows()
@@ -98,10 +101,13 @@ def draw(numbers: Numbers) -> Figure:
             label.set_fontweight("bold")
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     handles = [
-        Line2D([], [], color=color, marker="o", linestyle="none", label=model)
-        for model, color in zip(MODELS, OTHER_COLORS, strict=False)
+        *(
+            Line2D([], [], color=color, marker="o", linestyle="none", label=model)
+            for model, color in zip(MODELS, OTHER_COLORS, strict=False)
+        ),
+        Line2D([], [], color=NEUTRAL_COLOR, label="plain batches"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, title=origin_of(frame), title_fontsize=8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, title=origin_of(frame, ""), title_fontsize=8)
     return figure
 
 

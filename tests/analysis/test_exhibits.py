@@ -12,6 +12,7 @@ from rollpacker.analysis.numbers import Claim, Numbers, Place, Source, Standing,
 from rollpacker.analysis.runs import Runs, find_runs, read_runs
 from rollpacker.analysis.sweeps import Asked, points_of
 from rollpacker.cli.main import main
+from rollpacker.runtime.run.status import RunStatus, write_status
 from tests.analysis.written_runs import forget_column, write_run, write_scores
 
 
@@ -307,6 +308,17 @@ def test_a_figure_of_runs_that_are_not_complete_says_so_and_its_text_says_which(
         "What each technique adds over plain batches (Table 2): measured",
     ]
     assert f"{tmp_path}/tail has only 2 steps so far" in text
+
+
+def test_a_run_whose_epochs_ended_is_complete(tmp_path):
+    write_run(tmp_path / "run", "verl", [10.0, 10.0], num_steps=1000)
+    status = {"attempt": 0, "finished_steps": 2, "num_steps": 2, "reason": "", "job_id": None, "host": "here"}
+    for state, is_complete in (("running", False), ("finished", True)):
+        write_status(tmp_path / "run", RunStatus(state=state, updated_at=0.0, **status))
+        runs = runs_below(tmp_path)
+        [run] = runs.of(system="verl")
+        assert run.is_finished is is_complete
+        assert bool(runs.missing) is not is_complete
 
 
 def test_a_figure_of_complete_runs_says_what_it_shows_and_where_it_comes_from_alone(tmp_path, monkeypatch):
