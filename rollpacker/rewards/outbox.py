@@ -21,7 +21,8 @@ class Outbox(Arrivals[Verdict]):
         self._failure: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        self._failure = error
+        """End it by an error; of several the first counts."""
+        self._failure = self._failure or error
         self.close()
 
     def refuse_when_closed(self) -> None:

@@ -110,6 +110,10 @@ class QueueRewardWorker(ABC):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _take(self) -> list[ScoringRequest]:
+        """Take some of what waits, at least one."""
+        return [self._waiting.popleft() for _ in range(min(self.most_at_once, len(self._waiting)))]
+
     @abstractmethod
     async def _score(self, task: int, requests: Sequence[ScoringRequest]) -> Sequence[Verdict]:
         """Score some requests in the task of this number."""
@@ -119,7 +123,7 @@ class QueueRewardWorker(ABC):
             while True:
                 async with self._has_news:
                     await self._has_news.wait_for(lambda: self._waiting)
-                    taken = [self._waiting.popleft() for _ in range(min(self.most_at_once, len(self._waiting)))]
+                    taken = self._take()
                 num_forgotten = self._num_forgotten
                 verdicts = await self._score(task, taken)
                 if num_forgotten == self._num_forgotten:

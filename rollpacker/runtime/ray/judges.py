@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Protocol
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.core.settings import RestartSettings
-from rollpacker.protocols.arrivals import Arrivals
 from rollpacker.protocols.reward import RewardService
+from rollpacker.rewards.outbox import Outbox
 from rollpacker.runtime.ray.judge_restarts import JudgeRestarts
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ class RoutedReward:
             on_failed=self._require_judge,
             on_error=self._fail,
         )
-        self._verdicts: Arrivals[Verdict] = Arrivals()
-        self._failure: Exception | None = None
+        self._verdicts = Outbox()
         self._pumps: dict[_Scorer, asyncio.Task[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -164,10 +163,7 @@ class RoutedReward:
             RollpackerError: The reward failed, or no judge is left.
         """
         self._listen_to_all()
-        verdicts = await self._verdicts.collect()
-        if not verdicts and self._failure is not None:
-            raise self._failure
-        return verdicts
+        return await self._verdicts.collect()
 
     async def close(self) -> None:
         """Close every service, lost ones too; a pending `collect` returns."""
@@ -308,6 +304,4 @@ class RoutedReward:
         return False
 
     def _fail(self, error: Exception) -> None:
-        if self._failure is None:
-            self._failure = error
-            self._verdicts.close()
+        self._verdicts.fail(error)
