@@ -300,7 +300,8 @@ def extended(spans: tuple[VersionSpan, ...], version: int, num_tokens: int) -> t
 
 def is_plain(rules: SchedulerSettings) -> bool:
     """Whether plain batching decides the same."""
-    return rules.asynchronous is not None and not rules.asynchronous.max_staleness and not rules.dynamic_sampling
+    ahead = rules.asynchronous
+    return ahead is not None and ahead.max_staleness == 0 and ahead.order == "ready" and not rules.dynamic_sampling
 
 
 def as_plain(rules: SchedulerSettings) -> SchedulerSettings:
