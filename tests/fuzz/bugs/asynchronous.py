@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollpacker.core.async_batching import AsyncBatching, LiveGroup
-from rollpacker.core.commands import BeginRound, Launch
 from rollpacker.core.ids import VersionSpan
 from rollpacker.core.routing import Router
-from rollpacker.core.scheduler import Scheduler
 from tests.fuzz.bugs.harness import Bug, Worlds, around, instead
 
 
@@ -57,13 +55,6 @@ def _awake(snapshot, router):
     return {name: part for name, part in snapshot(router).items() if name != "is_suspended"}
 
 
-def _new_ones_first(start_step, scheduler, event):
-    commands = start_step(scheduler, event)
-    begin = next((number for number, each in enumerate(commands) if isinstance(each, BeginRound)), len(commands))
-    resumed = tuple(each for each in commands[:begin] if isinstance(each, Launch))
-    return *(each for each in commands if each not in resumed), *resumed
-
-
 def _resume_as_they_came(_, router, running):
     router._is_suspended = False
     return router.launch([request for request in running if router._in_flight[request] is None])
@@ -85,7 +76,6 @@ _ALL = (
     ("admit one prompt too early", _with(_num_ahead=lambda _, ahead: ahead + 1)),
     ("admit one prompt too late", _with(_num_ahead=lambda _, ahead: max(ahead - 1, 0))),
     ("admit more than the run trains", _with(_num_in_all=lambda *_: 10**9)),
-    ("keep places that no prompt is left for", around(AsyncBatching, "_close_places", lambda *_: [])),
     ("a response may be of any policy version", around(AsyncBatching, "_count_finish", _of_now)),
     (
         "accept a group before its last reward",
@@ -103,13 +93,13 @@ _ALL = (
         around(Router, "resume", lambda right, router, running: right(router, running[::-1])),
     ),
     ("resume without engines in the order of evictions", around(Router, "resume", _resume_as_they_came)),
-    ("launch new prompts ahead of suspended ones", around(Scheduler, "_start_step", _new_ones_first)),
     ("start a step while engines are not empty", instead(Router, "is_suspending", lambda _: False)),
     ("start a step before engines have its policy", around(Router, "require_version", lambda *_: None)),
     ("suspend before the batch is full", around(AsyncBatching, "require_end", lambda *_: None)),
 )
 
 _SAMPLING = (
+    ("keep places that no prompt is left for", around(AsyncBatching, "_close_places", lambda *_: [])),
     ("a dropped prompt still counts as admitted", around(AsyncBatching, "_drop", _keep_the_credit)),
     ("no prompt is admitted for a dropped one", around(AsyncBatching, "_drop", _no_successor)),
     ("drop without end", _with(_most_launched=lambda _, most: most + 1 if most else most)),
