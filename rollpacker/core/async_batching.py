@@ -47,6 +47,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
+    PolicyUpdated,
     PromptsDrawn,
     ResponseAborted,
     ResponseEvicted,
@@ -97,6 +98,9 @@ class AsyncBatching:
         """In one step, counting its batch and what takes the place of dropped prompts; None: nothing is dropped."""
         self._supply = PromptSupply(dict(settings.domain_weights))
         self._step = -1
+        """The last one that started."""
+        self._next_step = 0
+        """One that got no batch is still the next one."""
         self._policy_version = -1
         """That the engines held when the step started."""
         self._is_preparing = False
@@ -142,15 +146,27 @@ class AsyncBatching:
                 f"Step {event.step} started while step {self._step} is under way.",
                 "A step starts after the EndRound of the one before.",
             )
-        if event.step != self._step + 1:
+        if event.step != self._next_step:
             raise ImpossibleEvent(
-                f"Step {event.step} started after step {self._step}.", f"The next step is {self._step + 1}."
+                f"Step {event.step} started after step {self._step}.", f"The next step is {self._next_step}."
             )
-        self._step, self._policy_version = event.step, event.policy_version
+        self._step, self._next_step, self._policy_version = event.step, event.step + 1, event.policy_version
         self._is_preparing, self._accepted, self._num_dropped = True, [], 0
         by_now = (event.step + 1) * self._num_prompts + self._num_ahead
         self._num_wanted = max(self._num_admitted, min(by_now, self._num_in_all))
         return tuple(self._admit())
+
+    def require_end(self, event: PolicyUpdated) -> None:
+        """Refuse an update before the batch of its step is full.
+
+        Raises:
+            ImpossibleEvent: The step is not the last one, or is under way.
+        """
+        if event.step != self._step or self._is_preparing or self._places:
+            raise ImpossibleEvent(
+                f"The policy was updated after step {event.step}; the last one is step {self._step}.",
+                "An update comes between the EndRound of its step and the next StepStarted.",
+            )
 
     def _admit(self) -> list[Decision]:
         """Ask for the prompts that lack, and launch those that have come; in a step's beginning all of them at once."""
@@ -169,8 +185,7 @@ class AsyncBatching:
         starting = self._launch(drawn)
         self._places = min(self._num_prompts, len(self._live))
         if not self._places:
-            self._step -= 1  # it may come again
-            return [EndRun()]
+            return [self._end_run()]
         opening = BeginRound(
             round=self._step,
             step=self._step,
@@ -300,10 +315,13 @@ class AsyncBatching:
     def _end_round(self) -> EndRound | EndRun:
         """End the round, and the run when it has nothing to train: nothing is left then."""
         if not self._accepted:
-            self._step -= 1
-            return EndRun()
+            return self._end_run()
         prompts = tuple(prompt for _, prompt in sorted(self._accepted))
         return EndRound(round=self._step, step=self._step, prompts=prompts, long_queue_length=0)
+
+    def _end_run(self) -> EndRun:
+        self._next_step = self._step
+        return EndRun()
 
     def _forget(self, group: LiveGroup) -> None:
         del self._live[group.prompt]
@@ -347,6 +365,7 @@ class AsyncBatching:
         return {
             "supply": self._supply.snapshot(),
             "step": self._step,
+            "next_step": self._next_step,
             "policy_version": self._policy_version,
             "is_preparing": self._is_preparing,
             "places": self._places,
@@ -374,7 +393,8 @@ class AsyncBatching:
     def restore(cls, settings: SchedulerSettings, snapshot: dict[str, Any]) -> Self:
         machine = cls(settings)
         machine._supply = PromptSupply.restore(dict(settings.domain_weights), snapshot["supply"])
-        machine._step, machine._policy_version = snapshot["step"], snapshot["policy_version"]
+        machine._step, machine._next_step = snapshot["step"], snapshot["next_step"]
+        machine._policy_version = snapshot["policy_version"]
         machine._is_preparing, machine._places = snapshot["is_preparing"], snapshot["places"]
         machine._accepted = [(number, PromptId(*prompt)) for number, prompt in snapshot["accepted"]]
         machine._num_dropped, machine._num_wanted = snapshot["num_dropped"], snapshot["num_wanted"]

@@ -234,7 +234,10 @@ class Router:
     def resume(self, running: Iterable[RequestId]) -> list[Launch]:
         """Launch what was suspended, in the order of these requests."""
         self._is_suspended = False
-        return self.launch([request for request in running if self._in_flight[request] is None])
+        suspended = [request for request in running if self._in_flight[request] is None]
+        for request in suspended:
+            del self._in_flight[request]  # it may have come back out of order
+        return self.launch(suspended)
 
     def _is_held_back(self, request: RequestId) -> bool:
         return self._is_suspended and not is_held_out(request)

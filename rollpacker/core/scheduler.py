@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, assert_never
 
+from rollpacker.core.async_batching import AsyncBatching
 from rollpacker.core.batching_machine import BatchingMachine, Decision, StartRequests, StopRequests
 from rollpacker.core.batchings import batching_for
 from rollpacker.core.commands import (
@@ -212,8 +213,9 @@ class Scheduler:
 
     def _suspend(self, event: PolicyUpdated) -> tuple[Command, ...]:
         """Order back what goes on under the new policy."""
-        if self._settings.asynchronous is None or self._router.is_suspended:
+        if not isinstance(self._batching, AsyncBatching) or self._router.is_suspended:
             raise ImpossibleEvent(f"{event} came twice, or in a synchronous run.")
+        self._batching.require_end(event)
         return tuple(self._router.suspend())
 
     def _evaluate(self, event: EvaluationOffered | EnginesWanted, now: float) -> tuple[Command, ...]:

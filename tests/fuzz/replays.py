@@ -20,7 +20,7 @@ from rollpacker.core.settings import SchedulerSettings
 from rollpacker.metrics.codec import UnionCodec, from_plain, to_plain
 from rollpacker.metrics.files import write_atomically
 from tests.fuzz.naming import rule_of
-from tests.fuzz.oracle.reference_model import ReferenceModel
+from tests.fuzz.oracle.models import model_of
 from tests.fuzz.session import run_world
 from tests.fuzz.world import World
 
@@ -44,7 +44,7 @@ class Told:
 
 def rule_broken_by(told: Told) -> str | None:
     """Feed events to a fresh scheduler; gives the first rule that does not hold, None when all do."""
-    scheduler, reference = Scheduler(told.settings), ReferenceModel(told.settings)
+    scheduler, reference = Scheduler(told.settings), model_of(told.settings)
     for number, (now, event) in enumerate(told.events, start=1):
         try:
             commands = scheduler.handle(event, now)

@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ from rollpacker.core.settings import (
     StreamSettings,
 )
 from tests.fuzz.impossible_events import impossible_events
-from tests.fuzz.oracle.reference_model import ReferenceModel
+from tests.fuzz.oracle.models import model_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,16 +199,13 @@ def chunks(gpus: Sequence[int], width: int) -> list[tuple[int, ...]]:
 class SchedulerWorld:
     """Everything that a scheduler cannot see but through events."""
 
-    model_class: ClassVar[type[Any]] = ReferenceModel
-    """What the scheduler is compared with."""
-
     def __init__(self, scenario: Scenario, scheduler_class: type[Scheduler] = Scheduler) -> None:
         self.scenario = scenario
         self.settings = scenario.settings
         self.rng = random.Random(scenario.seed)
         self.scheduler = scheduler_class(self.settings)
         self.untouched = scheduler_class(self.settings)
-        self.reference = self.model_class(self.settings)
+        self.reference: Any = model_of(self.settings)
         self.digest = hashlib.sha256()
         self.step = 0
         self.version = 0
@@ -233,7 +230,7 @@ class SchedulerWorld:
 
     # The run
 
-    def run(self) -> ReferenceModel:
+    def run(self) -> Any:
         while not (self.reference.has_ended or self.reference.has_given_up) and (
             self.scenario.num_epochs is not None or self.step < self.scenario.num_steps
         ):

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from rollpacker.core.errors import InternalError
 from rollpacker.core.scheduler import Scheduler
 from tests.core.plans import run_plans
+from tests.fuzz.async_world import AsyncWorld, async_scenarios
 from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
 from tests.fuzz.scratch import scratch_folder
 from tests.fuzz.session import Violation, run_world
@@ -33,6 +34,8 @@ class Worlds(StrEnum):
     SAMPLING = "a scheduler with dynamic sampling"
     LENDING = "a scheduler that lends engines"
     LENDING_AND_SAMPLING = "a scheduler that lends engines and drops prompts"
+    AHEAD = "a scheduler that admits prompts ahead of the trainer"
+    AHEAD_AND_SAMPLING = "a scheduler that admits prompts ahead of the trainer, and drops some"
     PLANS = "a planner and many rounds"
     RUNS = "whole modelled runs with faults"
 
@@ -124,7 +127,7 @@ def run_schedulers(worlds: Worlds, sample: Sequence[Scenario]) -> None:
     if worlds is Worlds.PLANS:
         run_plans(Scheduler)
     for scenario in sample:
-        SchedulerWorld(scenario).run()
+        (AsyncWorld if scenario.settings.asynchronous else SchedulerWorld)(scenario).run()
 
 
 @functools.cache
@@ -135,8 +138,13 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario, ...]:
     """
     if worlds in {Worlds.RUNS, Worlds.PLANS}:
         return ()
-    is_dynamic = worlds in {Worlds.SAMPLING, Worlds.LENDING_AND_SAMPLING}
+    is_dynamic = worlds in {Worlds.SAMPLING, Worlds.LENDING_AND_SAMPLING, Worlds.AHEAD_AND_SAMPLING}
     has_stream = worlds in {Worlds.LENDING, Worlds.LENDING_AND_SAMPLING}
+    kinds = (
+        async_scenarios(is_dynamic=is_dynamic)
+        if worlds in {Worlds.AHEAD, Worlds.AHEAD_AND_SAMPLING}
+        else scenarios(batching="tail", is_dynamic=is_dynamic, has_stream=has_stream)
+    )
     drawn: list[Scenario] = []
 
     @settings(
@@ -147,7 +155,7 @@ def scheduler_worlds(worlds: Worlds) -> tuple[Scenario, ...]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenarios(batching="tail", is_dynamic=is_dynamic, has_stream=has_stream))
+    @given(kinds)
     def keep(scenario: Scenario) -> None:
         drawn.append(scenario)
 
