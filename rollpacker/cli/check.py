@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from rollpacker.cli.arguments import Arguments
     from rollpacker.config.schema import RunConfig
-    from rollpacker.core.settings import LengthHistorySettings, SchedulerSettings
+    from rollpacker.config.sections.system import SystemSection
+    from rollpacker.core.settings import AsyncSettings, LengthHistorySettings, SchedulerSettings
     from rollpacker.protocols.backend import ModelFacts
     from rollpacker.runtime.placing.actors import ClusterSize
     from rollpacker.runtime.run.preflight import ResolvedRun
@@ -220,6 +221,8 @@ def _rollout(config: RunConfig, settings: SchedulerSettings) -> str:
 
 def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
     num_prompts, num_responses = settings.num_prompts, settings.num_responses
+    if settings.asynchronous:
+        return _asynchronous(config.system, settings.asynchronous, num_prompts)
     if settings.batching == "plain":
         rewards = "as they finish" if settings.overlap_rewards else "after the last one"
         return f"{config.system.name}: a step waits for every response of its batch; they are scored {rewards}"
@@ -239,6 +242,18 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
         f"{config.system.name}: {short}; the {num_deferred} slower prompts are deferred\n"
         f"long rounds run {num_prompts} deferred prompts x {num_responses} responses to their end\n"
         f"expected: {_number(ratio)} short rounds per long round"
+    )
+
+
+def _asynchronous(system: SystemSection, rules: AsyncSettings, num_prompts: int) -> str:
+    num_ahead = math.floor(rules.lookahead * num_prompts)
+    taken = "in the order of their prompts" if rules.order == "fifo" else "as they complete, those that are due first"
+    return (
+        f"{system.name}: a step ends with its batch, and what is unfinished goes on under the new weights\n"
+        f"{num_prompts + num_ahead} prompts are admitted at first and {num_prompts} in each step: {num_ahead} ahead\n"
+        f"a batch takes {num_prompts} of the complete groups, {taken}; nothing is aborted\n"
+        f"expected: trained responses began {float(rules.lookahead):g} steps before their step on average, and "
+        f"{rules.max_staleness} at most"
     )
 
 

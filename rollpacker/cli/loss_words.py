@@ -45,6 +45,8 @@ def loss_words(config: RunConfig) -> str:
     ]
     if config.system.dynamic_sampling:
         limits = ["reported only, since dynamic sampling selects responses"]
+    elif config.system.is_async:
+        limits = ["reported only, since a batch takes what is complete"]
     elif limits and config.system.batching == "tail":
         limits.append("in long rounds; short ones select responses")
     if limits:
