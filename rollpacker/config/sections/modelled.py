@@ -7,16 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import (
-    NOT_IN_FINGERPRINT,
-    Count,
-    Number,
-    OnlyWith,
-    Positive,
-    Seconds,
-    Section,
-    WorkerCount,
-)
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Number, Positive, Seconds, Section, WorkerCount
 
 
 class WorkloadSection(Section):
@@ -30,9 +21,9 @@ class WorkloadSection(Section):
     the quantiles that the paper measured (Fig 2a)."""
     median_tokens: Positive | None = None
     """With it lengths are log-normal, instead of `lengths`: this is their median."""
-    sigma: Annotated[Number, OnlyWith("workload.median_tokens")] = Field(1.0, ge=0, le=3)
-    """Standard deviation of the logarithms of log-normal lengths: one response in 40 is longer than the median times
-    e to twice this."""
+    sigma: Number = Field(1.0, ge=0, le=3)
+    """With `median_tokens`: standard deviation of the logarithms of lengths; one response in 40 is longer than the
+    median times e to twice this."""
     domain: str | None = None
     """The one domain that is used; null uses every domain of the lengths. Log-normal lengths are of this one."""
     num_prompts: Count = Field(4096, ge=1)
