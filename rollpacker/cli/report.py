@@ -42,11 +42,15 @@ def run(arguments: Arguments) -> None:
 
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream, open_output
+    from rollpacker.timeline.run_tables import refuse_other_folders
+
+    check_output(out)
+    for run_dir in runs:
+        refuse_other_folders(run_dir)  # before the libraries that draw are loaded
     from rollpacker.report.page import render
     from rollpacker.report.story import read_story
     from rollpacker.report.words import plural
 
-    check_output(out)
     stories = [read_story(run_dir, step) for run_dir in runs]
     with open_output(out) as file:
         file.write(render(stories).encode())

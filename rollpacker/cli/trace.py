@@ -44,11 +44,12 @@ def run(arguments: Arguments) -> None:
     from rollpacker.cli.screen import output
     from rollpacker.metrics.outputs import check_output, is_stream
     from rollpacker.report.words import plural
-    from rollpacker.timeline.chrome_trace import save_trace
     from rollpacker.timeline.run_tables import open_run
 
     check_output(out)
     tables = open_run(run_dir, steps)
+    from rollpacker.timeline.chrome_trace import save_trace
+
     summary = save_trace(tables, out)
     console = output(beside=out)
     for note in tables.notes:

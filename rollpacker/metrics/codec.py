@@ -14,13 +14,10 @@ import dataclasses
 import functools
 import types
 import typing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from pydantic_core import PydanticSerializationError, to_json
 
 T = TypeVar("T")
 
@@ -33,17 +30,21 @@ class UnionCodec(Generic[T]):
     def __init__(self, union: types.UnionType) -> None:
         """Prepare for a union such as `Event`."""
         self._members: dict[str, type] = {member.__name__: member for member in typing.get_args(union)}
-        self._forms: dict[Any, tuple[bytes, Callable[..., bytes]]] = {}
+        self._forms: dict[Any, tuple[bytes, Any]] = {}
         """How the text of a member begins, and what writes its fields."""
 
     def encode(self, value: T) -> str:
         """Return JSON text without spaces: tuples are arrays there, enumerations their text."""
-        form = self._forms.get(type(value)) or self._form_of(type(value))
-        return (form[0] + form[1]((value,))[2:-1]).decode()
+        beginning, serializer = self._forms.get(type(value)) or self._form_of(type(value))
+        try:
+            text = serializer.to_json((value,))
+        except PydanticSerializationError:
+            text = serializer.to_json((value,), fallback=_item_of, warnings=False)
+        return str(beginning + text[2:-1], "utf-8")
 
-    def _form_of(self, member: Any) -> tuple[bytes, Callable[..., bytes]]:
+    def _form_of(self, member: Any) -> tuple[bytes, Any]:
         beginning = f'{{"type":"{member.__name__}"{"," if dataclasses.fields(member) else ""}'
-        form = self._forms[member] = beginning.encode(), _adapter(member).serializer.to_json
+        form = self._forms[member] = beginning.encode(), _adapter(member).serializer
         return form
 
     def check_type(self, plain: Any) -> None:
@@ -89,6 +90,11 @@ def decode(kind: type[T], text: bytes) -> T:
         raise ValueError(f"{kind.__name__} does not fit: {'; '.join(faults)}") from None
     result: T = value
     return result
+
+
+def _item_of(number: Any) -> Any:
+    """Python's own of a number that numpy or torch has counted."""
+    return number.item()
 
 
 @functools.cache

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,12 @@ def test_every_event_survives_json(event: Event) -> None:
     text = codec.encode(event)
     assert repr(codec.decode(json.loads(text))) == repr(event)
     assert text.startswith(f'{{"type":"{type(event).__name__}"')  # as `scan_event_log` looks for it
+
+
+def test_a_count_of_numpys_is_written_as_the_number_that_it_is() -> None:
+    codec: UnionCodec[Event] = UnionCodec(Event)
+    counted = replace(FINISHED, num_tokens=np.int64(12), spans=(VersionSpan(3, np.int32(12)),))
+    assert codec.encode(counted) == codec.encode(FINISHED)
 
 
 @given(command=st.from_type(Command))
