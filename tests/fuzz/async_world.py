@@ -36,8 +36,14 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import AsyncSettings, DynamicSamplingSettings, EvaluationSettings, HeldOutSet
-from rollpacker.core.settings import SchedulerSettings, StreamSettings
+from rollpacker.core.settings import (
+    AsyncSettings,
+    DynamicSamplingSettings,
+    EvaluationSettings,
+    HeldOutSet,
+    SchedulerSettings,
+    StreamSettings,
+)
 from tests.fuzz.oracle.asynchronous import AsynchronousModel
 from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios
 
@@ -178,6 +184,10 @@ class AsyncWorld(SchedulerWorld):
     # Told
 
     def tell(self, event: Event) -> tuple[Command, ...]:
+        if isinstance(event, EngineJoined):  # what its process of before had to say is lost with it
+            self.inbox = [
+                each for each in self.inbox if not (isinstance(each, ResponseEvicted) and each.engine == event.engine)
+            ]
         expected = self.plain.handle(event, 0.0) if self.plain and not isinstance(event, PolicyUpdated) else ()
         commands = super().tell(event)
         if self.plain:

@@ -292,7 +292,10 @@ class _Session:
                 ranks.setdefault((row["step"], row["prompt"], row["epoch"]), set()).add(row["race_rank"])
             if row["accepted"]:
                 accepted[row["step"]].append(PromptId(row["epoch"], row["prompt"]))
-            require(row["policy_version"] == row["step"], "every response in the tables is of its step's version")
+            if row["accepted"] or not self.world.max_staleness:
+                age = row["step"] - row["first_policy_version"]
+                require(age <= self.world.max_staleness, "no response in the tables is older than the bound")
+                require(row["policy_version"] <= row["step"], "no response in the tables is of a version to come")
         require(
             all(each == set(range(1, len(each) + 1)) for each in ranks.values()), "the verdicts of a prompt have ranks"
         )
@@ -301,7 +304,9 @@ class _Session:
             expected = sorted(prompt for prompt in batch for _ in range(self.world.num_responses))
             require(sorted(accepted[step]) == expected, "the tables show what was trained")
             require(row["num_prompts"] == len(batch), "the tables count the batch")
-            require(row["num_responses_launched"] >= launched[step], "the tables show every response")
+            if not self.world.max_staleness:
+                require(row["num_responses_launched"] >= launched[step], "the tables show every response")
+            require(row["staleness_max"] <= self.world.max_staleness, "the tables know no staleness above the bound")
 
 
 def without_history(outcome: Outcome) -> Outcome:

@@ -180,7 +180,7 @@ class AsynchronousModel:
         self._check_draws(commands, may_draw=may_draw)
         self._check_step()
 
-    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> bool:
+    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> bool:  # noqa: C901 one case per fact
         """Note a fact that is not late; gives whether prompts may be drawn for it."""
         match event:
             case EngineJoined() | EngineLost() | ResponseEvicted():
@@ -486,6 +486,7 @@ class AsynchronousModel:
             assert all(len(set(group.rewards.values())) > 1 for group in complete), "a prompt was not dropped"
         if self.round is None:
             return
-        assert self.num_places and (self.live or not self._is_used_up()), "a round did not end with its batch"
+        is_full = not self.num_places or (not self.live and self._is_used_up())
+        assert not is_full, "a round did not end with its batch"
         for group in self.live.values():
             assert not (self._is_complete(group) and self._can_take(group)), "a group waits that could be trained"
