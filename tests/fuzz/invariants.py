@@ -101,6 +101,9 @@ class InvariantChecker(WorkerObserver):
         """The history as it stood before each step."""
         self._seed_of: dict[RequestId, int] = {}
         self._request_of: dict[int, RequestId] = {}
+        self._rewards: dict[RequestId, float] = {}
+        self._rewards_before: dict[RequestId, float] = {}
+        """Of earlier attempts: a checkpoint may have them."""
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -111,7 +114,8 @@ class InvariantChecker(WorkerObserver):
         self._to_score: dict[bool, deque[RequestId]] = {False: deque(), True: deque()}
         """Of training, and held out: the second may wait for the first, and be given up."""
         self._facts: deque[tuple[EngineId | None, RequestId]] = deque()
-        self._rewards: dict[RequestId, float] = {}
+        self._rewards_before |= self._rewards
+        self._rewards = {}
         self._held: dict[EngineId, int | None] = {}
         self._crashed: set[EngineId] = set()
         self._kept: dict[RequestId, Response] = {}
@@ -335,7 +339,8 @@ class InvariantChecker(WorkerObserver):
                 require(name == RequestId(birth, group.prompt, name.sample), "a group holds its own responses")
                 require(response.finish_reason is not FinishReason.ABORTED, "no aborted response is trained")
                 self._check_versions(response, birth, reference)
-                require(self._rewards.get(name) == reward, "a response is trained with its own reward")
+                own = self._rewards.get(name, self._rewards_before.get(name))
+                require(own == reward, "a response is trained with its own reward")
 
     def _check_versions(self, response: Response, birth: int, reference: ReferenceModel | AsynchronousModel) -> None:
         versions = [span.policy_version for span in response.spans]

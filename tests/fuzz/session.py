@@ -25,6 +25,7 @@ from rollpacker.core.errors import (
     StorageFailed,
     WeightSyncFailed,
 )
+from rollpacker.core.events import PolicyUpdated
 from rollpacker.core.ids import PromptId
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
@@ -220,7 +221,7 @@ class _Session:
                 has_begun = True
                 self._injector.start_clock()
             require(self.checker.num_events < MOST_EVENTS, "a run ends")
-            self._injector.count_event()
+            self._injector.count_event(is_suspension=isinstance(event, PolicyUpdated))
 
         return on_event
 

@@ -203,7 +203,23 @@ def with_lead(world: World, rng: random.Random) -> World:
         length_history=False,
         evaluate="alone",
         num_keys=tuple(number + world.num_prompts * bound for number in world.num_keys),
+        faults=(*world.faults, *(_draw_fault_of_suspension(rng) for _ in range(rng.choice((0, 1, 2))))),
     )
+
+
+def _draw_fault_of_suspension(rng: random.Random) -> Fault:
+    fault = _draw_fault(rng)
+    kind = rng.choice(
+        (
+            FaultKind.ENGINE_CRASH,
+            FaultKind.NODE_LOSS,
+            FaultKind.SLOW_ENGINE,
+            FaultKind.HUNG_ENGINE,
+            FaultKind.LATE_FINISH,
+            FaultKind.DRIVER_KILL,
+        )
+    )
+    return replace(fault, kind=kind, at_event=None, at_suspension=rng.randint(0, 4), amount=_draw_amount(rng, kind))
 
 
 def with_history(world: World, rng: random.Random) -> World:

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.commands import (
+    Abort,
     AcceptGroup,
     BeginRound,
     Command,
+    DeferPrompts,
     DrawPrompts,
     DropPrompt,
     EndRound,
@@ -22,10 +24,12 @@ from rollpacker.core.commands import (
     Evict,
     FailRun,
     Launch,
+    LendEngines,
+    MeasureProgress,
     RoundKind,
     ScoreResponse,
-    StreamGroups,
     UseDraftLengths,
+    UseParallelism,
 )
 from rollpacker.core.events import (
     DraftsMeasured,
@@ -321,12 +325,10 @@ class AsynchronousModel:
                 self._end_run()
             case FailRun():
                 self._give_up(command)
-            case Launch():
-                pass  # all at once, by _check_launches
-            case DrawPrompts() | Evict() | ScoreResponse() | StreamGroups() | UseDraftLengths():
-                pass  # by the checks that follow
-            case _:
+            case Abort() | DeferPrompts() | LendEngines() | MeasureProgress() | UseParallelism():
                 raise AssertionError(f"an asynchronous run has no {command}")
+            case _:
+                pass  # by the checks that follow, of all at once
 
     def _begin(self, begun: BeginRound) -> None:
         assert self.round is None
