@@ -1,22 +1,18 @@
-"""Examples of asynchronous batching, and what holds in every order in which responses end."""
+"""Examples of asynchronous batching; what holds in every world is in test_properties.py."""
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rollpacker.core.commands import AcceptGroup, BeginRound, Command, DropPrompt, EndRound, EndRun, Launch, RoundKind
+from rollpacker.core.commands import BeginRound, DropPrompt, EndRound, EndRun, RoundKind
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import EvaluationOffered, PolicyUpdated, ResponseFinished, RewardComputed, StepStarted
-from rollpacker.core.ids import PromptId, RequestId, VersionSpan
-from rollpacker.core.scheduler import Scheduler
+from rollpacker.core.ids import RequestId, VersionSpan
 from rollpacker.core.settings import AsyncSettings, DynamicSamplingSettings, SchedulerSettings
 from tests.core.player import Player, accepted, begun, launched, make_settings, prompt
 
@@ -139,119 +135,6 @@ def test_no_step_starts_before_every_engine_has_given_back_what_it_had() -> None
         player.tell(PolicyUpdated(step=0, policy_version=2))
     with pytest.raises(ImpossibleEvent):  # no held-out sets
         player.tell(EvaluationOffered(step=1, policy_version=1, is_last=False))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """Everything that decides what happens."""
-
-    bound: int
-    lead: Fraction
-    order: Literal["ready", "fifo"]
-    is_dynamic: bool
-    num_prompts: int | None
-    seed: int
-
-
-NUM_STEPS = 6
-
-
-@st.composite
-def courses(draw: st.DrawFn) -> Course:
-    bound = draw(st.integers(0, 3))
-    return Course(
-        bound=bound,
-        lead=Fraction(draw(st.integers(0, 4 * bound)), 4),
-        order=draw(st.sampled_from(["ready", "fifo"])),
-        is_dynamic=draw(st.booleans()),
-        num_prompts=draw(st.one_of(st.none(), st.integers(4, 40))),
-        seed=draw(st.integers(0, 2**32)),
-    )
-
-
-class Game:
-    """Plays a course: responses and rewards end in any order, and the scheduler is replaced by its own snapshot."""
-
-    def __init__(self, course: Course) -> None:
-        self.course = course
-        self.rng = random.Random(course.seed)
-        rules = make_async(course.bound, course.lead, num_steps=NUM_STEPS, order=course.order)
-        if course.is_dynamic:
-            rules = replace(rules, dynamic_sampling=DynamicSamplingSettings(max_launch_factor=Fraction(10**6)))
-        self.player = Player(rules, num_engines=2, num_prompts=course.num_prompts)
-        self.step = 0
-        self.births: dict[PromptId, int] = {}
-        self.trained: list[PromptId] = []
-        self.dropped: set[PromptId] = set()
-        self.running: dict[RequestId, None] = {}
-        self.unscored: dict[RequestId, None] = {}
-        self.is_over = False
-        """The round."""
-        self.is_at_end = False
-        """Of the data."""
-
-    def note(self, commands: tuple[Command, ...]) -> None:
-        for command in commands:
-            match command:
-                case Launch():
-                    self.births.setdefault(command.request.prompt, command.request.round)
-                    self.running[command.request] = None
-                case AcceptGroup():
-                    assert command.round == self.births[command.prompt] >= self.step - self.course.bound
-                case DropPrompt():
-                    self.dropped.add(command.prompt)
-                case EndRound():
-                    self.is_over = True
-                    self.note_batch(command.prompts)
-                case EndRun():
-                    self.is_over = self.is_at_end = True
-
-    def note_batch(self, prompts: tuple[PromptId, ...]) -> None:
-        if self.course.order == "fifo" and not self.course.is_dynamic:
-            assert prompts == tuple(self.births)[len(self.trained) : len(self.trained) + len(prompts)]
-        self.trained += prompts
-
-    def play(self) -> None:
-        for self.step in range(NUM_STEPS):
-            self.is_over = False
-            self.note(self.player.resume(self.step))
-            num_more = self.rng.randrange(20)  # the trainer learns, and engines go on
-            while (self.running or self.unscored) and (num_more or not self.is_over):
-                num_more -= self.is_over
-                self.move()
-            assert self.is_over
-            if self.is_at_end:
-                return
-            assert set(self.player.update(self.step)) == self.running.keys()
-
-    def move(self) -> None:
-        if self.rng.random() < 0.1:
-            snapshot = json.loads(json.dumps(self.player.scheduler.snapshot()))
-            self.player.scheduler = Scheduler.restore(self.player.settings, snapshot)
-            assert self.player.scheduler.snapshot() == snapshot
-        if self.running and (not self.unscored or self.rng.random() < 0.5):
-            request = self.rng.choice(list(self.running))
-            del self.running[request]
-            self.unscored[request] = None
-            self.note(self.player.finish(request))
-        else:
-            request = self.rng.choice(list(self.unscored))
-            del self.unscored[request]
-            reward = RewardComputed(request=request, reward=float(self.rng.random() < 0.3))
-            self.note(self.player.settle(self.player.tell(reward)))
-
-
-@settings(max_examples=150)
-@given(courses())
-def test_every_prompt_is_trained_once_and_never_too_late_in_whatever_order_responses_end(course: Course) -> None:
-    game = Game(course)
-    game.play()
-    assert len(game.trained) == len(set(game.trained))
-    assert not game.dropped & set(game.trained)
-    if course.num_prompts is None:
-        assert len(game.trained) == 4 * NUM_STEPS
-    elif game.is_at_end:
-        assert len(game.trained) + len(game.dropped) == course.num_prompts
 
 
 def test_without_bound_and_lead_the_commands_are_those_of_plain_batching() -> None:

@@ -10,14 +10,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollpacker.core.commands import RoundKind
 from rollpacker.core.ids import Domain
 from rollpacker.core.settings import SchedulerSettings, StreamSettings
+from tests.fuzz.async_world import AsyncWorld, async_scenarios
+from tests.fuzz.oracle.assignment import has_place_for_all
 from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
 
 
@@ -56,6 +60,36 @@ def test_dynamic_plain_batching_trains_or_drops_every_prompt_once_whatever_happe
 @given(scenarios(batching="tail").map(with_history))
 def test_a_length_history_trains_every_prompt_once_on_policy_whatever_happens(scenario: Scenario) -> None:
     SchedulerWorld(scenario).run()
+
+
+@settings(max_examples=80)
+@given(async_scenarios())
+def test_an_asynchronous_run_trains_every_prompt_once_and_none_too_late_whatever_happens(scenario: Scenario) -> None:
+    AsyncWorld(scenario).run()
+
+
+@settings(max_examples=50)
+@given(async_scenarios(is_dynamic=True))
+def test_a_dynamic_asynchronous_run_trains_or_drops_every_prompt_once_and_in_time(scenario: Scenario) -> None:
+    AsyncWorld(scenario).run()
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 4), st.integers(1, 3), st.integers(0, 3))
+def test_the_oracle_finds_places_exactly_where_some_order_of_training_is_in_time(
+    births: list[int], num_free: int, batch: int, bound: int
+) -> None:
+    step, num_free = 2, min(num_free, batch)
+    births = [birth for birth in births if birth + bound >= step]
+
+    def is_in_time(order: tuple[int, ...]) -> bool:
+        return all(
+            birth + bound >= (step if place < num_free else step + 1 + (place - num_free) // batch)
+            for place, birth in enumerate(order)
+        )
+
+    found = has_place_for_all(births, step=step, num_free=num_free, batch=batch, bound=bound)
+    assert found == any(map(is_in_time, permutations(births)))
 
 
 def steady(eta_prompts: Fraction, *, num_steps: int) -> Scenario:

@@ -184,6 +184,10 @@ class AsyncWorld(SchedulerWorld):
     # Told
 
     def tell(self, event: Event) -> tuple[Command, ...]:
+        if isinstance(event, EngineJoined):  # what its process of before had to say is lost with it
+            self.inbox = [
+                each for each in self.inbox if not (isinstance(each, ResponseEvicted) and each.engine == event.engine)
+            ]
         expected = self.plain.handle(event, 0.0) if self.plain and not isinstance(event, PolicyUpdated) else ()
         commands = super().tell(event)
         if self.plain:

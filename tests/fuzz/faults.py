@@ -57,6 +57,8 @@ class Fault:
     kind: FaultKind
     at_event: int | None = None
     """After so many events, counted over all attempts, 0 before the first weights; None goes by `at_s`."""
+    at_suspension: int | None = None
+    """In an asynchronous run, as engines are suspended for so many-th time, from 0 and counted over all attempts."""
     at_s: float = 0.0
     """Seconds since the run began."""
     target: int = 0

@@ -38,6 +38,7 @@ class FaultInjector:
         self._waiting = list(faults)
         self._armed: list[Fault] = []
         self._num_events = 0
+        self._num_suspensions = 0
         self.happened: list[Fault] = []
         """In order, over all attempts."""
         self._fleets: list[list[FaultyEngine]] = []
@@ -109,17 +110,22 @@ class FaultInjector:
         """Set a timer for every fault that waits for its time; the run's clock has just started."""
         self._has_begun = True
         loop = asyncio.get_running_loop()
-        timed = [fault for fault in self._waiting if fault.at_event is None]
+        timed = [fault for fault in self._waiting if fault.at_event is None and fault.at_suspension is None]
         self._timers = [loop.call_at(max(fault.at_s, loop.time()), self._come, fault) for fault in timed]
 
     def stop_clock(self) -> None:
         for timer in self._timers:
             timer.cancel()
 
-    def count_event(self) -> None:
-        """Let happen what waits for this many events."""
+    def count_event(self, *, is_suspension: bool) -> None:
+        """Let happen what waits for this many events, or for this suspension of the engines."""
         self._num_events += 1
         self._let_due_faults_happen()
+        if is_suspension:
+            for fault in list(self._waiting):
+                if fault.at_suspension == self._num_suspensions:
+                    self._come(fault)
+            self._num_suspensions += 1
 
     def _let_due_faults_happen(self) -> None:
         for fault in list(self._waiting):

@@ -25,6 +25,7 @@ from rollpacker.core.errors import (
     StorageFailed,
     WeightSyncFailed,
 )
+from rollpacker.core.events import PolicyUpdated
 from rollpacker.core.ids import PromptId
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.metrics.tables import read_table
@@ -220,7 +221,7 @@ class _Session:
                 has_begun = True
                 self._injector.start_clock()
             require(self.checker.num_events < MOST_EVENTS, "a run ends")
-            self._injector.count_event()
+            self._injector.count_event(is_suspension=isinstance(event, PolicyUpdated))
 
         return on_event
 
@@ -292,7 +293,10 @@ class _Session:
                 ranks.setdefault((row["step"], row["prompt"], row["epoch"]), set()).add(row["race_rank"])
             if row["accepted"]:
                 accepted[row["step"]].append(PromptId(row["epoch"], row["prompt"]))
-            require(row["policy_version"] == row["step"], "every response in the tables is of its step's version")
+            if row["accepted"] or not self.world.max_staleness:
+                age = row["step"] - row["first_policy_version"]
+                require(age <= self.world.max_staleness, "no response in the tables is older than the bound")
+                require(row["policy_version"] <= row["step"], "no response in the tables is of a version to come")
         require(
             all(each == set(range(1, len(each) + 1)) for each in ranks.values()), "the verdicts of a prompt have ranks"
         )
@@ -301,7 +305,9 @@ class _Session:
             expected = sorted(prompt for prompt in batch for _ in range(self.world.num_responses))
             require(sorted(accepted[step]) == expected, "the tables show what was trained")
             require(row["num_prompts"] == len(batch), "the tables count the batch")
-            require(row["num_responses_launched"] >= launched[step], "the tables show every response")
+            if not self.world.max_staleness:
+                require(row["num_responses_launched"] >= launched[step], "the tables show every response")
+            require(row["staleness_max"] <= self.world.max_staleness, "the tables know no staleness above the bound")
 
 
 def without_history(outcome: Outcome) -> Outcome:

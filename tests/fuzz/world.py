@@ -44,6 +44,9 @@ DEADLINE_S = 200.0
 FAULT_KINDS = (*FaultKind, *[FaultKind.ENGINE_CRASH] * 3, FaultKind.NODE_LOSS)
 """As often as they are drawn: what takes engines away meets everything else."""
 
+FIRST_AHEAD = 100
+"""Odd seeds above it are asynchronous runs; those below stay what they were when bugs were found in them."""
+
 MOST_STEPS = 64
 """More than any world needs whose data ends; a run that gets there did not end with its data."""
 
@@ -111,6 +114,11 @@ class World:
     first_epoch: Literal["race", "exact"] = "race"
     draft_acceptance: float | None = None
     """None: no speculative decoding."""
+    max_staleness: int = 0
+    lookahead: float = 0.0
+    staleness_order: Literal["ready", "fifo"] = "ready"
+    has_pools: bool = False
+    """Trainer and engines have GPUs of their own; otherwise they take turns."""
 
     def to_plain(self) -> dict[str, Any]:
         """Turn into JSON data."""
@@ -173,7 +181,45 @@ def draw_world(seed: int) -> World:
     rng = random.Random(f"length history of {seed}")  # likewise
     world = with_history(world, rng) if rng.random() < 0.3 else world
     rng = random.Random(f"drafts of {seed}")
-    return replace(world, draft_acceptance=rng.choice((None, None, 0.0, 0.6, 0.9)))
+    world = replace(world, draft_acceptance=rng.choice((None, None, 0.0, 0.6, 0.9)))
+    return with_lead(world, random.Random(f"lead of {seed}")) if seed > FIRST_AHEAD and seed % 2 else world
+
+
+def with_lead(world: World, rng: random.Random) -> World:
+    """Admit prompts ahead of the trainer; what goes not together with it gives way, and the data is enough for steps
+    in which it is full."""
+    bound = rng.choice((1, 1, 2, 3))
+    return replace(
+        world,
+        max_staleness=bound,
+        lookahead=rng.choice((0, rng.randint(1, 4 * bound), 4 * bound)) / 4,
+        staleness_order=rng.choice(("ready", "ready", "fifo")),
+        has_pools=rng.choice((True, False)),
+        batching="plain",
+        planner=False,
+        stream=False,
+        reward="async" if world.reward == "batch" else world.reward,
+        max_active_requests=None,
+        length_history=False,
+        evaluate="alone",
+        num_keys=tuple(number + world.num_prompts * bound for number in world.num_keys),
+        faults=(*world.faults, *(_draw_fault_of_suspension(rng) for _ in range(rng.choice((0, 1, 2))))),
+    )
+
+
+def _draw_fault_of_suspension(rng: random.Random) -> Fault:
+    fault = _draw_fault(rng)
+    kind = rng.choice(
+        (
+            FaultKind.ENGINE_CRASH,
+            FaultKind.NODE_LOSS,
+            FaultKind.SLOW_ENGINE,
+            FaultKind.HUNG_ENGINE,
+            FaultKind.LATE_FINISH,
+            FaultKind.DRIVER_KILL,
+        )
+    )
+    return replace(fault, kind=kind, at_event=None, at_suspension=rng.randint(0, 4), amount=_draw_amount(rng, kind))
 
 
 def with_history(world: World, rng: random.Random) -> World:
@@ -310,6 +356,9 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             length_history=world.length_history,
             history_share=0.25,
             first_epoch=world.first_epoch,
+            max_staleness=world.max_staleness,
+            lookahead=world.lookahead,
+            staleness_order=world.staleness_order,
         ),
         engine=EngineSection(
             num_engines=world.num_engines,

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollpacker.core.commands import (
+    Abort,
     AcceptGroup,
     BeginRound,
     Command,
+    DeferPrompts,
     DrawPrompts,
     DropPrompt,
     EndRound,
@@ -22,10 +24,12 @@ from rollpacker.core.commands import (
     Evict,
     FailRun,
     Launch,
+    LendEngines,
+    MeasureProgress,
     RoundKind,
     ScoreResponse,
-    StreamGroups,
     UseDraftLengths,
+    UseParallelism,
 )
 from rollpacker.core.events import (
     DraftsMeasured,
@@ -180,7 +184,7 @@ class AsynchronousModel:
         self._check_draws(commands, may_draw=may_draw)
         self._check_step()
 
-    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> bool:
+    def _note_news(self, event: Event, commands: tuple[Command, ...]) -> bool:  # noqa: C901 one case per fact
         """Note a fact that is not late; gives whether prompts may be drawn for it."""
         match event:
             case EngineJoined() | EngineLost() | ResponseEvicted():
@@ -321,12 +325,10 @@ class AsynchronousModel:
                 self._end_run()
             case FailRun():
                 self._give_up(command)
-            case Launch():
-                pass  # all at once, by _check_launches
-            case DrawPrompts() | Evict() | ScoreResponse() | StreamGroups() | UseDraftLengths():
-                pass  # by the checks that follow
-            case _:
+            case Abort() | DeferPrompts() | LendEngines() | MeasureProgress() | UseParallelism():
                 raise AssertionError(f"an asynchronous run has no {command}")
+            case _:
+                pass  # by the checks that follow, of all at once
 
     def _begin(self, begun: BeginRound) -> None:
         assert self.round is None
@@ -486,6 +488,7 @@ class AsynchronousModel:
             assert all(len(set(group.rewards.values())) > 1 for group in complete), "a prompt was not dropped"
         if self.round is None:
             return
-        assert self.num_places and (self.live or not self._is_used_up()), "a round did not end with its batch"
+        is_full = not self.num_places or (not self.live and self._is_used_up())
+        assert not is_full, "a round did not end with its batch"
         for group in self.live.values():
             assert not (self._is_complete(group) and self._can_take(group)), "a group waits that could be trained"
