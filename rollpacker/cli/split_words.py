@@ -33,15 +33,25 @@ def split_words(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> st
     }
     if not gpus["engine"]:
         return f"engines and trainer work on cores, at the same time\n{_HOW_TO_KNOW}"
+    if gpus["engine"] & gpus["trainer"]:
+        return _IN_TURNS
     engines, trainer = (len(gpus[role]) for role in _ROLES)
     return f"{plural(engines, 'GPU')} generate, {trainer} train\n{_HOW_TO_KNOW}"
 
 
 _ROLES = ("engine", "trainer")
 
+_IN_TURNS = (
+    "engines and trainer take turns on the same GPUs: what is unfinished waits while the trainer learns "
+    "(partial rollouts)"
+)
+
 
 def _modelled_split(config: RunConfig) -> str:
-    gpus, theory, bound = modelled_gpus(config), theory_of(config), config.system.max_staleness
+    gpus = modelled_gpus(config)
+    if not gpus.has_pools:
+        return _IN_TURNS
+    theory, bound = theory_of(config), config.system.max_staleness
     used = len(gpus.of_trainer)
     in_use = (
         f"{used} of {plural(gpus.number, 'GPU')} train ({used / gpus.number:.0%}): a step takes at most "
