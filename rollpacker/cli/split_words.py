@@ -76,6 +76,11 @@ def _modelled_split(config: RunConfig) -> str:
         f"{theory.training_s:.3g} GPU-seconds for each, L = {theory.longest_s:,.3g} s for the longest; upper bounds, "
         "without weight transfer and rewards"
     )
+    if config.system.lookahead < bound:
+        lines.append(
+            f"theory is of a lead equal to the bound; with system.lookahead={config.system.lookahead:g} engines may "
+            "run out of prompts while the trainer works, and a step may take longer"
+        )
     return "\n".join(lines)
 
 

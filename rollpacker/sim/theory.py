@@ -12,6 +12,9 @@ The paper's beta* makes both sides of a step equally long when generation takes 
 beta) K). But a longest sample does not take longer on fewer GPUs: N mu_g / ((1 - beta) K) + L / (alpha + 1) bounds
 generation, too, and more tightly. Both sides are then equal at a root of a quadratic, which lies higher.
 
+The asynchronous ones are of a lead that equals the bound, as ROLL Flash has it: with a shorter one engines may run out
+of admitted prompts while the trainer works, and a step may take longer.
+
 All are bounds that list scheduling gives (Graham, 1966), not predictions: `time <= bound` can be tested, equality not.
 They leave out what a step takes beside generation and training: weights' way, rewards, recomputed tokens.
 

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollpacker import pipeline
 from rollpacker.cli.main import main
+from rollpacker.config.compose import compose
+from rollpacker.metrics.tables import read_frame
 from rollpacker.sim.split import suggested_gpus, theory_of
 from rollpacker.sim.theory import StepTheory
 from tests.sim.composed import composed
@@ -103,6 +106,22 @@ def test_check_prints_the_split_in_use_beside_both_formulas(capsys):
     for formula in ("ROLL Flash's formula", "the tighter bound"):
         assert f"{formula}: " in printed
     assert "placement.engine=rest placement.trainer=" in printed
+    assert "with system.lookahead=0.5 engines may run out of prompts" in printed
     synchronous = [word.replace("system=flash", "system=verl") for word in WORDS]
     assert main(["check", *synchronous, "placement.trainer=6-7"]) == 0
     assert "of the GPUs train" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("split", ["7", "6-7", "4-7"])
+def test_modelled_steps_take_no_longer_than_the_bound(tmp_path, split):
+    words = [word.replace("system=flash", "system=roll-flash").replace("num_nodes=4", "num_nodes=1") for word in WORDS]
+    small = ("rollout.num_prompts=16", "hardware=h100", "run.checkpoint_every_steps=0", "run.progress=none")
+    kept = [word for word in words if not word.startswith(("rollout.num_prompts", "run.dir"))]
+    config = compose([*kept, *small, f"placement.trainer={split}", f"run.dir={tmp_path}", "run.num_steps=8"])
+    pipeline.run(config)
+    steps = read_frame(tmp_path, "steps")
+    theory = theory_of(config)
+    share = 1 - config.engine.num_engines / 8
+    per_step_s = steps["step_time_s"].mean() - steps["weight_sync_time_s"].mean()
+    assert per_step_s <= theory.split_s(share, 2)
+    assert per_step_s > theory.split_s(share, 2) / 4  # a bound that says something
