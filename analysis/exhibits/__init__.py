@@ -20,6 +20,7 @@ from rollpacker.analysis.exhibits import (
     fig12,
     fig13,
     fig14,
+    flash_lead,
     ladder,
     larger_models,
     learning,
@@ -40,6 +41,7 @@ _PAPER = (
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
     *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, assumptions.EXHIBIT, learning.LEARNING),
+    flash_lead.EXHIBIT,
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})
