@@ -144,6 +144,7 @@ def unseen_file(num_prompts: int, rng: random.Random, prompts: str) -> str:
 
 
 def _record(number: int, rng: random.Random) -> dict[str, object]:
+    record: dict[str, object]
     match number % 3:
         case 0:
             walk = task.draw_walk(rng)
