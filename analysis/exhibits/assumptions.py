@@ -66,7 +66,7 @@ def draw(numbers: Numbers) -> Figure:
             axes.axhline(neutral, color=ladder.NEUTRAL_COLOR, linewidth=0.8, zorder=1)
             axes.axvline(USUAL[assumption], color=ladder.NEUTRAL_COLOR, linewidth=1.0, linestyle=":", zorder=1)
             axes.tick_params(labelsize=7.5)
-        row[0].set_ylabel(measure, fontsize=8)
+        row[0].set_ylabel(measure, fontsize=7.5)
     panels[0][0].set_ylim(bottom=0)
     panels[2][0].set_ylim(bottom=-2)
     for axes, (assumption, studies) in zip(panels[2], VALUES.items(), strict=True):
