@@ -62,13 +62,13 @@ def test_a_length_history_trains_every_prompt_once_on_policy_whatever_happens(sc
     SchedulerWorld(scenario).run()
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(async_scenarios())
 def test_an_asynchronous_run_trains_every_prompt_once_and_none_too_late_whatever_happens(scenario: Scenario) -> None:
     AsyncWorld(scenario).run()
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(async_scenarios(is_dynamic=True))
 def test_a_dynamic_asynchronous_run_trains_or_drops_every_prompt_once_and_in_time(scenario: Scenario) -> None:
     AsyncWorld(scenario).run()

@@ -162,6 +162,9 @@ class AsyncWorld(SchedulerWorld):
                 self.tick()
             else:
                 self.update_engine(self.rng.choice(stale))
+        if self.rng.random() < self.scenario.trouble:
+            while self.engines:
+                self.lose_engine(can_restart=False)
 
     def update_engine(self, engine: EngineId | None) -> None:
         if engine in self.engines and self.reference.engines.is_empty(engine):

@@ -267,6 +267,8 @@ class InvariantChecker(WorkerObserver):
         require(self._held.get(engine) == version, "an engine generates with the step's policy")
         if request.begun is not None:
             self._check_kept(request.begun)
+        kept = self._kept.get(name)
+        require(request.begun is not None or kept is None, "a request goes on from the tokens that it has kept")
         if is_held_out(name):
             name = name._replace(round=0)  # its seed is the same in each evaluation
         require(self._seed_of.setdefault(name, request.seed) == request.seed, "a sample keeps its seed")

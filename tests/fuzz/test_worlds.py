@@ -69,6 +69,37 @@ def test_twenty_worlds_hold():
     assert len(tally.happened) > 8
 
 
+def test_ten_asynchronous_worlds_hold_and_faults_come_while_engines_are_suspended():
+    tally = Tally()
+    seeds = range(101, 121, 2)
+    for outcome in run_seeds(seeds):
+        assert outcome.world.max_staleness > 0
+        tally.add(outcome)
+    assert tally.failures == []
+    assert tally.num_steps > 10
+    aimed = [fault for seed in seeds for fault in draw_world(seed).faults if fault.at_suspension is not None]
+    assert len(aimed) > 3
+
+
+def test_a_kill_while_engines_are_suspended_loses_no_prompt_and_no_kept_token(tmp_path):
+    ahead = replace(
+        CALM,
+        batching="plain",
+        num_keys=(12, 8),
+        max_staleness=2,
+        lookahead=1.5,
+        max_num_seqs=2,
+        staleness_order="ready",
+    )
+    kills = [Fault(kind=FaultKind.DRIVER_KILL, at_suspension=number) for number in (1, 3, 5)]
+    crash = Fault(kind=FaultKind.ENGINE_CRASH, at_suspension=2)
+    outcome = outcome_of(tmp_path, *kills, crash, world=ahead)
+    assert outcome.num_attempts == 4
+    steps = read_table(tmp_path / "run", "steps").to_pylist()
+    assert max(step["staleness_max"] for step in steps) in {1, 2}
+    assert sum(step["num_requests_continued"] for step in steps) > 0
+
+
 def test_a_seed_gives_the_same_world_and_the_same_events(tmp_path):
     outcomes = []
     for number in range(2):

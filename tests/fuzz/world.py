@@ -20,6 +20,7 @@ from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.evaluation import EvaluationSection, HeldOutFile
 from rollpacker.config.sections.model import PolicySection, ShapeSection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
+from rollpacker.config.sections.placement import PlacementSection
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.config.sections.run import RunSection
@@ -46,6 +47,8 @@ FAULT_KINDS = (*FaultKind, *[FaultKind.ENGINE_CRASH] * 3, FaultKind.NODE_LOSS)
 
 FIRST_AHEAD = 100
 """Odd seeds above it are asynchronous runs; those below stay what they were when bugs were found in them."""
+
+GPUS_PER_NODE = 8
 
 MOST_STEPS = 64
 """More than any world needs whose data ends; a run that gets there did not end with its data."""
@@ -194,7 +197,7 @@ def with_lead(world: World, rng: random.Random) -> World:
         max_staleness=bound,
         lookahead=rng.choice((0, rng.randint(1, 4 * bound), 4 * bound)) / 4,
         staleness_order=rng.choice(("ready", "ready", "fifo")),
-        has_pools=rng.choice((True, False)),
+        has_pools=rng.choice((True, False)) and world.num_engines * world.tensor_parallel < GPUS_PER_NODE,
         batching="plain",
         planner=False,
         stream=False,
@@ -379,6 +382,7 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
                 checkpoint_s=DEADLINE_S,
             ),
         ),
+        placement=_pools_of(world) if world.has_pools else PlacementSection(),
         weight_sync=WeightSyncSection(timeout_s=DEADLINE_S / 4),
         evaluation=_evaluation_of(world, prompts),
         hardware=HardwareSection(
@@ -399,6 +403,12 @@ def config_of(world: World, run_dir: Path, prompts: Path) -> RunConfig:
             solve_rate_rho=world.solve_rate_rho,
         ),
     )
+
+
+def _pools_of(world: World) -> PlacementSection:
+    """GPUs of their own for engines and trainer, which has one."""
+    num_gpus = world.num_engines * world.tensor_parallel
+    return PlacementSection(engine=f"0-{num_gpus - 1}" if num_gpus > 1 else "0", trainer=str(num_gpus))
 
 
 def _evaluation_of(world: World, prompts: Path) -> EvaluationSection:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from rollpacker.core.async_batching import AsyncBatching, LiveGroup
 from rollpacker.core.ids import VersionSpan
 from rollpacker.core.routing import Router
-from tests.fuzz.bugs.harness import Bug, Worlds, around, instead
+from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
+from rollpacker.runtime.run.rollouts import load_rollouts
+from tests.fuzz.bugs.harness import Bug, Worlds, around, instead, wherever
 
 
 def _with(**changes):
@@ -66,6 +68,15 @@ def _undo(end_run, machine):
     return ending
 
 
+def _of_this_engine(record):
+    return record.response
+
+
+def _as_of_now(came_back, book, response, now):
+    version = response.spans[-1].policy_version if response.spans else 0
+    came_back(book, replace(response, spans=(VersionSpan(version, response.num_tokens),)), now)
+
+
 _ALL = (
     ("anything may overtake what is due", around(AsyncBatching, "_holds_without", lambda *_: True)),
     ("train what is one step older than the bound", _with(_bound=lambda _, bound: bound + 1)),
@@ -107,16 +118,22 @@ _SAMPLING = (
 )
 
 
+_RUNS = (
+    ("kept tokens are given up with the engine that has them next", instead(RequestRecord, "kept", _of_this_engine)),
+    ("a checkpoint without what is under way", wherever(load_rollouts, lambda *_: RequestBook())),
+    ("a suspension's tokens are of the version that ends them", around(RequestBook, "came_back", _as_of_now)),
+)
+
 _FIRST = {
-    "anything may overtake what is due": 51,
-    "train what is one step older than the bound": 51,
+    "anything may overtake what is due": 58,
+    "train what is one step older than the bound": 58,
     "wait for what is not due": 48,
     "a restored router launches while engines are suspended": 88,
-    "launch while engines are suspended": 51,
+    "launch while engines are suspended": 69,
     "forget what was suspended": 51,
     "launch twice what was suspended": 51,
     "resume in another order": 51,
-    "resume without engines in the order of evictions": 94,
+    "resume without engines in the order of evictions": 109,
     "start a step while engines are not empty": 51,
 }
 """Of those that small worlds do not show."""
@@ -127,4 +144,5 @@ BUGS = (
         Bug(name=name, patch=patch, worlds=Worlds.AHEAD_AND_SAMPLING, first=_FIRST.get(name, 0))
         for name, patch in _SAMPLING
     ),
+    *(Bug(name=name, patch=patch, worlds=Worlds.RUNS, first=101) for name, patch in _RUNS),
 )
