@@ -63,7 +63,10 @@ def _batch(config: RunConfig, plan: ClusterPlan, num_samples: int, cached_tokens
 
 
 def suggested_gpus(config: RunConfig, num_gpus: int, share: float) -> int | None:
-    """Round a share of the GPUs to whole replicas that hold the model beside whole engines; None where nothing does."""
+    """Round a share of the GPUs up to whole replicas that hold the model beside whole engines; None where nothing does.
+
+    Up, since one GPU is a larger part of the trainer's than of the engines'.
+    """
     assert config.hardware is not None
     trainer, model = config.trainer, transformer_of(config.model)
     replica = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
@@ -71,4 +74,4 @@ def suggested_gpus(config: RunConfig, num_gpus: int, share: float) -> int | None
     least = math.ceil(model.num_parameters * _BYTES_PER_PARAMETER / usable)
     step = math.lcm(replica, config.engine.tensor_parallel)
     sizes = [size for size in range(step, num_gpus, step) if size >= least]
-    return min(sizes, key=lambda size: abs(size - share * num_gpus), default=None)
+    return next((size for size in sizes if size >= share * num_gpus), sizes[-1] if sizes else None)

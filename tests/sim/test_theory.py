@@ -90,7 +90,7 @@ def test_the_terms_are_those_of_the_run_s_own_engines_trainer_and_lengths():
         (0.01, (), 3),  # 131 GB of weights, gradients and moments on GPUs of 80 GB
         (0.25, (), 8),
         (0.99, (), 31),
-        (0.3, ("engine.tensor_parallel=4", "trainer.tensor_parallel=2"), 8),
+        (0.3, ("engine.tensor_parallel=4", "trainer.tensor_parallel=2"), 12),
         (0.5, ("hardware.memory_gb=24", "engine.tensor_parallel=2"), 16),
     ],
 )
