@@ -292,18 +292,18 @@ class AsyncBatching:
         self._forget(group)
         self._num_admitted -= 1
         self._num_dropped += 1
-        dropping = DropPrompt(round=group.birth, prompt=group.prompt)
+        decisions = [DropPrompt(round=group.birth, prompt=group.prompt), *self._fill_batch(self._live.values())]
         num_launched = self._num_prompts + self._num_dropped
         assert self._most_launched is not None
-        if self._places and num_launched > self._most_launched:
+        if self._places and num_launched > self._most_launched and self._supply.open_weights:
             failing = FailRun(
                 round=self._step,
                 num_prompts_launched=num_launched,
                 num_prompts_dropped=self._num_dropped,
                 num_prompts_needed=self._places,
             )
-            return [dropping, failing]
-        return [dropping, *self._fill_batch(self._live.values()), *self._admit()]
+            return [*decisions, failing]
+        return [*decisions, *self._admit()]
 
     def _close_places(self) -> list[Decision]:
         """Give up places that no prompt is left for: the data has ended."""

@@ -6,8 +6,9 @@
     jobs    Processes that run them. Default: 1
     out     Where replay tests of violations go. Default: runs/fuzz
 
-Worlds are drawn from their seeds. In them engines crash, messages are lost or come twice, weights tear and the driver
-is killed. A violation is shrunk and saved as a replay test, and the exit code is 1.
+Worlds are drawn from their seeds; odd seeds above 100 are asynchronous runs. In them engines crash, messages are lost
+or come twice, weights tear and the driver is killed. A violation is shrunk and saved as a replay test, and the exit
+code is 1.
 
 Example: python -m tests.fuzz seeds=0:10000 jobs=2
 """

@@ -431,6 +431,7 @@ class AsynchronousModel:
         return (
             sampling is not None
             and self.round is not None
+            and self.has_data
             and self.batch + self.num_dropped > math.floor(sampling.max_launch_factor * self.batch)
         )
 
