@@ -34,6 +34,8 @@ _NO_SYSTEM = "#9A9A9A"
 _PANEL_HEIGHT_INCHES = 2.6
 _HEADROOM = 1.04
 """Above the end of a line, so that its mark is whole."""
+_LEGEND_LETTERS = 90
+"""Of all names in a row of a legend."""
 _LEGEND_ROOM = 1.15
 """Above the lines of a panel that names its series itself."""
 
@@ -151,7 +153,9 @@ def compare_lines(numbers: Numbers, *, xlabel: str | Mapping[str, str], ylabel: 
     shared = frame[frame["series"].isin(_ours(frame))]
     handles = [*_line_legend(frame, colors), *origin_handles(shared)]
     style = {"fontsize": 7.5, "handlelength": 1.6, "columnspacing": 1.2}
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), **style)
+    num_rows = math.ceil(sum(len(str(handle.get_label())) for handle in handles) / _LEGEND_LETTERS)
+    num_columns = math.ceil(len(handles) / num_rows)
+    figure.legend(handles=handles, loc="outside lower center", ncols=num_columns, **style)
     return figure
 
 
@@ -231,7 +235,7 @@ def compare_curves(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
 
 def _name_sizes(axes: Axes, sizes: Sequence[float]) -> None:
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+    axes.set_xticks(sizes, [f"{size:,.0f}" if size >= 1 else f"{size:g}" for size in sizes])
     axes.minorticks_off()
 
 
