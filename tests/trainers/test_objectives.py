@@ -140,7 +140,7 @@ async def test_the_entropy_bonus_has_the_gradient_of_the_mean_entropy(bench, sec
             lambda current, reference: (current - reference).detach().flip(0).cumsum(0).flip(0) * current,
         ),
     ],
-    ids=str,
+    ids=["k1", "k2", "k3", "in the reward"],
 )
 async def test_the_kl_penalty_has_the_gradient_of_its_form(bench, section, penalty):
     groups, coefficient = bench.groups(REWARDS), 0.3
