@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from rollpacker.report.style import CYCLE_STEPS, PAGE_COLORS, STAGES
 from rollpacker.report.svg import WIDTHS, Mark, Plot, add_marks, bar, set_time_axis, to_svg
 from rollpacker.report.words import count, plural, seconds
+from rollpacker.timeline.run_tables import ASYNC
 from rollpacker.timeline.stretches import natural_order
 
 if TYPE_CHECKING:
@@ -188,11 +189,14 @@ def stage_of(activity: str) -> str:
 
 
 def _step_title(name: str, picture: RoundPicture, num_shown: int) -> str:
-    title = (
-        f"{name}: step {picture.step + 1}, a {picture.round_kind} round, {seconds(picture.ended_s - picture.began_s)}"
-    )
+    is_async = picture.round_kind == ASYNC
+    kind = "asynchronous" if is_async else f"a {picture.round_kind} round"
+    title = f"{name}: step {picture.step + 1}, {kind}, {seconds(picture.ended_s - picture.began_s)}"
     if picture.num_moves:
-        title += f", {plural(picture.num_moves, 'migration')}"
+        moved = (
+            plural(picture.num_moves, "response") + " suspended" if is_async else plural(picture.num_moves, "migration")
+        )
+        title += f", {moved}"
     return title + (f", {num_shown} of {len(picture.engines)} engines" if num_shown < len(picture.engines) else "")
 
 

@@ -186,7 +186,8 @@ def _facts(story: RunStory) -> dict[str, str]:
     facts["rounds"] = ", ".join(f"{number:,} {kind}" for kind, number in steps["round_kind"].value_counts().items())
     lost, replaced = int(steps["num_engines_lost"].sum()), int(steps["num_engines_replaced"].sum())
     facts["engines lost"] = f"{lost}, {replaced} replaced" if lost else "none"
-    moved = [f"{story.num_evicted:,} with their tokens"] if story.num_evicted else []
+    cause = ", over new weights too" if story.tables.is_async else ""
+    moved = [f"{story.num_evicted:,} with their tokens{cause}"] if story.num_evicted else []
     moved += [f"{story.num_restarted:,} began again after their engine was lost"] if story.num_restarted else []
     facts["moved requests"] = ", ".join(moved) or "none"
     attempts = [attempt for attempt in story.tables.logged.attempts if attempt.first_step is not None]
@@ -241,6 +242,10 @@ def _techniques(story: RunStory) -> dict[str, str]:
     system, steps = story.config.get("system") or {}, story.steps
     batching = system.get("batching")
     used = [f"{batching} batches"]
+    if system.get("max_staleness"):
+        used = [
+            f"asynchronous batches ({system.get('lookahead'):g} ahead, {system['max_staleness']} versions old at most)"
+        ]
     if batching not in {"plain", None}:
         etas = f"eta {system.get('eta_prompts')} of prompts, {system.get('eta_responses')} of responses"
         used = [f"{batching} batching ({etas})"]

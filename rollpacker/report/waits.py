@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from rollpacker.report.words import plural, seconds, size, tokens
+from rollpacker.timeline.run_tables import ASYNC
 from rollpacker.timeline.stretches import MOVES
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ class Waits:
         """Add the waits of some steps."""
         final = stretches[~stretches["end"].isin(MOVES)]
         trained = part.responses.loc[part.responses["accepted"], _COLUMNS]
-        trained["ended_s"] = pd.Series(final["ended_s"].to_numpy(), index=final["response"]).reindex(trained.index)
+        of_rows = final[final["response"] >= 0]
+        ended_s = pd.Series(of_rows["ended_s"].to_numpy(), index=of_rows["response"]).reindex(trained.index)
+        trained["ended_s"] = ended_s.fillna(trained["finished_at_s"])  # of one that ended in an earlier step
         responses, of_engines, stages, moved = (
             dict(list(rows.groupby("step")))
             for rows in (
@@ -107,11 +110,11 @@ class Waits:
             if step in responses:
                 mine = responses[step]
                 found += [
-                    *_tail(row, mine, of_engines[step], during),
+                    *_tail(row, mine, of_engines.get(step, stretches.iloc[:0]), during),
                     *_rewards(row, mine),
-                    *_first_pass(row, mine),
+                    *([] if part.is_async else _first_pass(row, mine)),
                 ]
-            if step in moved:
+            if step in moved and not part.is_async:
                 found += _move(row, part.responses, moved[step])
             for wait in found:
                 if wait.duration_s > 0:
@@ -166,12 +169,12 @@ def _worst_first(wait: Wait) -> tuple[float, int, str]:
 
 
 def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals: pd.DataFrame) -> Iterator[Wait]:
-    ended_s = accepted["ended_s"]
+    began_s = float(step["finished_at_s"]) - float(step["step_time_s"])
+    ended_s = accepted["ended_s"].clip(lower=began_s)
     most_s = float(np.quantile(ended_s.to_numpy(), MOST_OF_THE_BATCH, method="higher"))
     last: Any = ended_s.idxmax()
     last_s = float(ended_s[last])
     row: Any = accepted.loc[last]
-    began_s = float(step["finished_at_s"]) - float(step["step_time_s"])
     median = float(accepted["length_tokens"].median())
     ratio = f", {row['length_tokens'] / median:.0f} times the median" if row["length_tokens"] > 1.5 * median else ""
     cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
@@ -211,7 +214,7 @@ def _rewards(step: Row, accepted: pd.DataFrame) -> Iterator[Wait]:
         kind="reward",
         step=int(step["step"]),
         duration_s=float(step["exposed_reward_time_s"]),
-        who="trainer and all engines",
+        who="trainer" if step["round_kind"] == ASYNC else "trainer and all engines",
         why=f"All responses were generated, and rewards were missing. The last verdict was {row['prompt']} "
         f"#{row['sample']} ({row['domain']}, {row['reward_reason']}): {seconds(row['reward_time_s'])} of scoring, "
         f"known {seconds(max(0.0, row['scored_at_s'] - row['finished_at_s']))} after its last token.",

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _ONLY_LOGGED = "engines that joined, were lost, retired or lent, changes of parallelism and starts of the run"
 
+ASYNC = "async"
+"""What `round_kind` is in an asynchronous run."""
+
 STEPS_AT_A_TIME = 16
 """Bounds the memory: at the paper's scale 16 steps are 25,000 responses, some 20 MB."""
 
@@ -34,6 +37,14 @@ class StepTables:
     domains: pd.DataFrame
     responses: pd.DataFrame
     intervals: pd.DataFrame
+    later_responses: pd.DataFrame
+    """Of steps after these, whose responses may have run in these: in an asynchronous run; empty in any other."""
+    later_intervals: pd.DataFrame
+
+    @property
+    def is_async(self) -> bool:
+        """Responses run in other steps than the one that trains them."""
+        return ASYNC in set(self.steps["round_kind"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,11 @@ class RunTables:
     """What is missing, in sentences."""
 
     @property
+    def is_async(self) -> bool:
+        """Responses go on over weight updates."""
+        return ASYNC in set(self.steps["round_kind"])
+
+    @property
     def is_modelled(self) -> bool:
         return bool(self.steps["modelled"].any())
 
@@ -57,16 +73,34 @@ class RunTables:
 
     def parts(self, num_steps: int = STEPS_AT_A_TIME) -> Iterator[StepTables]:
         """Read so many steps after the other."""
+        num_later = 1 + int(self.steps["staleness_max"].max()) if self.is_async else 0
         for first in range(0, len(self.steps), num_steps):
             steps = self.steps.iloc[first : first + num_steps]
             span = int(steps["step"].iloc[0]), int(steps["step"].iloc[-1])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said once, when the run was opened
                 responses, intervals, domains = (
-                    read_table(self.run_dir, table, span).to_pandas() for table in ("responses", "intervals", "domains")
+                    read_table(self.run_dir, table, (span[0], span[1] + num_later)).to_pandas()
+                    for table in ("responses", "intervals", "domains")
                 )
             responses["placed_at_s"] = responses["placed_at_s"].fillna(responses["launched_at_s"])
-            yield StepTables(steps=steps, domains=domains, responses=responses, intervals=intervals)
+            (responses, later_responses), (intervals, later_intervals), (domains, _) = (
+                _divided(frame, span[1]) for frame in (responses, intervals, domains)
+            )
+            yield StepTables(
+                steps=steps,
+                domains=domains,
+                responses=responses,
+                intervals=intervals,
+                later_responses=later_responses,
+                later_intervals=later_intervals,
+            )
+
+
+def _divided(frame: pd.DataFrame, last_step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of steps up to one, and those of later ones."""
+    is_later = frame["step"] > last_step
+    return frame[~is_later].reset_index(drop=True), frame[is_later].reset_index(drop=True)
 
 
 def open_run(run_dir: Path, steps: tuple[int, int] | None = None) -> RunTables:

@@ -26,25 +26,53 @@ Integers = npt.NDArray[np.int64]
 MOVES = ("evicted", "lost")
 """Activities of `intervals` that are about one request: it kept its tokens, or they were lost with its engine."""
 
+_ROUNDING_S = 1e-6
+"""A modelled step begins at the moment at which the one before ended, but for rounding."""
+
 COLUMNS = ("step", "engine", "request", "label", "began_s", "first_pass_s", "ended_s", "end", "response")
 
 
 def stretches_of(tables: StepTables) -> pd.DataFrame:
     """Give the stretches of some steps, by engine and beginning.
 
-    `end` is a finish reason, or evicted or lost; `response` is the row number in `tables.responses`, of a stretch that
-    is not the last one, too, and -1 where the response has no row; `first_pass_s` is null where it is not known.
+    A stretch is of the step that trained its response; in an asynchronous run, of the one in whose time it was: engines
+    give everything back at the end of each step. `end` is a finish reason, or evicted or lost; `response` is the row
+    number in `tables.responses`, of a stretch that is not the last one, too, and -1 where the response has no row;
+    `first_pass_s` is null where it is not known.
     """
-    responses = tables.responses
+    if tables.is_async:
+        stretches = _of_rows(tables.responses, tables.intervals, tables.responses["finished_at_s"])
+        later = _of_rows(tables.later_responses, tables.later_intervals, tables.later_responses["finished_at_s"])
+        both = pd.concat([stretches, later.assign(response=-1)], ignore_index=True)
+        return _by_beginning(_in_their_steps(both, tables.steps))
+    steps = tables.steps.set_index("step")
+    complete_s = (
+        steps["finished_at_s"] - steps["step_time_s"] + steps["rollout_time_s"] + steps["exposed_reward_time_s"]
+    )
+    return _by_beginning(
+        _of_rows(tables.responses, tables.intervals, complete_s.reindex(tables.responses["step"]).to_numpy())
+    )
+
+
+def _by_beginning(stretches: pd.DataFrame) -> pd.DataFrame:
+    return stretches.sort_values(["engine", "began_s"], ignore_index=True, kind="stable")
+
+
+def _in_their_steps(stretches: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Give each stretch the step in which it began; leave out those that began in no step of these."""
+    began_s = (steps["finished_at_s"] - steps["step_time_s"]).to_numpy() - _ROUNDING_S
+    places = np.searchsorted(began_s, stretches["began_s"].to_numpy(), side="right") - 1
+    ended_s = steps["finished_at_s"].to_numpy() - _ROUNDING_S
+    is_inside = (places >= 0) & (stretches["began_s"].to_numpy() < ended_s[places])
+    return stretches.assign(step=steps["step"].to_numpy()[places])[is_inside]
+
+
+def _of_rows(responses: pd.DataFrame, intervals: pd.DataFrame, needed_until_s: Any) -> pd.DataFrame:
+    """The stretches of some rows; each response was needed until a moment at most."""
     names = request_names(responses)
     first_pass_s = responses["placed_at_s"] + responses["queue_time_s"]
-    steps = tables.steps.set_index("step")
-    began_s = steps["finished_at_s"] - steps["step_time_s"]
-    complete_s = began_s + steps["rollout_time_s"] + steps["exposed_reward_time_s"]
     in_engine_s = first_pass_s + responses["generation_time_s"]
-    ended_s = np.minimum(
-        responses["finished_at_s"], np.maximum(in_engine_s, complete_s.reindex(responses["step"]).to_numpy())
-    )
+    ended_s = np.minimum(responses["finished_at_s"], np.maximum(in_engine_s, needed_until_s))
     last = pd.DataFrame(
         {
             "step": responses["step"],
@@ -59,12 +87,14 @@ def stretches_of(tables: StepTables) -> pd.DataFrame:
         },
         columns=list(COLUMNS),
     )
-    moves = tables.intervals[tables.intervals["activity"].isin(MOVES)]
+    moves = intervals[intervals["activity"].isin(MOVES)]
     if moves.empty:
-        return last.sort_values(["engine", "began_s"], ignore_index=True, kind="stable")
+        return last
     rows = pd.Series(np.arange(len(responses)), index=names)
     numbers = moves["subject"].map(rows).fillna(-1).astype("int64").to_numpy()
-    labels = np.where(numbers >= 0, last["label"].to_numpy()[numbers], moves["subject"].to_numpy())
+    labels = moves["subject"].to_numpy()
+    if len(last):
+        labels = np.where(numbers >= 0, last["label"].to_numpy()[numbers], labels)
     earlier = pd.DataFrame(
         {
             "step": moves["step"].to_numpy(),
@@ -79,8 +109,7 @@ def stretches_of(tables: StepTables) -> pd.DataFrame:
         },
         columns=list(COLUMNS),
     )
-    both = pd.concat([last, earlier], ignore_index=True)
-    return both.sort_values(["engine", "began_s"], ignore_index=True, kind="stable")
+    return pd.concat([last, earlier], ignore_index=True)
 
 
 def request_names(responses: pd.DataFrame) -> pd.Series[str]:

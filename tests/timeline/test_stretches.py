@@ -2,10 +2,14 @@
 
 import itertools
 
+import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollpacker.timeline.stretches import concurrency, lanes
+from rollpacker.metrics.tables import read_frame
+from rollpacker.timeline.run_tables import open_run
+from rollpacker.timeline.stretches import MOVES, concurrency, lanes, stretches_of
+from tests.timeline.runs import modelled_run
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 50), st.integers(0, 20)).map(lambda span: (span[0], span[0] + span[1])), max_size=40
@@ -29,3 +33,23 @@ def test_as_many_are_counted_as_are_open(spans):
     times, counts = concurrency([first for first, _ in spans], [last for _, last in spans])
     for at, count in zip(times.tolist(), counts.tolist(), strict=True):
         assert count == sum(first <= at < last for first, last in spans)
+
+
+def test_in_an_asynchronous_run_each_stretch_is_of_the_step_in_whose_time_it_was(tmp_path):
+    pools = ("placement.engine=rest", "placement.trainer=4-7", "hardware.num_nodes=1", "engine.num_engines=null")
+    run_dir = modelled_run(tmp_path / "run", "system=flash", "run.num_steps=5", *pools)
+    tables = open_run(run_dir)
+    found = []
+    for part in tables.parts(num_steps=2):
+        stretches = stretches_of(part)
+        steps = part.steps.set_index("step")
+        ended_s = steps["finished_at_s"].loc[stretches["step"]].to_numpy()
+        began_s = ended_s - steps["step_time_s"].loc[stretches["step"]].to_numpy()
+        assert (stretches["began_s"].to_numpy() >= began_s - 1e-6).all()
+        assert (stretches["ended_s"].to_numpy() <= ended_s + 1e-6).all()
+        found.append(stretches)
+    responses, moves = read_frame(run_dir, "responses"), read_frame(run_dir, "intervals")
+    num_moves = int(moves["activity"].isin(MOVES).sum())
+    assert num_moves > 0
+    assert sum(map(len, found)) == len(responses) + num_moves
+    assert (pd.concat(found).groupby("step").size() > 0).all()
