@@ -86,7 +86,7 @@ def test_a_dedicated_judge_counts_its_own_gpus_and_takes_nothing_from_the_engine
     plan = plan_cluster(
         compose([*WORDS, "reward.judge.num_gpus=6", "reward.judge.tensor_parallel=2"]), needs_judge=True
     )
-    assert (plan.num_gpus, plan.num_all_gpus, plan.judge.num_replicas) == (16, 22, 3)
+    assert (plan.gpus.number, plan.num_all_gpus, plan.judge.num_replicas) == (16, 22, 3)
     assert plan.engine == without.engine
     assert (without.num_all_gpus, without.judge) == (16, None)
 

@@ -33,8 +33,8 @@ from rollpacker.core.stream_scaling import can_lend
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 
 NOTHING_TO_LEND = (
-    "it shares GPUs with engines, which go on in an asynchronous run (system.max_staleness), or no half of them has "
-    "the GPUs of whole replicas, which could work alone"
+    "it shares GPUs with engines, and no half of them has the GPUs of whole replicas, which could work alone; in an "
+    "asynchronous run none is lent"
 )
 """Why `system.stream` changes nothing, where it does not."""
 

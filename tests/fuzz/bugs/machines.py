@@ -44,26 +44,31 @@ def _close_and_launch(close, router, engines, reason):
     return orders
 
 
-def _stale_load(_, router, request):
+def _forget_homeless(launch, router, requests):
+    if router._by_load:
+        return launch(router, requests)
+    for request in requests:
+        router._in_flight.pop(request, None)
+    return []
+
+
+def _stale_load(_, router, requests):
     load, place, engine = router._by_load[0]
-    heapq.heapreplace(router._by_load, (load + 1, place, engine))
-    router._held[engine][request] = None
-    router._in_flight[request] = engine
-    return Launch(request=request, engine=engine)
+    heapq.heapreplace(router._by_load, (load + len(requests), place, engine))
+    router._held[engine] |= dict.fromkeys(requests)
+    router._in_flight |= dict.fromkeys(requests, engine)
+    return [Launch(request=request, engine=engine) for request in requests]
 
 
 _ROUTING = (
     ("forget what a lost engine ran", around(Router, "lose", _forget_orphans)),
     ("launch twice what a lost engine ran", around(Router, "lose", lambda right, *args: right(*args) * 2)),
     ("forget what waits when an engine joins", around(Router, "join", _forget_waiting)),
-    (
-        "forget what finds no engine",
-        around(Router, "_launch_each", lambda right, router, *args: right(router, *args) if router._by_load else []),
-    ),
+    ("forget what finds no engine", around(Router, "_launch_each", _forget_homeless)),
     ("believe an engine that lost the request", around(Scheduler, "_finish", _believing)),
     ("launch on lent engines", around(Router, "close", _close_and_launch)),
     ("keep lent engines without end", around(Router, "reopen", lambda *_: None)),
-    ("a stale load", around(Router, "_launch_one", _stale_load)),
+    ("a stale load", around(Router, "_launch_together", _stale_load)),
     ("forget to evict", around(Router, "close", lambda right, *args: right(*args)[1:])),
 )
 
