@@ -87,7 +87,8 @@ class Router:
         """While engines are closed, a heap of (load, place in the fleet, engine): each open one has a true entry."""
         self._places: dict[EngineId, int] = {}
         """While engines are closed, the places in the fleet."""
-        self._is_suspended = False
+        self.is_suspended = False
+        """Whether requests of training wait for new weights."""
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
@@ -107,8 +108,6 @@ class Router:
     @property
     def is_starved(self) -> bool:
         """True while requests wait for an engine."""
-        if not self._is_suspended:
-            return None in self._in_flight.values()
         return any(holder is None and not self._is_held_back(each) for each, holder in self._in_flight.items())
 
     def rooms(self, num_slots: int, max_tokens: int) -> dict[EngineId, int]:
@@ -217,30 +216,25 @@ class Router:
             self._by_load.clear()
 
     @property
-    def is_suspended(self) -> bool:
-        """True while requests of training wait for new weights."""
-        return self._is_suspended
-
-    @property
     def is_suspending(self) -> bool:
         """True until every engine has given back what was in flight."""
-        return self._is_suspended and not self.are_empty(self._held)
+        return self.is_suspended and not self.are_empty(self._held)
 
     def suspend(self) -> list[Evict]:
         """Order away what is in flight; it waits until `resume`, with the tokens that it has."""
-        self._is_suspended = True
+        self.is_suspended = True
         return self._order_away(self._held)
 
     def resume(self, running: Iterable[RequestId]) -> list[Launch]:
         """Launch what was suspended, in the order of these requests."""
-        self._is_suspended = False
+        self.is_suspended = False
         suspended = [request for request in running if self._in_flight[request] is None]
         for request in suspended:
             del self._in_flight[request]  # it may have come back out of order
         return self.launch(suspended)
 
     def _is_held_back(self, request: RequestId) -> bool:
-        return self._is_suspended and not is_held_out(request)
+        return self.is_suspended and not is_held_out(request)
 
     @property
     def is_changing(self) -> bool:
@@ -306,18 +300,27 @@ class Router:
         heapq.heapify(self._by_load)
 
     def _launch_each(self, requests: Sequence[RequestId]) -> list[Launch]:
-        if self._is_suspended:
+        if self.is_suspended:
             self._in_flight.update(dict.fromkeys(filter(self._is_held_back, requests)))
             requests = [request for request in requests if not self._is_held_back(request)]
         if self._by_load and self._together:
             groups = itertools.groupby(requests, key=lambda request: request.prompt)
             return [launch for _, group in groups for launch in self._launch_together(tuple(group))]
         if self._by_load:
-            return [launch for request in requests for launch in self._launch_together((request,))]
+            return [self._launch_one(request) for request in requests]
         self._in_flight.update(dict.fromkeys(requests))
         return []
 
     def _launch_together(self, requests: Sequence[RequestId]) -> list[Launch]:
+        """Launch some on one engine, the one with the fewest in flight."""
+        engine = self._launch_one(requests[0]).engine
+        held = self._held[engine]
+        held.update(dict.fromkeys(requests))
+        self._in_flight.update(dict.fromkeys(requests, engine))
+        heapq.heappush(self._by_load, (len(held), self._places[engine], engine))
+        return [Launch(request=request, engine=engine) for request in requests]
+
+    def _launch_one(self, request: RequestId) -> Launch:
         by_load = self._by_load
         load, place, engine = by_load[0]
         held = self._held[engine]
@@ -325,11 +328,10 @@ class Router:
             heapq.heappop(by_load)
             load, place, engine = by_load[0]
             held = self._held[engine]
-        heapq.heapreplace(by_load, (load + len(requests), place, engine))
-        for request in requests:
-            held[request] = None
-            self._in_flight[request] = engine
-        return [Launch(request=request, engine=engine) for request in requests]
+        heapq.heapreplace(by_load, (load + 1, place, engine))
+        held[request] = None
+        self._in_flight[request] = engine
+        return Launch(request=request, engine=engine)
 
     def abort(self, requests: Iterable[RequestId]) -> list[Abort]:
         """Order requests in flight to stop, and forget them; for those that wait there is no order."""
@@ -419,7 +421,7 @@ class Router:
                 [round_number, list(prompt), sample, engine]
                 for (round_number, prompt, sample), engine in self._in_flight.items()
             ],
-            **({"is_suspended": True} if self._is_suspended else {}),
+            **({"is_suspended": True} if self.is_suspended else {}),
         }
 
     @classmethod
@@ -442,7 +444,7 @@ class Router:
             router._in_flight[request] = engine
             if engine is not None:
                 router._held[engine][request] = None
-        router._is_suspended = snapshot.get("is_suspended", False)
+        router.is_suspended = snapshot.get("is_suspended", False)
         if router._closed:
             router._sort_by_load()
         return router

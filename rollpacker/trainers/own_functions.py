@@ -76,7 +76,7 @@ class _OwnLoss:
 def _call(key: str, source: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except Exception as error:
+    except Exception as error:  # the user's boundary: their function may raise anything
         raise _wrong(key, source, f"it raised {in_words(error, __file__)}") from error
 
 

@@ -62,7 +62,8 @@ class SystemSection(Section):
     stream: Flag = False
     """Streams accepted groups to the trainer before the rollout ends (paper, section 4.4): from its beginning to a
     trainer that shares no GPU with engines; where they share GPUs, when half of the engines can be lent to it. Not with
-    trainer.num_minibatches above 1 or trainer.loss_normalisation=token_mean, which need the whole batch first."""
+    trainer.num_minibatches above 1, trainer.loss_normalisation=token_mean or an advantage over the batch
+    (trainer.advantage), which need the whole batch first."""
     stream_at: Positive | None = Field(None, le=1)
     """With `stream` and shared GPUs: half of the engines are lent when this share of a round's requests is finished,
     whether or not what still runs fits into the others (the fixed points of the paper's Table 3). null decides by
@@ -98,20 +99,21 @@ class SystemSection(Section):
                 "Tail batching aborts and defers what asynchronous training only waits for: two answers to one "
                 "question.\nSet system.batching=plain, or system.max_staleness=0."
             )
-        for given, is_given, remedy in (
-            ("system.planner=true", self.planner, "system.planner=false"),
-            ("system.reward=batch", self.reward == "batch", "system.reward=async"),
+        no_pause = "Asynchronous training has no pause between rounds in which all responses have ended."
+        for given, is_given, why, remedy in (
+            ("system.planner=true", self.planner, no_pause, "system.planner=false"),
+            ("system.reward=batch", self.reward == "batch", no_pause, "system.reward=async"),
             (
                 f"system.max_active_requests={self.max_active_requests}",
                 self.max_active_requests is not None,
-                "system.max_active_requests=null: system.lookahead says what is in flight",
+                "In asynchronous training system.lookahead says what is in flight.",
+                "system.max_active_requests=null",
             ),
         ):
             if self.max_staleness and is_given:
                 raise ValueError(
-                    f"system.max_staleness={self.max_staleness} with {given}.\n"
-                    "Asynchronous training has no pause between rounds in which all responses have ended.\n"
-                    f"Set {remedy}; or system.max_staleness=0."
+                    f"system.max_staleness={self.max_staleness} with {given}.\n{why}\n"
+                    f"Set {remedy}, or system.max_staleness=0."
                 )
         return self
 

@@ -109,7 +109,7 @@ class JudgeRewardWorker(QueueRewardWorker):
                 answers = await self._model.next_token_logprobs(prompts, self._prompts.candidates)
             except RollpackerError:
                 raise
-            except Exception as error:
+            except Exception as error:  # an inference library's boundary: it has no class of its own
                 raise EngineFailed(f"The judge failed: {type(error).__name__}: {error}") from error
             time_s = time.perf_counter() - began
         return [

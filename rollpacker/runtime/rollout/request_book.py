@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from rollpacker.core.commands import DropPrompt
 from rollpacker.core.ids import EngineId, PromptId, RequestId
 from rollpacker.protocols.rollout import FinishReason, Response, Verdict
 
@@ -66,6 +67,8 @@ class RequestBook:
     """In launch order."""
     stretches: list[Stretch] = field(default_factory=list)
     """In the order in which the requests moved on."""
+    dropped: list[DropPrompt] = field(default_factory=list)
+    """Since the last batch was complete, in an asynchronous run: they belong to the next one."""
     num_continued: int = 0
     """Launches of requests that had tokens."""
     num_tokens_recomputed: int = 0
@@ -126,6 +129,7 @@ class RequestBook:
             self,
             requests={request: replace(record) for request, record in self.requests.items()},
             stretches=list(self.stretches),
+            dropped=list(self.dropped),
             _num_scored=dict(self._num_scored),
         )
 

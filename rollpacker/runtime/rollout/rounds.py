@@ -25,8 +25,6 @@ class Rounds:
         self._sampling = sampling
         self.live = RequestBook()
         """In an asynchronous run, the requests that are under way; empty in a synchronous one."""
-        self._dropped: list[DropPrompt] = []
-        """Between two rounds: they belong to the next one."""
         self.batch: Batch | None = None
         """None from the wish for the next one to the begin of its round."""
         self.evaluation: EvaluationRecord | None = None
@@ -63,7 +61,7 @@ class Rounds:
             overlong=self._sampling.overlong,
             max_staleness=self._sampling.max_staleness,
         )
-        dropped, self._dropped = self._dropped, []
+        dropped, self.live.dropped = self.live.dropped, []
         for each in dropped:
             self.drop(each)
 
@@ -78,7 +76,7 @@ class Rounds:
         if not self.goes_on:
             self.current.dropped[command.prompt] = None
         elif self.batch is None or self.is_batch_complete:
-            self._dropped.append(command)
+            self.live.dropped.append(command)
         else:
             requests = requests_of(command, self.current.begin.num_responses_launched)
             self.live.give(requests, self.current.book)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rollpacker.core.commands import DropPrompt
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.paths import read_bytes
@@ -28,7 +29,11 @@ def save_rollouts(folder: Path, book: RequestBook) -> None:
     """Write the requests of a book into a checkpoint's folder; nothing in flight is on an engine."""
     records = list(book.requests.values())
     kept = [record.kept for record in records if record.kept is not None]
-    (folder / _ROWS).write_text(json.dumps([_row(record) for record in records], indent=1) + "\n")
+    rows = {
+        "requests": [_row(record) for record in records],
+        "dropped": [[command.round, command.prompt] for command in book.dropped],
+    }
+    (folder / _ROWS).write_text(json.dumps(rows, indent=1) + "\n")
     np.savez(
         folder / _ARRAYS,
         token_ids=np.concatenate([np.empty(0, np.int32), *(response.token_ids for response in kept)]),
@@ -44,7 +49,9 @@ def load_rollouts(folder: Path) -> RequestBook:
     with np.load(folder / _ARRAYS) as arrays:
         token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
     begin = 0
-    for row in json.loads(read_bytes(folder / _ROWS)):
+    rows = json.loads(read_bytes(folder / _ROWS))
+    book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
+    for row in rows["requests"]:
         end = begin + (row["kept"]["num_tokens"] if row["kept"] else 0)
         record = _record(row, token_ids[begin:end], logprobs[begin:end])
         book.requests[record.request] = record

@@ -58,7 +58,7 @@ def _awake(snapshot, router):
 
 
 def _resume_as_they_came(_, router, running):
-    router._is_suspended = False
+    router.is_suspended = False
     return router.launch([request for request in running if router._in_flight[request] is None])
 
 

@@ -52,12 +52,12 @@ def _forget_homeless(launch, router, requests):
     return []
 
 
-def _stale_load(_, router, requests):
+def _stale_load(_, router, request):
     load, place, engine = router._by_load[0]
-    heapq.heapreplace(router._by_load, (load + len(requests), place, engine))
-    router._held[engine] |= dict.fromkeys(requests)
-    router._in_flight |= dict.fromkeys(requests, engine)
-    return [Launch(request=request, engine=engine) for request in requests]
+    heapq.heapreplace(router._by_load, (load + 1, place, engine))
+    router._held[engine][request] = None
+    router._in_flight[request] = engine
+    return Launch(request=request, engine=engine)
 
 
 _ROUTING = (
@@ -68,7 +68,6 @@ _ROUTING = (
     ("believe an engine that lost the request", around(Scheduler, "_finish", _believing)),
     ("launch on lent engines", around(Router, "close", _close_and_launch)),
     ("keep lent engines without end", around(Router, "reopen", lambda *_: None)),
-    ("a stale load", around(Router, "_launch_together", _stale_load)),
     ("forget to evict", around(Router, "close", lambda right, *args: right(*args)[1:])),
 )
 
@@ -256,6 +255,7 @@ def _start_while_changing(patch):
 
 
 _LENDING = (
+    ("a stale load", around(Router, "_launch_one", _stale_load)),
     ("start a step on engines of two degrees", _start_while_changing),
     (
         "believe a second eviction",
@@ -297,7 +297,6 @@ _LENDING = (
 
 _FIRST = {
     "forget what finds no engine": 74,
-    "a stale load": 77,
     "believe a second eviction": 106,
     "split a replica": 108,
     "expect no more than there is": 109,
