@@ -106,7 +106,7 @@ def test_check_prints_the_split_in_use_beside_both_formulas(capsys):
     for formula in ("ROLL Flash's formula", "the tighter bound"):
         assert f"{formula}: " in printed
     assert "placement.engine=rest placement.trainer=" in printed
-    assert "with system.lookahead=0.5 engines may run out of prompts" in printed
+    assert "with system.lookahead=1 engines may run out of prompts" in printed
     synchronous = [word.replace("system=flash", "system=verl") for word in WORDS]
     assert main(["check", *synchronous, "placement.trainer=6-7"]) == 0
     assert "of the GPUs train" not in capsys.readouterr().out

@@ -162,7 +162,7 @@ async def test_runs_of_cases_come_back_up_to_the_first_that_failed(tmp_path):
     references = write_prompts(tmp_path, [SQUARE])
     async with Pool(num_workers=1) as pool:
         right, wrong, none, cut = await pool.score(
-            request_of(0, references["square"], fenced("print(int(input()) ** 2)")),
+            request_of(0, references["square"], fenced("sum(range(2_000_000))\nprint(int(input()) ** 2)")),
             request_of(1, references["square"], "print(-int(input()))"),
             request_of(2, references["square"], " \n"),
             request_of(3, references["square"], "```python\nprint(int(inp", is_truncated=True),
