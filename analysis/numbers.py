@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from rollpacker.analysis.runs import Run
+from rollpacker.report.words import digits
 
 PAPER = Path(__file__).parent / "paper"
 
@@ -158,7 +159,7 @@ class Claim:
 
 def said(y: float, unit: str) -> str:
     """A number for people, in three digits or whole, with its unit."""
-    return f"{y:,.0f} {unit}" if abs(y) >= 1000 else f"{y:.3g} {unit}"  # noqa: PLR2004  (from four digits on)
+    return f"{digits(y)} {unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from rollpacker.cli.split_words import split_words
 from rollpacker.core.quotas import apportion, scale_up
 from rollpacker.engines.vllm.installed import ARCTIC, drafter_of
 from rollpacker.protocols.backend import ModelledCluster
+from rollpacker.report.words import digits, plural
 from rollpacker.runtime.placing.fleets import degrees_of
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.topology import engine_gpus, trainer_parts
@@ -252,8 +253,8 @@ def _asynchronous(system: SystemSection, rules: AsyncSettings, num_prompts: int)
         f"{system.name}: a step ends with its batch, and what is unfinished goes on under the new weights\n"
         f"{num_prompts + num_ahead} prompts are admitted at first and {num_prompts} in each step: {num_ahead} ahead\n"
         f"a batch takes {num_prompts} of the complete groups, {taken}; nothing is aborted\n"
-        f"expected: trained responses began {float(rules.lookahead):g} steps before their step on average, and "
-        f"{rules.max_staleness} at most"
+        f"expected: trained responses began {plural(float(rules.lookahead), 'step')} before their step on average, "
+        f"and {rules.max_staleness} at most"
     )
 
 
@@ -421,8 +422,8 @@ def _cost_of_evaluation(config: RunConfig, cluster: ClusterSize | ModelledCluste
         return f"{ways[config.evaluation.when]}; backend=sim models what either costs"
     return (
         f"{ways[config.evaluation.when]}\n"
-        f"MODELLED, one evaluation: alone {cost.alone_s:,.3g} s; as fill a {kind} round of {cost.round_s:,.3g} s takes "
-        f"{cost.filled_s:,.3g} s more"
+        f"MODELLED, one evaluation: alone {digits(cost.alone_s)} s; as fill a {kind} round of {digits(cost.round_s)} s "
+        f"takes {digits(cost.filled_s)} s more"
     )
 
 

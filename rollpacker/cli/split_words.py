@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rollpacker.config.gpu_map import map_text
 from rollpacker.config.modelled_gpus import modelled_gpus
 from rollpacker.protocols.backend import ModelledCluster
-from rollpacker.report.words import plural
+from rollpacker.report.words import digits, plural
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.pools import last_gpus
 from rollpacker.sim.split import suggested_gpus, theory_of
@@ -55,8 +55,8 @@ def _modelled_split(config: RunConfig) -> str:
     used = len(gpus.of_trainer)
     in_use = (
         f"{used} of {plural(gpus.number, 'GPU')} train ({used / gpus.number:.0%}): a step takes at most "
-        f"{theory.split_s(used / gpus.number, bound):,.3g} s; synchronous, in turns on all GPUs, "
-        f"{theory.synchronous_s:,.3g} s"
+        f"{digits(theory.split_s(used / gpus.number, bound))} s; synchronous, in turns on all GPUs, "
+        f"{digits(theory.synchronous_s)} s"
     )
     lines = [in_use]
     for formula, share in (
@@ -69,12 +69,12 @@ def _modelled_split(config: RunConfig) -> str:
             continue
         lines.append(
             f"{formula}: {share:.0%} of the GPUs train; {number} of them hold the model: at most "
-            f"{theory.split_s(number / gpus.number, bound):,.3g} s{_words(config, number)}"
+            f"{digits(theory.split_s(number / gpus.number, bound))} s{_words(config, number)}"
         )
     lines.append(
-        f"by N = {theory.num_samples:,} responses a step, mu_g = {theory.generation_s:.3g} and mu_t = "
-        f"{theory.training_s:.3g} GPU-seconds for each, L = {theory.longest_s:,.3g} s for the longest; upper bounds, "
-        "without weight transfer and rewards"
+        f"by N = {theory.num_samples:,} responses a step, mu_g = {digits(theory.generation_s)} and mu_t = "
+        f"{digits(theory.training_s)} GPU-seconds for each, L = {digits(theory.longest_s)} s for the longest; upper "
+        "bounds, without weight transfer and rewards"
     )
     if config.system.lookahead < bound:
         lines.append(

@@ -23,7 +23,7 @@ from rollpacker.report.story import STAGES, RunStory
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
 from rollpacker.report.style import STAGES as STAGE_STYLES
 from rollpacker.report.waits import KIND_NAMES
-from rollpacker.report.words import count, plural, ratio, seconds, share, tokens
+from rollpacker.report.words import count, digits, plural, ratio, seconds, share, tokens
 from rollpacker.terminal import printable
 
 NOTHING = "\N{EN DASH}"
@@ -179,7 +179,7 @@ def _facts(story: RunStory) -> dict[str, str]:
     whose = "of modelled time" if story.is_modelled else "from its start to its last step"
     facts["duration"] = f"{seconds(whole_s)} {whose}"
     if status and status.num_gpus:
-        facts["cost"] = f"{status.num_gpus * whole_s / 3600:,.3g} GPU-hours of {plural(status.num_gpus, 'GPU')}"
+        facts["cost"] = f"{digits(status.num_gpus * whole_s / 3600)} GPU-hours of {plural(status.num_gpus, 'GPU')}"
         facts["cost"] += ", modelled" if story.is_modelled else ""
     if status and status.processor_s is not None and story.is_modelled:
         facts["duration"] += f", computed in {seconds(status.processor_s)}"

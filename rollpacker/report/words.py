@@ -62,6 +62,12 @@ def ratio(value: float) -> str:
     return f"{value:.2f} x" if value < 99.5 else f"{value:,.0f} x"  # noqa: PLR2004  (three digits)
 
 
-def plural(number: int, noun: str) -> str:
-    """1 engine, 2 engines."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def digits(value: float) -> str:
+    """Three digits, or all that are before the point: 0.0412, 48.3, 1,104."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
+
+
+def plural(number: float, noun: str) -> str:
+    """1 engine, 2 engines, 0.5 steps."""
+    said = f"{number:,}" if isinstance(number, int) else digits(number)
+    return f"{said} {noun}" + ("" if number == 1 else "s")

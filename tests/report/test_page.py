@@ -14,7 +14,7 @@ import pytest
 from rollpacker.report import figures
 from rollpacker.report.page import render
 from rollpacker.report.story import read_story
-from rollpacker.report.words import count, seconds, share, size
+from rollpacker.report.words import count, digits, plural, seconds, share, size
 from tests.timeline.runs import modelled_run, run_with_lost_engines
 
 VOID = {"meta"}
@@ -90,7 +90,7 @@ def test_the_page_says_what_the_run_cost(runs):
     story = read_story(runs["verl"])
     num_gpus = story.config["engine"]["num_engines"] * story.config["engine"]["tensor_parallel"]
     hours = num_gpus * float(story.steps["finished_at_s"].iloc[-1]) / 3600
-    assert f"{hours:,.3g} GPU-hours of {num_gpus} GPU" in Reader(page_of(runs["verl"])).text
+    assert f"{digits(hours)} GPU-hours of {num_gpus} GPU" in Reader(page_of(runs["verl"])).text
 
 
 def test_of_two_runs_the_page_says_which_is_faster_by_the_ratio_of_the_sums_of_their_step_times(runs):
@@ -234,12 +234,18 @@ def test_an_axis_of_durations_has_few_round_marks_of_one_unit(highest):
         (seconds(9.97), "10 s"),
         (seconds(125.2), "2 min 5 s"),
         (seconds(3600 * 2 + 13 * 60), "2 h 13 min"),
+        (digits(1_104.4), "1,104"),
+        (digits(999.7), "1,000"),
+        (digits(0.04123), "0.0412"),
         (count(12_345), "12,345"),
         (count(43_512_345), "43.5 M"),
         (share(0.0004), "0.04 %"),
         (share(0.121), "12 %"),
         (size(65.5e9), "65.5 GB"),
         (size(547_000), "547 kB"),
+        (plural(1.0, "step"), "1 step"),
+        (plural(0.5, "step"), "0.5 steps"),
+        (plural(1_200, "GPU"), "1,200 GPUs"),
     ],
 )
 def test_numbers_have_three_digits_and_a_unit(said, expected):
