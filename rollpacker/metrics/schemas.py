@@ -122,6 +122,9 @@ STEPS = TableSchema(
             "How many versions behind policy_version the one was that generated a trained token; mean over tokens",
         ),
         count("staleness_max", "The same of the oldest trained token"),
+        numbers(
+            "tokens_by_staleness", "Trained tokens of each age; null where all are of policy_version", unit="tokens"
+        ),
         count(
             "num_requests_continued", "Responses that went on from tokens that they had, on another engine or version"
         ),
@@ -219,6 +222,8 @@ DOMAINS = TableSchema(
         tokens("response_length_p90_tokens", "Length that 90 % of the domain's trained responses do not exceed"),
         tokens("response_length_max_tokens", "Length of the domain's longest trained response"),
         number("truncated_share", "Share of the domain's trained responses that ended at the length limit"),
+        number("staleness_mean", "As in `steps`, of the domain's trained tokens"),
+        count("staleness_max", "The same of the domain's oldest trained token"),
         _MODELLED,
     ),
 )

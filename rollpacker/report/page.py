@@ -18,7 +18,7 @@ import numpy as np
 from rollpacker import __version__
 from rollpacker.paths import real_path
 from rollpacker.report import figures, held_out
-from rollpacker.report.curves import curves_of
+from rollpacker.report.curves import ages_of, curves_of
 from rollpacker.report.story import STAGES, RunStory
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
 from rollpacker.report.style import STAGES as STAGE_STYLES
@@ -87,6 +87,7 @@ def render(stories: Sequence[RunStory]) -> str:
         **_lengths(runs),
         **held_out.section(runs),
         **curves_of(runs),
+        **ages_of(runs),
         tokens=figures.per_step(
             {run.name: run.story.waste for run in runs},
             _round_notes(runs),
@@ -342,15 +343,15 @@ def _lengths(runs: Sequence[ShownRun]) -> dict[str, Any]:
 def _token_sentence(story: RunStory) -> str:
     steps = story.steps
     streamed = steps["tokens_streamed"].sum() / max(1, steps["tokens_trained"].sum())
-    stale = int((steps["policy_version"] < steps["step"]).sum())
     mismatch = steps["logprob_mismatch_max"].max()
     said = (
         f"{tokens(steps['tokens_generated'].sum())} generated, {count(steps['tokens_wasted'].sum())} of them "
         f"({share(story.wasted_share)}) wasted; {share(streamed)} of the trained ones reached the trainer while the "
         "rollout still ran. "
     )
-    if stale:
-        said += f"In {plural(stale, 'step')} the batch came from an older policy than the newest."
+    if oldest := int(steps["staleness_max"].max()):
+        mean = (steps["staleness_mean"] * steps["tokens_trained"]).sum() / max(1, steps["tokens_trained"].sum())
+        said += f"A trained token was {digits(mean)} policy versions old in the mean, and {oldest} at most."
     else:
         said += "Every trained token came from the current policy (staleness 0)."
     if math.isfinite(mismatch):

@@ -142,6 +142,16 @@ class RunStory:
         generated = self.steps["tokens_generated"].sum()
         return float(self.steps["tokens_wasted"].sum() / generated) if generated else 0.0
 
+    def share_by_age(self, num_ages: int) -> list[float]:
+        """Shares of the trained tokens that were 0, 1, ... versions old, over the steps of which it is known."""
+        by_age = Counter[int]()
+        for each in self.steps["tokens_by_staleness"].dropna():
+            by_age.update({int(age): int(num_tokens) for age, num_tokens in each})
+        is_current = self.steps["staleness_max"] == 0
+        by_age[0] += int(self.steps.loc[is_current, "tokens_trained"].sum())
+        whole = max(by_age.total(), 1)
+        return [by_age[age] / whole for age in range(num_ages)]
+
 
 def read_story(run_dir: Path, step: int | None = None) -> RunStory:
     """Read a run.

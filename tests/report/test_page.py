@@ -250,3 +250,23 @@ def test_an_axis_of_durations_has_few_round_marks_of_one_unit(highest):
 )
 def test_numbers_have_three_digits_and_a_unit(said, expected):
     assert said == expected
+
+
+def test_an_asynchronous_run_says_how_old_its_tokens_were_over_steps_by_domain_and_by_age(tmp_path):
+    run_dir = modelled_run(tmp_path / "run", "system=flash", "run.num_steps=6")
+    story = read_story(run_dir)
+    shares = story.share_by_age(3)
+    assert sum(shares) == pytest.approx(1)
+    mean = (story.steps["staleness_mean"] * story.steps["tokens_trained"]).sum() / story.steps["tokens_trained"].sum()
+    assert shares[1] + 2 * shares[2] == pytest.approx(mean)
+    text = Reader(render([story])).text
+    assert f"A trained token was {digits(mean)} policy versions old in the mean, and 2 at most" in text
+    assert f"0 1 2 run {' '.join(map(share, shares))}" in text
+    for title in ("age of trained tokens: mean, versions", "mean age, math", "mean age, code"):
+        assert title in text
+
+
+def test_a_run_of_the_current_policy_alone_has_no_ages(runs):
+    text = Reader(page_of(runs["verl"])).text
+    assert "staleness 0" in text
+    assert "by age" not in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -79,7 +80,7 @@ class StepRecorder:
         requests = list(batch.requests.values())
         accepted = [request for request in requests if request.is_accepted]
         lengths = [_length(request) for request in accepted]
-        ages = [(age, num_tokens) for request in accepted for age, num_tokens in batch.ages(request)]
+        by_age = _tokens_by_age(batch, accepted)
         generated = sum(_length(request) for request in requests)
         trained = sum(lengths)
         generation_ended = batch.generated_at_s or batch.ended_at_s
@@ -151,8 +152,10 @@ class StepRecorder:
             "num_engines_replaced": turnover.num_replaced,
             "num_engines": len(costs.after),
             "policy_version": batch.policy_version,
-            "staleness_mean": sum(age * num_tokens for age, num_tokens in ages) / max(trained, 1),
-            "staleness_max": max((age for age, _ in ages), default=0),
+            **_staleness(by_age),
+            "tokens_by_staleness": (
+                {str(age): float(num_tokens) for age, num_tokens in by_age.items()} if any(by_age) else None
+            ),
             "num_requests_continued": batch.book.num_continued,
             "tokens_recomputed": batch.book.num_tokens_recomputed,
             "suspend_time_s": self._times.duration_s("quiesce"),
@@ -170,9 +173,9 @@ class StepRecorder:
             if request.is_accepted:
                 domain = batch.prompts[request.request.prompt.key].prompt.domain
                 requests.setdefault(domain, []).append(request)
-        return [self._domain_row(domain, requests[domain]) for domain in sorted(requests)]
+        return [self._domain_row(batch, domain, requests[domain]) for domain in sorted(requests)]
 
-    def _domain_row(self, domain: Domain, accepted: Sequence[RequestRecord]) -> Row:
+    def _domain_row(self, batch: Batch, domain: Domain, accepted: Sequence[RequestRecord]) -> Row:
         rewards: dict[PromptId, list[float]] = {}
         for request in accepted:
             if request.verdict:
@@ -193,6 +196,7 @@ class StepRecorder:
             "response_length_p90_tokens": quantile(lengths, 90),
             "response_length_max_tokens": lengths[-1],
             "truncated_share": num_truncated / len(accepted),
+            **_staleness(_tokens_by_age(batch, accepted)),
             "modelled": self._is_modelled,
         }
 
@@ -350,6 +354,22 @@ def _by_role(**values: float | None) -> dict[str, float] | None:
 def _rate(published: Published) -> float:
     """Bytes per second; 0 where a transfer takes no time, as in a modelled run."""
     return published.num_bytes / published.time_s if published.time_s > 0 else 0.0
+
+
+def _tokens_by_age(batch: Batch, accepted: Sequence[RequestRecord]) -> dict[int, int]:
+    """Trained tokens by how many versions behind the batch's they are, the newest first."""
+    by_age: Counter[int] = Counter()
+    for request in accepted:
+        for age, num_tokens in batch.ages(request):
+            by_age[age] += num_tokens
+    return dict(sorted(by_age.items()))
+
+
+def _staleness(by_age: Mapping[int, int]) -> Row:
+    return {
+        "staleness_mean": sum(age * num_tokens for age, num_tokens in by_age.items()) / max(sum(by_age.values()), 1),
+        "staleness_max": max(by_age, default=0),
+    }
 
 
 def _length(request: RequestRecord) -> int:

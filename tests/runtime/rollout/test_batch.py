@@ -38,6 +38,9 @@ async def test_staleness_is_the_mean_over_trained_tokens_and_the_age_of_the_olde
     row = recorder.step_row(batch, result, [])
     num_trained = 3 * sum(record.is_accepted for record in batch.requests.values())
     assert (row["staleness_mean"], row["staleness_max"]) == ((3 * 1 + 1 * 2) / num_trained, 3)
+    assert row["tokens_by_staleness"] == {"0": num_trained - 3, "1": 2, "3": 1}
+    [domain] = recorder.domain_rows(batch)
+    assert (domain["staleness_mean"], domain["staleness_max"]) == (row["staleness_mean"], 3)
     assert (row["policy_version"], row["num_engines"]) == (5, 1)
     rows = {(row["prompt"], row["sample"]): row for row in recorder.response_rows(batch, {})}
     row = rows[first.request.prompt.key, first.request.sample]
