@@ -11,11 +11,13 @@ from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 
 from rollpacker.analysis.numbers import OURS, PAPERS, Numbers, Source
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, PAPER_LABELS, color_of, use_style
@@ -34,6 +36,8 @@ _NO_SYSTEM = "#9A9A9A"
 _PANEL_HEIGHT_INCHES = 2.6
 _HEADROOM = 1.04
 """Above the end of a line, so that its mark is whole."""
+_PALE = 1.8
+"""How far a map's colours go beyond its values, so that numbers stay readable on them."""
 _LEGEND_LETTERS = 90
 """Of all names in a row of a legend."""
 _LEGEND_ROOM = 1.15
@@ -133,14 +137,21 @@ def _bar_legend(frame: pd.DataFrame, color: str = OUR_COLOR) -> list[Patch]:
     return handles
 
 
-def compare_lines(numbers: Numbers, *, xlabel: str | Mapping[str, str], ylabel: str, are_sizes: bool = False) -> Figure:
+def compare_lines(
+    numbers: Numbers,
+    *,
+    xlabel: str | Mapping[str, str],
+    ylabel: str,
+    are_sizes: bool = False,
+    num_columns: int | None = None,
+) -> Figure:
     """Draw a panel for each `panel` and a colour for each `series`: ours as a line, the paper's as points.
 
     `xlabel` may differ by panel. Sizes, as of clusters, lie on a logarithmic axis, each marked and named.
     """
     use_style()
     frame = numbers.frame()
-    figure, panels, _ = _panels(frame, None)
+    figure, panels, _ = _panels(frame, num_columns)
     colors = _colors(frame)
     for panel, axes in panels:
         rows = frame[frame["panel"] == panel]
@@ -231,6 +242,20 @@ def compare_curves(numbers: Numbers, *, xlabel: str, ylabel: str) -> Figure:
     handles = origin_handles(frame, paper_color=PAPER_DOT, our_color=OUR_COLOR, our_marker="o")
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
+
+
+def draw_map(
+    axes: Axes, speedups: np.ndarray[tuple[int, int], np.dtype[np.float64]], number: str
+) -> dict[tuple[int, int], Text]:
+    """Draw speedups as a table whose cells are blue above 1 and red below; gives the cells' texts."""
+    limit = _PALE * max(float(np.nanmax(np.abs(np.log(speedups)))), 0.01)
+    axes.imshow(np.log(speedups), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+    axes.grid(visible=False)
+    return {
+        (row, column): axes.text(column, row, number.format(value), ha="center", va="center", fontsize=9)
+        for (row, column), value in np.ndenumerate(speedups)
+        if not np.isnan(value)
+    }
 
 
 def _name_sizes(axes: Axes, sizes: Sequence[float]) -> None:

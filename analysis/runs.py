@@ -64,6 +64,11 @@ class Run:
         return str(self.config.get("run", {}).get("study", ""))
 
     @property
+    def workload(self) -> str:
+        """What a modelled run's responses are called; empty for a real one."""
+        return str((self.config.get("workload") or {}).get("name", ""))
+
+    @property
     def num_gpus(self) -> int:
         """Of all engines that the run began with; under placement=colocated these are all of its GPUs."""
         return int(self.config.get("engine", {}).get("num_engines") or 1) * self.tensor_parallel
@@ -81,6 +86,11 @@ class Run:
     @property
     def max_response_tokens(self) -> int:
         return int(self.config.get("rollout", {}).get("max_response_tokens", 0))
+
+    @property
+    def samples_per_s(self) -> float:
+        """Responses trained per second of all steps."""
+        return self.num_prompts * self.num_responses * len(self.steps) / float(self.steps["step_time_s"].sum())
 
     @property
     def bubble_percent(self) -> float:

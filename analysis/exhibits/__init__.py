@@ -20,7 +20,15 @@ from rollpacker.analysis.exhibits import (
     fig12,
     fig13,
     fig14,
+    flash_fig01b,
+    flash_fig07,
+    flash_fig08,
+    flash_interrupt,
     flash_lead,
+    flash_losses,
+    flash_table1,
+    flash_tail,
+    flash_theory,
     ladder,
     larger_models,
     learning,
@@ -38,14 +46,17 @@ _PAPER = (
     *(fig06.EXHIBIT, fig07a.EXHIBIT, learning.FIG08, fig09.EXHIBIT, fig10.FIG10A, fig10.FIG10B, fig10.FIG10C),
     *(fig11.EXHIBIT, fig12.EXHIBIT, fig13.EXHIBIT, fig14.EXHIBIT),
 )
+_FLASH = (
+    *(flash_table1.EXHIBIT, flash_fig01b.EXHIBIT, flash_losses.EXHIBIT, flash_fig07.EXHIBIT, flash_fig08.EXHIBIT),
+    *(flash_theory.EXHIBIT, flash_lead.EXHIBIT, flash_interrupt.EXHIBIT, flash_tail.EXHIBIT),
+)
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
     *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, assumptions.EXHIBIT, learning.LEARNING),
-    flash_lead.EXHIBIT,
 )
 
-EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})
-"""In the paper's order, then ours."""
+EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS, *_FLASH)})
+"""In the paper's order, then ours, then those of asynchronous training (ROLL-Flash and ours)."""
 
 ARTIFACT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

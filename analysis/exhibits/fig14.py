@@ -54,7 +54,7 @@ def gather(runs: Runs) -> Numbers:
             per_s = of_paper[system, num_gpus]
             for panel, paper, values in (
                 (STEP_TIME, num_prompts * RESPONSES / per_s, [Value(run, _step_s(run)) for run in of_system]),
-                (THROUGHPUT, per_s, [Value(run, _samples_per_s(run)) for run in of_system]),
+                (THROUGHPUT, per_s, [Value(run, run.samples_per_s) for run in of_system]),
             ):
                 place = Place(panel=panel, x=float(num_gpus), unit=UNITS[panel], series=system)
                 points += [place.paper(paper), place.ours(values)]
@@ -73,17 +73,13 @@ def _step_s(run: Run) -> float:
     return float(run.steps["step_time_s"].mean())
 
 
-def _samples_per_s(run: Run) -> float:
-    return run.num_prompts * run.num_responses * len(run.steps) / float(run.steps["step_time_s"].sum())
-
-
 def _growth(
     scaled: Mapping[int, Mapping[str, Sequence[Run]]], of_paper: Mapping[tuple[str, int], float], system: str
 ) -> Claim:
     """How much of four times the GPUs arrives in samples per second."""
     fewest, most = min(scaled), max(scaled)
-    before = {run.seed: _samples_per_s(run) for run in scaled[fewest][system]}
-    pairs = [Value(run, _samples_per_s(run) / before[run.seed]) for run in scaled[most][system] if run.seed in before]
+    before = {run.seed: run.samples_per_s for run in scaled[fewest][system]}
+    pairs = [Value(run, run.samples_per_s / before[run.seed]) for run in scaled[most][system] if run.seed in before]
     return Claim(
         text=f"{MODEL}, {system}: samples per second on {most} GPUs over those on {fewest}",
         paper=of_paper[system, most] / of_paper[system, fewest],

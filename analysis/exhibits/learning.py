@@ -35,27 +35,28 @@ def gather(runs: Runs, study: str, systems: Mapping[str, str]) -> Numbers:
     points: list[Point | None] = []
     for system in systems:
         found = [run for run in runs.of(study=study, system=system) if len(run.evaluations) > 1]
-        points += [*_over_steps(system, found), *_over_time(system, found), *_of_batches(system, found)]
+        points += [*over_steps(system, found), *_over_time(system, found), *_of_batches(system, found)]
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
-def _score(run: Run) -> pd.Series:
+def score(run: Run) -> pd.Series:
     """Mean over the held-out sets, by finished steps."""
-    score: pd.Series = run.evaluations.groupby("step")["reward_mean"].mean()
-    return score
+    mean: pd.Series = run.evaluations.groupby("step")["reward_mean"].mean()
+    return mean
 
 
 def _seconds(run: Run) -> pd.Series:
     """Time that so many steps took, in all: a run that was stopped and resumed shows no gap."""
     taken = run.steps["step_time_s"].cumsum()
-    return pd.Series([0.0, *taken], index=[0, *(run.steps["step"] + 1)]).reindex(_score(run).index)
+    return pd.Series([0.0, *taken], index=[0, *(run.steps["step"] + 1)]).reindex(score(run).index)
 
 
-def _over_steps(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
-    common = set.intersection(*(set(_score(run).index) for run in found)) if found else set()
+def over_steps(system: str, found: Sequence[Run], panel: str = STEPS) -> Iterator[Point | None]:
+    """Held-out scores after as many steps as every seed was evaluated at."""
+    common = set.intersection(*(set(score(run).index) for run in found)) if found else set()
     for step in sorted(common):
-        place = Place(panel=STEPS, x=float(step), unit="score", series=system)
-        yield place.ours(Value(run, float(_score(run).loc[step])) for run in found)
+        place = Place(panel=panel, x=float(step), unit="score", series=system)
+        yield place.ours(Value(run, float(score(run).loc[step])) for run in found)
 
 
 def _over_time(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
@@ -63,7 +64,7 @@ def _over_time(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
     last = min((float(_seconds(run).iloc[-1]) for run in found), default=0.0)
     for seconds in np.linspace(0, last, _NUM_TIMES) if found else ():
         place = Place(panel=TIME, x=float(seconds), unit="score", series=system)
-        yield place.ours(Value(run, float(np.interp(seconds, _seconds(run), _score(run)))) for run in found)
+        yield place.ours(Value(run, float(np.interp(seconds, _seconds(run), score(run)))) for run in found)
 
 
 def _of_batches(system: str, found: Sequence[Run]) -> Iterator[Point | None]:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
-from rollpacker.analysis.plots import origin_of
+from rollpacker.analysis.plots import draw_map, origin_of
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, OTHER_COLORS, SYSTEM_COLORS, use_style
 
@@ -26,9 +26,6 @@ BASELINE, TAIL = "verl", "tail"
 LOAD, STAGES, SHARE = "speedup over plain batches, 2 GPUs", "speedup over plain batches, 16 GPUs", "rollout share"
 TAIL_SCALES: Final = ("0.0", "0.2", "1.0")
 NUM_PROMPTS: Final = (4, 32, 128)
-
-_PALE: Final = 1.8
-"""How far the map's colours go beyond its values, so that numbers stay readable on them."""
 
 CASES: Final = {
     "as usual": "lengths-0.3-1.0",
@@ -93,12 +90,8 @@ def _draw_map(axes: Axes, rows: pd.DataFrame) -> None:
     scales = sorted(dict.fromkeys(rows["series"]), key=float)
     grid = rows.pivot(index="series", columns="x", values="y").loc[scales, columns]
     speedup = grid.to_numpy(dtype=float)
-    limit = _PALE * max(float(np.nanmax(np.abs(np.log(speedup)))), 0.01)
-    axes.imshow(np.log(speedup), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
-    for (row, column), value in np.ndenumerate(speedup):
-        axes.text(column, row, f"{value:.2f}x", ha="center", va="center", fontsize=9)
+    draw_map(axes, speedup, "{:.2f}x")
     _draw_border(axes, speedup)
-    axes.grid(visible=False)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(scales)), [f"{float(scale):g}" for scale in scales])
     axes.set(xlabel="responses per GPU", ylabel="factor on lengths above P90")

@@ -1,4 +1,4 @@
-"""The page's curves over steps: rewards by domain, the long-prompt queue, what only real trainers know, tokens' ages."""
+"""Curves of the page over steps: rewards by domain, the long-prompt queue, what only real trainers know, and ages."""
 
 from __future__ import annotations
 

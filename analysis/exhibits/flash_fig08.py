@@ -1,0 +1,68 @@
+"""ROLL-Flash's Fig 8: the responses of a prompt spread over engines, or kept together on one, by their number.
+
+64 prompts of Qwen3-8B on 16 GPUs, synchronous; the paper's GPUs and lengths are not known to us, so its times stand
+here as their ratio, at 16 responses. 16 runs of four steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.exhibits.flash_sizes import WORKLOADS
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows, speedups
+from rollpacker.analysis.plots import compare_lines
+from rollpacker.analysis.runs import Run, Runs
+
+ROUTINGS: Final = {"sample": "spread over engines", "prompt": "kept together"}
+NUM_RESPONSES: Final = (4, 8, 16, 32)
+OF_PAPER: Final = 16
+"""Responses of a prompt."""
+SPEEDUP: Final = "speedup of spreading"
+
+
+def gather(runs: Runs) -> Numbers:
+    """Rollout times, and their ratios."""
+    times = {row.x: row.y for row in paper_rows("flash_fig08")}
+    of_paper = times["prompt"] / times["sample"]
+    points: list[Point | None] = [Place(panel=SPEEDUP, x=float(OF_PAPER), unit="x").paper(of_paper)]
+    claims = []
+    for workload, title in WORKLOADS.items():
+        for number in NUM_RESPONSES:
+            found = {routing: _runs(runs, routing, workload, number) for routing in ROUTINGS}
+            points += _times(title, number, found)
+            gains = speedups(found["prompt"], found["sample"], column="rollout_time_s")
+            ours = Place(panel=SPEEDUP, x=float(number), unit="x", series=title).ours(gains)
+            points.append(ours)
+            if number == OF_PAPER:
+                text = f"{title}, 64 prompts x {number}: rollout with responses spread over that with them together"
+                claims.append(Claim(text=text, paper=of_paper, ours=ours, unit="x", neutral=1.0))
+    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def _runs(runs: Runs, routing: str, workload: str, number: int) -> list[Run]:
+    study = f"flash-fig08-{routing}"
+    return runs.of(setup="flash", study=study, workload=workload, num_responses=number)
+
+
+def _times(title: str, number: int, found: dict[str, list[Run]]) -> Iterator[Point | None]:
+    for routing, name in ROUTINGS.items():
+        place = Place(panel=f"{title}: rollout (s)", x=float(number), unit="s", series=name)
+        yield place.ours(Value(run, float(run.steps["rollout_time_s"].mean())) for run in found[routing])
+
+
+def draw(numbers: Numbers) -> Figure:
+    """The ratio first, then the times that it comes of."""
+    return compare_lines(numbers, xlabel="responses per prompt", ylabel="", are_sizes=True)
+
+
+EXHIBIT = Exhibit(
+    name="flash_fig08",
+    title="Responses of a prompt spread over engines or kept together, 64 prompts (ROLL-Flash, Fig 8)",
+    experiments=("flash-fig08",),
+    gather=gather,
+    draw=draw,
+)

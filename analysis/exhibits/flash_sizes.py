@@ -1,0 +1,57 @@
+"""Runs that `flash_fig01b`, `flash_theory` and `flash_tail` share: a fixed batch on 16 to 128 GPUs.
+
+256 prompts x 16 responses of Qwen3-8B, ten steps: 40 runs in turns, and 64 divided, from an eighth of the GPUs for the
+trainer to half. Times are of the whole run, in which the pipeline fills and empties once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from pydantic import ValidationError
+
+from rollpacker.analysis.runs import Run, Runs
+from rollpacker.config.schema import RunConfig
+from rollpacker.sim.split import theory_of
+from rollpacker.sim.theory import StepTheory
+
+EXPERIMENTS: Final = ("flash-fig01b-turns", "flash-fig01b")
+WORKLOADS: Final = {"base": "Base", "think": "Think"}
+"""Lengths, by the paper's names for the models."""
+NUM_GPUS: Final[Mapping[int, int]] = {16: 2, 32: 4, 64: 8, 128: 16}
+"""With the nodes that they are."""
+SPLITS: Final = {"7": 1 / 8, "6-7": 2 / 8, "5-7": 3 / 8, "4-7": 4 / 8}
+"""GPUs of each node that train, and their share."""
+
+
+class Split(NamedTuple):
+    """A run on divided GPUs."""
+
+    run: Run
+    trainer_share: float
+
+
+def in_turns(runs: Runs, system: str, num_gpus: int, workload: str) -> list[Run]:
+    """Engines and trainer take turns on all GPUs."""
+    study = f"flash-fig01b-{NUM_GPUS[num_gpus]}-turns"
+    return runs.of(setup="flash", study=study, system=system, workload=workload)
+
+
+def best_splits(runs: Runs, system: str, num_gpus: int, workload: str) -> list[Split]:
+    """For each seed, the fastest run over the splits."""
+    best: dict[int, Split] = {}
+    for split, share in SPLITS.items():
+        study = f"flash-fig01b-{NUM_GPUS[num_gpus]}-{split}"
+        for run in runs.of(setup="flash", study=study, system=system, workload=workload):
+            if run.seed not in best or run.samples_per_s > best[run.seed].run.samples_per_s:
+                best[run.seed] = Split(run, share)
+    return list(best.values())
+
+
+def theory(run: Run) -> StepTheory | None:
+    """The terms of a run's bounds, from what its model of the cluster takes; None of a run of another version."""
+    try:
+        return theory_of(RunConfig.model_validate(run.config))
+    except ValidationError:
+        return None

@@ -1,0 +1,171 @@
+"""What the exhibits of asynchronous training make of runs: numbers that can be worked out by hand."""
+
+import pytest
+
+from rollpacker.analysis.exhibits import (
+    flash_fig01b,
+    flash_fig07,
+    flash_fig08,
+    flash_interrupt,
+    flash_losses,
+    flash_table1,
+    flash_tail,
+    flash_theory,
+)
+from rollpacker.analysis.exhibits.flash_sizes import SPLITS
+from rollpacker.analysis.numbers import Source, Standing
+from rollpacker.config.compose import compose
+from rollpacker.sim.split import theory_of
+from tests.analysis.written_runs import numbers_of, write_run, write_scores
+
+
+def ours(numbers, panel):
+    """Our numbers of a panel by series and x."""
+    return {
+        (point.series, point.x): point.y
+        for point in numbers.points
+        if point.panel == panel and point.source is not Source.PAPER
+    }
+
+
+def flash(study, workload="base", **rollout):
+    """What the configuration of such a run says."""
+    return {"run": {"setup": "flash", "study": study}, "workload": {"name": workload}, "rollout": rollout}
+
+
+def test_the_least_ratio_is_the_first_within_five_per_cent_of_the_best_and_its_error_is_against_the_papers(tmp_path):
+    sizes = {"num_prompts": 128, "num_responses": 8, "max_response_tokens": 32768}
+    for ratio, step_s in zip(flash_table1.RATIOS, (20.0, 12.0, 10.4, 10.1, 10.0, 10.2), strict=True):
+        config = flash(f"flash-table1-{ratio}-32768", **sizes)
+        write_run(tmp_path / str(ratio), "roll-flash", [step_s] * 3, model="Qwen3-4B", config=config, modelled=True)
+    numbers = numbers_of(flash_table1.EXHIBIT, tmp_path)
+    for panel, name in (("model", "4B"), ("length", "32k"), ("batch", "128")):
+        assert ours(numbers, f"least ratio by {panel}") == {("ours", name): 2.0}
+    assert ours(numbers, "throughput by model")["4B", 0.0] == pytest.approx(50.0)
+    standings = {claim.text: claim.standing for claim in numbers.claims}
+    assert standings["least ratio with full throughput, model 4B"] is Standing.REPRODUCED
+    assert standings["least ratio with full throughput, batch 32"] is Standing.UNKNOWN
+
+
+def whole(study, *words):
+    """A configuration that the schema accepts, and its record."""
+    config = compose(["setup=flash", "run.dir=r", *words])
+    record = {name: section for name, section in config.model_dump(mode="json").items() if section is not None}
+    return config, record | {"run": record["run"] | {"study": study}}
+
+
+def write_sizes(folder):
+    """Runs on 32 GPUs: synchronous, tail batching, and asynchronous ones of which the split 5-7 is the fastest."""
+    words = ("rollout.num_prompts=256", "rollout.num_responses=16", "placement.engine=all", "placement.trainer=all")
+    plain, turns = whole("flash-fig01b-4-turns", "system=verl", *words)
+    for system, step_s, tokens, age in (
+        ("verl", 30.0, 100, 0.0),
+        ("rollpacker", 20.0, 75, 0.0),
+        ("flash", 15.0, 100, 1.1),
+    ):
+        values = {"tokens_trained": tokens, "num_responses": 10, "staleness_mean": age}
+        write_run(folder / system, system, [step_s] * 10, config=turns, modelled=True, **values)
+    for step_s, split in zip((40.0, 20.0, 10.0, 25.0), SPLITS, strict=True):
+        _, config = whole(f"flash-fig01b-4-{split}", "system=roll-flash", *words[:2], f"placement.trainer='{split}'")
+        values = {"tokens_trained": 100, "num_responses": 10, "staleness_mean": 1.9}
+        write_run(folder / split, "roll-flash", [step_s] * 10, config=config, modelled=True, **values)
+    return plain
+
+
+def test_divided_runs_are_compared_at_their_best_split_and_beside_the_bounds_limit(tmp_path):
+    config = write_sizes(tmp_path)
+    numbers = numbers_of(flash_fig01b.EXHIBIT, tmp_path)
+    theory = theory_of(config)
+    assert ours(numbers, "Think: speedup over synchronous") == pytest.approx(
+        {
+            ("synchronous", 32.0): 1.0,
+            ("flash, in turns", 32.0): 2.0,
+            ("roll-flash, best split", 32.0): 3.0,
+            ("the bounds' limit, staleness 2", 32.0): theory.synchronous_s / theory.asynchronous_s(2),
+        }
+    )
+    assert numbers.claims[0].standing is Standing.UNKNOWN  # it is of 128 GPUs
+    assert numbers.claims[1].ours.y == pytest.approx(3.0)
+
+
+def test_a_steps_time_stands_over_its_bound_and_the_best_split_beside_both_formulas(tmp_path):
+    theory = theory_of(write_sizes(tmp_path))
+    numbers = numbers_of(flash_theory.EXHIBIT, tmp_path)
+    over = ours(numbers, "Think: step over its bound")
+    assert over["synchronous", 32.0] == pytest.approx(30 / theory.synchronous_s)
+    assert over["roll-flash, best split", 32.0] == pytest.approx(10 / theory.split_s(3 / 8, 2))
+    shares = ours(numbers, "Think: GPUs that train (%)")
+    assert shares["roll-flash, best split", 32.0] == 37.5
+    assert shares["ROLL-Flash's formula", 32.0] == pytest.approx(100 * theory.trainer_share(2), rel=0.01)
+    assert shares["tighter bound", 32.0] > shares["ROLL-Flash's formula", 32.0]
+
+
+def test_a_run_whose_configuration_is_of_another_version_has_no_bound_and_breaks_nothing(tmp_path):
+    config = flash("flash-fig01b-4-turns", "think", num_prompts=256, num_responses=16)
+    write_run(tmp_path / "old", "verl", [30.0] * 10, config=config)
+    assert not ours(numbers_of(flash_theory.EXHIBIT, tmp_path), "Think: step over its bound")
+    assert list(ours(numbers_of(flash_fig01b.EXHIBIT, tmp_path), "Think: speedup over synchronous").values()) == [1.0]
+
+
+def test_when_which_has_speed_age_and_length_of_each_system_and_names_the_fastest(tmp_path):
+    write_sizes(tmp_path)
+    numbers = numbers_of(flash_tail.EXHIBIT, tmp_path)
+    situation = "Think, 32 GPUs"
+    assert ours(numbers, flash_tail.SPEEDUP)[situation, "tail batching"] == pytest.approx(1.5)
+    assert ours(numbers, flash_tail.LENGTH)[situation, "tail batching"] == pytest.approx(0.75)
+    assert ours(numbers, flash_tail.AGE)[situation, "roll-flash\ndivided"] == pytest.approx(1.9)
+    figure = flash_tail.draw(numbers)
+    bold = [text.get_text() for text in figure.axes[0].texts if text.get_fontweight() == "bold"]
+    assert bold == ["3.00x"]
+
+
+def test_a_race_of_redundant_prompts_is_timed_with_and_without_what_it_defers(tmp_path):
+    rows = {"batch": [13.0] * 10, "queue": [9.0] * 10, "race": [5.0, 5.0, 5.0, 5.0, 21.0] * 2, "ahead": [5.0] * 10}
+    for system, step_times in rows.items():
+        kinds = ["long" if step % 5 == 4 and system == "race" else "short" for step in range(10)]
+        config = flash("flash-fig07")
+        write_run(tmp_path / system, system, step_times, config=config, modelled=True, round_kind=kinds)
+    numbers = numbers_of(flash_fig07.EXHIBIT, tmp_path)
+    found = {x: y for (_, x), y in ours(numbers, flash_fig07.TIME).items()}
+    names = (flash_fig07.BATCH, flash_fig07.QUEUE, flash_fig07.RACED, flash_fig07.WHOLE, flash_fig07.AHEAD)
+    assert [found[name] for name in names] == pytest.approx([12, 8, 4, 7.2, 4])
+    assert [claim.ours.y for claim in numbers.claims] == pytest.approx([3.0, 3.0])
+
+
+def test_spreading_a_prompts_responses_is_compared_by_their_number(tmp_path):
+    for routing, step_s in (("sample", 9.0), ("prompt", 13.0)):
+        config = flash(f"flash-fig08-{routing}", num_prompts=64, num_responses=16)
+        write_run(tmp_path / routing, "verl", [step_s] * 4, config=config, modelled=True)
+    numbers = numbers_of(flash_fig08.EXHIBIT, tmp_path)
+    assert ours(numbers, flash_fig08.SPEEDUP) == {("Base", 16.0): 1.5}
+    assert ours(numbers, "Base: rollout (s)")["kept together", 16.0] == 12.0
+    assert numbers.claims[0].standing is Standing.DIRECTION
+
+
+def test_what_interrupting_costs_is_shown_in_tokens_and_in_the_engines_time(tmp_path):
+    _, config = whole("flash-lead-8-1", "system=flash")
+    values = {"tokens_trained": 1_000_000, "tokens_recomputed": 500_000, "num_requests_continued": 100}
+    write_run(tmp_path / "run", "flash", [10.0] * 4, config=config, modelled=True, **values)
+    numbers = numbers_of(flash_interrupt.EXHIBIT, tmp_path)
+    series = ("at most 32,768 tokens", 1.0)
+    assert ours(numbers, flash_interrupt.TOKENS) == {series: 0.5}
+    [share] = ours(numbers, flash_interrupt.ENGINES).values()
+    prefill_s = 4 * 500_000 * 2 * 8.2e9 / (989e12 * 0.6)  # without attention
+    assert 1 < share / (100 * prefill_s / (24 * 40)) < 1.5
+
+
+def test_losses_are_held_against_synchronous_training_at_the_last_evaluation(tmp_path):
+    def write(study, system, last):
+        config = {"run": {"setup": "walks", "study": study}}
+        folder = write_run(tmp_path / study / system, system, [1.0] * 4, config=config)
+        write_scores(folder, {0: 0.1, 2: 0.4, 4: last})
+
+    write("flash-losses-0", "verl", 0.8)
+    write("flash-losses-8", "tis", 0.76)
+    write("flash-losses-8", "uncorrected", 0.4)
+    numbers = numbers_of(flash_losses.EXHIBIT, tmp_path)
+    standings = {claim.text.partition(":")[0]: claim.standing for claim in numbers.claims}
+    assert standings["tis at staleness 8"] is Standing.REPRODUCED
+    assert standings["uncorrected at staleness 8"] is Standing.NOT
+    assert standings["tis at staleness 2"] is Standing.UNKNOWN
+    assert ours(numbers, "held-out score, staleness 8")["synchronous", 4.0] == 0.8
