@@ -1,6 +1,6 @@
 """Runs that `flash_fig01b`, `flash_theory` and `flash_tail` share: a fixed batch on 16 to 128 GPUs.
 
-256 prompts x 16 responses of Qwen3-8B, ten steps: 40 runs in turns, and 64 divided, from an eighth of the GPUs for the
+128 prompts x 8 responses of Qwen3-8B, ten steps: 40 runs in turns, and 32 divided, from an eighth of the GPUs for the
 trainer to half. Times are of the whole run, in which the pipeline fills and empties once.
 """
 
@@ -38,12 +38,12 @@ def in_turns(runs: Runs, system: str, num_gpus: int, workload: str) -> list[Run]
     return runs.of(setup="flash", study=study, system=system, workload=workload)
 
 
-def best_splits(runs: Runs, system: str, num_gpus: int, workload: str) -> list[Split]:
-    """For each seed, the fastest run over the splits."""
+def best_splits(runs: Runs, num_gpus: int, workload: str) -> list[Split]:
+    """For each seed, the fastest run of roll-flash over the splits."""
     best: dict[int, Split] = {}
     for split, share in SPLITS.items():
         study = f"flash-fig01b-{NUM_GPUS[num_gpus]}-{split}"
-        for run in runs.of(setup="flash", study=study, system=system, workload=workload):
+        for run in runs.of(setup="flash", study=study, system="roll-flash", workload=workload):
             if run.seed not in best or run.samples_per_s > best[run.seed].run.samples_per_s:
                 best[run.seed] = Split(run, share)
     return list(best.values())

@@ -1,7 +1,7 @@
 """ROLL-Flash's Table 1: the least asynchronous ratio whose throughput is within 5 % of the best.
 
 A ratio is a bound and a lead of so many batches. Engines have 24 GPUs and the trainer 8, whatever the model: the
-paper's splits and lengths are not known to us. 60 runs of 24 steps; those of Qwen3-4B with the usual length and batch
+paper's splits and lengths are not known to us. 60 runs of 12 steps; those of Qwen3-4B with the usual length and batch
 serve all three panels.
 """
 

@@ -28,7 +28,7 @@ IN_TURNS: Final = {
     "flash": "flash\nin turns",
     "roll-flash": "roll-flash\nin turns",
 }
-DIVIDED: Final = {"flash": "flash\ndivided", "roll-flash": "roll-flash\ndivided"}
+DIVIDED: Final = "roll-flash\ndivided"
 
 
 def gather(runs: Runs) -> Numbers:
@@ -41,8 +41,7 @@ def _points(runs: Runs) -> Iterator[Point | None]:
         for num_gpus in NUM_GPUS:
             plain = in_turns(runs, "verl", num_gpus, workload)
             found = {name: in_turns(runs, system, num_gpus, workload) for system, name in IN_TURNS.items()}
-            for system, name in DIVIDED.items():
-                found[name] = [run for run, _ in best_splits(runs, system, num_gpus, workload)]
+            found[DIVIDED] = [run for run, _ in best_splits(runs, num_gpus, workload)]
             for name, of_system in found.items():
                 situation = f"{title}, {num_gpus} GPUs"
                 yield Place(panel=SPEEDUP, x=name, unit="x", series=situation).ours(speedups(plain, of_system))
@@ -85,7 +84,7 @@ def draw(numbers: Numbers) -> Figure:
     axes.xaxis.tick_top()
     axes.invert_yaxis()
     figure.supxlabel(
-        f"{SPEEDUP}; {AGE} (versions); {LENGTH}\n{origin_of(frame, 'Qwen3-8B, 256 prompts x 16 responses')}",
+        f"{SPEEDUP}; {AGE} (versions); {LENGTH}\n{origin_of(frame, 'Qwen3-8B, 128 prompts x 8 responses')}",
         fontsize=7.5,
     )
     return figure

@@ -33,7 +33,7 @@ def _points(runs: Runs) -> Iterator[Point | None]:
     for workload, title in WORKLOADS.items():
         for num_gpus in NUM_GPUS:
             plain = [(run, theory(run)) for run in in_turns(runs, "verl", num_gpus, workload)]
-            best = [(split, theory(split.run)) for split in best_splits(runs, "roll-flash", num_gpus, workload)]
+            best = [(split, theory(split.run)) for split in best_splits(runs, num_gpus, workload)]
             x = float(num_gpus)
             bounded = Place(panel=f"{title}: {OVER_BOUND}", x=x, unit="ratio", series=SYNCHRONOUS)
             yield bounded.ours(Value(run, _step_s(run) / bound.synchronous_s) for run, bound in plain if bound)
