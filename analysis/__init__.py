@@ -41,8 +41,8 @@ What the paper does not show, all modelled on 16 H800 with the 7B model unless s
   time in short rounds (`fig06`).
 
 Of asynchronous training (`flash_*`; tests/benchmarks/results/asynchronous.md has what came out): ROLL-Flash's Table 1,
-Figures 1b, 4 (real and tiny), 7 and 8 and its bounds, and ours: lead and bound, what interrupted responses cost, and when
-tail batching or asynchronous training is the faster (`flash_tail`).
+Figures 1b, 4 (real and tiny), 7 and 8 and its bounds, and ours: lead and bound, what interrupted responses cost, and
+when tail batching or asynchronous training is the faster (`flash_tail`).
 
 Nothing else in the package imports this room: it reads what runs wrote, and models runs.
 """

@@ -109,6 +109,10 @@ class Run:
         """The run as it was after so many steps; other tables than `steps` stay whole."""
         return replace(self, steps=self.steps.head(num_steps))
 
+    def within(self, first: int, stop: int) -> Run:
+        """The run as if it had had these steps alone, from `first` up to the one before `stop`."""
+        return replace(self, steps=self.steps.iloc[first:stop].reset_index(drop=True))
+
     @property
     def tensor_parallel(self) -> int:
         """Of the engines that the run began with."""

@@ -1,12 +1,13 @@
 """Runs that `flash_fig01b`, `flash_theory` and `flash_tail` share: a fixed batch on 16 to 128 GPUs.
 
-128 prompts x 8 responses of Qwen3-8B, ten steps: 40 runs in turns, and 32 divided, from an eighth of the GPUs for the
-trainer to half. Times are of the whole run, in which the pipeline fills and empties once.
+128 prompts x 8 responses of Qwen3-8B: 30 runs in turns, and 24 divided, from an eighth of the GPUs for the trainer to
+half. Of 15 steps the first three are left out, in which a pipeline fills, and the last two, in which nothing is
+admitted: ten are left, which are two cycles of tail batching.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydantic import ValidationError
@@ -19,10 +20,12 @@ from rollpacker.sim.theory import StepTheory
 EXPERIMENTS: Final = ("flash-fig01b-turns", "flash-fig01b")
 WORKLOADS: Final = {"base": "Base", "think": "Think"}
 """Lengths, by the paper's names for the models."""
-NUM_GPUS: Final[Mapping[int, int]] = {16: 2, 32: 4, 64: 8, 128: 16}
+NUM_GPUS: Final[Mapping[int, int]] = {16: 2, 32: 4, 128: 16}
 """With the nodes that they are."""
 SPLITS: Final = {"7": 1 / 8, "6-7": 2 / 8, "5-7": 3 / 8, "4-7": 4 / 8}
 """GPUs of each node that train, and their share."""
+STEADY: Final = (3, 13)
+"""The first of the steps that count, and the first after them."""
 
 
 class Split(NamedTuple):
@@ -35,7 +38,7 @@ class Split(NamedTuple):
 def in_turns(runs: Runs, system: str, num_gpus: int, workload: str) -> list[Run]:
     """Engines and trainer take turns on all GPUs."""
     study = f"flash-fig01b-{NUM_GPUS[num_gpus]}-turns"
-    return runs.of(setup="flash", study=study, system=system, workload=workload)
+    return _steady(runs.of(setup="flash", study=study, system=system, workload=workload))
 
 
 def best_splits(runs: Runs, num_gpus: int, workload: str) -> list[Split]:
@@ -43,15 +46,21 @@ def best_splits(runs: Runs, num_gpus: int, workload: str) -> list[Split]:
     best: dict[int, Split] = {}
     for split, share in SPLITS.items():
         study = f"flash-fig01b-{NUM_GPUS[num_gpus]}-{split}"
-        for run in runs.of(setup="flash", study=study, system="roll-flash", workload=workload):
+        for run in _steady(runs.of(setup="flash", study=study, system="roll-flash", workload=workload)):
             if run.seed not in best or run.samples_per_s > best[run.seed].run.samples_per_s:
                 best[run.seed] = Split(run, share)
     return list(best.values())
 
 
+def _steady(found: Sequence[Run]) -> list[Run]:
+    """What counts of the runs that have got so far."""
+    return [run.within(*STEADY) for run in found if len(run.steps) >= STEADY[1]]
+
+
 def theory(run: Run) -> StepTheory | None:
-    """The terms of a run's bounds, from what its model of the cluster takes; None of a run of another version."""
+    """The terms of a run's bounds, with its own longest responses; None of a run of another version."""
     try:
-        return theory_of(RunConfig.model_validate(run.config))
+        config = RunConfig.model_validate(run.config)
     except ValidationError:
         return None
+    return theory_of(config, float(run.steps["response_length_max_tokens"].mean()))

@@ -70,6 +70,7 @@ def draw(numbers: Numbers) -> Figure:
         str(panel): of_panel.pivot(index="series", columns="x", values="y").reindex(rows, columns=columns).to_numpy()
         for panel, of_panel in frame.groupby("panel")
     }
+    figure: Figure
     figure, axes = plt.subplots(figsize=(FIGURE_WIDTH_INCHES, 1.2 + 0.42 * len(rows)))
     faster = grids[SPEEDUP]
     texts = draw_map(axes, faster, "{:.2f}x")

@@ -1,8 +1,7 @@
 """ROLL-Flash's bounds held against the model: a step's time over its bound, and which share of the GPUs should train.
 
-Synchronous: W + L. Asynchronous at staleness 2, at its best split of four: the tighter bound of `sim/theory.py` at that
-split. The bounds leave out weight transfer, and the first steps, in which the pipeline fills; times are of the whole
-run. It draws the runs of `flash_fig01b`.
+Synchronous: W + L, with L of each step. Asynchronous at staleness 2, at its best split of four: the tighter bound of
+`sim/theory.py` at that split. It draws the runs of `flash_fig01b`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 
 OVER_BOUND, SHARE = "step over its bound", "GPUs that train (%)"
-SYNCHRONOUS, DIVIDED = "synchronous", "roll-flash, best split"
+SYNCHRONOUS, DIVIDED = "verl", "roll-flash, best split"
 FORMULAS: Final = {"ROLL-Flash's formula": "trainer_share", "tighter bound": "tighter_trainer_share"}
 
 

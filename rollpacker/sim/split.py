@@ -27,8 +27,12 @@ _USABLE_SHARE = 0.8
 """Of a GPU's memory; the rest is for activations."""
 
 
-def theory_of(config: RunConfig) -> StepTheory:
+def theory_of(config: RunConfig, longest_tokens: float | None = None) -> StepTheory:
     """Derive the terms of a modelled run's steps.
+
+    Args:
+        config: Of the run.
+        longest_tokens: Of a step's longest response, where it is known; None is that of the workload's first step.
 
     Raises:
         UserError: As starting the run would.
@@ -50,7 +54,7 @@ def theory_of(config: RunConfig) -> StepTheory:
         num_gpus=plan.gpus.number,
         generation_s=degree * (prefill_s + mean_tokens * pass_s / batch),
         training_s=num_ranks * (plan.trainer.passes_s(sequences) + plan.trainer.update_s()) / num_samples,
-        longest_s=prefill_s + max(lengths) * pass_s,
+        longest_s=prefill_s + (longest_tokens or max(lengths)) * pass_s,
     )
 
 
