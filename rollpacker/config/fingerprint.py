@@ -93,6 +93,7 @@ _ADDED_LATER: Mapping[str, Any] = {
     "system.max_staleness": 0,
     "system.lookahead": 0.0,
     "system.staleness_order": "ready",
+    "system.interrupt": "recompute",
     "trainer.loss": "ppo",
     "trainer.dual_clip": None,
     "trainer.topr_weights": [1.0, 1.0],

@@ -1,9 +1,10 @@
 """Asynchronous batching: prompts are admitted ahead of the trainer, and no trained token is older than the bound.
 
 Engines do not stop when a batch is full: what is under way is suspended for the transfer of new weights and goes on
-after it. Two knobs (`AsyncSettings`): the **bound** says how many policy versions old a trained token may be, and the
-**lead** how many batches are admitted ahead of the trainer, which is about the mean age of what is trained (Little's
-law). With B prompts in a batch and a group's **birth** the step in which it was admitted,
+after it, from its tokens (`recompute`) or with the cache that it has (`keep`). Two knobs (`AsyncSettings`): the
+**bound** says how many policy versions old a trained token may be, and the **lead** how many batches are admitted ahead
+of the trainer, which is about the mean age of what is trained (Little's law). With B prompts in a batch and a group's
+**birth** the step in which it was admitted,
 
 * admission:   by step m at most `(m + 1) * B + lead * B` groups were admitted, dropped ones not counted, and never more
   than the run's steps need;
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Self, assert_never
 
@@ -55,8 +56,8 @@ from rollpacker.core.events import (
     RewardComputed,
     StepStarted,
 )
-from rollpacker.core.ids import Domain, PromptId, RequestId
-from rollpacker.core.round import FINISHED, RUNNING, SCORED, Group
+from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.core.round import FINISHED, RUNNING, SCORED, Group, Outcome
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.supply import DrawnPrompt, PromptSupply
 
@@ -83,6 +84,15 @@ class LiveGroup(Group):
         """Those in one state, ascending."""
         return [RequestId(self.birth, self.prompt, sample) for sample in self.with_state(state)]
 
+    def snapshot(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.__slots__}
+        return super().snapshot() | own
+
+    @classmethod
+    def restore(cls, row: Mapping[str, Any], **own: Any) -> Self:
+        before = {"outcome": Outcome.RACING, **row}  # rows of earlier versions do not have it
+        return super().restore(before, **own | {name: row[name] for name in cls.__slots__})
+
 
 class AsyncBatching:
     """Implements `rollpacker.core.batching_machine.BatchingMachine`."""
@@ -92,6 +102,8 @@ class AsyncBatching:
         rules, sampling = settings.asynchronous, settings.dynamic_sampling
         self._num_prompts, self._num_responses = settings.num_prompts, settings.num_responses
         self._bound, self._is_fifo = rules.max_staleness, rules.order == "fifo"
+        self.keeps = rules.interrupt == "keep"
+        """Whether engines may take new weights with requests in flight."""
         self._num_ahead = math.floor(rules.lookahead * settings.num_prompts)
         self._num_in_all = rules.num_steps * settings.num_prompts
         self._most_launched = math.floor(sampling.max_launch_factor * settings.num_prompts) if sampling else None
@@ -103,6 +115,8 @@ class AsyncBatching:
         """One that got no batch is still the next one."""
         self._policy_version = -1
         """That the engines held when the step started."""
+        self._newest_version = -1
+        """That an engine may hold: the next one already, once it was given to engines with requests in flight."""
         self._is_preparing = False
         """True from StepStarted until the step's prompts have come."""
         self._places = 0
@@ -151,13 +165,14 @@ class AsyncBatching:
                 f"Step {event.step} started after step {self._step}.", f"The next step is {self._next_step}."
             )
         self._step, self._next_step, self._policy_version = event.step, event.step + 1, event.policy_version
+        self._newest_version = event.policy_version
         self._is_preparing, self._accepted, self._num_dropped = True, [], 0
         by_now = (event.step + 1) * self._num_prompts + self._num_ahead
         self._num_wanted = max(self._num_admitted, min(by_now, self._num_in_all))
         return tuple(self._admit())
 
-    def require_end(self, event: PolicyUpdated) -> None:
-        """Refuse an update before the batch of its step is full.
+    def end_step(self, event: PolicyUpdated, *, keeps: bool) -> None:
+        """The step was trained; if engines keep what they have, it may finish under the new policy from now on.
 
         Raises:
             ImpossibleEvent: The step is not the last one, or is under way.
@@ -167,6 +182,8 @@ class AsyncBatching:
                 f"The policy was updated after step {event.step}; the last one is step {self._step}.",
                 "An update comes between the EndRound of its step and the next StepStarted.",
             )
+        if keeps:
+            self._newest_version = event.policy_version
 
     def _admit(self) -> list[Decision]:
         """Ask for the prompts that lack, and launch those that have come; in a step's beginning all of them at once."""
@@ -222,10 +239,10 @@ class AsyncBatching:
         if group is None or group.samples[sample] != RUNNING:
             return ()
         versions = [span.policy_version for span in event.spans]
-        if not versions or min(versions) < group.birth_version or max(versions) > self._policy_version:
+        if not versions or min(versions) < group.birth_version or max(versions) > self._newest_version:
             raise ImpossibleEvent(
                 f"{event.request} was generated by the policy versions {versions}.",
-                f"It was admitted under version {group.birth_version}; engines hold {self._policy_version} at most.",
+                f"It was admitted under version {group.birth_version}; engines hold {self._newest_version} at most.",
             )
         group.samples[sample] = FINISHED
         return (ScoreResponse(request=event.request),)
@@ -337,6 +354,11 @@ class AsyncBatching:
     def running_requests(self) -> list[RequestId]:
         return [request for group in self._live.values() for request in group.requests(RUNNING)]
 
+    def due_requests(self) -> list[RequestId]:
+        """Those of `running_requests` whose groups are due in this step, while its batch is not full."""
+        due = [group for group in self._live.values() if group.birth == self._step - self._bound and self._places]
+        return [request for group in due for request in group.requests(RUNNING)]
+
     def check(self) -> None:
         self._supply.check()
         if self._num_by_birth != Counter(group.birth for group in self._live.values()):
@@ -367,6 +389,7 @@ class AsyncBatching:
             "step": self._step,
             "next_step": self._next_step,
             "policy_version": self._policy_version,
+            "newest_version": self._newest_version,
             "is_preparing": self._is_preparing,
             "places": self._places,
             "accepted": [[number, list(prompt)] for number, prompt in self._accepted],
@@ -374,19 +397,7 @@ class AsyncBatching:
             "num_wanted": self._num_wanted,
             "num_admitted": self._num_admitted,
             "next_number": self._next_number,
-            "live": [
-                {
-                    "prompt": list(group.prompt),
-                    "domain": group.domain,
-                    "samples": group.samples.decode(),
-                    "reward": group.reward,
-                    "has_variance": group.has_variance,
-                    "number": group.number,
-                    "birth": group.birth,
-                    "birth_version": group.birth_version,
-                }
-                for group in self._live.values()
-            ],
+            "live": [group.snapshot() for group in self._live.values()],
         }
 
     @classmethod
@@ -395,19 +406,11 @@ class AsyncBatching:
         machine._supply = PromptSupply.restore(dict(settings.domain_weights), snapshot["supply"])
         machine._step, machine._next_step = snapshot["step"], snapshot["next_step"]
         machine._policy_version = snapshot["policy_version"]
+        machine._newest_version = snapshot.get("newest_version", machine._policy_version)
         machine._is_preparing, machine._places = snapshot["is_preparing"], snapshot["places"]
         machine._accepted = [(number, PromptId(*prompt)) for number, prompt in snapshot["accepted"]]
         machine._num_dropped, machine._num_wanted = snapshot["num_dropped"], snapshot["num_wanted"]
         machine._num_admitted, machine._next_number = snapshot["num_admitted"], snapshot["next_number"]
-        for row in snapshot["live"]:
-            group = LiveGroup(
-                DrawnPrompt(PromptId(*row["prompt"]), Domain(row["domain"])),
-                bytearray(row["samples"].encode()),
-                number=row["number"],
-                birth=row["birth"],
-                birth_version=row["birth_version"],
-            )
-            group.reward, group.has_variance = row["reward"], row["has_variance"]
-            machine._live[group.prompt] = group
-            machine._num_by_birth[group.birth] += 1
+        machine._live = {group.prompt: group for group in map(LiveGroup.restore, snapshot["live"])}
+        machine._num_by_birth = Counter(group.birth for group in machine._live.values())
         return machine

@@ -133,7 +133,8 @@ class Evaluation:
             )
         if event.step < self._last:
             raise ImpossibleEvent(f"An evaluation of step {event.step} was offered after step {self._last}.")
-        if event.step == self._last or not (self._is_due or self._has_its_turn(event)):
+        is_turn = self.has_its_turn(event.step) or (self._settings.at_end and event.is_last)
+        if event.step == self._last or not (self._is_due or is_turn):
             return ()
         if self._fill and event.step > 0 and not event.is_last:
             self._is_due = True
@@ -222,10 +223,12 @@ class Evaluation:
     def _timer(self) -> str:
         return f"evaluation {self._last}"
 
-    def _has_its_turn(self, event: EvaluationOffered) -> bool:
+    def has_its_turn(self, step: int) -> bool:
+        """Tell whether one is due after so many steps, were it not the last."""
         settings = self._settings
-        is_turn = event.step > 0 and settings.every_steps > 0 and event.step % settings.every_steps == 0
-        return is_turn or (settings.at_start and event.step == 0) or (settings.at_end and event.is_last)
+        if step == 0:
+            return settings.at_start
+        return settings.every_steps > 0 and step % settings.every_steps == 0
 
     def _require_known(self, request: RequestId) -> None:
         num_samples = self._num_samples.get(request.prompt, 0)

@@ -107,7 +107,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyUpdated:
-    """In an asynchronous run, engines are to get the next step's policy; what is in flight is suspended until then.
+    """In an asynchronous run, engines are to get the next step's policy; nothing is launched until then.
 
     Where trainer and engines take turns on GPUs, it comes before the update, and otherwise after it.
     """
@@ -116,6 +116,8 @@ class PolicyUpdated:
     """That is trained."""
     policy_version: int
     """That the engines will hold."""
+    empties_engines: bool = False
+    """Before the next step they sleep, or all that they have generated is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,25 @@ class Group:
         """List the samples in one state, ascending."""
         return [index for index, each in enumerate(self.samples) if each == state]
 
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "prompt": list(self.prompt),
+            "domain": self.domain,
+            "outcome": self.outcome.value,
+            "samples": self.samples.decode(),
+            "reward": self.reward,
+            "has_variance": self.has_variance,
+        }
+
+    @classmethod
+    def restore(cls, row: Mapping[str, Any], **own: Any) -> Self:
+        """Rebuild the group that gave the row; `own` is what a derived class is made of besides."""
+        drawn = DrawnPrompt(PromptId(*row["prompt"]), Domain(row["domain"]))
+        group = cls(drawn, bytearray(row["samples"].encode()), **own)
+        group.outcome = Outcome(row["outcome"])
+        group.reward, group.has_variance = row["reward"], row["has_variance"]
+        return group
+
 
 class RoundLedger:
     """The books of the open round, and between rounds the number of the last one."""
@@ -389,17 +408,7 @@ class RoundLedger:
             "is_cancelled": self._is_cancelled,
             "policy_version": self.policy_version,
             "num_responses": self.num_responses,
-            "groups": [
-                {
-                    "prompt": list(group.prompt),
-                    "domain": group.domain,
-                    "outcome": group.outcome.value,
-                    "samples": group.samples.decode(),
-                    "reward": group.reward,
-                    "has_variance": group.has_variance,
-                }
-                for group in self.groups.values()
-            ],
+            "groups": [group.snapshot() for group in self.groups.values()],
             "places": dict(self.places),
         }
 
@@ -411,11 +420,7 @@ class RoundLedger:
         ledger._is_cancelled = snapshot["is_cancelled"]
         ledger.policy_version = snapshot["policy_version"]
         ledger.num_responses = snapshot["num_responses"]
-        for row in snapshot["groups"]:
-            drawn = DrawnPrompt(PromptId(*row["prompt"]), Domain(row["domain"]))
-            group = Group(drawn, bytearray(row["samples"].encode()), Outcome(row["outcome"]))
-            group.reward, group.has_variance = row["reward"], row["has_variance"]
-            ledger.groups[drawn.prompt] = group
+        ledger.groups = {group.prompt: group for group in map(Group.restore, snapshot["groups"])}
         ledger.places = {Domain(domain): places for domain, places in snapshot["places"].items()}
         ledger.num_running = sum(1 for _ in ledger.running_requests())
         ledger.num_placed = sum(group.outcome is Outcome.PLACED for group in ledger.groups.values())

@@ -21,7 +21,7 @@ are taken back, also when it restarts or is lost and comes back: its GPUs are th
 one fact of three is the first to come:
 
 * its eviction: it is launched on an open engine, or waits for one, and a second eviction, or a finish from the closed
-  engine, is late;
+  engine, is late; once the request is back there an eviction is impossible: what an engine let go unordered is lost;
 * its finish, which counts as any other; an eviction after it is late;
 * the decision of its group: it is told to stop as well and is forgotten, so its eviction, its finish and its abort are
   all late.
@@ -29,8 +29,8 @@ one fact of three is the first to come:
 A request that was told to stop or to leave is **leaving** its engine until that one answers. An engine on which nothing
 is in flight or leaving is empty.
 
-In an asynchronous run all engines are suspended while they get new weights: what is in flight is ordered away, as from
-a closed engine, and waits with its tokens; nothing is launched until the engines resume, but for held-out requests.
+In an asynchronous run all engines are suspended while they get new weights: nothing is launched but held-out requests,
+and what is in flight is ordered away, as from a closed engine, and waits with its tokens; or it is kept where it is.
 
 Invariant: every request in flight is on exactly one engine of the fleet, or it waits, and then no engine is open to it.
 """
@@ -87,8 +87,8 @@ class Router:
         """While engines are closed, a heap of (load, place in the fleet, engine): each open one has a true entry."""
         self._places: dict[EngineId, int] = {}
         """While engines are closed, the places in the fleet."""
-        self.is_suspended = False
-        """Whether requests of training wait for new weights."""
+        self.is_suspended = self.keeps = False
+        """Whether requests of training wait for new weights; and whether those in flight stay on their engines."""
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
@@ -142,7 +142,7 @@ class Router:
         """
         if not self.is_in_fleet(engine):
             return
-        if self._held[engine]:
+        if self._held[engine] and not self.keeps:
             raise ImpossibleEvent(f"{engine} was updated with {len(self._held[engine])} requests in flight.")
         self._facts[engine].policy_version = policy_version
 
@@ -218,16 +218,16 @@ class Router:
     @property
     def is_suspending(self) -> bool:
         """True until every engine has given back what was in flight."""
-        return self.is_suspended and not self.are_empty(self._held)
+        return self.is_suspended and not (self.keeps or self.are_empty(self._held))
 
-    def suspend(self) -> list[Evict]:
-        """Order away what is in flight; it waits until `resume`, with the tokens that it has."""
-        self.is_suspended = True
-        return self._order_away(self._held)
+    def suspend(self, *, keeps: bool = False) -> list[Evict]:
+        """Launch nothing until `resume`, and order away what is in flight unless it is kept; it has its tokens then."""
+        self.is_suspended, self.keeps = True, keeps
+        return [] if keeps else self._order_away(self._held)
 
     def resume(self, running: Iterable[RequestId]) -> list[Launch]:
         """Launch what was suspended, in the order of these requests."""
-        self.is_suspended = False
+        self.is_suspended = self.keeps = False
         suspended = [request for request in running if self._in_flight[request] is None]
         for request in suspended:
             del self._in_flight[request]  # it may have come back out of order
@@ -421,7 +421,7 @@ class Router:
                 [round_number, list(prompt), sample, engine]
                 for (round_number, prompt, sample), engine in self._in_flight.items()
             ],
-            **({"is_suspended": True} if self.is_suspended else {}),
+            **{name: True for name in ("is_suspended", "keeps") if getattr(self, name)},
         }
 
     @classmethod
@@ -444,7 +444,7 @@ class Router:
             router._in_flight[request] = engine
             if engine is not None:
                 router._held[engine][request] = None
-        router.is_suspended = snapshot.get("is_suspended", False)
+        router.is_suspended, router.keeps = snapshot.get("is_suspended", False), snapshot.get("keeps", False)
         if router._closed:
             router._sort_by_load()
         return router

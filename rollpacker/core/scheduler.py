@@ -9,7 +9,7 @@
     BeginRound ──> stream scaling ──> StreamGroups
     ResponseFinished, ProgressMeasured ──> stream scaling ──> MeasureProgress; LendEngines, carried out by the router;
                                            StreamGroups, when what was lent is empty
-    PolicyUpdated ──> router: Evict; what is suspended is launched again at StepStarted
+    PolicyUpdated ──> router: Evict, or nothing where engines keep what they have; what waits is launched at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
@@ -212,11 +212,14 @@ class Scheduler:
         return *self._router.resume(suspended), *self._carry_out(decisions)
 
     def _suspend(self, event: PolicyUpdated) -> tuple[Command, ...]:
-        """Order back what goes on under the new policy."""
+        """Order back what goes on under the new policy, or let engines keep it."""
         if not isinstance(self._batching, AsyncBatching) or self._router.is_suspended:
             raise ImpossibleEvent(f"{event} came twice, or in a synchronous run.")
-        self._batching.require_end(event)
-        return tuple(self._router.suspend())
+        evaluation = self._beside.evaluation
+        is_evaluated = evaluation is not None and evaluation.has_its_turn(event.step + 1)
+        keeps = self._batching.keeps and not (event.empties_engines or is_evaluated)
+        self._batching.end_step(event, keeps=keeps)
+        return tuple(self._router.suspend(keeps=keeps))
 
     def _evaluate(self, event: EvaluationOffered | EnginesWanted, now: float) -> tuple[Command, ...]:
         """Evaluate with all engines, if it is due; or have the evaluation that fills the last round end."""
@@ -354,6 +357,17 @@ class Scheduler:
     def engines(self) -> tuple[EngineId, ...]:
         """The engines that are there, in joining order, lent ones too."""
         return self._router.engines
+
+    @property
+    def keeps_requests(self) -> bool:
+        """True while engines get new weights with requests in flight."""
+        return self._router.keeps
+
+    @property
+    def due(self) -> Mapping[RequestId, EngineId | None]:
+        """In an asynchronous run, what the batch of this step cannot do without, and the engine that has it."""
+        due = self._batching.due_requests() if isinstance(self._batching, AsyncBatching) else []
+        return {request: self._router.holders[request] for request in due}
 
     @property
     def waiting(self) -> tuple[RequestId, ...]:

@@ -190,6 +190,8 @@ class AsyncSettings:
     """Of the run: no more prompts are admitted than these train."""
     order: Literal["ready", "fifo"] = "ready"
     """Groups are accepted as they complete, or in the order of their admission."""
+    interrupt: Literal["recompute", "keep"] = "recompute"
+    """What is in flight when the policy is updated leaves its engine with its tokens; or stays there, in the cache."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.lookahead <= self.max_staleness, f"not 0 <= {self.lookahead=} <= {self.max_staleness=}")

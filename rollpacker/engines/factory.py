@@ -33,6 +33,7 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
                 max_tokens_per_seq=max_tokens_per_seq,
                 dtype=config.model.dtype,
                 drafts=config.system.speculative_decoding,
+                keeps_requests=config.system.interrupt == "keep",
             )
         case "vllm":
             from rollpacker.engines.vllm.start import start_vllm
@@ -43,6 +44,7 @@ def make_engine(engine: EngineId, config: RunConfig) -> Engine:
                 section=vllm_section(config),
                 max_tokens_per_seq=max_tokens_per_seq,
                 dtype=config.model.dtype,
+                keeps_requests=config.system.interrupt == "keep",
             )
 
 

@@ -48,6 +48,9 @@ class BatchShape:
     num_responses: int
     """Of the whole batch."""
     max_response_tokens: int
+    keeps_cache: bool = False
+    """Whether what an earlier step began was continued over the cache of its version: then no policy alone gives the
+    log-probabilities of its tokens, and only those of responses that this step began are held against the trainer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,5 +129,6 @@ class ModelledBackend:
             start_s=plan.rollout_start_s,
             draft_acceptance=workload.draft_acceptance,
             length_of=workload.length_of,
+            keeps_requests=self._config.system.interrupt == "keep",
         )
         return CalledEngine(engine, plan.profile.calls) if plan.profile else engine

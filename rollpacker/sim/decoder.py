@@ -104,6 +104,7 @@ class Decoder:
         self._admissions = itertools.count()
         self._orders: list[tuple[list[Generation], list[RequestId]]] = []
         self._plan: Stretch | PrefillPass | None = None
+        self._is_paused = False
         self._peak_in_flight = 0
         self.num_passes = 0
         """Decoding passes, with drafts token steps; also the counter that places refer to."""
@@ -126,6 +127,20 @@ class Decoder:
 
     def _order(self, sequences: list[Generation], requests: list[RequestId], now: float) -> None:
         self._orders.append((sequences, requests))
+        self._cut(now)
+
+    def pause(self, now: float) -> None:
+        """Begin no further pass until `resume`: the last boundary is that at `next_at_s`."""
+        self._is_paused = True
+        self._cut(now)
+
+    def resume(self, now: float) -> None:
+        """Go on with what is in flight, as it is."""
+        self._is_paused = False
+        self._cut(now)
+
+    def _cut(self, now: float) -> None:
+        """Let the next boundary be the first that can be."""
         if self._plan is None:
             self._plan = PrefillPass(now, now, [])  # a boundary at once
         else:
@@ -164,7 +179,7 @@ class Decoder:
                 if request in self._sequences
             )
         self._orders.clear()
-        self._plan = self._make_plan(resumes_at_s)
+        self._plan = None if self._is_paused else self._make_plan(resumes_at_s)
         return ended
 
     def _decode(self, num_passes: int) -> None:

@@ -48,6 +48,7 @@ class ModelledEngine:
         start_s: How long the first request with new weights waits.
         draft_acceptance: Probability that a drafted token is accepted.
         length_of: How each response will end.
+        keeps_requests: Whether it takes weights with requests in flight, and goes on with the KV cache that they have.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ModelledEngine:
         start_s: float = 0.0,
         draft_acceptance: float = 0.0,
         length_of: Callable[[GenerationRequest], ResponseLength],
+        keeps_requests: bool = False,
     ) -> None:
         self._engine = engine
         self._decoder = Decoder(costs, max_num_seqs, draft_acceptance=draft_acceptance)
@@ -69,11 +71,12 @@ class ModelledEngine:
         self._start_s = start_s
         self._has_started = True
         self._length_of = length_of
+        self._keeps_requests = keeps_requests
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._truncated: set[RequestId] = set()
         self._begun: dict[RequestId, tuple[VersionSpan, ...]] = {}
-        """Spans of what was generated of requests in flight before they came here."""
+        """Spans of what was generated of requests in flight before they came here, and here by earlier versions."""
         self._arrivals: Arrivals[Response] = Arrivals()
         self._policy_version = NO_VERSION
 
@@ -113,11 +116,29 @@ class ModelledEngine:
         self._decoder.drafting.use(rules)
 
     async def load_weights(self, weights: Weights) -> str:
-        require_idle(self._engine, "load weights", self._decoder.num_in_flight)
+        if not self._keeps_requests:
+            require_idle(self._engine, "load weights", self._decoder.num_in_flight)
+        is_kept = self._decoder.num_in_flight > 0
+        if is_kept:
+            await self._pause()
         await asyncio.sleep(self._weight_transfer_s)
         self._policy_version = weights.policy_version
-        self._has_started = False
+        self._has_started = is_kept
+        if is_kept:
+            self._decoder.resume(self._loop.time())
+            self._arm()
         return weights.checksum
+
+    async def _pause(self) -> None:
+        """Wait for the end of the pass under way, and note what the policy of now has generated."""
+        now = self._loop.time()
+        self._decoder.pause(now)
+        self._arm()
+        await asyncio.sleep((self._decoder.next_at_s or now) - now)
+        self._advance()
+        for sequence, num_tokens in self._decoder.progress(self._loop.time()):
+            begun = self._begun.get(sequence.request, ())
+            self._begun[sequence.request] = spans_after(begun, self._policy_version, num_tokens)
 
     async def sleep(self) -> None:
         require_idle(self._engine, "sleep", self._decoder.num_in_flight)
@@ -171,7 +192,9 @@ class ModelledEngine:
         self._timer = None if due is None else self._loop.call_at(due, self._advance)
 
     def _advance(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         ended = self._decoder.advance()
         self._arm()
         self._arrivals.put([self._response(each) for each in ended])

@@ -228,8 +228,8 @@ class GrpoTrainer:
         step = self._open_step()
         replicas = self._replicas_on(gpus)
         step.admission.admit(groups)
-        version = step.admission.shape.policy_version
-        samples = [self._objective.samples_of(group, version) for group in groups]
+        shape = step.admission.shape
+        samples = [self._objective.samples_of(group, shape) for group in groups]
         if self._objective.streams:
             self._train(step, [sample for group in samples for sample in group], replicas)
             return

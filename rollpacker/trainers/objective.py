@@ -134,8 +134,8 @@ class Objective:
         self.has_reference = section.kl_coefficient > 0
         self.has_correction = section.mismatch != "none"
 
-    def samples_of(self, group: RolloutGroup, policy_version: int) -> list[Sample]:
-        """Return a group's samples for the trainer of a policy version."""
+    def samples_of(self, group: RolloutGroup, shape: BatchShape) -> list[Sample]:
+        """Return a group's samples for the step of its batch."""
         advantages_R = self._advantages(group.rewards)
         return [
             Sample(
@@ -143,7 +143,7 @@ class Objective:
                 response_token_ids=response.token_ids,
                 behaviour_logprobs=response.logprobs,
                 advantage=float(advantage),
-                is_stale_R=_stale(response, policy_version),
+                is_stale_R=_stale(response, shape),
                 is_masked=self._section.mask_truncated and response.finish_reason is FinishReason.LENGTH,
             )
             for response, advantage in zip(group.responses, advantages_R, strict=True)
@@ -251,8 +251,11 @@ class Objective:
         return (weights_N * loss_N).sum()
 
 
-def _stale(response: Response, policy_version: int) -> npt.NDArray[np.bool_] | None:
-    if all(span.policy_version == policy_version for span in response.spans):
+def _stale(response: Response, shape: BatchShape) -> npt.NDArray[np.bool_] | None:
+    """Which tokens the trainer's own version did not sample, or not over its own cache; None if it did all."""
+    if shape.keeps_cache and response.request.round < shape.step:
+        return np.ones(response.num_tokens, dtype=np.bool_)
+    is_stale = [span.policy_version != shape.policy_version for span in response.spans]
+    if not any(is_stale):
         return None
-    is_stale = [span.policy_version != policy_version for span in response.spans]
     return np.repeat(np.array(is_stale), [span.num_tokens for span in response.spans])

@@ -1,7 +1,9 @@
-"""Measures the scheduler: `python tests/benchmarks/control_plane.py`.
+"""Measures the scheduler: `python tests/benchmarks/control_plane.py [CASE ...]`.
 
 Prints events per second of CPU time through the whole scheduler, for each batching and size, without and with all the
-other machines (`tail+`: 10 test cases per reward, half of the engines lent in each step). Only `Scheduler.handle` is
+other machines (`tail+`: 10 test cases per reward, half of the engines lent in each step), and of asynchronous batching,
+a batch ahead with a bound of 8, with engines that give back what is in flight at each update (`async`) or keep it
+(`keep`). Only `Scheduler.handle` is
 timed; the answers of the world are made between the timed stretches and shuffled by a seeded generator, so that prompts
 race and groups fill in a random order. The last line of each batching compares the cost of an event in the largest
 batch with that in the smallest, which has 64 times fewer requests: it should stay near 1; what it grows by is Python's
@@ -11,6 +13,7 @@ garbage collector and the processor's caches. The goal is 100,000 per second.
 from __future__ import annotations
 
 import random
+import sys
 import time
 from fractions import Fraction
 from typing import Literal
@@ -19,6 +22,7 @@ from rollpacker.core.commands import (
     Abort,
     Command,
     DrawPrompts,
+    EndRound,
     Evict,
     Launch,
     LendEngines,
@@ -31,6 +35,7 @@ from rollpacker.core.events import (
     EngineProgress,
     EngineUpdated,
     Event,
+    PolicyUpdated,
     ProgressMeasured,
     PromptsDrawn,
     ResponseAborted,
@@ -43,7 +48,13 @@ from rollpacker.core.events import (
 )
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.core.scheduler import Scheduler
-from rollpacker.core.settings import ParallelismSettings, RewardBudgetSettings, SchedulerSettings, StreamSettings
+from rollpacker.core.settings import (
+    AsyncSettings,
+    ParallelismSettings,
+    RewardBudgetSettings,
+    SchedulerSettings,
+    StreamSettings,
+)
 
 DOMAINS = (Domain("math"), Domain("code"), Domain("judge"))
 NUM_ENGINES = 64
@@ -53,15 +64,25 @@ MIN_EVENTS = 150_000
 RUNS = tuple(CaseRun(case, 0.1 * case, is_passed=True) for case in range(10))
 
 
+Batching = Literal["plain", "tail", "async", "keep"]
+
+
 class Rollouts:
     """Runs steps that never go wrong, and times the scheduler in them."""
 
-    def __init__(
-        self, batching: Literal["plain", "tail"], num_prompts: int, num_responses: int, *, with_all: bool
-    ) -> None:
+    def __init__(self, batching: Batching, num_prompts: int, num_responses: int, *, with_all: bool) -> None:
+        self.is_async = batching in {"async", "keep"}
         self.scheduler = Scheduler(
             SchedulerSettings(
-                batching=batching,
+                batching="tail" if batching == "tail" else "plain",
+                asynchronous=AsyncSettings(
+                    max_staleness=8,
+                    lookahead=Fraction(1),
+                    num_steps=1000,
+                    interrupt="keep" if batching == "keep" else "recompute",
+                )
+                if self.is_async
+                else None,
                 num_prompts=num_prompts,
                 num_responses=num_responses,
                 eta_prompts=Fraction(5, 4),
@@ -77,8 +98,10 @@ class Rollouts:
                 else None,
             )
         )
-        self.stride = 500 if with_all else num_prompts * num_responses * 2
+        self.stride = 500 if with_all or self.is_async else num_prompts * num_responses * 2
         """Answers told in one go; small enough that a measurement comes back while requests still run."""
+        self.waiting: list[Event] = []
+        """Answers that are not told yet."""
         self.running: dict[EngineId, dict[RequestId, None]] = {}
         self.leaving: set[RequestId] = set()
         self.num_lendings = 0
@@ -92,29 +115,49 @@ class Rollouts:
             )
 
     def run_step(self, step: int) -> None:
-        waiting: list[Event] = []
+        if self.is_async and step:
+            self.update(step)
         pending: list[Event] = [EngineUpdated(engine=engine, policy_version=step) for engine in self.scheduler.engines]
         pending.append(StepStarted(step=step, policy_version=step))
         if step:
             pending.insert(0, RoundMeasured(round=step - 1, num_preemptions=1, rollout_time_s=1.0, num_tokens=1))
-        commands: list[Command] = []
-        while pending:
-            commands = []
-            start_s = time.process_time()
-            for event in pending:
-                commands += self.scheduler.handle(event, 0.0)
-            self.elapsed_s += time.process_time() - start_s
-            self.num_events += len(pending)
+        has_ended = False
+        while pending and not (self.is_async and has_ended):
+            commands = self.tell(pending)
+            has_ended |= any(isinstance(command, EndRound) for command in commands)
             self.leaving.update(command.request for command in commands if isinstance(command, Evict))
             self.num_lendings += sum(isinstance(command, LendEngines) for command in commands)
             answers = [answer for command in commands if (answer := self.answer(command, step))]
             measured = [answer for answer in answers if isinstance(answer, ProgressMeasured)]
-            pending = waiting + [answer for answer in answers if not isinstance(answer, ProgressMeasured)]
+            pending = self.waiting + [answer for answer in answers if not isinstance(answer, ProgressMeasured)]
             self.generator.shuffle(pending)
-            waiting = pending[self.stride :]
+            self.waiting = pending[self.stride :]
             pending = measured + [self.overtaken(event) for event in pending[: self.stride]]
-        if self.scheduler.snapshot()["router"]["in_flight"]:
+        self.waiting += pending
+        if not has_ended or (not self.is_async and self.scheduler.snapshot()["router"]["in_flight"]):
             raise RuntimeError(f"Step {step} did not end.")
+
+    def update(self, step: int) -> None:
+        """Tell of the trainer's update, and what engines give back for it."""
+        orders = self.tell([PolicyUpdated(step=step - 1, policy_version=step)])
+        evictions = {order.request: order for order in orders if isinstance(order, Evict)}
+        self.waiting = [
+            event for event in self.waiting if not (isinstance(event, ResponseFinished) and event.request in evictions)
+        ]
+        answers: list[Event] = [
+            ResponseEvicted(request=each.request, engine=each.engine, num_tokens=1) for each in evictions.values()
+        ]
+        self.tell(answers)
+
+    def tell(self, events: list[Event]) -> list[Command]:
+        """Tell some facts, and take the time."""
+        commands: list[Command] = []
+        start_s = time.process_time()
+        for event in events:
+            commands += self.scheduler.handle(event, 0.0)
+        self.elapsed_s += time.process_time() - start_s
+        self.num_events += len(events)
+        return commands
 
     def answer(self, command: Command, step: int) -> Event | None:
         match command:
@@ -166,9 +209,17 @@ class Rollouts:
 
 
 def main() -> None:
-    cases: tuple[tuple[Literal["plain", "tail"], bool], ...] = (("plain", False), ("tail", False), ("tail", True))
+    cases: tuple[tuple[Batching, bool], ...] = (
+        ("plain", False),
+        ("tail", False),
+        ("tail", True),
+        ("async", False),
+        ("keep", False),
+    )
     for batching, with_all in cases:
         name = batching + ("+" if with_all else " ")
+        if sys.argv[1:] and name.strip() not in sys.argv[1:]:
+            continue
         rates = []
         for num_prompts, num_responses in SIZES:
             rollouts = Rollouts(batching, num_prompts, num_responses, with_all=with_all)

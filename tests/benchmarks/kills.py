@@ -1,15 +1,17 @@
 """Kills one process of each of many real runs at a random time: `kills.py [RUNS [SEED [KIND]]]`.
 
 Every run is a small one of all techniques on the embedded engine with real Ray: two engines, a trainer, a reward; where
-a judge or a sandbox is to be hit, on the demo's mixed workload. The kinds of processes take turns; which process of a
-kind, and when, is drawn from SEED (default 0) and the run's number: while the run starts, or a random while after a
-step of its, so that all of a run is hit however long its start takes on a busy machine. A run that ends by that is
-resumed to its end. Then nothing may be left of it, and `tests/e2e/invariants.py` must hold. Outcomes are kept in
-`runs/kills/seed-SEED.jsonl`, and the same command goes on where it was stopped; a run of which something did not hold
-stays beside it. Prints a row of a Markdown table for each of RUNS (default 50) and ends with 1 if one did not hold.
-KIND is a part of the name of the only kinds to kill.
+a judge or a sandbox is to be hit, on the demo's mixed workload; and of the asynchronous kinds an asynchronous one. The
+kinds of processes take turns; which process of a kind, and when, is drawn from SEED (default 0) and the run's number:
+while the run starts, or a random while after a step of its, so that all of a run is hit however long its start takes on
+a busy machine; `suspended` ones are hit between two steps, when engines have given back what was under way. A run that
+ends by that is resumed to its end. Then nothing may be left of it, and `tests/e2e/invariants.py` must hold. Outcomes
+are kept in `runs/kills/seed-SEED.jsonl`, and the same command goes on where it was stopped; a run of which something
+did not hold stays beside it. Prints a row of a Markdown table for each of RUNS (default 50) and ends with 1 if one did
+not hold. KIND is a part of the name of the only kinds to kill.
 
     python tests/benchmarks/kills.py 50
+    python tests/benchmarks/kills.py 50 1 asynchronous
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -69,6 +71,9 @@ class Kind:
     """What a run needs to have such."""
     is_mixed: bool = False
     """Whether it needs programs and climbs."""
+    max_staleness: int = 0
+    is_suspended: bool = False
+    """Whether it is hit between two steps, ahead of the checkpoint."""
 
 
 def actors(pattern: str) -> Find:
@@ -93,6 +98,23 @@ def below_reward(run: LaunchedRun) -> list[int]:
 
 
 TWO_RANKS = ("trainer=fsdp", "trainer.data_parallel=2")
+BOUND = 2
+ASYNCHRONOUS = ("system=flash", f"system.max_staleness={BOUND}", "system.lookahead=1.5")
+
+
+KEEPING = ("system.interrupt=keep", "run.checkpoint_every_steps=3")
+"""Ahead of a checkpoint nothing is kept."""
+
+
+def asynchronous(name: str, find: Find) -> tuple[Kind, Kind, Kind]:
+    """One that is hit at any time, one that is hit between two steps, and one of a run whose engines keep requests."""
+    at_any_time = Kind(name=f"asynchronous {name}", find=find, words=ASYNCHRONOUS, max_staleness=BOUND)
+    return (
+        at_any_time,
+        replace(at_any_time, name=f"{at_any_time.name}, suspended", is_suspended=True),
+        replace(at_any_time, name=f"{at_any_time.name}, kept", words=(*ASYNCHRONOUS, *KEEPING)),
+    )
+
 
 KINDS = (
     Kind(name="driver", find=lambda run: [run.process.pid]),
@@ -105,6 +127,9 @@ KINDS = (
     Kind(name="Ray's guardian", find=commands(r"guardian\.py ")),
     Kind(name="judge", find=actors(r"judge-\d"), is_mixed=True),
     Kind(name="a process of the sandbox", find=below_reward, is_mixed=True),
+    *asynchronous("driver", lambda run: [run.process.pid]),
+    *asynchronous("engine", actors(r"engine-.*")),
+    *asynchronous("trainer", actors("trainer")),
 )
 
 
@@ -129,9 +154,12 @@ class Outcome:
     """All of it."""
     trouble: str
     """What did not hold; empty if all did."""
+    was_suspended: bool = False
+    """Whether the last step was in the tables and its checkpoint not yet on the disk, if it was to be hit then."""
 
     def row(self, number: int) -> str:
-        cells = (number, self.killed, f"{self.after_s:.1f}", self.num_steps, self.exit_code, self.reason)
+        killed = f"{self.killed}{': yes' if self.was_suspended else ''}"
+        cells = (number, killed, f"{self.after_s:.1f}", self.num_steps, self.exit_code, self.reason)
         return f"| {' | '.join(map(str, (*cells, self.num_launches, f'{self.took_s:.0f}', self.trouble)))} |"
 
 
@@ -192,6 +220,10 @@ def _wait_for_moment(run: LaunchedRun, kind: Kind, rng: random.Random, began_s: 
     """Wait until the run is to be hit; gives the processes of the kind, or none if it was over before."""
     is_at_start, step, share = rng.random() < STARTS, rng.randrange(NUM_STEPS), rng.random()
     _wait_until(run, lambda: bool(kind.find(run)), LOOK_S)
+    if kind.is_suspended:
+        found = kind.find(run)  # to look for them takes longer than the checkpoint
+        _wait_until(run, lambda: num_recorded_steps(run.run_dir) >= max(1, step), 0.002)
+        return found if run.process.poll() is None else []
     if is_at_start:  # what is left of the start is about as long as what has passed
         time.sleep(share * (time.monotonic() - began_s))
     else:
@@ -214,11 +246,14 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
     folder.mkdir(parents=True)
     began_s = time.monotonic()
     after_s, num_steps, exit_code, reason, num_launches, trouble = 0.0, 0, 0, "", 1, ""
+    was_suspended = False
     run = _launch(folder, kind)
     try:
         found = _wait_for_moment(run, kind, rng, began_s)
-        after_s, num_steps = time.monotonic() - began_s, num_recorded_steps(run.run_dir)
         was_killed = bool(found) and _kill(rng.choice(found))
+        after_s, num_steps = time.monotonic() - began_s, num_recorded_steps(run.run_dir)
+        saved = run.run_dir / "checkpoints" / f"step-{num_steps:06d}"
+        was_suspended = kind.is_suspended and not saved.exists()
         exit_code = run.wait(PATIENCE_S)
         reason = _reason(run) if exit_code > 0 else ""
         run.assert_nothing_is_left(PATIENCE_S)
@@ -227,11 +262,11 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
             return None
         if exit_code:
             assert reason or exit_code < 0 or kind.name in RAYS, f"it did not say why it ended: {run.log}"
-            assert kind.name == "driver" or "Traceback" not in run.output(), f"it said why by a traceback: {run.log}"
+            assert "driver" in kind.name or "Traceback" not in run.output(), f"it said why by a traceback: {run.log}"
             run, num_launches = _launch(folder, kind), 2
             assert run.wait(PATIENCE_S) == 0, f"it was not resumed: {run.log}"
             run.assert_nothing_is_left(PATIENCE_S)
-        assert_all_holds(run.run_dir, NUM_PROMPTS)
+        assert_all_holds(run.run_dir, NUM_PROMPTS, kind.max_staleness)
         shutil.rmtree(folder)
     except Exception as error:  # noqa: BLE001  (the campaign goes on, and the row says what it was)
         trouble = f"{type(error).__name__}: {error}".replace("\n", " ").replace("|", "\\|")[:300]
@@ -244,6 +279,7 @@ def _kill_one(folder: Path, kind: Kind, rng: random.Random) -> Outcome | None:
         num_launches=num_launches,
         took_s=time.monotonic() - began_s,
         trouble=trouble,
+        was_suspended=was_suspended,
     )
 
 

@@ -9,11 +9,26 @@ from typing import Literal
 
 import pytest
 
-from rollpacker.core.commands import BeginRound, DropPrompt, EndRound, EndRun, RoundKind
+from rollpacker.core.commands import BeginRound, DropPrompt, EndRound, EndRun, Evict, Launch, RoundKind
 from rollpacker.core.errors import ImpossibleEvent
-from rollpacker.core.events import EvaluationOffered, PolicyUpdated, ResponseFinished, RewardComputed, StepStarted
+from rollpacker.core.events import (
+    EngineLost,
+    EngineUpdated,
+    EvaluationOffered,
+    PolicyUpdated,
+    ResponseEvicted,
+    ResponseFinished,
+    RewardComputed,
+    StepStarted,
+)
 from rollpacker.core.ids import RequestId, VersionSpan
-from rollpacker.core.settings import AsyncSettings, DynamicSamplingSettings, SchedulerSettings
+from rollpacker.core.settings import (
+    AsyncSettings,
+    DynamicSamplingSettings,
+    EvaluationSettings,
+    HeldOutSet,
+    SchedulerSettings,
+)
 from tests.core.player import Player, accepted, begun, launched, make_settings, prompt
 
 
@@ -24,8 +39,11 @@ def make_async(
     num_steps: int = 100,
     order: Literal["ready", "fifo"] = "ready",
     is_dynamic: bool = False,
+    interrupt: Literal["recompute", "keep"] = "recompute",
 ) -> SchedulerSettings:
-    rules = AsyncSettings(max_staleness=bound, lookahead=Fraction(lead), num_steps=num_steps, order=order)
+    rules = AsyncSettings(
+        max_staleness=bound, lookahead=Fraction(lead), num_steps=num_steps, order=order, interrupt=interrupt
+    )
     sampling = DynamicSamplingSettings() if is_dynamic else None
     return make_settings(batching="plain", asynchronous=rules, dynamic_sampling=sampling)
 
@@ -156,3 +174,78 @@ def test_without_bound_and_lead_the_commands_are_those_of_plain_batching() -> No
             told(*(player.finish(request) for player in players))
             told(*(player.reward(request) for player in players))
         assert players[1].update(step) == []
+
+
+def test_engines_that_keep_requests_take_new_weights_with_them_and_finish_them_under_either_version() -> None:
+    player = Player(make_async(1, 1, interrupt="keep"))
+    player.start(0)  # 8 prompts
+    for number in range(4):
+        player.complete(0, f"math-{number}", 0, 1)
+    early, late = (RequestId(0, prompt("math-4"), sample) for sample in (0, 1))
+    too_new = ResponseFinished(request=early, engine=player.engine_of[early], num_tokens=1, spans=(VersionSpan(2, 1),))
+    with pytest.raises(ImpossibleEvent, match="engines hold 1 at most"):
+        player.tell(too_new)
+    assert player.tell(PolicyUpdated(step=0, policy_version=2)) == ()
+    for engine in player.scheduler.engines:
+        player.tell(EngineUpdated(engine=engine, policy_version=2))
+    player.tell(too_new)
+    assert launched(player.start(1)) == [f"math-{number}" for number in (8, 9, 10, 11)]
+    spans = (VersionSpan(1, 3), VersionSpan(2, 1))
+    player.tell(ResponseFinished(request=late, engine=player.engine_of[late], num_tokens=4, spans=spans))
+    player.reward(early)
+    assert accepted(player.reward(late)) == ["math-4"]
+
+
+def test_what_is_kept_and_loses_its_engine_waits_for_the_next_step() -> None:
+    player = Player(make_async(1, 1, interrupt="keep"), num_engines=2)
+    player.start(0)
+    for number in range(4):
+        player.complete(0, f"math-{number}", 0, 1)
+    player.tell(PolicyUpdated(step=0, policy_version=2))
+    lost = player.engine_of[RequestId(0, prompt("math-4"), 0)]
+    orphans = sorted(
+        request for request, engine in player.engine_of.items() if engine == lost and request.prompt.key > "math-3"
+    )
+    assert player.tell(EngineLost(engine=lost)) == ()
+    commands = player.resume(1)
+    assert [command.request for command in commands if isinstance(command, Launch)][: len(orphans)] == orphans
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_nothing_is_kept_ahead_of_a_checkpoint_or_an_evaluation(is_saved: bool) -> None:
+    held_out = HeldOutSet(name="new", keys=("1",), num_samples=1)
+    every_steps = 2 if is_saved else 1
+    evaluation = EvaluationSettings(sets=(held_out,), every_steps=every_steps, at_start=False, at_end=False)
+    player = Player(replace(make_async(1, 1, interrupt="keep"), evaluation=evaluation))
+    player.start(0)
+    for number in range(4):
+        player.complete(0, f"math-{number}", 0, 1)
+    orders = player.tell(PolicyUpdated(step=0, policy_version=2, empties_engines=is_saved))
+    assert len(orders) == 8
+    assert all(isinstance(order, Evict) for order in orders)
+
+
+def test_an_eviction_that_is_told_again_when_its_request_is_back_there_is_impossible() -> None:
+    player = Player(make_async(1, 1))
+    player.start(0)
+    for number in range(4):
+        player.complete(0, f"math-{number}", 0, 1)
+    request = player.update(0)[0]
+    told = ResponseEvicted(request=request, engine=player.engine_of[request], num_tokens=1)
+    assert player.tell(told) == ()  # it waits: late
+    player.resume(1)
+    assert player.engine_of[request] == told.engine
+    with pytest.raises(ImpossibleEvent, match="was not ordered"):
+        player.tell(told)
+
+
+def test_what_is_due_in_a_step_is_named_until_its_batch_is_full() -> None:
+    player = Player(make_async(1, 1))
+    player.start(0)
+    for number in range(4):
+        player.complete(0, f"math-{number}", 0, 1)
+    assert not player.scheduler.due
+    player.update(0)
+    player.resume(1)
+    assert {request.prompt.key for request in player.scheduler.due} == {f"math-{number}" for number in (4, 5, 6, 7)}
+    assert set(player.scheduler.due.values()) == set(player.scheduler.engines)

@@ -32,11 +32,27 @@ def assert_on_policy(run_dir: Path) -> None:
     assert all(row["logprob_mismatch_max"] < 1e-4 for row in rows(run_dir, "steps"))
 
 
-def assert_all_holds(run_dir: Path, num_prompts: int) -> None:
+def assert_within_bound(run_dir: Path, max_staleness: int) -> None:
+    """No trained token is older, none was thrown away, and the trainer found the newest ones' probabilities its own."""
+    responses = rows(run_dir, "responses")
+    assert all(row["accepted"] for row in responses)
+    assert all(row["round"] <= row["first_policy_version"] <= row["policy_version"] <= row["step"] for row in responses)
+    assert all(row["step"] - row["first_policy_version"] <= max_staleness for row in responses)
+    steps = rows(run_dir, "steps")
+    assert all(step["staleness_max"] <= max_staleness and step["tokens_wasted"] == 0 for step in steps)
+    mismatches = [step["logprob_mismatch_max"] for step in steps]
+    assert any(mismatch is not None for mismatch in mismatches)
+    assert all(mismatch is None or mismatch < 1e-4 for mismatch in mismatches)
+
+
+def assert_all_holds(run_dir: Path, num_prompts: int, max_staleness: int = 0) -> None:
     """The above, every table can be read, and the event log of each attempt gives the same commands again."""
     assert_each_step_once(run_dir)
     assert_each_prompt_was_trained_once(run_dir, num_prompts)
-    assert_on_policy(run_dir)
+    if max_staleness:
+        assert_within_bound(run_dir, max_staleness)
+    else:
+        assert_on_policy(run_dir)
     for table in sorted(path.name for path in (run_dir / "metrics").iterdir() if path.is_dir()):
         assert rows(run_dir, table), f"{table} is empty"
     replay(run_dir)

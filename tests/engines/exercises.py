@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import DynamicCache
 
 from rollpacker.core.ids import VersionSpan
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors, num_bytes_of_tensors
 from rollpacker.protocols.weights import Weights
-from tests.engines.tiny import mixed_requests, reference_logprobs
+from tests.engines.tiny import make_request, mixed_requests, reference_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rollpacker.protocols.engine import Engine
-    from rollpacker.protocols.rollout import Response
+    from rollpacker.protocols.rollout import GenerationRequest, Response
 
 PATIENCE_S = 120.0
 """For anything that an engine does; the machine may be busy."""
@@ -74,17 +76,22 @@ async def check_parity_over_updates(engine: Engine, model: Any) -> None:
 
 async def check_spans_of_continued_responses(engine: Engine, model: Any) -> None:
     """Each span's log-probabilities are those of its version's own forward pass; the model is changed."""
-    asked = {request.request.prompt.key: request for request in mixed_requests(6, max_response_tokens=24)}
+    asked = {request.request.prompt.key: request for request in mixed_requests(16)}
+    longest = {name: 24 if index % 2 else 12 for index, name in enumerate(asked)}
     expected: dict[str, list[torch.Tensor]] = {name: [] for name in asked}
     begun: dict[str, Response] = {}
     for version, limit in enumerate((6, 12, 24)):
         await engine.load_weights(weights_of(model, version))
         going_on = {
             name: dataclasses.replace(
-                request, max_response_tokens=limit, begun=begun.get(name), oldest_policy_version=0 if begun else None
+                request,
+                max_response_tokens=min(limit, longest[name]),
+                begun=begun.get(name),
+                oldest_policy_version=0 if begun else None,
             )
             for name, request in asked.items()
-            if name not in begun or begun[name].finish_reason is FinishReason.LENGTH
+            if name not in begun
+            or (begun[name].finish_reason is FinishReason.LENGTH and begun[name].num_tokens < longest[name])
         }
         await engine.generate(list(going_on.values()))
         for name, response in (await collect(engine, len(going_on))).items():
@@ -99,4 +106,65 @@ async def check_spans_of_continued_responses(engine: Engine, model: Any) -> None
         assert response.spans == tuple(spans)
         torch.testing.assert_close(torch.from_numpy(response.logprobs), torch.cat(expected[name]), rtol=0, atol=1e-4)
         num_versions.append(len(spans))
+    assert {2, 3} <= set(num_versions)
+
+
+async def check_spans_of_kept_responses(engine: Engine, model: Any) -> None:
+    """An engine that takes weights with requests in flight samples by the new ones over the cache of the old ones.
+
+    Each token's log-probability is that of such a pass, and of a fresh pass of the version of the first span. Later
+    requests share nothing of that cache. The model is changed; responses end by their limit.
+    """
+    prompt = [3 + place % 30 for place in range(130)]  # more than a block of any cache of prefixes
+    asked = {f"p{index}": make_request(f"p{index}", prompt, seed=index, max_response_tokens=110) for index in range(6)}
+    models = [copy.deepcopy(model)]
+    await engine.load_weights(weights_of(model, 0))
+    await engine.generate(list(asked.values()))
+    for version in (1, 2):
+        await _until_each_has_more_tokens(engine)
+        change(model)
+        models.append(copy.deepcopy(model))
+        weights = weights_of(model, version)
+        assert await engine.load_weights(weights) == weights.checksum
+    num_versions = []
+    for name, response in (await collect(engine, len(asked))).items():
+        assert [span.policy_version for span in response.spans] == sorted(
+            {span.policy_version for span in response.spans}
+        )
+        expected = _logprobs_over_kept_cache(models, asked[name], response)
+        torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
+        first = response.spans[0]
+        fresh = reference_logprobs(models[first.policy_version], asked[name], response.token_ids)[: first.num_tokens]
+        torch.testing.assert_close(expected[: first.num_tokens], fresh, rtol=0, atol=1e-4)
+        num_versions.append(len(response.spans))
     assert max(num_versions) == 3
+    again = [dataclasses.replace(request, max_response_tokens=4) for request in asked.values()]
+    await engine.generate(again)
+    for name, response in (await collect(engine, len(again))).items():
+        expected = reference_logprobs(model, asked[name], response.token_ids)
+        torch.testing.assert_close(torch.from_numpy(response.logprobs), expected, rtol=0, atol=1e-4)
+
+
+async def _until_each_has_more_tokens(engine: Engine) -> None:
+    """Wait until whatever is in flight is longer than it was."""
+    before = {running.request: running.num_generated_tokens for running in (await engine.progress()).running}
+    async with asyncio.timeout(PATIENCE_S):
+        while any(  # noqa: ASYNC110  # no event tells of it
+            running.num_generated_tokens <= before[running.request] for running in (await engine.progress()).running
+        ):
+            await asyncio.sleep(0)
+
+
+@torch.no_grad()
+def _logprobs_over_kept_cache(models: list[Any], asked: GenerationRequest, response: Response) -> torch.Tensor:
+    """What each version gives for the tokens of its span, over the keys and values that the ones before computed."""
+    prompt = asked.prompt_token_ids.tolist()
+    sequence = torch.tensor([[*prompt, *response.token_ids.tolist()]])
+    cache, begin, end, logits = DynamicCache(), 0, len(prompt) - 1, []
+    for span in response.spans:
+        end += span.num_tokens
+        model = models[span.policy_version]
+        logits.append(model(input_ids=sequence[:, begin:end], past_key_values=cache, use_cache=True).logits[0])
+        begin = end
+    logprobs = (torch.cat(logits).float() / asked.temperature).log_softmax(-1)
+    return logprobs.gather(1, sequence[0, 1:, None])[len(prompt) - 1 :, 0]

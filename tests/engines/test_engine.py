@@ -27,6 +27,7 @@ from rollpacker.protocols.weights import Weights
 from tests.engines.exercises import (
     check_parity_over_updates,
     check_spans_of_continued_responses,
+    check_spans_of_kept_responses,
     collect,
     weights_of,
 )
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def running(model_path: Path, *, max_num_seqs: int = 8, dtype: str = "float32") -> AsyncIterator[TorchEngine]:
-    engine = TorchEngine(
-        EngineId("engine-0"), model_path, EngineSection(max_num_seqs=max_num_seqs), max_tokens_per_seq=256, dtype=dtype
-    )
+async def running(
+    model_path: Path, *, max_num_seqs: int = 8, dtype: str = "float32", keeps_requests: bool = False
+) -> AsyncIterator[TorchEngine]:
+    section = EngineSection(max_num_seqs=max_num_seqs)
+    engine = TorchEngine(EngineId("engine-0"), model_path, section, 256, dtype, keeps_requests=keeps_requests)
     try:
         yield engine
     finally:
@@ -60,6 +62,13 @@ async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_e
 ) -> None:
     async with running(model_path) as engine:
         await check_spans_of_continued_responses(engine, model)
+
+
+async def test_an_engine_that_keeps_requests_goes_on_with_their_cache_under_new_weights(
+    model: Any, tmp_path: Path
+) -> None:
+    async with running(save_without_end(model, tmp_path), keeps_requests=True) as engine:
+        await check_spans_of_kept_responses(engine, model)
 
 
 async def test_loading_twice_keeps_the_last_weights(model: Any, model_path: Path) -> None:

@@ -4,8 +4,9 @@
 
 Between two steps facts go on for a while; then the policy is updated, engines give back what they have, slowly, unless
 it finishes first; they get the new weights one by one, with an evaluation after it now and then; and the next step
-starts. All that can go wrong in other worlds goes wrong here too, also while engines are suspended. Without bound and
-lead a scheduler of plain batching hears the same facts and must decide the same.
+starts. Or engines keep what they have, and go on with it as soon as they have the weights. All that can go wrong in
+other worlds goes wrong here too, also while engines are suspended. Without bound and lead a scheduler of plain batching
+hears the same facts and must decide the same.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def with_lead(scenario: Scenario) -> Scenario:
         lookahead=Fraction(rng.choice([0, rng.randint(0, 4 * bound), rng.randint(0, 4 * bound), 4 * bound]), 4),
         num_steps=rng.choice([num_steps, ENDLESS]),
         order=rng.choice(["ready", "ready", "fifo"]),
+        interrupt=rng.choice(["recompute", "keep"]),
     )
     held_out = HeldOutSet(name="new", keys=("1", "2"), num_samples=rng.randint(1, 2))
     evaluation = EvaluationSettings(sets=(held_out,), every_steps=rng.randint(1, 2), at_start=True, at_end=False)
@@ -141,10 +143,12 @@ class AsyncWorld(SchedulerWorld):
                 self.tick()
 
     def suspend(self) -> None:
-        """The trainer has learned: engines give back what they have."""
+        """The trainer has learned: engines give back what they have, or keep it."""
         self.version += self.rng.randint(1, 2)
-        self.tell(PolicyUpdated(step=self.step - 1, policy_version=self.version))
-        while self.leaving or not all(map(self.reference.engines.is_empty, self.engines)):
+        are_emptied = self.rng.random() < 0.2
+        self.tell(PolicyUpdated(step=self.step - 1, policy_version=self.version, empties_engines=are_emptied))
+        is_kept = self.reference.is_kept
+        while not is_kept and (self.leaving or not all(map(self.reference.engines.is_empty, self.engines))):
             is_empty = all(map(self.reference.engines.is_empty, self.engines))
             if self.rng.random() < self.scenario.trouble and not is_empty:
                 for version in (self.version, self.reference.version):
@@ -167,7 +171,12 @@ class AsyncWorld(SchedulerWorld):
                 self.lose_engine(can_restart=False)
 
     def update_engine(self, engine: EngineId | None) -> None:
-        if engine in self.engines and self.reference.engines.is_empty(engine):
+        if engine in self.engines and (self.reference.is_kept or self.reference.engines.is_empty(engine)):
+            for holder, request in [each for each in self.running if each[0] == engine]:
+                num_tokens, version = self.rng.randrange(20), self.running[holder, request]
+                if num_tokens:
+                    self.kept[request] = extended(self.kept.get(request, ()), version, num_tokens)
+                self.running[holder, request] = self.version
             self.tell(EngineUpdated(engine=engine, policy_version=self.version))
         elif engine in self.engines and self.reference.engines.loads[engine]:
             self.expect_impossible(EngineUpdated(engine=engine, policy_version=self.version))
@@ -287,7 +296,7 @@ class AsyncWorld(SchedulerWorld):
         if (holder, request) not in model.engines.leaving:
             yield ResponseEvicted(request=request, engine=holder, num_tokens=0)
         yield finished(request, holder, at_birth - 1)
-        yield finished(request, holder, model.version + 1)
+        yield finished(request, holder, model.newest_version + 1)
         yield finished(request, EngineId("engine-of-nobody"), model.version)
         yield from (
             finished(request, engine, model.version)

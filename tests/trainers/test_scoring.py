@@ -12,6 +12,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rollpacker.core.errors import ModelError
+from rollpacker.protocols.trainer import BatchShape
 from rollpacker.trainers.microbatches import Sample, pack
 from rollpacker.trainers.process_group import join, leave
 from rollpacker.trainers.scoring import score_microbatch
@@ -134,7 +135,7 @@ def test_a_shard_makes_no_more_than_a_chunk_of_logits(bench, tmp_path):
             work = Work(model_path=tmp_path, batches=[batch], section={"logits_chunk_tokens": chunk})
             trainer = fsdp_scenarios.make_trainer(work)
             with LogitsWatch(VOCABULARY) as watch:
-                trainer._policy.accumulate(*_work_of(trainer, batch))
+                trainer._policy.accumulate(*_work_of(trainer, batch, bench.shape(batch)))
             most.append(watch.most_rows)
     finally:
         leave()
@@ -142,7 +143,7 @@ def test_a_shard_makes_no_more_than_a_chunk_of_logits(bench, tmp_path):
     assert most[1] == CHUNK
 
 
-def _work_of(trainer: Any, batch: Any) -> tuple[Any, Any]:
+def _work_of(trainer: Any, batch: Any, shape: BatchShape) -> tuple[Any, Any]:
     """Micro-batches and a loss, on this thread: the trainer has one of its own, where nobody watches."""
-    samples = [sample for group in batch for sample in trainer._objective.samples_of(group, trainer.policy_version)]
+    samples = [sample for group in batch for sample in trainer._objective.samples_of(group, shape)]
     return pack(samples, 512, torch.device("cpu")), lambda _, scores: scores.logprobs_N.sum()

@@ -84,6 +84,12 @@ class SystemSection(Section):
     """With `max_staleness`: which complete groups a batch takes. `ready` takes them as they complete, as far as no
     other one is due; `fifo` in the order in which their prompts were admitted, so that the prompts of a step do not
     depend on how long responses are."""
+    interrupt: Annotated[Literal["recompute", "keep"], OnlyWith("system.max_staleness")] = "recompute"
+    """With `max_staleness`: what becomes of responses under way when the policy is updated. `recompute` takes them back
+    and prefills them again, so that each token comes from one policy. `keep` leaves them on their engines, which
+    pause, take the weights and go on with the KV cache of older policies: nothing is computed twice, and the newest
+    tokens are no policy's exactly; only where engines and trainer have GPUs of their own. Ahead of a checkpoint and of
+    an evaluation `keep` recomputes, too."""
 
     @model_validator(mode="after")
     def _admits_no_further_than_it_may_train(self) -> Self:

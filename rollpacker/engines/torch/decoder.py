@@ -32,7 +32,7 @@ from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
 from rollpacker.engines.torch.sequences import ROW, Generation, SequenceState, prompt_chunks
 from rollpacker.engines.torch.verification import num_kept
-from rollpacker.protocols.rollout import FinishReason
+from rollpacker.protocols.rollout import FinishReason, spans_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,6 +185,13 @@ class Decoder:
             RunningRequest(sequence.request.request, len(sequence.request.prompt_token_ids), num_generated)
             for sequence, num_generated in running + waiting
         )
+
+    def end_version(self, policy_version: int) -> None:
+        """Note that what was generated since the last call is of a version; another one goes on over this cache."""
+        rows = self._table[: self.num_running]
+        for slot, num_tokens in zip(rows["slot"], rows["num_tokens"], strict=True):
+            sequence = self._sequence(slot)
+            sequence.spans = spans_after(sequence.spans, policy_version, int(num_tokens))
 
     def release(self) -> None:
         """Give back the cache's memory. Nothing may be in flight."""

@@ -4,7 +4,9 @@ Orders are taken between decode steps, in the order in which they were given; wh
 sleeps until the next one. An exception in the thread ends it and is raised from `collect`, and from everything after.
 
 States of the policy: none (fresh, or just woken) -> held (weights loaded) -> asleep. Requests are taken only while a
-policy is held, weights change only while nothing is in flight, so each response has one version.
+policy is held, weights change only while nothing is in flight, so what it generates of a response has one version. An
+engine that keeps requests (`system.interrupt=keep`) takes weights between two passes, and goes on with the cache that
+it has; its responses say which version sampled each token.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class TorchEngine:
         max_tokens_per_seq: Prompt and response together.
         dtype: A torch dtype by name, such as `float32`.
         drafts: Whether it proposes draft tokens from what it wrote before, and verifies them as it is told.
+        keeps_requests: Whether it takes weights with requests in flight.
 
     Raises:
         ModelError: The directory holds no model that this engine can serve, or verify drafts of.
@@ -80,9 +83,11 @@ class TorchEngine:
         dtype: str,
         *,
         drafts: bool = False,
+        keeps_requests: bool = False,
     ) -> None:
         self._engine = engine
         self._num_threads = section.num_threads
+        self._keeps_requests = keeps_requests
         self._model = load_model(model_path, dtype)
         if drafts:
             require_verifiable(self._model)
@@ -201,7 +206,8 @@ class TorchEngine:
         torch.set_num_threads(self._num_threads)  # holds per thread
         try:
             while self._carry_out_orders():
-                self._deliver(self._decoder.step())
+                if self._can_decode:
+                    self._deliver(self._decoder.step())
             self._deliver(self._decoder.abort_all())
         except Exception as error:  # noqa: BLE001  # the thread's boundary: `collect` raises it
             failure = failure_of(error, f"{self._engine} stopped generating")
@@ -213,12 +219,17 @@ class TorchEngine:
     def _carry_out_orders(self) -> bool:
         """Wait for work and carry out the orders; False when the engine is closing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._orders or self._is_closing or not self._decoder.is_idle)
+            self._changed.wait_for(lambda: self._orders or self._is_closing or self._can_decode)
             orders, self._orders = self._orders, []
             is_closing = self._is_closing
         for order in orders:
             order.action()
         return not is_closing
+
+    @property
+    def _can_decode(self) -> bool:
+        """False, too, after an update that broke off, until the next one."""
+        return self._policy_version != NO_VERSION and not self._decoder.is_idle
 
     def _deliver(self, generations: Sequence[Generation]) -> None:
         if not generations:
@@ -262,7 +273,10 @@ class TorchEngine:
         )
 
     def _load(self, weights: Weights) -> str:
-        require_loadable(self._engine, self._decoder.num_in_flight, is_asleep=self._is_asleep)
+        num_to_end = 0 if self._keeps_requests else self._decoder.num_in_flight
+        require_loadable(self._engine, num_to_end, is_asleep=self._is_asleep)
+        if self._policy_version != NO_VERSION:
+            self._decoder.end_version(self._policy_version)
         reset_gpu_memory_peak()
         loader = _InPlaceLoader(self._engine, self._tensors)
         if isinstance(weights.payload, WeightOffer):

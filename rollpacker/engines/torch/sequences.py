@@ -45,7 +45,7 @@ class Generation:
     token_ids: TokenIds
     logprobs: Logprobs
     begun: tuple[VersionSpan, ...]
-    """Spans of what was generated of it before it came here."""
+    """Spans of what was generated of it before it came here, and here by earlier versions."""
     queue_time_s: float
     generation_time_s: float
 
@@ -57,11 +57,12 @@ class SequenceState:
     request: GenerationRequest
     time_added: float
     time_started: float = 0.0
+    spans: tuple[VersionSpan, ...] = ()
+    """Of what was generated before it came here, and here by earlier versions."""
 
-    @property
-    def begun_spans(self) -> tuple[VersionSpan, ...]:
-        """Of what was generated of it before it came here."""
-        return () if self.request.begun is None else self.request.begun.spans
+    def __post_init__(self) -> None:
+        if self.request.begun is not None:
+            self.spans = self.request.begun.spans
 
     @property
     def begun_token_ids(self) -> TokenIds:
@@ -82,7 +83,7 @@ class SequenceState:
             finish_reason=reason,
             token_ids=token_ids,
             logprobs=logprobs,
-            begun=self.begun_spans,
+            begun=self.spans,
             queue_time_s=self.time_started - self.time_added,
             generation_time_s=now - self.time_started,
         )
@@ -94,7 +95,7 @@ class SequenceState:
             finish_reason=FinishReason.ABORTED,
             token_ids=self.begun_token_ids,
             logprobs=_NO_LOGPROBS if self.request.begun is None else self.request.begun.logprobs,
-            begun=self.begun_spans,
+            begun=self.spans,
             queue_time_s=now - self.time_added,
             generation_time_s=0.0,
         )

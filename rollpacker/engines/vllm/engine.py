@@ -5,7 +5,10 @@ vLLM's end (its process was killed, a worker died) ends the engine: what was col
 `collect` and everything after raise.
 
 States of the policy: none (fresh, just woken, or an update failed) -> held (weights loaded) -> asleep. Requests are
-taken only while a policy is held, weights change only while nothing is in flight, so each response has one version.
+taken only while a policy is held, weights change only while nothing is in flight, so what it generates of a response
+has one version. An engine that keeps requests (`system.interrupt=keep`) pauses vLLM between two passes, replaces its
+weights and goes on with the KV cache that it has; vLLM itself says which weights sampled which token. Nothing of that
+cache serves a later request: prefixes are shared only among requests of one version, by a salt.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from rollpacker.engines.vllm.sampling import Flight, check_sampling, sampling_pa
 from rollpacker.engines.vllm.sending import send_tensors
 from rollpacker.engines.vllm.stats import StepTotals
 from rollpacker.protocols.engine import EngineStats
-from rollpacker.protocols.rollout import FinishReason, Response, spans_after
+from rollpacker.protocols.rollout import FinishReason, Response
 from rollpacker.transfer.offers import WeightOffer
 
 if TYPE_CHECKING:
@@ -71,8 +74,11 @@ class VllmEngine:
         section: EngineSection,
         max_tokens_per_seq: int,
         dtype: str,
+        *,
+        keeps_requests: bool = False,
     ) -> None:
         self._engine = engine
+        self._keeps_requests = keeps_requests
         self._loop = asyncio.get_running_loop()
         self._tensors = expected_tensors(model_path, dtype)
         config = transformers.AutoConfig.from_pretrained(model_path, local_files_only=True)
@@ -146,23 +152,31 @@ class VllmEngine:
 
     async def load_weights(self, weights: Weights) -> str:
         self._require_open()
-        require_loadable(self._engine, len(self._flights), is_asleep=self._is_asleep)
-        if isinstance(weights.payload, WeightOffer):
-            self._policy_version = NO_VERSION
-            fetching = fetch_weights(self._llm, self._engine, weights.payload, weights.policy_version)
-            fetched = await self._ask(fetching)
-            check_fit(self._engine, self._tensors, fetched.tensors)
-            checksum = fetched.checksum
-        else:
+        is_kept = self._keeps_requests and bool(self._flights)
+        require_loadable(self._engine, 0 if is_kept else len(self._flights), is_asleep=self._is_asleep)
+        if not isinstance(weights.payload, WeightOffer):
             check_fit(self._engine, self._tensors, weights.payload)
-            self._policy_version = NO_VERSION
-            checksum = await self._ask(send_tensors(self._llm, weights.payload, weights.policy_version))
+        if is_kept:
+            await self._ask(self._llm.pause_generation(mode="keep", clear_cache=False))
+        self._policy_version = NO_VERSION
+        checksum = await self._replace_weights(weights)
         await self._ask(self._wake_entirely())
+        if self._keeps_requests:  # after an update that broke off it stays paused until one is whole
+            await self._ask(self._llm.resume_generation())
         if not self._drafts_are_tried:
             await self._ask(try_drafts(self._llm, self._totals))
             self._drafts_are_tried = True
         self._policy_version = weights.policy_version
         return checksum
+
+    async def _replace_weights(self, weights: Weights) -> str:
+        keeps_cache, version = self._keeps_requests, weights.policy_version
+        if not isinstance(weights.payload, WeightOffer):
+            return await self._ask(send_tensors(self._llm, weights.payload, version, keeps_cache=keeps_cache))
+        fetching = fetch_weights(self._llm, self._engine, weights.payload, version, keeps_cache=keeps_cache)
+        fetched = await self._ask(fetching)
+        check_fit(self._engine, self._tensors, fetched.tensors)
+        return fetched.checksum
 
     async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
         """Count passes under these rules; `drafting` says why they are not followed."""
@@ -247,7 +261,8 @@ class VllmEngine:
             else:
                 flight.is_submitted = True
                 params = sampling_params(flight.request, self._end_tokens)
-                prompt, priority = tokens_input(flight.known_token_ids), flight.request.priority
+                salt = str(self._policy_version) if self._keeps_requests else None
+                prompt, priority = tokens_input(flight.known_token_ids, cache_salt=salt), flight.request.priority
                 async for output in self._llm.generate(prompt, params, flight.key, priority=priority):
                     flight.take(output)
             self._deliver(flight)
@@ -264,14 +279,13 @@ class VllmEngine:
     def _response(self, flight: Flight) -> Response:
         assert flight.finish_reason is not None, "vLLM's last report of a request says how it ended"
         token_ids, logprobs = flight.response_token_ids(), flight.response_logprobs()
-        begun = () if flight.request.begun is None else flight.request.begun.spans
         return Response(
             request=flight.request.request,
             engine=self._engine,
             finish_reason=flight.finish_reason,
             token_ids=token_ids,
             logprobs=logprobs,
-            spans=spans_after(begun, self._policy_version, len(token_ids)),
+            spans=flight.spans,
             queue_time_s=flight.queue_time_s,
             generation_time_s=flight.generation_time_s,
         )

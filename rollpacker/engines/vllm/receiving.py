@@ -37,8 +37,10 @@ class Fetched:
     """Their names, shapes and dtypes; no values."""
 
 
-async def fetch_weights(llm: AsyncLLM, engine: EngineId, offer: WeightOffer, policy_version: int) -> Fetched:
-    """Let all workers replace their weights by those offered. Nothing may be in flight.
+async def fetch_weights(
+    llm: AsyncLLM, engine: EngineId, offer: WeightOffer, policy_version: int, *, keeps_cache: bool = False
+) -> Fetched:
+    """Let all workers replace their weights by those offered. Nothing may be generated.
 
     Raises:
         EngineFailed: A worker did not get them. The model is useless until it gets others.
@@ -47,7 +49,7 @@ async def fetch_weights(llm: AsyncLLM, engine: EngineId, offer: WeightOffer, pol
     try:
         answers = await llm.collective_rpc("receive_offer", args=(dataclasses.asdict(offer), str(engine)))
         await llm.update_weight_version(str(policy_version))
-        has_forgotten = await llm.reset_prefix_cache(reset_running_requests=True)
+        has_forgotten = keeps_cache or await llm.reset_prefix_cache(reset_running_requests=True)
     except EngineDeadError:
         raise
     except Exception as error:  # vLLM hands on what a worker raised as a plain Exception

@@ -22,13 +22,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.engines.checks import logits_not_finite
-from rollpacker.protocols.rollout import FinishReason
+from rollpacker.protocols.rollout import FinishReason, spans_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import RequestOutput, WeightVersionSpan
 
+    from rollpacker.core.ids import VersionSpan
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
 
 MIN_TEMPERATURE = 0.01
@@ -60,6 +61,12 @@ class Flight:
     """Of its first forward pass."""
     time_of_last_token: float = 0.0
     finish_reason: FinishReason | None = None
+    spans: tuple[VersionSpan, ...] = ()
+    """Of what was generated before it came here; at its end, of the whole response."""
+
+    def __post_init__(self) -> None:
+        if self.request.begun is not None:
+            self.spans = self.request.begun.spans
 
     @property
     def num_tokens(self) -> int:
@@ -87,6 +94,13 @@ class Flight:
             self.finish_reason = _REASONS.get(completion.finish_reason)
             if self.finish_reason is None:
                 raise EngineFailed(f"vLLM gave up {self.request.request}: {completion.finish_reason}.")
+            self._count_spans(completion.weight_versions or ())
+
+    def _count_spans(self, versions: Sequence[WeightVersionSpan]) -> None:
+        """Say which version sampled which token; vLLM counts its own tokens, by the names of the weights it held."""
+        num_begun = self.num_tokens - len(self.token_ids)
+        for span in versions:
+            self.spans = spans_after(self.spans, int(span.version), num_begun + span.end)
 
     @property
     def queue_time_s(self) -> float:

@@ -26,13 +26,16 @@ BUCKET_BYTES = 256 << 20
 any model that takes more than one."""
 
 
-async def update(llm: AsyncLLM, buckets: AsyncIterable[Mapping[str, Any]], policy_version: int) -> str:
-    """Replace the model's weights in all workers by what comes through shared memory. Nothing may be in flight.
+async def update(
+    llm: AsyncLLM, buckets: AsyncIterable[Mapping[str, Any]], policy_version: int, *, keeps_cache: bool = False
+) -> str:
+    """Replace the model's weights in all workers by what comes through shared memory. Nothing may be generated.
 
     Args:
         llm: Whose weights.
         buckets: As `SharedBuffer.write` describes them; the next is asked for when the workers have loaded the last.
         policy_version: Of the new weights.
+        keeps_cache: Whether what the old policy computed stays in the cache.
 
     Returns:
         The checksum that every worker computed of what it received.
@@ -49,7 +52,7 @@ async def update(llm: AsyncLLM, buckets: AsyncIterable[Mapping[str, Any]], polic
         await llm.finish_weight_update(str(policy_version))
         checksums: list[str] = await llm.collective_rpc("checksum_of_received")
         # what the old policy computed would otherwise be the beginning of the new one's responses
-        has_forgotten = await llm.reset_prefix_cache(reset_running_requests=True)
+        has_forgotten = keeps_cache or await llm.reset_prefix_cache(reset_running_requests=True)
     except EngineDeadError:
         raise
     except Exception as error:  # vLLM hands on what a worker raised as a plain Exception
@@ -65,7 +68,9 @@ async def update(llm: AsyncLLM, buckets: AsyncIterable[Mapping[str, Any]], polic
     return checksums[0]
 
 
-async def send_tensors(llm: AsyncLLM, tensors: Mapping[str, torch.Tensor], policy_version: int) -> str:
+async def send_tensors(
+    llm: AsyncLLM, tensors: Mapping[str, torch.Tensor], policy_version: int, *, keeps_cache: bool = False
+) -> str:
     """`update` with tensors of this process, copied bucket by bucket into memory that the workers share."""
     buckets = _cut(tensors)
     buffer = SharedBuffer(max(_num_bytes(bucket) for bucket in buckets))
@@ -77,7 +82,7 @@ async def send_tensors(llm: AsyncLLM, tensors: Mapping[str, torch.Tensor], polic
     try:
         await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"handle": buffer.handle()}))
         try:
-            return await update(llm, written(), policy_version)
+            return await update(llm, written(), policy_version, keeps_cache=keeps_cache)
         finally:
             await llm.collective_rpc("abandon_weight_update")  # also after an update that broke off
             await llm.shutdown_weight_transfer_engine()

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def start_vllm(
-    engine: EngineId, model_path: Path, section: EngineSection, max_tokens_per_seq: int, dtype: str
+    engine: EngineId,
+    model_path: Path,
+    section: EngineSection,
+    max_tokens_per_seq: int,
+    dtype: str,
+    *,
+    keeps_requests: bool = False,
 ) -> VllmEngine:
     """Start vLLM's processes and wait until they are ready: seconds for a small model, minutes for a large one.
 
@@ -35,6 +41,7 @@ def start_vllm(
         section: Slots, GPUs, memory.
         max_tokens_per_seq: Prompt and response together.
         dtype: Of weights and KV cache, such as `bfloat16`.
+        keeps_requests: Whether it takes weights with requests in flight, and keeps their KV cache.
 
     Raises:
         UserError: vLLM is not installed, does not take an argument, or cannot serve the model on this machine.
@@ -44,7 +51,7 @@ def start_vllm(
     prepare_environment(section)
     from rollpacker.engines.vllm.engine import VllmEngine
 
-    return VllmEngine(engine, model_path, section, max_tokens_per_seq, dtype)
+    return VllmEngine(engine, model_path, section, max_tokens_per_seq, dtype, keeps_requests=keeps_requests)
 
 
 def start_vllm_judge(section: JudgeSection) -> VllmJudge:

@@ -213,22 +213,23 @@ class Driver:
         """Give the evaluation that filled the last round, if one did; after `quiesce`."""
         return self._rounds.take_evaluation()
 
-    async def quiesce(self, *, settles_rewards: bool = False) -> None:
+    async def quiesce(self, *, empties_engines: bool = False, settles_rewards: bool = False) -> None:
         """Wait until every engine has given back what it had: no request is in flight when new weights arrive.
 
         In a synchronous run, what the batch was complete without is aborted, and the reward does not go on with it; an
-        evaluation that fills the round has some time to end. In an asynchronous run, what is under way is suspended and
-        the reward goes on; ahead of a checkpoint its verdicts are waited for, so that none is lost.
+        evaluation that fills the round has some time to end. In an asynchronous run, what is under way is suspended or
+        kept, and the reward goes on; ahead of a checkpoint its verdicts are waited for, so that none is lost.
         """
         if self._rounds.is_filled:
             self._take(EnginesWanted(step=self._rounds.current.begin.step))
             await self._until(lambda: not self._rounds.is_filled)
         if self._rounds.goes_on:
             step, next_version = self._rounds.current.begin.step, self._engines.policy_version + 1
-            self._take(PolicyUpdated(step=step, policy_version=next_version))
+            self._take(PolicyUpdated(step=step, policy_version=next_version, empties_engines=empties_engines))
         else:
             self._reward.forget()
-        await self._until(lambda: not (self._orders.is_any_in_flight or self._aside.is_any))
+        keeps = self._scheduler.keeps_requests
+        await self._until(lambda: not (self._orders.are_owed(responses=not keeps) or self._aside.is_any))
         await self._until(lambda: not (settles_rewards and self._reward.is_busy))
 
     async def measure_round(self) -> RoundCosts:
@@ -445,5 +446,5 @@ class Driver:
         return self._sampling.scoring(command, response)
 
     def _describe_wait(self) -> str:
-        waits = self._orders.describe_wait() + self._reward.describe_wait() + self._engines.describe_wait()
-        return " and ".join(waits) or "the next fact of any engine or reward"
+        waits = self._orders.describe_wait(self._scheduler.due) + self._reward.describe_wait()
+        return " and ".join(waits + self._engines.describe_wait()) or "the next fact of any engine or reward"

@@ -43,6 +43,7 @@ class Learner:
         deadline_s: Of one call of the trainer.
         interval_log: Takes down when the trainer worked while the rollout ran.
         on_failure: Told of the error that ended a stream.
+        keeps_cache: Of each `BatchShape`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Learner:
         *,
         interval_log: IntervalLog,
         on_failure: Callable[[Exception], None],
+        keeps_cache: bool = False,
     ) -> None:
         self._trainer = trainer
         self._max_response_tokens = max_response_tokens
@@ -61,6 +63,7 @@ class Learner:
         self._deadline_s = deadline_s
         self._interval_log = interval_log
         self._on_failure = on_failure
+        self._keeps_cache = keeps_cache
         self._streaming: asyncio.Task[None] | None = None
         self._accumulated: set[PromptId] = set()
         self._has_news = asyncio.Event()
@@ -126,6 +129,7 @@ class Learner:
             num_groups=num_groups,
             num_responses=num_groups * batch.begin.num_responses_needed,
             max_response_tokens=self._max_response_tokens,
+            keeps_cache=self._keeps_cache,
         )
         await self._within(self._deadline_s, "the trainer to begin the step", self._trainer.begin_step(shape))
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rollpacker.core.commands import Abort, DraftRule, Evict, Launch
@@ -110,10 +111,9 @@ class EngineOrders:
 
     # What is in flight
 
-    @property
-    def is_any_in_flight(self) -> bool:
-        """True until every engine has accepted its orders and given back its requests."""
-        return bool(self._in_flight or self._to_send or self._sending)
+    def are_owed(self, *, responses: bool) -> bool:
+        """True until every engine has accepted its orders and, if asked for, given back its requests."""
+        return bool(self._to_send or self._sending or (responses and self._in_flight))
 
     def came_back(self, request: RequestId, engine: EngineId) -> tuple[bool, bool]:
         """Note that an engine gave a request back.
@@ -139,9 +139,11 @@ class EngineOrders:
         self._in_flight = {request: holder for request, holder in self._in_flight.items() if request not in lost}
         self._being_evicted -= lost
 
-    def describe_wait(self) -> list[str]:
-        """Say which engines owe responses."""
-        per_engine: dict[EngineId, int] = {}
-        for engine_id in self._in_flight.values():
-            per_engine[engine_id] = per_engine.get(engine_id, 0) + 1
-        return [f"{count} responses of {engine_id}" for engine_id, count in sorted(per_engine.items())]
+    def describe_wait(self, due: Mapping[RequestId, EngineId | None]) -> list[str]:
+        """Say which engines owe responses, and which of these are due in an asynchronous run."""
+        per_engine = Counter(self._in_flight.values())
+        waits = [f"{count} responses of {engine_id}" for engine_id, count in sorted(per_engine.items())]
+        if due:
+            named = [f"{request} on {engine or 'no engine'}" for request, engine in itertools.islice(due.items(), 3)]
+            waits.append(f"{len(due)} responses that are due in this step, such as {', '.join(named)}")
+        return waits

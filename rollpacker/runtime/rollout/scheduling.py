@@ -95,6 +95,7 @@ def scheduler_settings(
                 lookahead=exact(config.system.lookahead),
                 num_steps=config.run.num_steps,
                 order=config.system.staleness_order,
+                interrupt=config.system.interrupt,
             )
             if config.system.is_async and config.trains
             else None

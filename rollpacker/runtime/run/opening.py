@@ -280,6 +280,7 @@ class _Opening:
             config.backend.deadlines.train_s,
             interval_log=self._interval_log,
             on_failure=lambda error: driver.interrupt(error),  # noqa: PLW0108  the driver comes later
+            keeps_cache=config.system.interrupt == "keep",
         )
         self._stack.push_async_callback(learner.close)
 

@@ -38,7 +38,8 @@ from rollpacker.rewards.trial import try_checks
 from rollpacker.runtime.job.allocation import current_allocation
 from rollpacker.runtime.placing.actors import ClusterSize
 from rollpacker.runtime.placing.model_fit import ModelFit, validate_fit
-from rollpacker.runtime.placing.planning import cluster_size
+from rollpacker.runtime.placing.planning import cluster_size, placed_actors
+from rollpacker.runtime.placing.topology import trainer_parts
 from rollpacker.runtime.rollout.scheduling import enough_prompts, supplied_settings
 from rollpacker.runtime.run.callbacks import check_callbacks
 from rollpacker.runtime.run.folder_checks import check_run_dir
@@ -144,6 +145,8 @@ def validate(config: RunConfig, run_facts_of: RunFactsOf = RealRunFacts) -> Reso
         look(lambda: check_trainable(config))
         fit = look(lambda: validate_fit(config, cluster if isinstance(cluster, ClusterSize) else None))
     finished_steps = look(lambda: _finished_steps(config))
+    if config.system.interrupt == "keep" and cluster is not None:
+        look(lambda: _check_kept_requests(config, cluster))
     look(lambda: _check_engine(config))
     look(lambda: _check_trainer(config))
     look(lambda: _check_reward(config))
@@ -234,6 +237,20 @@ def _check_drafts(config: RunConfig, description: Mapping[str, Any]) -> None:
             f"system.speculative_decoding=true, and layers of the model in {config.model.path} are {min(kinds)}.",
             "The torch engine verifies draft tokens of models whose layers are all full_attention.",
             "Set system.speculative_decoding=false, or use engine=vllm.",
+        )
+
+
+def _check_kept_requests(config: RunConfig, cluster: ClusterSize | ModelledCluster) -> None:
+    """Refuse to keep requests on engines that sleep in each step."""
+    if isinstance(cluster, ModelledCluster):
+        are_in_turns = cluster.num_trainer_gpus is None
+    else:
+        are_in_turns = bool(trainer_parts(config, placed_actors(config, cluster), cluster.num_gpus))
+    if are_in_turns:
+        raise ConfigError(
+            "system.interrupt=keep where engines and trainer take turns on GPUs.",
+            "An engine that sleeps while the trainer learns loses its KV cache: there is nothing to keep.",
+            "Give each GPUs of its own (placement.engine, placement.trainer), or set system.interrupt=recompute.",
         )
 
 

@@ -131,7 +131,8 @@ class TrainingRun:
     async def quiesce(self) -> None:
         """Wait until no request of the round is in flight, and measure its costs; the second call does nothing."""
         if self._costs is None:
-            await self._driver.quiesce(settles_rewards=self._saver.is_due(self._step + 1))
+            is_saved = self._saver.is_due(self._step + 1)
+            await self._driver.quiesce(empties_engines=is_saved or self.is_colocated, settles_rewards=is_saved)
             self._costs = await self._driver.measure_round()
 
     async def publish_weights(self) -> None:

@@ -27,6 +27,7 @@ from tests.engines.exercises import (
     change,
     check_parity_over_updates,
     check_spans_of_continued_responses,
+    check_spans_of_kept_responses,
     collect,
     weights_of,
 )
@@ -76,11 +77,18 @@ def section(**keys: Any) -> EngineSection:
     return EngineSection(max_num_seqs=NUM_SLOTS, vllm=vllm, **keys)
 
 
-def start(folder: Path, others: EngineSection | None = None, *, tensor_parallel: int = 1) -> VllmEngine:
+def start(
+    folder: Path,
+    others: EngineSection | None = None,
+    *,
+    tensor_parallel: int = 1,
+    keeps_requests: bool = False,
+) -> VllmEngine:
     from rollpacker.engines.vllm.start import start_vllm
 
     settings = others or section(tensor_parallel=tensor_parallel)
-    return start_vllm(EngineId("engine-0"), folder, settings, MAX_TOKENS, dtype="float32")
+    engine = EngineId("engine-0")
+    return start_vllm(engine, folder, settings, MAX_TOKENS, dtype="float32", keeps_requests=keeps_requests)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +162,14 @@ async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updat
 
 async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_each_version(single: VllmEngine) -> None:
     await check_spans_of_continued_responses(single, make_model())
+
+
+async def test_an_engine_that_keeps_requests_goes_on_with_their_cache_under_new_weights(folder: Path) -> None:
+    engine = start(folder, keeps_requests=True)
+    try:
+        await check_spans_of_kept_responses(engine, make_model())
+    finally:
+        await engine.close()
 
 
 async def test_so_they_do_with_two_workers(pair: VllmEngine) -> None:

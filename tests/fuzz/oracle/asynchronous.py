@@ -110,6 +110,10 @@ class AsynchronousModel:
         self.is_preparing = False
         """A step has started, and its round has not begun."""
         self.is_suspended = False
+        self.is_kept = False
+        """Engines get the next policy with requests in flight."""
+        self.newest_version = -1
+        """That an engine may hold."""
         self.round: BeginRound | None = None
         self.num_places = 0
         """Of the round's batch, free ones."""
@@ -194,7 +198,7 @@ class AsynchronousModel:
                 if isinstance(event, EngineJoined | EngineLost):
                     self.stream.restart(event.engine)
             case EngineUpdated(engine=engine, policy_version=version):
-                assert not self.engines.loads[engine], "an engine got new weights while it generated"
+                assert self.is_kept or not self.engines.loads[engine], "an engine got new weights while it generated"
                 self.engines.versions[engine] = version
             case PolicyUpdated():
                 self._suspend(event, commands)
@@ -223,6 +227,14 @@ class AsynchronousModel:
         assert not self.is_preparing, "a policy was updated after the next step had started"
         assert event.step == self.step, "a policy was updated by another step"
         self.is_suspended = True
+        evaluation = self.settings.evaluation
+        is_evaluated = evaluation is not None and (event.step + 1) % evaluation.every_steps == 0
+        self.is_kept = self.rules.interrupt == "keep" and not (event.empties_engines or is_evaluated)
+        if self.is_kept:
+            assert commands == (), "something is taken from engines that keep what they have"
+            self.newest_version = event.policy_version
+            self.step_of_version.setdefault(event.policy_version, event.step + 1)
+            return
         held = [(engine, request) for engine in self.engines.loads for request in self.engines.held_by(engine)]
         assert [(each.engine, each.request) for each in commands if isinstance(each, Evict)] == held, (
             "not exactly what was in flight is suspended"
@@ -236,6 +248,7 @@ class AsynchronousModel:
         assert set(self.engines.versions.values()) <= {event.policy_version}, "a step started with another policy"
         assert not (self.is_suspended and self.engines.leaving), "a step started before every engine was empty"
         self.step, self.version, self.is_preparing = event.step, event.policy_version, True
+        self.newest_version = event.policy_version
         self.step_of_version.setdefault(event.policy_version, event.step)
         self.accepted, self.num_dropped = [], 0
         most = self.rules.num_steps * self.batch
@@ -244,7 +257,7 @@ class AsynchronousModel:
             numbers = {prompt: group.number for prompt, group in self.live.items()}
             self.to_launch = sorted(self.engines.waiting, key=lambda each: (numbers[each.prompt], each.sample))
             self.engines.waiting = []
-        self.is_suspended = False
+        self.is_suspended = self.is_kept = False
 
     def _note_draw(self, event: PromptsDrawn) -> None:
         asked = self.awaited.pop(event.domain)
