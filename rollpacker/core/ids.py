@@ -13,6 +13,7 @@ For the same reason an engine that takes the place of a lost one has another id 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple, NewType
 
 EngineId = NewType("EngineId", str)
@@ -52,11 +53,21 @@ class RequestId(NamedTuple):
         return f"r{self.round}:{self.prompt}#{self.sample}"
 
 
+ENVIRONMENT: Final = -1
+"""The policy version of tokens that no policy sampled: an environment's observation, and what the template adds."""
+
+
 class VersionSpan(NamedTuple):
-    """Consecutive tokens of a response that one policy version produced."""
+    """Consecutive tokens of a response that one policy version produced, or an environment."""
 
     policy_version: int
+    """`ENVIRONMENT` where it is none; such tokens are context, and never trained."""
     num_tokens: int
+
+
+def sampled(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
+    """The spans that a policy sampled."""
+    return [span for span in spans if span.policy_version != ENVIRONMENT]
 
 
 def successor_of(engine: EngineId, number: int) -> EngineId:

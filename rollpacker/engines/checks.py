@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineRaised, ImpossibleEvent, WeightSyncFailed
+from rollpacker.core.ids import sampled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,7 @@ def check_begun(engine: EngineId, request: GenerationRequest, policy_version: in
     """Refuse to go on with what a policy began that the request does not allow, or a later one than is held."""
     oldest = request.oldest_policy_version
     legal = range(policy_version if oldest is None else oldest, policy_version + 1)
-    for span in request.begun.spans if request.begun else ():
+    for span in sampled(request.begun.spans) if request.begun else ():
         if span.policy_version not in legal:
             raise ImpossibleEvent(
                 f"{request.request} was begun by policy version {span.policy_version}.",

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rollpacker.core.ids import VersionSpan
+import numpy as np
+
+from rollpacker.core.ids import ENVIRONMENT, VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from rollpacker.core.events import CaseRun
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     """Shape [T]."""
     Logprobs = npt.NDArray[np.float32]
     """Shape [T], natural logarithm, of the sampled tokens under the distribution that they were sampled from."""
+    Mask = npt.NDArray[np.bool_]
+    """Shape [T], true where a policy sampled."""
 
 
 class FinishReason(StrEnum):
@@ -96,9 +99,9 @@ class Response:
     token_ids: TokenIds
     """Shape [T]; ends with the end-of-sequence token when the reason is `STOP`."""
     logprobs: Logprobs
-    """Shape [T]."""
+    """Shape [T]; 0 where an environment wrote."""
     spans: tuple[VersionSpan, ...]
-    """Cover the T tokens in order."""
+    """Cover the T tokens in order, those of an environment too."""
     queue_time_s: float
     """From the call to the first forward pass."""
     generation_time_s: float
@@ -107,6 +110,14 @@ class Response:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def mask(self) -> Mask | None:
+        """Which tokens a policy sampled; None where it sampled all of them."""
+        is_sampled = [span.policy_version != ENVIRONMENT for span in self.spans]
+        if all(is_sampled):
+            return None
+        return np.repeat(np.array(is_sampled), [span.num_tokens for span in self.spans])
 
 
 def spans_after(begun: Sequence[VersionSpan], policy_version: int, num_tokens: int) -> tuple[VersionSpan, ...]:

@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ForeignVersion, ImpossibleEvent
+from rollpacker.core.ids import sampled
 from rollpacker.protocols.rollout import FinishReason
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Admission:
 
     def _check_response(self, response: Response) -> None:
         oldest, newest = self.shape.oldest_policy_version, self.shape.policy_version
-        foreign = {span.policy_version for span in response.spans} - set(range(oldest, newest + 1))
+        spans = sampled(response.spans)
+        foreign = {span.policy_version for span in spans} - set(range(oldest, newest + 1))
         if foreign:
             legal = f"version {newest} only" if oldest == newest else f"versions {oldest} to {newest}"
             raise ForeignVersion(
@@ -104,10 +106,10 @@ class Admission:
             )
         num_spanned = sum(span.num_tokens for span in response.spans)
         lengths = {response.num_tokens, num_spanned, len(response.logprobs)}
-        if len(lengths) != 1 or not 0 < response.num_tokens <= self.shape.max_response_tokens:
+        if len(lengths) != 1 or not 0 < response.num_tokens <= self.shape.max_response_tokens or not spans:
             raise ImpossibleEvent(
                 f"Response {response.request} has {response.num_tokens} tokens, {len(response.logprobs)} "
-                f"log-probabilities and spans over {num_spanned} tokens",
-                f"The three are equal and between 1 and {self.shape.max_response_tokens}",
+                f"log-probabilities and spans over {num_spanned} tokens, {len(spans)} of them a policy's",
+                f"The three are equal and between 1 and {self.shape.max_response_tokens}; a policy sampled some",
                 _REPORT,
             )

@@ -7,14 +7,17 @@ the same floating-point sums.
 Rows are padded on the right. A causal model never looks to the right, so padding needs no attention mask and cannot
 change a real token's result.
 
-Shapes: B rows, T input positions, K <= T last positions that are scored (all response tokens lie there), N response
+Of a response that an environment answered, only the tokens that a policy sampled are scored: its observations are
+input, and the loss, its constants and all that is observed never see them.
+
+Shapes: B rows, T input positions, K <= T last positions that may be scored (all response tokens lie there), N sampled
 tokens of the rows one after the other, R response tokens of one sample.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollpacker.protocols.rollout import Logprobs, TokenIds
+
+Value = TypeVar("Value", bound=np.generic)
 
 MICROBATCH_COST_TOKENS = 96
 """What one more forward and backward pass costs beside its positions, counted in positions: 2 to 3 ms against 0.027 ms
@@ -44,7 +49,9 @@ class Sample:
     """Shape [R]."""
     advantage: float
     proximal_logprobs_R: Tensor | None = None
-    """None while the current policy is the proximal one."""
+    """Of the sampled tokens alone; None while the current policy is the proximal one."""
+    mask_R: npt.NDArray[np.bool_] | None = None
+    """Which tokens a policy sampled; None where it sampled all of them."""
     is_stale_R: npt.NDArray[np.bool_] | None = None
     """Which tokens an older policy version sampled; None where none is."""
     is_masked: bool = False
@@ -57,6 +64,15 @@ class Sample:
         """Positions of the forward pass; the last token is predicted, never fed."""
         return len(self.prompt_token_ids) + len(self.response_token_ids) - 1
 
+    @property
+    def num_trained(self) -> int:
+        """Tokens that a policy sampled."""
+        return len(self.response_token_ids) if self.mask_R is None else int(self.mask_R.sum())
+
+    def of_sampled(self, values_R: npt.NDArray[Value]) -> npt.NDArray[Value]:
+        """Those of the tokens that a policy sampled."""
+        return values_R if self.mask_R is None else values_R[self.mask_R]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
@@ -67,11 +83,11 @@ class MicroBatch:
     num_inputs_B: tuple[int, ...]
     """Positions of each row without padding; the last ones predict its response."""
     num_tokens_B: tuple[int, ...]
-    """Response tokens of each row; they add up to N."""
+    """Sampled tokens of each row; they add up to N."""
     input_ids_BT: Tensor
     target_ids_BK: Tensor
     """The tokens that the last K positions predict."""
-    is_response_BK: Tensor
+    is_sampled_BK: Tensor
     """True N times, row by row in the order of the flat tensors."""
     behaviour_N: Tensor
     advantages_N: Tensor
@@ -141,13 +157,15 @@ def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.dev
     first_scored = min(len(sample.prompt_token_ids) for sample in chosen) - 1
     # What stands in the padding is never seen; 0 is a legal id of every vocabulary.
     token_ids = np.zeros((len(rows), num_inputs + 1), dtype=np.int64)
-    is_response = np.zeros((len(rows), num_inputs - first_scored), dtype=np.bool_)
+    is_sampled = np.zeros((len(rows), num_inputs - first_scored), dtype=np.bool_)
     for row, sample in enumerate(chosen):
         num_prompt, end = len(sample.prompt_token_ids), sample.num_inputs + 1
         token_ids[row, :num_prompt] = sample.prompt_token_ids
         token_ids[row, num_prompt:end] = sample.response_token_ids
-        is_response[row, num_prompt - 1 - first_scored : end - 1 - first_scored] = True
-    num_tokens = tuple(len(sample.response_token_ids) for sample in chosen)
+        is_sampled[row, num_prompt - 1 - first_scored : end - 1 - first_scored] = (
+            True if sample.mask_R is None else sample.mask_R
+        )
+    num_tokens = tuple(sample.num_trained for sample in chosen)
     proximal = [sample.proximal_logprobs_R for sample in chosen if sample.proximal_logprobs_R is not None]
     assert len(proximal) in {0, len(chosen)}, "either every sample has proximal log-probabilities or none"
     tokens = torch.from_numpy(token_ids).to(device)
@@ -157,8 +175,10 @@ def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.dev
         num_tokens_B=num_tokens,
         input_ids_BT=tokens[:, :-1],
         target_ids_BK=tokens[:, first_scored + 1 :],
-        is_response_BK=torch.from_numpy(is_response).to(device),
-        behaviour_N=torch.from_numpy(np.concatenate([sample.behaviour_logprobs for sample in chosen])).to(device),
+        is_sampled_BK=torch.from_numpy(is_sampled).to(device),
+        behaviour_N=torch.from_numpy(
+            np.concatenate([sample.of_sampled(sample.behaviour_logprobs) for sample in chosen])
+        ).to(device),
         advantages_N=torch.from_numpy(
             np.repeat(np.array([sample.advantage for sample in chosen], dtype=np.float32), num_tokens)
         ).to(device),
@@ -172,7 +192,9 @@ def _stale(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
     if all(sample.is_stale_R is None for sample in samples):
         return None
     of_samples = (
-        np.zeros(len(sample.response_token_ids), dtype=np.bool_) if sample.is_stale_R is None else sample.is_stale_R
+        np.zeros(sample.num_trained, dtype=np.bool_)
+        if sample.is_stale_R is None
+        else sample.of_sampled(sample.is_stale_R)
         for sample in samples
     )
     return torch.from_numpy(np.concatenate(list(of_samples))).to(device)

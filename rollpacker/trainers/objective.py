@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from rollpacker.config.sections.losses import BATCH_ADVANTAGES, is_own, resolved
+from rollpacker.core.ids import ENVIRONMENT
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.trainers.advantages import batch_advantages, group_advantages
 from rollpacker.trainers.losses import kl_estimate, kl_k3, mismatch_weights, ratios, sums_to_come, token_weight
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
-    """Sums and maxima over the response tokens that passed on this rank so far; each is observed once per step."""
+    """Sums and maxima over the sampled tokens that passed on this rank so far; each is observed once per step."""
 
     num_tokens: float = 0.0
     entropy: float = 0.0
@@ -118,7 +119,7 @@ class Divisors:
     num_responses: int
     max_response_tokens: int
     num_tokens: int | None
-    """Response tokens of the update that are not masked; None while it streams."""
+    """Sampled tokens of the update's responses that are not masked; None while it streams."""
 
 
 class Objective:
@@ -143,6 +144,7 @@ class Objective:
                 response_token_ids=response.token_ids,
                 behaviour_logprobs=response.logprobs,
                 advantage=float(advantage),
+                mask_R=response.mask,
                 is_stale_R=_stale(response, shape),
                 is_masked=self._section.mask_truncated and response.finish_reason is FinishReason.LENGTH,
             )
@@ -155,7 +157,7 @@ class Objective:
         """Return the groups of a whole batch, with advantages that depend on all their rewards where it has such."""
         if self._section.advantage not in BATCH_ADVANTAGES:
             return list(groups)
-        num_tokens = [[len(sample.response_token_ids) for sample in group] for group in groups]
+        num_tokens = [[sample.num_trained for sample in group] for group in groups]
         advantages = batch_advantages(rewards, num_tokens, self._section.advantage)
         return [
             [dataclasses.replace(sample, advantage=float(one)) for sample, one in zip(group, of_group, strict=True)]
@@ -172,9 +174,7 @@ class Objective:
             num_responses=shape.num_responses if self._section.num_minibatches == 1 else len(samples),
             max_response_tokens=shape.max_response_tokens,
             num_tokens=(
-                None
-                if self.streams
-                else sum(len(sample.response_token_ids) for sample in samples if not sample.is_masked)
+                None if self.streams else sum(sample.num_trained for sample in samples if not sample.is_masked)
             ),
         )
 
@@ -255,7 +255,7 @@ def _stale(response: Response, shape: BatchShape) -> npt.NDArray[np.bool_] | Non
     """Which tokens the trainer's own version did not sample, or not over its own cache; None if it did all."""
     if shape.keeps_cache and response.request.round < shape.step:
         return np.ones(response.num_tokens, dtype=np.bool_)
-    is_stale = [span.policy_version != shape.policy_version for span in response.spans]
+    is_stale = [span.policy_version not in {shape.policy_version, ENVIRONMENT} for span in response.spans]
     if not any(is_stale):
         return None
     return np.repeat(np.array(is_stale), [span.num_tokens for span in response.spans])

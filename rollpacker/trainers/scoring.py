@@ -103,7 +103,7 @@ def _score_whole(model: Any, microbatch: MicroBatch, score: _Score) -> Scores:
     # The few architectures that ignore logits_to_keep return all T positions.
     logits_BKV = _forward(model, microbatch).logits[:, -microbatch.num_scored :]
     scores = score(logits_BKV, microbatch.target_ids_BK)
-    logprobs_N, entropies_N, variances_N = (each_BK[microbatch.is_response_BK] for each_BK in scores)
+    logprobs_N, entropies_N, variances_N = (each_BK[microbatch.is_sampled_BK] for each_BK in scores)
     return Scores(logprobs_N=logprobs_N, entropies_N=entropies_N, variances_N=variances_N)
 
 
@@ -131,9 +131,9 @@ def _scoring_output(model: Any, microbatch: MicroBatch, score: _Score, chunk_tok
         return score(project(hidden_CH), ids_C)
 
     def of_all(hidden_BTH: Tensor) -> Tensor:
-        is_response_BK = microbatch.is_response_BK
-        hidden_NH = hidden_BTH[:, -microbatch.num_scored :][is_response_BK]
-        made.append(score_in_chunks(of_chunk, hidden_NH, microbatch.target_ids_BK[is_response_BK], chunk_tokens))
+        is_sampled_BK = microbatch.is_sampled_BK
+        hidden_NH = hidden_BTH[:, -microbatch.num_scored :][is_sampled_BK]
+        made.append(score_in_chunks(of_chunk, hidden_NH, microbatch.target_ids_BK[is_sampled_BK], chunk_tokens))
         return made[0]
 
     layer.forward = of_all

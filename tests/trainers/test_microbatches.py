@@ -75,8 +75,8 @@ def test_a_microbatch_predicts_each_response_token_from_the_one_before_it():
     # The shortest prompt has two tokens, so the last three positions are scored.
     assert batch.num_scored == 3
     assert batch.target_ids_BK.tolist() == [[12, 13, 14], [7, 11, 0]]
-    assert batch.is_response_BK.tolist() == [[True, True, True], [False, True, False]]
-    assert batch.target_ids_BK[batch.is_response_BK].tolist() == [12, 13, 14, 11]
+    assert batch.is_sampled_BK.tolist() == [[True, True, True], [False, True, False]]
+    assert batch.target_ids_BK[batch.is_sampled_BK].tolist() == [12, 13, 14, 11]
     assert batch.behaviour_N.tolist() == [-12.0, -13.0, -14.0, -11.0]
     assert batch.advantages_N.tolist() == [-1.0, -1.0, -1.0, 0.5]
     assert batch.proximal_N is None

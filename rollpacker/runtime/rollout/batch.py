@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rollpacker.core.commands import AcceptGroup, BeginRound, DropPrompt, EndRound
-from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.core.ids import PromptId, RequestId, sampled
 from rollpacker.protocols.rollout import RolloutGroup, TokenizedPrompt
 from rollpacker.rewards.overlong import NO_PUNISHMENT, OverlongPunishment
 from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
@@ -98,7 +98,7 @@ class Batch:
 
     def ages(self, record: RequestRecord) -> list[tuple[int, int]]:
         """How many versions behind the batch's its spans are, each with its number of tokens."""
-        spans = record.response.spans if record.response else ()
+        spans = sampled(record.response.spans) if record.response else ()
         return [(self.policy_version - span.policy_version, span.num_tokens) for span in spans]
 
     def _records(self, prompt: PromptId) -> list[RequestRecord]:

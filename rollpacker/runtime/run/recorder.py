@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rollpacker.core.commands import RoundKind
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, sampled
 from rollpacker.evaluation.statistics import quantile
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.trainer import UpdateMetrics
@@ -214,7 +214,7 @@ class StepRecorder:
     def _response_row(self, batch: Batch, request: RequestRecord, texts: tuple[str | None, str | None]) -> Row:
         response, verdict = request.response, request.verdict
         assert response is not None
-        name = request.request
+        name, spans = request.request, sampled(response.spans)
         tokenized = batch.prompts[name.prompt.key]
         return {
             "step": self._step,
@@ -225,8 +225,8 @@ class StepRecorder:
             "domain": tokenized.prompt.domain,
             "sample": name.sample,
             "engine": request.engine,
-            "policy_version": response.spans[-1].policy_version if response.spans else batch.policy_version,
-            "first_policy_version": response.spans[0].policy_version if response.spans else batch.policy_version,
+            "policy_version": spans[-1].policy_version if spans else batch.policy_version,
+            "first_policy_version": spans[0].policy_version if spans else batch.policy_version,
             "num_prompt_tokens": len(tokenized.token_ids),
             "length_tokens": response.num_tokens,
             "finish_reason": response.finish_reason.value,

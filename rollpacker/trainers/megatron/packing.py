@@ -54,9 +54,9 @@ class PackedRows:
     token_ids_1L: Tensor
     sequences: PackedSequences
     scored_n: Tensor
-    """Which of the L positions predict response tokens."""
+    """Which of the L positions predict sampled tokens."""
     tokens_n: Tensor
-    """Which of the N response tokens they predict."""
+    """Which of the N sampled tokens they predict."""
     target_ids_n: Tensor
 
 
@@ -67,7 +67,7 @@ def pack_rows(microbatch: MicroBatch, num_parts: int, part: int) -> PackedRows:
     filled = [_fill(length, num_parts) for length in lengths]
     positions = [_own_positions(length, num_parts, part) for length in filled]
     scored, tokens = _scored(microbatch, positions)
-    targets_N = microbatch.target_ids_BK[microbatch.is_response_BK]
+    targets_N = microbatch.target_ids_BK[microbatch.is_sampled_BK]
     tokens_n = torch.from_numpy(tokens).to(device)
     return PackedRows(
         token_ids_1L=_token_ids(microbatch, positions),
@@ -100,17 +100,20 @@ def _token_ids(microbatch: MicroBatch, positions: Sequence[np.ndarray]) -> Tenso
 
 
 def _scored(microbatch: MicroBatch, positions: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The places among this rank's L positions that predict response tokens, and the indices of those tokens."""
+    """The places among this rank's L positions that predict sampled tokens, and the indices of those tokens."""
     scored, tokens = [], []
     row_start = token_start = 0
-    for own, num_inputs, num_tokens in zip(positions, microbatch.num_inputs_B, microbatch.num_tokens_B, strict=True):
-        # The last input predicts the last response token; position p predicts token p + 1.
-        token = own - (num_inputs - num_tokens)
-        is_scored = (token >= 0) & (token < num_tokens)
+    first_scored = microbatch.input_ids_BT.shape[1] - microbatch.num_scored
+    for own, is_sampled_K in zip(positions, microbatch.is_sampled_BK.cpu().numpy(), strict=True):
+        predicting = first_scored + np.flatnonzero(is_sampled_K)
+        token_at = np.full(max(own.max(), predicting.max()) + 1, -1)
+        token_at[predicting] = np.arange(len(predicting))
+        token = token_at[own]
+        is_scored = token >= 0
         scored.append(row_start + np.flatnonzero(is_scored))
         tokens.append(token_start + token[is_scored])
         row_start += len(own)
-        token_start += num_tokens
+        token_start += len(predicting)
     return np.concatenate(scored), np.concatenate(tokens)
 
 

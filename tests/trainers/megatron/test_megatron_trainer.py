@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -416,6 +417,20 @@ def test_every_response_token_is_scored_by_exactly_one_context_parallel_rank(ran
     ]
     for part in parts:
         assert [part.token_ids[place] for place in part.scored] == [before[token] for token in part.tokens]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3])
+def test_what_an_environment_wrote_is_scored_by_no_rank(ranks: Ranks, samples, num_parts):
+    masks = [np.arange(len(sample.response_token_ids)) % 3 != 1 for sample in samples]
+    turns = [dataclasses.replace(sample, mask_R=mask) for sample, mask in zip(samples, masks, strict=True)]
+    pairs = [
+        pair
+        for part in ranks.run(scenarios.packed, turns, num_parts)[0]
+        for pair in zip(part.tokens, part.targets, strict=True)
+    ]
+    targets = [token for each, mask in zip(samples, masks, strict=True) for token in each.response_token_ids[mask]]
+    assert sorted(pairs) == list(enumerate(targets))
+    assert len(targets) < sum(len(sample.response_token_ids) for sample in samples)
 
 
 @pytest.mark.parametrize("num_parts", [2, 3])
