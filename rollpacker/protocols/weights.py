@@ -65,3 +65,10 @@ class WeightSync(Protocol):
         Raises:
             WeightSyncFailed: It claims to hold other weights.
         """
+
+    async def shelf(self, policy_version: int) -> Weights:
+        """Give a published policy from which engines of rollout workers load theirs, each when it can.
+
+        Raises:
+            RollpackerError: It is not there, or no more: only the newest one is.
+        """

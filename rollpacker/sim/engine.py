@@ -188,7 +188,7 @@ class ModelledEngine:
             engine=self._engine,
             finish_reason=FinishReason.ABORTED if ended.is_aborted else reason,
             token_ids=blank_tokens(num_tokens),
-            logprobs=_blank_logprobs(num_tokens),
+            logprobs=blank_logprobs(num_tokens),
             spans=spans_after(self._begun.pop(sequence.request, ()), self._policy_version, num_tokens),
             queue_time_s=started_at_s - sequence.asked_at_s,
             generation_time_s=now - started_at_s,
@@ -202,5 +202,5 @@ def blank_tokens(num_tokens: int) -> TokenIds:
 
 
 @functools.cache
-def _blank_logprobs(num_tokens: int) -> Logprobs:
+def blank_logprobs(num_tokens: int) -> Logprobs:
     return np.broadcast_to(np.zeros(1, dtype=np.float32), (num_tokens,))

@@ -56,6 +56,11 @@ class SnapshotSync:
             raise ImpossibleEvent(f"{engine_id} asked for weights before any were published.", "Publish them first.")
         return await self._load_into({engine_id: engine}, self._newest, asyncio.get_running_loop().time())
 
+    async def shelf(self, policy_version: int) -> Weights:
+        if self._newest is None or self._newest.policy_version != policy_version:
+            raise ImpossibleEvent(f"Policy version {policy_version} is not on the shelf.", "The newest one is.")
+        return self._newest
+
     async def _load_into(self, engines: Mapping[EngineId, Engine], weights: Weights, began: float) -> Published:
         """Load a snapshot into engines, all at once. `began` is the loop's time at which the sync began."""
         lost = await those_that_do_not_confirm(

@@ -38,6 +38,7 @@ from rollpacker.runtime.rollout.failures import Failures
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.inbox import EngineReady, Inbox
 from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.members import MemberEngines
 from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
 from rollpacker.runtime.rollout.starts import what_follows, within_or_failed
 from rollpacker.runtime.waiting.clock import RunClock
@@ -54,6 +55,7 @@ class Engines:
         report: Tells the scheduler of an engine, and carries out what follows.
         report_aside: Does so at any time; an error ends the run as soon as the driver looks into the inbox.
         inbox: Gets what engines and replacements have to say.
+        members: The engines of rollout workers.
         clock: The run's.
         interval_log: Takes down when engines slept and loaded weights.
         note: Tells a person what happens.
@@ -67,6 +69,7 @@ class Engines:
         report: Callable[[Event], None],
         report_aside: Callable[[Event], None],
         inbox: Inbox,
+        members: MemberEngines,
         clock: RunClock,
         interval_log: IntervalLog,
         note: Callable[[str], None],
@@ -78,6 +81,7 @@ class Engines:
         self._report = report
         self._report_aside = report_aside
         self._inbox = inbox
+        self._members = members
         self._clock = clock
         self._interval_log = interval_log
         self._note = note
@@ -122,6 +126,10 @@ class Engines:
     def present(self) -> Mapping[EngineId, Engine]:
         """Of the fleet in use, those that are alive."""
         return self._present[self.tensor_parallel]
+
+    def find(self, engine_id: EngineId) -> Engine:
+        """One that is alive, of the fleet in use or of a worker."""
+        return self._members.find(engine_id) or self.present[engine_id]
 
     @property
     def num_lent(self) -> int:
@@ -228,6 +236,8 @@ class Engines:
 
     def lose(self, engine_id: EngineId, error: EngineFailed) -> None:
         """Take an engine out of use."""
+        if self._members.lose(engine_id, error):
+            return
         if engine_id in self._lost:
             return  # its pump and a call to it may both notice
         self._lost[engine_id] = error
@@ -285,6 +295,21 @@ class Engines:
         self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
         await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
         return frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id))
+
+    async def take_back(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> tuple[EngineId, ...]:
+        """Wake lent engines, and give them the policy that they had; gives those that have it."""
+        to_wake = [engine_id for engine_id in engine_ids if engine_id in self._asleep and engine_id in self.present]
+        self._asleep = [engine_id for engine_id in self._asleep if engine_id not in to_wake]
+        for engine_id in to_wake:
+            self._interval_log.add(engine_id, "engine", "asleep", self._asleep_since.pop(engine_id))
+        await self._each("to wake", to_wake, lambda engine: engine.wake())
+        awake = [engine_id for engine_id in to_wake if engine_id in self.present]
+        served = await asyncio.gather(*(sync.serve(engine_id, self.present[engine_id]) for engine_id in awake))
+        for published in served:
+            for engine_id, error in published.lost.items():
+                self.lose(engine_id, error)
+        await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
+        return tuple(engine_id for engine_id in awake if engine_id in self.present)
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
         """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
