@@ -63,12 +63,17 @@ from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
     EngineRetired,
+    EnginesReturned,
     EngineStarted,
     EngineStartFailed,
     EnginesWanted,
     EngineUpdated,
     EvaluationOffered,
     Event,
+    FetchFailed,
+    LoadMeasured,
+    NoticeGiven,
+    PolicyPublished,
     PolicyUpdated,
     ProgressMeasured,
     PromptsDrawn,
@@ -80,8 +85,12 @@ from rollpacker.core.events import (
     SlotsChanged,
     SlotsOpened,
     SlotVacated,
+    StepMeasured,
     StepStarted,
     TimerFired,
+    TrainerIdled,
+    WorkerArrived,
+    WorkerLeft,
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.restarts import RestartEvent, Restarts
@@ -158,6 +167,10 @@ class Scheduler:
                 return self._lend(event)
             case SlotsOpened() | SlotsChanged() | SlotVacated() | EngineStarted() | EngineStartFailed() | TimerFired():
                 return self._restart(event, now)
+            case WorkerArrived() | NoticeGiven() | WorkerLeft() | PolicyPublished() | FetchFailed():
+                raise ImpossibleEvent(f"{event} came in a run without rollout workers.")
+            case LoadMeasured() | TrainerIdled() | EnginesReturned() | StepMeasured():
+                raise ImpossibleEvent(f"{event} came in a run without rollout workers.")
             case _:
                 assert_never(event)
 

@@ -27,6 +27,7 @@ from rollpacker.core.commands import (
     CancelStart,
     Command,
     DeferPrompts,
+    DismissWorker,
     DrawPrompts,
     DropPrompt,
     EndEvaluation,
@@ -35,16 +36,22 @@ from rollpacker.core.commands import (
     Evict,
     FailRun,
     FailWithoutEngines,
+    FetchPolicy,
     Launch,
     LendEngines,
+    MeasureLoad,
     MeasureProgress,
+    ReclaimEngines,
     ScoreResponse,
     SetTimer,
     StartEngine,
+    StartMember,
     StreamGroups,
     UseDraftLengths,
     UseParallelism,
+    WishWorkers,
 )
+from rollpacker.core.errors import InternalError
 from rollpacker.core.events import (
     EngineLost,
     EnginesWanted,
@@ -407,6 +414,8 @@ class Driver:
                 self._engines.start_engine(command.slot, command.engine)
             case CancelStart():
                 self._engines.cancel_start(command.engine)
+            case StartMember() | FetchPolicy() | DismissWorker() | WishWorkers() | MeasureLoad() | ReclaimEngines():
+                raise InternalError(f"{command} in a run without rollout workers.")
             case FailWithoutEngines():
                 raise self._engines.none_left()
             case FailRun():
