@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,9 +66,17 @@ class WeightSync(Protocol):
             WeightSyncFailed: It claims to hold other weights.
         """
 
+
+@runtime_checkable
+class Shelf(Protocol):
+    """Holds the newest policy for engines of rollout workers, each of which loads it when it can."""
+
+    async def lay_out(self) -> int:
+        """Copy the trainer's policy now, for them and for the `publish` that follows; gives its version."""
+
     async def shelf(self, policy_version: int) -> Weights:
-        """Give a published policy from which engines of rollout workers load theirs, each when it can.
+        """Give a policy that was laid out, for `Engine.load_weights`.
 
         Raises:
-            RollpackerError: It is not there, or no more: only the newest one is.
+            RollpackerError: It is not there any more: a newer one is.
         """

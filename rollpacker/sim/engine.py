@@ -48,6 +48,7 @@ class ModelledEngine:
         start_s: How long the first request with new weights waits.
         draft_acceptance: Probability that a drafted token is accepted.
         length_of: How each response will end.
+        on_sleep: Told the policy version that the engine held as it was put to sleep.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ModelledEngine:
         start_s: float = 0.0,
         draft_acceptance: float = 0.0,
         length_of: Callable[[GenerationRequest], ResponseLength],
+        on_sleep: Callable[[int], None] | None = None,
     ) -> None:
         self._engine = engine
         self._decoder = Decoder(costs, max_num_seqs, draft_acceptance=draft_acceptance)
@@ -69,6 +71,7 @@ class ModelledEngine:
         self._start_s = start_s
         self._has_started = True
         self._length_of = length_of
+        self._on_sleep = on_sleep
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._truncated: set[RequestId] = set()
@@ -121,12 +124,21 @@ class ModelledEngine:
 
     async def sleep(self) -> None:
         require_idle(self._engine, "sleep", self._decoder.num_in_flight)
+        if self._on_sleep is not None:
+            self._on_sleep(self._policy_version)
         self._policy_version = NO_VERSION
         await asyncio.sleep(self._switch_s)
 
     async def wake(self) -> None:
         """Take time: that weights must be loaded first is what `sleep` left behind."""
         await asyncio.sleep(self._switch_s)
+
+    def unfinished(self) -> list[tuple[RequestId, int]]:
+        """Requests in flight that have tokens and are not at their ends, each with the number of its tokens."""
+        return [
+            (sequence.request, min(num_generated, sequence.length_tokens - 1))
+            for sequence, num_generated in self._decoder.progress(self._loop.time())
+        ]
 
     async def progress(self) -> EngineProgress:
         return EngineProgress(
@@ -203,4 +215,5 @@ def blank_tokens(num_tokens: int) -> TokenIds:
 
 @functools.cache
 def blank_logprobs(num_tokens: int) -> Logprobs:
+    """The same of log-probabilities."""
     return np.broadcast_to(np.zeros(1, dtype=np.float32), (num_tokens,))

@@ -15,9 +15,9 @@ Pulls share the link of the trainer's node. A pull goes bucket by bucket, each a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollpacker.core.errors import EngineFailed
 from rollpacker.core.events import NoticeGiven, WorkerArrived, WorkerLeft
@@ -194,24 +194,18 @@ class ModelledMembers:
     """
 
     def __init__(self, elastic: ElasticSection, make_engine: MakeEngine) -> None:
-        assert elastic.modelled is not None
         self._elastic = elastic
         self._section = section = elastic.modelled
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
-        self._began_at_s = self._loop.time()
         self._link = Link(section, elastic.bucket_mb * MEBIBYTE)
         self._places: dict[int, _Place] = {}
         self._limit = elastic.max_workers
+        self._has_started = False
         self._changes: Arrivals[WorkerArrived | NoticeGiven | WorkerLeft] = Arrivals()
         self._losses = list(section.losses)
         """Those that have not come yet."""
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self) -> None:
-        """Let nodes come and go from now on."""
-        self._began_at_s = self._loop.time()
-        self._begin(self._follow(availability_of(self._section)))
 
     async def close(self) -> None:
         """End all work."""
@@ -226,6 +220,9 @@ class ModelledMembers:
     # What the driver asks
 
     async def changes(self) -> Sequence[WorkerArrived | NoticeGiven | WorkerLeft]:
+        if not self._has_started:  # the run's clock is set before it listens
+            self._has_started = True
+            self._begin(self._follow(availability_of(self._section)))
         return await self._changes.collect()
 
     async def start_engine(self, worker: WorkerId, engine: EngineId) -> MemberEngine:
@@ -241,7 +238,7 @@ class ModelledMembers:
         del reason
         for place in self._places.values():
             if place.worker == worker:
-                place.free_at_s = self._now() + self._section.requeue_s if may_return else float("inf")
+                place.free_at_s = self._loop.time() + self._section.requeue_s if may_return else float("inf")
                 await self._end(place, silently=False)
 
     async def wish(self, num_workers: int) -> None:
@@ -268,31 +265,33 @@ class ModelledMembers:
         await asyncio.sleep(loss.delay_s)
         there = [place for place in self._places.values() if place.worker is not None]
         for place in there[: loss.num_workers]:
-            place.free_at_s = float("inf") if loss.away_s is None else self._now() + loss.away_s
+            place.free_at_s = float("inf") if loss.away_s is None else self._loop.time() + loss.away_s
             self._begin(self._preempt(place))
 
     # Nodes that come and go
 
-    async def _follow(self, changes: Sequence[PlaceChanged]) -> None:
+    async def _follow(self, changes: Iterator[PlaceChanged]) -> None:
+        """Carry out what changes; of the time before the run, or before it was resumed, only what is left of it."""
         for change in changes:
-            await asyncio.sleep(max(0.0, change.at_s - self._now()))
+            if change.at_s > self._loop.time():
+                self._fill()
+                await asyncio.sleep(change.at_s - self._loop.time())
             place = self._places.setdefault(change.place, _Place(number=change.place))
             place.is_up = change.is_up
-            if change.is_up:
-                self._fill()
-            elif place.worker is not None:
-                place.free_at_s = self._now() + self._section.requeue_s
+            if not change.is_up and place.worker is not None:
+                place.free_at_s = self._loop.time() + self._section.requeue_s
                 self._begin(self._preempt(place))
+        self._fill()
 
     def _fill(self) -> None:
         """Let workers arrive where there is a place for one."""
         num_there = sum(place.worker is not None for place in self._places.values())
-        now = self._now()
+        now = self._loop.time()  # the run's, in virtual time
         free = [place for place in self._places.values() if place.is_up and place.worker is None]
         for place in free:
             if place.free_at_s > now:
                 if place.free_at_s < float("inf"):
-                    self._loop.call_at(self._began_at_s + place.free_at_s, self._fill)
+                    self._loop.call_at(place.free_at_s, self._fill)
             elif num_there < self._limit:
                 num_there += 1
                 self._arrive(place)
@@ -301,13 +300,8 @@ class ModelledMembers:
         place.life += 1
         place.worker = WorkerId(f"e0_{place.number}-r{place.life}")
         limit_s = self._section.time_limit_s
-        self._changes.put(
-            [
-                WorkerArrived(
-                    worker=place.worker, num_engines=self._elastic.engines_per_worker, leaves_in_s=limit_s
-                )
-            ]
-        )
+        num_engines = self._elastic.engines_per_worker
+        self._changes.put([WorkerArrived(worker=place.worker, num_engines=num_engines, leaves_in_s=limit_s)])
         if limit_s is not None:
             self._begin(self._end_later(place, place.worker, limit_s))
 
@@ -334,11 +328,7 @@ class ModelledMembers:
             self._changes.put([WorkerLeft(worker=worker)])
         self._fill()
 
-    def _now(self) -> float:
-        """Seconds since the run began."""
-        return self._loop.time() - self._began_at_s
-
-    def _begin(self, work: object) -> None:
-        task = asyncio.create_task(work)  # type: ignore[arg-type]
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -40,7 +40,8 @@ def test_as_many_places_are_up_as_a_file_says(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "time_s,count\n", "time_s\n1\n", "time_s,count\n5,1\n4,1\n", "time_s,count\n0,-1\n", "time_s,count\nnan,1\n"]
+    "text",
+    ["", "time_s,count\n", "time_s\n1\n", "time_s,count\n5,1\n4,1\n", "time_s,count\n0,-1\n", "time_s,count\nnan,1\n"],
 )
 def test_a_file_that_gives_no_counts_is_refused_by_name(tmp_path, text):
     file = tmp_path / "counts.csv"

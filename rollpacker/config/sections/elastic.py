@@ -6,7 +6,18 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, Number, OnlyWith, PositiveSeconds, Seconds, Section, WorkerCount
+from rollpacker.config.sections.base import (
+    MODELLED_RUN,
+    Count,
+    Flag,
+    Number,
+    OnlyWith,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    WorkerCount,
+)
+from rollpacker.config.sections.modelled_workers import ModelledWorkersSection
 
 _SEEDS: Final = OnlyWith("elastic.seeding", "adaptive", "fixed")
 
@@ -56,11 +67,32 @@ class ElasticSection(Section):
     """They move when that ends the round so much sooner."""
     max_moves: Annotated[Count, OnlyWith("elastic.max_workers")] = 2
     """Of one request in a round, by choice; what has to leave its engine always moves, with its tokens."""
+    engines_per_worker: Annotated[WorkerCount, OnlyWith("elastic.max_workers")] = Field(1, ge=1)
+    """That share the GPUs of a worker."""
+    tensor_parallel: Annotated[WorkerCount | None, OnlyWith("elastic.max_workers")] = Field(None, ge=1)
+    """GPUs of each; null: engine.tensor_parallel."""
+    bucket_mb: Annotated[Count, OnlyWith("elastic.max_workers")] = Field(512, ge=1, le=65_536)
+    """Weights are fetched so many MiB at a time."""
+    keeps_tokens: Annotated[Flag, OnlyWith("elastic.max_workers")] = True
+    """Whether a request goes on from the tokens that a lost worker had reported; false generates them again, which is
+    only of use to see what it costs."""
+    modelled: Annotated[ModelledWorkersSection, MODELLED_RUN] = ModelledWorkersSection()
+    """The workers of a modelled run."""
 
     @property
     def is_on(self) -> bool:
         """Whether workers may come."""
         return self.max_workers > 0
+
+    @model_validator(mode="after")
+    def _reports_come_before_silence(self) -> Self:
+        if 2 * self.report_interval_s > self.silence_s:
+            raise ValueError(
+                f"elastic.report_interval_s={self.report_interval_s:g} with elastic.silence_s={self.silence_s:g}.\n"
+                "An engine is lost when it has missed two reports.\n"
+                f"Set elastic.silence_s={2 * self.report_interval_s:g} or more."
+            )
+        return self
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollpacker.config.sections.base import Count, Flag, Positive, PositiveSeconds, Seconds, Section, Seed
+from rollpacker.config.sections.base import Count, Flag, Kind, Positive, PositiveSeconds, Seconds, Section, Seed
 
 
 class LossSection(Section):
@@ -51,7 +51,9 @@ class ModelledWorkersSection(Section):
     """A worker is told so long before it is preempted; 0: it is lost without a word."""
     loses_silently: Flag = False
     """Whether a lost worker stops answering instead of failing: then only its silence tells."""
-    losses: tuple[LossSection, ...] = ()
+    losses: Annotated[
+        tuple[LossSection, ...], Kind("a list of mappings with step, num_workers, after, delay_s, away_s")
+    ] = ()
     """Beside the availability."""
     start_s: Seconds = 60.0
     """From the order to start an engine until it can take weights. A guess, as hardware.engine_restart_s."""

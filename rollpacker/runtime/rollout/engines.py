@@ -40,7 +40,7 @@ from rollpacker.runtime.rollout.inbox import EngineReady, Inbox
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.members import MemberEngines
 from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
-from rollpacker.runtime.rollout.starts import what_follows, within_or_failed
+from rollpacker.runtime.rollout.starts import ask_each, what_follows, within_or_failed
 from rollpacker.runtime.waiting.clock import RunClock
 
 Answer = TypeVar("Answer")
@@ -168,17 +168,13 @@ class Engines:
         ]
         await asyncio.gather(*ending, return_exceptions=True)
 
-    def _slots(self) -> Collection[EngineId]:
-        """Of the fleet in use."""
-        return self._fleets[self.tensor_parallel].engines.keys()
-
     def _slot_of(self, engine_id: EngineId) -> EngineId:
         restarts = self._scheduler.restarts
         return restarts.slot_of(engine_id) if restarts.knows(engine_id) else engine_id
 
     async def _use_slots(self, withheld: Collection[EngineId] = ()) -> None:
         """Let engines start in the slots in use, without those whose GPUs are the trainer's: what starts there ends."""
-        in_use = tuple(self._slots())
+        in_use = tuple(self._fleets[self.tensor_parallel].engines)
         event = SlotsChanged(in_use=in_use, withheld=tuple(slot for slot in in_use if slot in withheld))
         if self._has_started and event != self._reported_slots:
             self._reported_slots = event
@@ -432,9 +428,9 @@ class Engines:
             return False
         return True
 
-    async def progress(self) -> tuple[EngineProgress, ...]:
+    async def progress(self) -> Collection[EngineProgress]:
         """How far everything in flight is, on every engine that answers."""
-        return tuple((await self._ask("to say how far it is", lambda engine: engine.progress())).values())
+        return (await self._ask("to say how far it is", lambda engine: engine.progress())).values()
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers."""
@@ -444,24 +440,7 @@ class Engines:
 
     async def _ask(self, what: str, question: Callable[[Engine], Awaitable[Answer]]) -> dict[EngineId, Answer]:
         """Ask every engine; those that fail, or do not answer in time, are lost."""
-        asked = {
-            engine_id: within_or_failed(self._deadlines.engine_call_s, f"{engine_id} {what}", question(engine))
-            for engine_id, engine in self.present.items()
-        }
-        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
-        return self._answered(dict(zip(asked, answers, strict=True)))
-
-    def _answered(self, answers: Mapping[EngineId, Answer | BaseException]) -> dict[EngineId, Answer]:
-        """Sort out the engines that turned out to be lost; raises whatever else went wrong."""
-        given: dict[EngineId, Answer] = {}
-        for engine_id, answer in answers.items():
-            if isinstance(answer, EngineFailed):
-                self.lose(engine_id, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                given[engine_id] = answer
-        return given
+        return await ask_each(self.present, what, question, self._deadlines.engine_call_s, self.lose)
 
     def describe_wait(self) -> list[str]:
         """Say which engines are to come."""

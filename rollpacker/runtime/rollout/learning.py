@@ -47,7 +47,7 @@ class Learner:
         deadline_s: Of one call of the trainer.
         interval_log: Takes down when the trainer worked while the rollout ran.
         on_failure: Told of the error that ended a stream.
-        on_idle: Told that a stream on lent GPUs has trained all that there is, and waits.
+        on_idle: Told of the batch whose stream on lent GPUs has trained all that there is, and waits.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Learner:
         *,
         interval_log: IntervalLog,
         on_failure: Callable[[Exception], None],
-        on_idle: Callable[[], None] = lambda: None,
+        on_idle: Callable[[Batch], None] = lambda _: None,
     ) -> None:
         self._trainer = trainer
         self._max_response_tokens = max_response_tokens
@@ -137,7 +137,7 @@ class Learner:
         if self._has_begun:
             return
         self._has_begun = True
-        self._accumulated, self.num_tokens_streamed, self.idle_s = set(), 0
+        self._accumulated, self.num_tokens_streamed = set(), 0
         self.busy_s = self.idle_s = 0.0
         # a batch that is complete may be smaller than was planned: dynamic sampling at the end of the data
         num_groups = batch.begin.num_prompts_needed if batch.order is None else len(batch.order)
@@ -168,7 +168,7 @@ class Learner:
             prompts = list(itertools.islice(batch.accepted, num_begun, end))
             if not prompts:
                 self._has_news.clear()
-                await self._wait(is_lent=gpus is not None)
+                await self._wait(batch, is_lent=gpus is not None)
                 continue
             groups = [batch.group(prompt) for prompt in prompts]
             self._accumulated.update(prompts)
@@ -176,13 +176,13 @@ class Learner:
             with self._interval_log.during("trainer", "trainer", "stream"):
                 await self._work("the trainer's gradients", self._trainer.accumulate(groups, gpus))
 
-    async def _wait(self, *, is_lent: bool) -> None:
+    async def _wait(self, batch: Batch, *, is_lent: bool) -> None:
         """Wait for a further group."""
         if not is_lent:
             await self._has_news.wait()
             return
         began = self._loop.time()
-        self._on_idle()
+        self._on_idle(batch)
         await self._has_news.wait()
         self.idle_s += self._loop.time() - began
 

@@ -12,7 +12,7 @@ what it says after it was dismissed, or lost, is not heard. An engine holds a ve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +27,20 @@ from rollpacker.core.events import (
     WorkerArrived,
     WorkerLeft,
 )
-from rollpacker.core.ids import EngineId, WorkerId
-from rollpacker.runtime.rollout.starts import within_or_failed
+from rollpacker.core.ids import EngineId, RequestId, WorkerId
+from rollpacker.protocols.weights import Shelf
+from rollpacker.runtime.rollout.starts import ask_each, within_or_failed
 
 if TYPE_CHECKING:
     from rollpacker.core.commands import DismissWorker, FetchPolicy, StartMember
+    from rollpacker.core.events import EngineProgress
     from rollpacker.protocols.engine import Engine, EngineStats
     from rollpacker.protocols.members import MemberEngine, Members
-    from rollpacker.protocols.rollout import TokenIncrement
     from rollpacker.protocols.weights import WeightSync
+    from rollpacker.runtime.rollout.fleet_parts import FleetParts
     from rollpacker.runtime.rollout.inbox import Inbox
     from rollpacker.runtime.rollout.interval_log import IntervalLog
+    from rollpacker.runtime.rollout.request_book import RequestBook
     from rollpacker.runtime.waiting.clock import RunClock
 
 _TWICE = 2
@@ -59,11 +62,10 @@ class MemberEngines:
     """The engines of rollout workers.
 
     Args:
-        members: Provides them; None in a run without.
-        silence_s: An engine that has not reported for so long is lost.
+        parts: Provides them, or not.
         report: Tells the scheduler, and carries out what follows.
         on_gone: Told of an engine that is gone, before the scheduler is.
-        on_increments: Given what an engine has reported.
+        book_of: Where a request is written down.
         inbox: Gets their responses, and errors that are no engine's failure.
         clock: The run's.
         interval_log: Takes down when they started and loaded weights.
@@ -72,27 +74,27 @@ class MemberEngines:
 
     def __init__(
         self,
-        members: Members | None,
+        parts: FleetParts,
         *,
-        silence_s: float,
         report: Callable[[Event], None],
         on_gone: Callable[[EngineId], None],
-        on_increments: Callable[[EngineId, Sequence[TokenIncrement]], None],
+        book_of: Callable[[RequestId], RequestBook],
         inbox: Inbox,
         clock: RunClock,
         interval_log: IntervalLog,
         note: Callable[[str], None],
     ) -> None:
-        self._members = members
-        self._silence_s = silence_s
+        self._members = parts.members
+        self._silence_s = parts.silence_s
+        self._keeps_tokens = parts.keeps_tokens
         self._report = report
         self._on_gone = on_gone
-        self._on_increments = on_increments
+        self._book_of = book_of
         self._inbox = inbox
         self._clock = clock
         self._interval_log = interval_log
         self._note = note
-        self._sync: WeightSync | None = None
+        self._shelf: Shelf | None = None
         self._known: dict[EngineId, _Member] = {}
         self._past: set[EngineId] = set()
         """Engines that are gone; late facts of theirs may still come."""
@@ -113,10 +115,15 @@ class MemberEngines:
         member = self._known.get(engine_id)
         return member.engine if member else None
 
+    @property
+    def all_ever(self) -> Collection[EngineId]:
+        """Those that are there, and those that are gone."""
+        return self._known.keys() | self._past
+
     def start(self) -> None:
         """Listen to workers that come and go."""
-        if self._members is not None:
-            self._begin(self._follow(self._members), self._tasks, "rollout workers that come and go")
+        assert self._members is not None
+        self._begin(self._follow(self._members), self._tasks, "rollout workers that come and go")
 
     async def stop(self) -> None:
         """Ask and listen no more."""
@@ -125,9 +132,12 @@ class MemberEngines:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def publish(self, sync: WeightSync) -> None:
-        """Let engines fetch from now on what is published by it."""
-        self._sync = sync
+    async def lay_out(self, sync: WeightSync) -> int:
+        """Put the trainer's policy where engines fetch it from; gives its version."""
+        if not isinstance(sync, Shelf):
+            raise InternalError(f"{type(sync).__name__} serves no rollout workers: it has no shelf.")
+        self._shelf = sync
+        return await sync.lay_out()
 
     # Orders
 
@@ -146,6 +156,11 @@ class MemberEngines:
         work = self._fetch(command, member.engine)
         member.fetching = self._begin(work, member.tasks, f"policy of {command.engine}")
 
+    def wish(self, num_workers: int) -> None:
+        """Say how many workers are wanted."""
+        assert self._members is not None
+        self._begin(self._members.wish(num_workers), self._tasks, "wish for rollout workers")
+
     def dismiss(self, command: DismissWorker) -> None:
         """Let a worker go: its engines are no more."""
         assert self._members is not None
@@ -153,11 +168,6 @@ class MemberEngines:
         self._forget(command.worker)
         leaving = self._members.dismiss(command.worker, command.reason, may_return=command.may_return)
         self._begin(leaving, self._tasks, f"dismissal of {command.worker}")
-
-    def wish(self, num_workers: int) -> None:
-        """Say how many workers are wanted."""
-        assert self._members is not None
-        self._begin(self._members.wish(num_workers), self._tasks, "wish for rollout workers")
 
     # Engines that are lost
 
@@ -215,11 +225,11 @@ class MemberEngines:
         self._report(EngineStarted(engine=command.engine, kv_tokens=stats.kv_tokens_capacity))
 
     async def _fetch(self, command: FetchPolicy, engine: Engine) -> None:
-        assert self._sync is not None
+        assert self._shelf is not None
         began = self._clock.now()
         failed = FetchFailed(engine=command.engine, policy_version=command.policy_version)
         try:
-            weights = await self._sync.shelf(command.policy_version)
+            weights = await self._shelf.shelf(command.policy_version)
             checksum = await engine.load_weights(weights)
         except InternalError:
             raise
@@ -244,7 +254,9 @@ class MemberEngines:
                 if not answer.done():
                     self.lose(engine_id, EngineFailed(f"{engine_id} has been silent for {self._silence_s:g} s."))
                     return
-                self._on_increments(engine_id, answer.result())
+                for increment in answer.result():
+                    if self._keeps_tokens:
+                        self._book_of(increment.request).progressed(engine_id, increment)
             except EngineFailed as error:
                 self.lose(engine_id, error)
                 return
@@ -253,20 +265,16 @@ class MemberEngines:
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers before it counts as silent."""
-        asked = {
-            name: within_or_failed(self._silence_s, f"the statistics of {name}", engine.stats())
-            for name, engine in self.present.items()
-        }
-        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
-        given: dict[EngineId, EngineStats] = {}
-        for name, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, EngineFailed):
-                self.lose(name, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                given[name] = answer
-        return given
+        return await ask_each(
+            self.present, "to give its statistics", lambda engine: engine.stats(), self._silence_s, self.lose
+        )
+
+    async def progress(self) -> Collection[EngineProgress]:
+        """How far everything in flight is, on the same."""
+        asked = ask_each(
+            self.present, "to say how far it is", lambda engine: engine.progress(), self._silence_s, self.lose
+        )
+        return (await asked).values()
 
     def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(self._carry_out(work), name=name)

@@ -186,7 +186,9 @@ class RequestBook:
         """Copy it as it is now; what later facts change is not shared."""
         return replace(
             self,
-            requests={request: replace(record, reported=list(record.reported)) for request, record in self.requests.items()},
+            requests={
+                request: replace(record, reported=list(record.reported)) for request, record in self.requests.items()
+            },
             stretches=list(self.stretches),
             dropped=list(self.dropped),
             _num_scored=dict(self._num_scored),
@@ -195,9 +197,15 @@ class RequestBook:
     def progressed(self, engine: EngineId, increment: TokenIncrement) -> None:
         """An engine reported tokens of a request; late ones, repeated ones and those after a gap change nothing."""
         record = self.requests.get(increment.request)
-        if record is not None and record.engine == engine and record.response is None:
-            if increment.first_index == record.num_known and len(increment.token_ids):
-                record.reported.append(increment)
+        if record is None or record.engine != engine or record.response is not None:
+            return
+        if increment.first_index == record.num_known:
+            record.reported.append(increment)
+
+    def contradicts(self, response: Response) -> bool:
+        """Tell whether the engine that has a request gave other tokens of it than are known."""
+        record = self.requests.get(response.request)
+        return record is not None and record.engine == response.engine and record.contradicts(response)
 
     def came_back(self, response: Response, now: float) -> None:
         """An engine gave a request back, finished or not."""

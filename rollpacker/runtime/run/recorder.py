@@ -23,6 +23,7 @@ from rollpacker.rewards.scores import mean_parts
 from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
 from rollpacker.runtime.rollout.interval_log import Interval
+from rollpacker.runtime.rollout.loads import ElasticTimes
 from rollpacker.runtime.rollout.request_book import RequestRecord
 from rollpacker.runtime.waiting.clock import RunClock
 
@@ -51,6 +52,8 @@ class StepResult:
     published: Published
     num_tokens_streamed: int
     turnover: Turnover
+    elastic: ElasticTimes | None = None
+    """None in a run without rollout workers."""
 
 
 class StepRecorder:

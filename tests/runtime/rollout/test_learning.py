@@ -193,7 +193,7 @@ async def test_a_stream_that_is_suspended_goes_on_in_the_same_step_where_it_left
 async def test_a_stream_on_lent_gpus_tells_each_time_that_it_waits(learning):
     _, learner = learning
     idled = []
-    learner._on_idle = lambda: idled.append(None)
+    learner._on_idle = idled.append
     batch = Batch()
     learner.stream(batch, frozenset({0}), None)
     await turns()
