@@ -25,6 +25,7 @@ from rollpacker.protocols.rollout import FinishReason
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.protocols.weights import Weights
 from tests.engines.exercises import (
+    check_increments,
     check_parity_over_updates,
     check_spans_of_continued_responses,
     collect,
@@ -60,6 +61,11 @@ async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_e
 ) -> None:
     async with running(model_path) as engine:
         await check_spans_of_continued_responses(engine, model)
+
+
+async def test_tokens_are_told_as_they_come(model: Any, model_path: Path) -> None:
+    async with running(model_path) as engine:
+        await check_increments(engine, model)
 
 
 async def test_loading_twice_keeps_the_last_weights(model: Any, model_path: Path) -> None:

@@ -57,6 +57,8 @@ class SequenceState:
     request: GenerationRequest
     time_added: float
     time_started: float = 0.0
+    num_reported: int = 0
+    """Tokens of its response that `Decoder.increments` need not report any more."""
 
     @property
     def begun_spans(self) -> tuple[VersionSpan, ...]:

@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.engines.checks import logits_not_finite
-from rollpacker.protocols.rollout import FinishReason
+from rollpacker.protocols.rollout import FinishReason, TokenIncrement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,8 @@ class Flight:
     """Of its first forward pass."""
     time_of_last_token: float = 0.0
     finish_reason: FinishReason | None = None
+    num_reported: int = 0
+    """Of `token_ids`, those that `increment` need not report any more."""
 
     @property
     def num_tokens(self) -> int:
@@ -87,6 +89,27 @@ class Flight:
             self.finish_reason = _REASONS.get(completion.finish_reason)
             if self.finish_reason is None:
                 raise EngineFailed(f"vLLM gave up {self.request.request}: {completion.finish_reason}.")
+
+    def increment(self, policy_version: int) -> TokenIncrement | None:
+        """What vLLM reported since the last call; None if nothing.
+
+        Raises:
+            EngineRaised: One of the log-probabilities is not a finite number.
+        """
+        new = slice(self.num_reported, len(self.token_ids))
+        if new.start == new.stop:
+            return None
+        logprobs = np.array(self.logprobs[new], dtype=np.float32)
+        if not np.isfinite(logprobs).all():
+            raise logits_not_finite(self.request.request)
+        self.num_reported = new.stop
+        return TokenIncrement(
+            request=self.request.request,
+            first_index=self.num_tokens - (new.stop - new.start),
+            token_ids=np.array(self.token_ids[new], dtype=np.int32),
+            logprobs=logprobs,
+            policy_version=policy_version,
+        )
 
     @property
     def queue_time_s(self) -> float:

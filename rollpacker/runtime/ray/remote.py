@@ -20,7 +20,7 @@ from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.foreign_errors import failure_of, one_line
 from rollpacker.core.ids import EngineId
-from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.members import MemberEngine
 from rollpacker.protocols.forwarding import Forwarder
 from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.trainer import TrainerRank
@@ -59,7 +59,7 @@ class Process(Protocol):
     async def close(self) -> None: ...
 
 
-class EngineProcess(Engine, Process, Protocol):
+class EngineProcess(MemberEngine, Process, Protocol):
     """An engine in another process."""
 
     async def start(self, engine: EngineId, config: RunConfig) -> None: ...

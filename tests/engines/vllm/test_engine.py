@@ -25,6 +25,7 @@ from tests.engines.exercises import (
     PATIENCE_S,
     as_weights,
     change,
+    check_increments,
     check_parity_over_updates,
     check_spans_of_continued_responses,
     collect,
@@ -154,6 +155,10 @@ async def test_logprobs_stay_those_of_the_senders_forward_pass_over_weight_updat
 
 async def test_a_response_that_goes_on_under_new_weights_keeps_the_logprobs_of_each_version(single: VllmEngine) -> None:
     await check_spans_of_continued_responses(single, make_model())
+
+
+async def test_tokens_are_told_as_they_come(single: VllmEngine) -> None:
+    await check_increments(single, make_model())
 
 
 async def test_so_they_do_with_two_workers(pair: VllmEngine) -> None:
