@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.engine import EngineSection
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.core.ids import EngineId
-    from rollpacker.protocols.members import MemberEngine
     from rollpacker.protocols.judging import JudgeModel
+    from rollpacker.protocols.members import MemberEngine
 
 
 def make_engine(engine: EngineId, config: RunConfig) -> MemberEngine:
