@@ -9,6 +9,7 @@ from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits import (
     assumptions,
     bubbles,
+    elastic_workers,
     fig02a,
     fig02b,
     fig04,
@@ -41,7 +42,7 @@ _PAPER = (
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
     *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, assumptions.EXHIBIT, learning.LEARNING),
-    flash_lead.EXHIBIT,
+    *(flash_lead.EXHIBIT, elastic_workers.EXHIBIT),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS)})

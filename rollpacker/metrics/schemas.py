@@ -127,6 +127,35 @@ STEPS = TableSchema(
         ),
         tokens("tokens_recomputed", "Tokens that these had: each was prefilled once more"),
         seconds("suspend_time_s", "Until engines had given back what was in flight, ahead of new weights"),
+        number(
+            "num_members_mean",
+            "Engines of rollout workers that held the step's policy, mean over the step; null in a run without workers,"
+            " as all columns down to trainer_idle_s",
+            unit="engines",
+            is_nullable=True,
+        ),
+        count("num_workers_wished", "Workers that were wished for at the end of the step", is_nullable=True),
+        count("num_members_lost", "Engines of workers that went, whatever the reason", is_nullable=True),
+        count("tokens_of_members", "Response tokens that they generated", unit="tokens", is_nullable=True),
+        count(
+            "tokens_saved",
+            "Those of tokens_recomputed whose engine was lost: it had reported them, so nothing was generated again",
+            unit="tokens",
+            is_nullable=True,
+        ),
+        count("num_requests_moved", "Launches that took a response from one engine to another", is_nullable=True),
+        seconds(
+            "seeding_s",
+            "From the round's beginning until local engines were lent for workers to go on; null also where none were",
+            is_nullable=True,
+        ),
+        count("num_reclaims", "Orders to take lent engines back before the round was over", is_nullable=True),
+        seconds(
+            "member_idle_s",
+            "From the round's last response to the end of the step, in which workers had nothing to do",
+            is_nullable=True,
+        ),
+        seconds("trainer_idle_s", "Time in which the trainer, engines lent to it, waited for groups", is_nullable=True),
         count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
         count("num_prompts_deferred_at_once", "Prompts that joined the long queue by system.length_history, unraced"),
         numbers(
