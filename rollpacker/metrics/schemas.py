@@ -298,11 +298,12 @@ INTERVALS = TableSchema(
     grain="One row per stretch of time in which an actor did one thing",
     columns=(
         text("actor", "Who, such as engine-0, trainer, reward-0, judge-0 or driver"),
-        text("role", "engine, trainer, reward, judge or driver"),
+        text("role", "engine, worker (an engine of a rollout worker), trainer, reward, judge or driver"),
         text(
             "activity",
             "What: stages of the step (rollout, hand_over, train, quiesce, weight_sync, checkpoint), generate, score, "
-            "stream, load_weights, switch, asleep; evicted or lost: a request was with an engine until it had to move",
+            "stream, load_weights, switch, asleep, starting, catching_up; evicted or lost: a request was with an "
+            "engine until it had to move",
         ),
         text("subject", "Of evicted and lost, the request as round:prompt@epoch#sample", is_nullable=True),
         _STEP,
