@@ -385,6 +385,19 @@ class DraftsMeasured:
     """Each range of batch sizes and draft length at most once."""
 
 
+WorkerEvent = (
+    WorkerArrived
+    | NoticeGiven
+    | WorkerLeft
+    | PolicyPublished
+    | FetchFailed
+    | LoadMeasured
+    | TrainerIdled
+    | EnginesReturned
+    | StepMeasured
+)
+"""What only a run with rollout workers has."""
+
 Event = (
     EngineJoined
     | EngineUpdated
@@ -395,11 +408,6 @@ Event = (
     | SlotVacated
     | EngineStarted
     | EngineStartFailed
-    | WorkerArrived
-    | NoticeGiven
-    | WorkerLeft
-    | PolicyPublished
-    | FetchFailed
     | TimerFired
     | StepStarted
     | PolicyUpdated
@@ -411,10 +419,7 @@ Event = (
     | ResponseEvicted
     | RewardComputed
     | ProgressMeasured
-    | LoadMeasured
-    | TrainerIdled
-    | EnginesReturned
     | DraftsMeasured
     | RoundMeasured
-    | StepMeasured
+    | WorkerEvent
 )

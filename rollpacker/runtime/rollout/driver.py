@@ -396,7 +396,7 @@ class Driver:
             case EndRound():
                 self._rounds.end(command, now)
             case LendEngines():
-                self._rounds.current.lend()
+                self._rounds.current.lend(now)
             case StreamGroups():
                 self._aside.begin(self._stream(command), "engines to be lent")
             case UseDraftLengths():

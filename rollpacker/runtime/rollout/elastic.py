@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rollpacker.core.commands import (
@@ -14,7 +14,7 @@ from rollpacker.core.commands import (
     WishWorkers,
 )
 from rollpacker.core.events import EnginesReturned, Event, LoadMeasured, PolicyPublished, TrainerIdled
-from rollpacker.runtime.rollout.loads import ElasticTimes, Loads, elastic_times
+from rollpacker.runtime.rollout.loads import Loads, elastic_times
 
 if TYPE_CHECKING:
     from rollpacker.protocols.weights import WeightSync
@@ -59,6 +59,8 @@ class Elastic:
         self._sync: WeightSync | None = None
         """That published last."""
         self._has_started = False
+        self._num_wished = self._num_reclaims = 0
+        """The latter since the last step."""
 
     def start(self) -> None:
         """Listen to workers; the policy that engines hold lies ready for theirs."""
@@ -85,10 +87,12 @@ class Elastic:
             case DismissWorker():
                 self._members.dismiss(command)
             case WishWorkers():
+                self._num_wished = command.num_workers
                 self._members.wish(command.num_workers)
             case MeasureLoad():
                 self._aside.begin(self._measure_load(command), "load of the engines")
             case ReclaimEngines():
+                self._num_reclaims += 1
                 self._aside.begin(self._reclaim(command), "lent engines to come back")
 
     async def _measure_load(self, command: MeasureLoad) -> None:
@@ -105,10 +109,25 @@ class Elastic:
         if self._members.are_any_expected:
             self._report(TrainerIdled(round=batch.begin.round))
 
-    def report_step(self, batch: Batch, *, train_s: float, trainer_idle_s: float) -> ElasticTimes | None:
-        """A step is over: tell where its time went; None in a run without workers."""
+    def report_step(self, batch: Batch, *, train_s: float, trainer_idle_s: float) -> Mapping[str, float | None]:
+        """A step is over: tell where its time went; gives columns of its row, none in a run without workers."""
         if not self._members.are_any_expected:
-            return None
-        times = elastic_times(batch, self._members.all_ever, ended_at_s=self._clock.now())
+            return {}
+        now = self._clock.now()
+        times = elastic_times(batch, self._members.all_ever, ended_at_s=now)
         self._report(times.measured(batch.begin.step, train_s=train_s, trainer_idle_s=trainer_idle_s))
-        return times
+        num_lost, served_s = self._members.take_turnover()
+        num_reclaims, self._num_reclaims = self._num_reclaims, 0
+        lent_at_s = batch.lent_at_s
+        return {
+            "num_members_mean": served_s / (now - batch.began_at_s),
+            "num_workers_wished": self._num_wished,
+            "num_members_lost": num_lost,
+            "tokens_of_members": times.member_tokens,
+            "tokens_saved": batch.book.num_tokens_saved,
+            "num_requests_moved": len(batch.book.stretches),
+            "seeding_s": None if lent_at_s is None else lent_at_s - batch.began_at_s,
+            "num_reclaims": num_reclaims,
+            "member_idle_s": times.fleet_idle_s,
+            "trainer_idle_s": trainer_idle_s,
+        }

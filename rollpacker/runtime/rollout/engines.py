@@ -287,8 +287,8 @@ class Engines:
         """Put engines to sleep until `publish`, on which nothing is in flight; gives the GPUs that this frees."""
         to_lend = list(engine_ids)
         await self._each("to sleep", to_lend, lambda engine: engine.sleep())
-        self._asleep = [engine_id for engine_id in to_lend if engine_id in self.present]
-        self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
+        self._asleep += (asleep := [engine_id for engine_id in to_lend if engine_id in self.present])
+        self._asleep_since |= dict.fromkeys(asleep, self._clock.now())
         await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
         return frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id))
 

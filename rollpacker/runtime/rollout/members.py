@@ -56,6 +56,8 @@ class _Member:
     """None until it has started."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     fetching: asyncio.Task[None] | None = None
+    serves_since_s: float | None = None
+    """None while it does not hold the newest policy."""
 
 
 class MemberEngines:
@@ -99,6 +101,10 @@ class MemberEngines:
         self._past: set[EngineId] = set()
         """Engines that are gone; late facts of theirs may still come."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_lost = 0
+        """Since the last count."""
+        self._served_s = 0.0
+        """By all of them together, since the last count, up to the last change."""
 
     @property
     def are_any_expected(self) -> bool:
@@ -137,7 +143,10 @@ class MemberEngines:
         if not isinstance(sync, Shelf):
             raise InternalError(f"{type(sync).__name__} serves no rollout workers: it has no shelf.")
         self._shelf = sync
-        return await sync.lay_out()
+        policy_version = await sync.lay_out()
+        for member in self._known.values():
+            self._end_service(member)
+        return policy_version
 
     # Orders
 
@@ -185,6 +194,8 @@ class MemberEngines:
 
     def _drop(self, engine_id: EngineId) -> None:
         member = self._known.pop(engine_id)
+        self._end_service(member)
+        self._num_lost += 1
         self._past.add(engine_id)
         self._inbox.ignore(engine_id)
         for task in member.tasks:
@@ -242,6 +253,7 @@ class MemberEngines:
             self._report(failed)
             return
         self._interval_log.add(command.engine, "worker", "catching_up", began)
+        self._known[command.engine].serves_since_s = self._clock.now()
         self._report(EngineUpdated(engine=command.engine, policy_version=command.policy_version))
 
     async def _listen(self, engine_id: EngineId, engine: MemberEngine) -> None:
@@ -262,6 +274,20 @@ class MemberEngines:
                 return
             finally:
                 answer.cancel()
+
+    def _end_service(self, member: _Member) -> None:
+        since, member.serves_since_s = member.serves_since_s, None
+        self._served_s += 0.0 if since is None else self._clock.now() - since
+
+    def take_turnover(self) -> tuple[int, float]:
+        """How many engines went since the last call, and how long those that were there held the newest policy."""
+        for member in self._known.values():
+            if member.serves_since_s is not None:
+                self._end_service(member)
+                member.serves_since_s = self._clock.now()
+        turnover = self._num_lost, self._served_s
+        self._num_lost, self._served_s = 0, 0.0
+        return turnover
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers before it counts as silent."""
