@@ -9,6 +9,11 @@ from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits import (
     assumptions,
     bubbles,
+    elastic_all_lost,
+    elastic_losses,
+    elastic_recovery,
+    elastic_staircase,
+    elastic_workers,
     fig02a,
     fig02b,
     fig04,
@@ -53,6 +58,8 @@ _FLASH = (
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
     *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, assumptions.EXHIBIT, learning.LEARNING),
+    *(elastic_workers.EXHIBIT, elastic_losses.EXHIBIT, elastic_all_lost.EXHIBIT),
+    *(elastic_recovery.EXHIBIT, elastic_staircase.EXHIBIT),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS, *_FLASH)})

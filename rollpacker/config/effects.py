@@ -59,7 +59,7 @@ def _holds(config: RunConfig, needed: OnlyWith) -> bool:
     for part in needed.key.split("."):
         value = getattr(value, part)
     if not needed.values:
-        return value is not None and value is not False
+        return bool(value)
     return any(each in needed.values for each in (value if isinstance(value, tuple) else (value,)))
 
 

@@ -24,6 +24,7 @@ from rollpacker.config.sections.base import (
 )
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection
+from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.config.sections.losses import check_stale_tokens, resolved
@@ -57,6 +58,7 @@ class RunConfig(Section):
     reward: RewardSection = RewardSection()
     placement: Annotated[PlacementSection, NOT_IN_FINGERPRINT] = PlacementSection()
     weight_sync: Annotated[WeightSyncSection, REAL_RUN, NOT_IN_FINGERPRINT] = WeightSyncSection()
+    elastic: Annotated[ElasticSection, NOT_IN_FINGERPRINT] = ElasticSection()
     evaluation: Annotated[EvaluationSection, NOT_IN_FINGERPRINT] = EvaluationSection()
     backend: BackendSection = BackendSection()
     hardware: Annotated[HardwareSection | None, MODELLED_RUN] = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, WorkerId
 
 
 class RoundKind(StrEnum):
@@ -246,6 +246,65 @@ class CancelStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartMember:
+    """Start an engine of a rollout worker; answered by `EngineStarted` or `EngineStartFailed`."""
+
+    worker: WorkerId
+    engine: EngineId
+    """Its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchPolicy:
+    """Have an engine of a worker fetch a published policy; answered by `EngineUpdated` or `FetchFailed`.
+
+    It takes the place of an earlier order to the engine, which is not answered, or late. Nothing is in flight on it.
+    """
+
+    engine: EngineId
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DismissWorker:
+    """Have a rollout worker leave: from now on it has no engine, and what was in flight there is launched elsewhere.
+
+    Answered by `WorkerLeft`; whatever else it, or an engine of its, still says is late.
+    """
+
+    worker: WorkerId
+    reason: str
+    """As a sentence."""
+    may_return: bool
+    """Whether its element may have another life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishWorkers:
+    """Have so many rollout workers, no more, as far as the cluster has room for them."""
+
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureLoad:
+    """Ask every engine what it has to do and how fast it is; answered by one `LoadMeasured`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimEngines:
+    """Take lent engines back from the trainer in the middle of a round, what it has learned kept.
+
+    Answered by `EnginesReturned`; groups stream again after the next `StreamGroups`.
+    """
+
+    round: int
+    engines: tuple[EngineId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailWithoutEngines:
     """The run fails: no engine is left that could go on, and none is to come."""
 
@@ -287,6 +346,12 @@ Command = (
     | SetTimer
     | StartEngine
     | CancelStart
+    | StartMember
+    | FetchPolicy
+    | DismissWorker
+    | WishWorkers
+    | MeasureLoad
+    | ReclaimEngines
     | FailWithoutEngines
     | FailRun
     | EndRun

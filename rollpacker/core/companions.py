@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun
+from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun, ScoreResponse
 from rollpacker.core.evaluation import Evaluation
-from rollpacker.core.ids import EngineId
+from rollpacker.core.ids import EngineId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.settings import SchedulerSettings
@@ -53,6 +53,12 @@ class Companions:
             self.stream.count_drop()
         elif self.stream:
             self.stream.end_round()
+
+    def with_limits(self, order: ScoreResponse) -> ScoreResponse:
+        """Add the limits of a prompt's test cases, of which something is known."""
+        if not self.budget or is_held_out(order.request):
+            return order
+        return ScoreResponse(request=order.request, case_limits_s=self.budget.limits(order.request.prompt.key))
 
     def check(self, engines: Sequence[EngineId]) -> None:
         """Re-derive their invariants.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class EngineJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUpdated:
-    """An engine holds another policy version, by checksum; nothing is in flight on it."""
+    """An engine holds another policy version, by checksum; nothing is in flight on it. Of a member: as ordered."""
 
     engine: EngineId
     policy_version: int
@@ -76,16 +76,65 @@ class SlotVacated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStarted:
-    """An engine that `StartEngine` ordered is up and holds its weights; `EngineJoined` follows when it can be used."""
+    """An engine that was ordered is up.
+
+    One of `StartEngine` holds its weights, and `EngineJoined` follows when it can be used; one of `StartMember` holds
+    none yet.
+    """
+
+    engine: EngineId
+    kv_tokens: int = 0
+    """Of a member, the capacity of its KV cache; 0 where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStartFailed:
+    """An engine that `StartEngine` or `StartMember` ordered did not come up."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStartFailed:
-    """An engine that `StartEngine` ordered did not come up."""
+class WorkerArrived:
+    """A rollout worker has joined the run; it has no engine yet."""
+
+    worker: WorkerId
+    num_engines: int
+    """That fit on its GPUs, at least 1."""
+    leaves_in_s: float | None = None
+    """Until its job's time limit; None where it has none, or none is known."""
+    mismatch: str = ""
+    """Why its engines would not be those of this run, as a sentence; empty if they would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeGiven:
+    """A rollout worker will be taken away; 0 seconds: at once. Of several ends that are known the first one counts."""
+
+    worker: WorkerId
+    leaves_in_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLeft:
+    """A rollout worker is gone, and all of its engines with it."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPublished:
+    """A policy version lies ready for the engines of workers, newer than all before; it is what rounds begin with."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed:
+    """An engine of a worker did not get a policy version, or holds other weights by checksum."""
 
     engine: EngineId
+    policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +279,61 @@ class ProgressMeasured:
     engines: tuple[EngineProgress, ...]
 
 
+class EngineLoad(NamedTuple):
+    """What an open engine has to do, and how fast it does it."""
+
+    engine: EngineId
+    tokens_per_second: float
+    """That it generated, over all its requests, since it was asked last, or since it began."""
+    running: tuple[RunningRequest, ...]
+    """Waiting ones too, in launch order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadMeasured:
+    """How far every engine is; answers `MeasureLoad`. Engines that did not answer may be missing."""
+
+    round: int
+    engines: tuple[EngineLoad, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerIdled:
+    """The trainer has trained every group that streamed to it, and waits for more; the round is not over."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesReturned:
+    """Lent engines are awake again and hold the round's policy, as ordered by `ReclaimEngines`."""
+
+    round: int
+    engines: tuple[EngineId, ...]
+    """Without those that did not wake, which are lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasured:
+    """Where the time of a step went, in a run with rollout workers; comes before the next `StepStarted`."""
+
+    step: int
+    train_s: float
+    """That the trainer worked on the step."""
+    trainer_idle_s: float
+    """That the trainer, its engines lent, waited for groups."""
+    fleet_idle_s: float
+    """From the round's last response to the end of the step: serving workers had nothing to do."""
+    local_engine_s: float
+    """Busy time of the engines on the trainer's allocation, summed over them."""
+    member_engine_s: float
+    """Busy time of the engines of workers, the same."""
+    local_tokens: int
+    """That the former generated."""
+    member_tokens: int
+    """That the latter generated."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundMeasured:
     """What a round cost; comes once per round, after its `EndRound` and before the next `StepStarted`."""
@@ -283,6 +387,19 @@ class DraftsMeasured:
     """Each range of batch sizes and draft length at most once."""
 
 
+WorkerEvent = (
+    WorkerArrived
+    | NoticeGiven
+    | WorkerLeft
+    | PolicyPublished
+    | FetchFailed
+    | LoadMeasured
+    | TrainerIdled
+    | EnginesReturned
+    | StepMeasured
+)
+"""What only a run with rollout workers has."""
+
 Event = (
     EngineJoined
     | EngineUpdated
@@ -306,4 +423,5 @@ Event = (
     | ProgressMeasured
     | DraftsMeasured
     | RoundMeasured
+    | WorkerEvent
 )

@@ -19,6 +19,10 @@ from typing import Final, NamedTuple, NewType
 EngineId = NewType("EngineId", str)
 """One inference engine of the run, such as `engine-0`, or `engine-0-r1`, which was started in its place."""
 
+WorkerId = NewType("WorkerId", str)
+"""One life of a rollout worker, such as `e4711_3-r1`: an element of a Slurm job array, and `-r` with the number of its
+life. Numbers of an element's lives ascend: each time that it joins the run has one of its own."""
+
 Domain = NewType("Domain", str)
 """A kind of task with its own reward and its own share of every batch, such as `math`."""
 
@@ -73,6 +77,23 @@ def sampled(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
 def successor_of(engine: EngineId, number: int) -> EngineId:
     """Name the engine that takes a lost one's place; `number` counts the restarts of the run's attempt, from 1."""
     return EngineId(f"{engine}-r{number}")
+
+
+def member_of(worker: WorkerId, number: int) -> EngineId:
+    """Name an engine of a worker; `number` counts them from 0."""
+    return EngineId(f"{worker}.{number}")
+
+
+def element_and_life(worker: WorkerId) -> tuple[str, int]:
+    """Split a worker's name into its element and the number of its life.
+
+    Raises:
+        ValueError: It is no such name.
+    """
+    element, mark, life = worker.rpartition("-r")
+    if not element or not mark or not life.isdecimal():
+        raise ValueError(f"{worker!r} is no worker: its name is the element's, -r and a number")
+    return element, int(life)
 
 
 def held_out_prompt(set_name: str, key: str) -> PromptId:

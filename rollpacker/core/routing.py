@@ -37,7 +37,6 @@ Invariant: every request in flight is on exactly one engine of the fleet, or it 
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from typing import Any, Self
 from rollpacker.core.commands import Abort, Evict, Launch
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.ids import EngineId, PromptId, RequestId, is_held_out
+from rollpacker.core.load_order import LoadOrder
 
 
 class Closing(StrEnum):
@@ -56,6 +56,8 @@ class Closing(StrEnum):
     """Its GPUs are the trainer's until the next step."""
     RETIRING = "retiring"
     """Engines of another degree take its place."""
+    DRAINING = "draining"
+    """Its worker is about to leave."""
 
 
 @dataclass(slots=True)
@@ -83,10 +85,9 @@ class Router:
         """What each engine of the fleet was told to stop or to evict, and has not answered."""
         self._left: set[EngineId] = set()
         """Engines that left the fleet, or that requests were taken from: late facts of theirs may still come."""
-        self._by_load: list[tuple[int, int, EngineId]] = []
-        """While engines are closed, a heap of (load, place in the fleet, engine): each open one has a true entry."""
-        self._places: dict[EngineId, int] = {}
-        """While engines are closed, the places in the fleet."""
+        self._by_load = LoadOrder(self._held, self._closed)
+        self._is_overflowing = False
+        """Something may wait for room on an engine."""
         self.is_suspended = self.keeps = False
         """Whether requests of training wait for new weights; and whether those in flight stay on their engines."""
 
@@ -109,6 +110,11 @@ class Router:
     def is_starved(self) -> bool:
         """True while requests wait for an engine."""
         return any(holder is None and not self._is_held_back(each) for each, holder in self._in_flight.items())
+
+    @property
+    def is_stranded(self) -> bool:
+        """True while requests wait and no engine is open."""
+        return self.is_starved and self._held.keys() <= self._closed.keys()
 
     def rooms(self, num_slots: int, max_tokens: int) -> dict[EngineId, int]:
         """How many requests more each open engine takes without one of those in flight waiting for it.
@@ -159,9 +165,10 @@ class Router:
                     f"In a step that begins with version {policy_version} every engine holds that.",
                 )
 
-    def lose(self, engine: EngineId) -> list[Launch]:
-        """Remove an engine and launch elsewhere what was in flight on it."""
-        return self.launch(self._remove(engine)) if self.is_in_fleet(engine) else []
+    def lose(self, *engines: EngineId) -> list[Launch]:
+        """Remove engines and launch elsewhere what was in flight on them."""
+        present = [engine for engine in engines if self.is_in_fleet(engine)]
+        return self.launch([orphan for engine in present for orphan in self._remove(engine)]) if present else []
 
     def is_in_fleet(self, engine: EngineId) -> bool:
         """Tell a present engine from one that left.
@@ -186,18 +193,18 @@ class Router:
             del self._in_flight[request]
         self._in_flight.update(dict.fromkeys(orphans))
         self._left.add(engine)
-        if self._closed.get(engine) is Closing.RETIRING:
+        if self._closed.get(engine) in (Closing.RETIRING, Closing.DRAINING):
             del self._closed[engine]
         return orphans
 
     # Engines that get no launch
 
-    def close(self, engines: Iterable[EngineId], reason: Closing) -> list[Evict]:
-        """Launch nothing more on some engines, and order away what is in flight on them."""
+    def close(self, engines: Iterable[EngineId], reason: Closing, *, evicts: bool = True) -> list[Evict]:
+        """Launch nothing more on some engines, and order away what is in flight on them, or let it go on there."""
         closed = list(engines)
         self._closed |= dict.fromkeys(closed, reason)
-        self._sort_by_load()
-        return self._order_away(closed)
+        self._by_load.tidy()
+        return self._order_away(closed) if evicts else []
 
     def _order_away(self, engines: Iterable[EngineId]) -> list[Evict]:
         orders: list[Evict] = []
@@ -211,9 +218,9 @@ class Router:
 
     def reopen(self, reason: Closing) -> None:
         """Launch again on the engines that were closed for a reason."""
-        self._closed = {engine: each for engine, each in self._closed.items() if each is not reason}
-        if not self._closed:
-            self._by_load.clear()
+        for engine in [engine for engine, each in self._closed.items() if each is reason]:
+            del self._closed[engine]
+        self._by_load.tidy()
 
     @property
     def is_suspending(self) -> bool:
@@ -282,56 +289,53 @@ class Router:
 
     def launch(self, requests: Sequence[RequestId]) -> list[Launch]:
         """Give each request to the open engine with the fewest in flight; without one, let them wait."""
-        if not requests and not self._closed:
-            return []
-        self._sort_by_load()
+        self._by_load.begin()
         launches = self._launch_each(requests)
-        if not self._closed:
-            self._by_load.clear()
+        self._by_load.end()
         return launches
-
-    def _sort_by_load(self) -> None:
-        self._places = {engine: place for place, engine in enumerate(self._held)}
-        self._by_load = [
-            (len(held), self._places[engine], engine)
-            for engine, held in self._held.items()
-            if engine not in self._closed
-        ]
-        heapq.heapify(self._by_load)
 
     def _launch_each(self, requests: Sequence[RequestId]) -> list[Launch]:
         if self.is_suspended:
             self._in_flight.update(dict.fromkeys(filter(self._is_held_back, requests)))
             requests = [request for request in requests if not self._is_held_back(request)]
-        if self._by_load and self._together:
+        if self._together:
             groups = itertools.groupby(requests, key=lambda request: request.prompt)
-            return [launch for _, group in groups for launch in self._launch_together(tuple(group))]
-        if self._by_load:
-            return [self._launch_one(request) for request in requests]
-        self._in_flight.update(dict.fromkeys(requests))
-        return []
+            return [launch for _, group in groups for launch in self._launch_on_one(tuple(group))]
+        return [launch for request in requests for launch in self._launch_on_one((request,))]
 
-    def _launch_together(self, requests: Sequence[RequestId]) -> list[Launch]:
-        """Launch some on one engine, the one with the fewest in flight."""
-        engine = self._launch_one(requests[0]).engine
-        held = self._held[engine]
-        held.update(dict.fromkeys(requests))
+    def _launch_on_one(self, requests: Sequence[RequestId]) -> list[Launch]:
+        """Launch some on the engine that is next; without one that has room they wait."""
+        engine = self._by_load.take(len(requests))
         self._in_flight.update(dict.fromkeys(requests, engine))
-        heapq.heappush(self._by_load, (len(held), self._places[engine], engine))
+        if engine is None:
+            self._is_overflowing = True
+            return []
+        self._held[engine].update(dict.fromkeys(requests))
         return [Launch(request=request, engine=engine) for request in requests]
 
-    def _launch_one(self, request: RequestId) -> Launch:
-        by_load = self._by_load
-        load, place, engine = by_load[0]
-        held = self._held[engine]
-        while load != len(held):  # a stale entry: something was launched or forgotten since
-            heapq.heappop(by_load)
-            load, place, engine = by_load[0]
-            held = self._held[engine]
-        heapq.heapreplace(by_load, (load + 1, place, engine))
-        held[request] = None
-        self._in_flight[request] = engine
-        return Launch(request=request, engine=engine)
+    def limit(self, most: int | None, speeds: Mapping[EngineId, float]) -> None:
+        """Give an engine so many requests at most, and a faster one more, until this is called again.
+
+        Args:
+            most: On an engine; None is any number.
+            speeds: Of engines that are not as fast as the others, relative to these.
+        """
+        self._by_load.limit(most, speeds)
+        self._is_overflowing = True
+
+    def launch_waiting(self) -> list[Launch]:
+        """Launch what waits for room on an engine, as far as there is some."""
+        if not self._is_overflowing or self.is_suspended:
+            return []
+        self._by_load.go_on()
+        launches: list[Launch] = []
+        if self._by_load.has_room():
+            waiting = iter([request for request, holder in self._in_flight.items() if holder is None])
+            while self._by_load.has_room() and (request := next(waiting, None)):
+                launches += self._launch_on_one((request,))
+            self._is_overflowing = next(waiting, None) is not None
+        self._by_load.end()
+        return launches
 
     def abort(self, requests: Iterable[RequestId]) -> list[Abort]:
         """Order requests in flight to stop, and forget them; for those that wait there is no order."""
@@ -356,8 +360,7 @@ class Router:
             return None
         held = self._held[engine]
         del held[request]
-        if self._closed and engine not in self._closed:
-            heapq.heappush(self._by_load, (len(held), self._places[engine], engine))
+        self._by_load.note(engine)
         return engine
 
     def is_in_flight(self, request: RequestId) -> bool:
@@ -392,12 +395,7 @@ class Router:
         on_engines = {request: engine for request, engine in self._in_flight.items() if engine is not None}
         if by_engine != on_engines or sum(map(len, self._held.values())) != len(on_engines):
             raise InvariantViolated(f"The engines hold {self._held}; in flight is {self._in_flight}")
-        is_open = [engine for engine in self._held if engine not in self._closed]
-        if self.is_starved and is_open:
-            raise InvariantViolated(f"Requests wait, and these engines are open: {is_open}")
-        true_entries = {(len(self._held[engine]), self._places.get(engine), engine) for engine in is_open}
-        if self._closed and not true_entries <= set(self._by_load):
-            raise InvariantViolated(f"The engines by load are {true_entries}, not {self._by_load}")
+        self._by_load.check(is_starved=self.is_starved)
         if (
             list(self._facts) != list(self._held)
             or min((each.kv_tokens for each in self._facts.values()), default=0) < 0
@@ -431,7 +429,7 @@ class Router:
         for engine, policy_version, kv_tokens in snapshot["engines"]:
             router._held[EngineId(engine)] = {}
             router._facts[EngineId(engine)] = _Held(policy_version, kv_tokens)
-        router._closed = {EngineId(engine): Closing(reason) for engine, reason in snapshot["closed"]}
+        router._closed.update({EngineId(engine): Closing(reason) for engine, reason in snapshot["closed"]})
         router._leaving = {
             EngineId(engine): {
                 RequestId(number, PromptId(*prompt), sample): None for number, prompt, sample in requests
@@ -445,6 +443,6 @@ class Router:
             if engine is not None:
                 router._held[engine][request] = None
         router.is_suspended, router.keeps = snapshot.get("is_suspended", False), snapshot.get("keeps", False)
-        if router._closed:
-            router._sort_by_load()
+        router._is_overflowing = router.is_starved
+        router._by_load.tidy()
         return router

@@ -13,21 +13,20 @@
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
+    what only workers have ──> elastic ──> StartMember, FetchPolicy, DismissWorker, and who is in the router's fleet
 
 Invariant: `handle` either takes a fact in completely or raises and changes nothing; every part checks before any part
-changes. A fact that comes late changes nothing and gives no command; only budget and length history learn from it.
+changes. A late fact changes nothing and gives no command; only budget and length history learn from it.
 The requests that the router holds in flight are those that the batching machine or the evaluation waits for, whether an
 engine runs them or none is there; one of the two is at rest.
 
 Adding a machine
 ================
 
-* A machine that reacts to facts of its own becomes one more of the `Companions`: its events get cases in `_decide`, its
-  commands join the union. The planner is one.
-* One that refines decisions stands in `_carry_out`, where the router and the reward budget stand today.
-* One that replaces the batching (as dynamic sampling does) implements `BatchingMachine`; `core.batchings` chooses it.
-
-Machines never call each other: the scheduler passes facts and decisions along, in the order in which they stand here.
+One that reacts to facts of its own becomes one more of the `Companions`: its events get cases in `_decide`. One that
+refines decisions stands in `_carry_out`, as router and reward budget do. One that replaces the batching implements
+`BatchingMachine`; `core.batchings` chooses it. Machines never call each other: the scheduler passes facts and decisions
+along, in the order in which they stand here; those of rollout workers are together in `core.elastic`.
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ from rollpacker.core.commands import (
     ScoreResponse,
 )
 from rollpacker.core.companions import Companions
+from rollpacker.core.elastic import Elastic, OfMember
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
@@ -82,6 +82,7 @@ from rollpacker.core.events import (
     SlotVacated,
     StepStarted,
     TimerFired,
+    WorkerEvent,
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.restarts import RestartEvent, Restarts
@@ -101,6 +102,7 @@ class Scheduler:
         self._beside = Companions.of(settings)
         self._restarts = Restarts(settings.restarts)
         self._timers = PendingTimers()
+        self._elastic = Elastic.of(settings.elastic, self._router, self._beside.evaluation)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take in one fact and give the orders that follow from it.
@@ -113,10 +115,13 @@ class Scheduler:
             ImpossibleEvent: It cannot have happened; nothing was changed.
         """
         commands = self._decide(event, now)
+        if self._elastic:
+            commands += self._elastic.follow(now)
         if self._beside.evaluation:
             commands += self._beside.evaluation.fill(self._router.rooms)
         if self._beside.stream and self._beside.stream.lending and self._are_empty(self._beside.stream.lending):
             commands += (self._beside.stream.stream(),)
+        self._timers.note(commands)
         return commands
 
     def _are_empty(self, engines: Sequence[EngineId]) -> bool:
@@ -125,6 +130,8 @@ class Scheduler:
         )
 
     def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
+        if isinstance(event, WorkerEvent) or (isinstance(event, OfMember) and self._is_member(event.engine)):
+            return self._hear_of_worker(event, now)
         match event:
             case ResponseFinished():
                 return self._finish(event)
@@ -195,8 +202,7 @@ class Scheduler:
 
     def _check_abort(self, event: ResponseAborted) -> None:
         """Refuse the abort of a request that was not told to stop."""
-        is_held = not self._router.has_moved(event.request, event.engine) and self._router.is_in_flight(event.request)
-        if is_held:
+        if not self._router.has_moved(event.request, event.engine) and self._router.is_in_flight(event.request):
             raise ImpossibleEvent(f"{event.request} was aborted, which was not ordered.", "An abort follows its order.")
 
     # Steps and engines
@@ -227,9 +233,7 @@ class Scheduler:
         if self._beside.evaluation is None or is_busy:
             raise ImpossibleEvent(f"It came in a round, or without held-out sets: {event}")
         if isinstance(event, EnginesWanted):
-            orders = self._beside.evaluation.wind_up(event, now)
-            self._timers.note(orders)
-            return orders
+            return self._beside.evaluation.wind_up(event, now)
         self._require_rest(event)
         decisions = self._beside.evaluation.handle(event)
         self._router.reopen(Closing.LENT)
@@ -249,7 +253,7 @@ class Scheduler:
             was_filled = self._beside.evaluation is not None and self._beside.evaluation.has_filled(event.round)
             orders = self._beside.planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
         if orders:
-            self._router.close(self._router.engines, Closing.RETIRING)
+            self._router.close(self._local_engines, Closing.RETIRING)
         if self._beside.drafts:
             self._beside.drafts.end_measurement(event)
         return orders
@@ -296,16 +300,24 @@ class Scheduler:
             self._timers.forget(self._restarts.timers)
         if isinstance(event, TimerFired):
             self._timers.fire(event)
-        orders = self._restarts.handle(event, now)
-        self._timers.note(orders)
+        orders: list[Command] = [*self._restarts.handle(event, now)]
+        if self._elastic and isinstance(event, SlotsOpened):
+            orders += self._elastic.begin()
+        if self._elastic and isinstance(event, TimerFired):
+            orders += self._elastic.fire(event, now)
         cuts = self._beside.evaluation.fire(event) if self._beside.evaluation and isinstance(event, TimerFired) else ()
         may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
         return *orders, *cuts, *(self._require_engine() if may_be_last else ())
 
+    def _hear_of_worker(self, event: WorkerEvent | OfMember, now: float) -> tuple[Command, ...]:
+        if self._elastic:
+            return self._elastic.handle(event, now)
+        raise ImpossibleEvent(f"It came in a run without rollout workers: {event}")
+
     def _require_engine(self) -> tuple[FailWithoutEngines, ...]:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
         restarts = self._restarts
-        is_starved = bool(restarts.slots) and self._router.is_starved and not restarts.under_way
+        is_starved = bool(restarts.slots) and self._router.is_stranded and not restarts.under_way
         return (FailWithoutEngines(),) if is_starved or restarts.is_hopeless else ()
 
     def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
@@ -315,7 +327,7 @@ class Scheduler:
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
         self._beside.stream.validate(event)
-        engines = self._beside.stream.choose(event, self._router.engines, self._router.holders)
+        engines = self._beside.stream.choose(event, self._local_engines, self._router.holders)
         if not engines:
             return ()
         return LendEngines(round=event.round, engines=engines), *self._router.close(engines, Closing.LENT)
@@ -332,7 +344,7 @@ class Scheduler:
                 case StopRequests():
                     commands += self._router.abort(decision.requests)
                 case ScoreResponse():
-                    commands.append(self._with_limits(decision))
+                    commands.append(self._beside.with_limits(decision))
                 case BeginRound():
                     commands += decision, *self._beside.begin_round(decision)
                 case EndRound() | DropPrompt() | EndRun():
@@ -347,11 +359,6 @@ class Scheduler:
                 case _:
                     assert_never(decision)
         return tuple(commands)
-
-    def _with_limits(self, order: ScoreResponse) -> ScoreResponse:
-        if not self._beside.budget or is_held_out(order.request):
-            return order
-        return ScoreResponse(request=order.request, case_limits_s=self._beside.budget.limits(order.request.prompt.key))
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
@@ -368,6 +375,14 @@ class Scheduler:
         """In an asynchronous run, what the batch of this step cannot do without, and the engine that has it."""
         due = self._batching.due_requests() if isinstance(self._batching, AsyncBatching) else []
         return {request: self._router.holders[request] for request in due}
+
+    @property
+    def _local_engines(self) -> tuple[EngineId, ...]:
+        """Those that no worker has."""
+        return tuple(engine for engine in self._router.engines if not self._is_member(engine))
+
+    def _is_member(self, engine: EngineId) -> bool:
+        return self._elastic is not None and self._elastic.fleet.is_member(engine)
 
     @property
     def waiting(self) -> tuple[RequestId, ...]:
@@ -406,7 +421,9 @@ class Scheduler:
             running += self._beside.evaluation.running_requests()
         self._router.check(running)
         self._restarts.check()
-        self._beside.check(self._router.engines)
+        self._beside.check(self._local_engines)
+        if self._elastic:
+            self._elastic.check()
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole state as JSON data that shares nothing with the scheduler; legal between any two events."""
@@ -418,6 +435,7 @@ class Scheduler:
             **self._beside.snapshot(),
             "restarts": self._restarts.snapshot(),
             "timers": self._timers.snapshot(),
+            **({"elastic": self._elastic.snapshot()} if self._elastic else {}),
         }
 
     @classmethod
@@ -437,4 +455,6 @@ class Scheduler:
         scheduler._beside = Companions.restore(settings, snapshot)
         scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
         scheduler._timers = PendingTimers.restore(snapshot["timers"])
+        evaluation = scheduler._beside.evaluation
+        scheduler._elastic = Elastic.of(settings.elastic, scheduler._router, evaluation, snapshot.get("elastic"))
         return scheduler

@@ -270,6 +270,82 @@ NO_RESTARTS = RestartSettings(max_restarts=0, first_pause_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeedingSettings:
+    """How long the trainer's own GPUs roll out before all of their engines are lent to it (`core.seeding`)."""
+
+    fixed_s: float | None = None
+    """So long in every round; None learns it."""
+    gain: Fraction = Fraction(3)
+    """A step corrects the time by this part of the difference of two waits: the trainer's and the workers'. 3 is
+    PolyRL's."""
+    reclaim_after_s: float = 15.0
+    """Lent engines may be taken back after the trainer was idle for so long."""
+    reclaim_gain_s: float = 30.0
+    """They are if that ends the rollout so much sooner, or no worker serves."""
+
+    def __post_init__(self) -> None:
+        _require(self.fixed_s is None or 0 <= self.fixed_s < math.inf, f"fixed_s={self.fixed_s} is below 0")
+        _require(self.gain >= 1, f"gain={self.gain} is below 1: it would swing further each step")
+        for name in ("reclaim_after_s", "reclaim_gain_s"):
+            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceSettings:
+    """Which engine gets how much, in a run with rollout workers (`core.balance`)."""
+
+    num_slots: int
+    """Requests that an engine decodes at a time."""
+    max_pending: int
+    """So many more an engine gets, to start when one ends; the rest waits for room on any."""
+    every_s: float
+    """Between two looks at what engines have to do; 0 moves nothing."""
+    gain_s: float
+    """Requests are moved if that ends the round so much sooner."""
+    max_moves: int
+    """Of one request in a round, by choice."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_slots >= 1, f"num_slots={self.num_slots} is below 1")
+        for name in ("max_pending", "every_s", "gain_s", "max_moves"):
+            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticSettings:
+    """When rollout workers come into a run's fleet and leave it (`core.fleet`)."""
+
+    min_workers: int
+    max_workers: int
+    """As many as may start, catch up or serve."""
+    start_s: float
+    """For an engine of a worker to start."""
+    fetch_s: float
+    """For it to fetch a policy."""
+    grace_s: float
+    """For a worker to leave when it is told to."""
+    least_stay_s: float
+    """One that leaves sooner than this is not started."""
+    drain_lead_s: float
+    """So long before a known end nothing more is launched on a worker."""
+    drain_margin_s: float
+    """So long before it what still runs there is evicted."""
+    seeding: SeedingSettings | None = None
+    """None: engines on the trainer's GPUs are not lent for the workers' sake; one that cannot be taken back must not
+    be."""
+    balance: BalanceSettings | None = None
+    """None: each request goes to the engine with the fewest, and stays there."""
+
+    def __post_init__(self) -> None:
+        are_bounds = 0 <= self.min_workers <= self.max_workers and self.max_workers >= 1
+        _require(are_bounds, f"not 0 <= min_workers={self.min_workers} <= max_workers={self.max_workers}")
+        for name in ("start_s", "fetch_s", "grace_s", "least_stay_s"):
+            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
+        lead, margin = self.drain_lead_s, self.drain_margin_s
+        _require(0 <= margin <= lead < math.inf, f"not 0 <= drain_margin_s={margin:g} <= drain_lead_s={lead:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """The scheduling policy of a run."""
 
@@ -303,6 +379,8 @@ class SchedulerSettings:
     """None: the trainer gets a batch when its round is over."""
     evaluation: EvaluationSettings | None = None
     """None: nothing is held out."""
+    elastic: ElasticSettings | None = None
+    """None: no worker ever comes."""
     restarts: RestartSettings = NO_RESTARTS
     routing: Literal["sample", "prompt"] = "sample"
     """Each sample of a prompt goes to the engine with the fewest requests, or all of them to one engine."""

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.engine import EngineSection
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.core.ids import EngineId
-    from rollpacker.protocols.engine import Engine
     from rollpacker.protocols.judging import JudgeModel
+    from rollpacker.protocols.members import MemberEngine
 
 
-def make_engine(engine: EngineId, config: RunConfig) -> Engine:
+def make_engine(engine: EngineId, config: RunConfig) -> MemberEngine:
     """Start an engine in this process, for the running event loop.
 
     It holds no policy yet; raises `UserError` when it cannot serve the model.

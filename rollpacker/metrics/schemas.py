@@ -130,6 +130,35 @@ STEPS = TableSchema(
         ),
         tokens("tokens_recomputed", "Tokens that these had: each was prefilled once more"),
         seconds("suspend_time_s", "Until engines had given back what was in flight, ahead of new weights"),
+        number(
+            "num_members_mean",
+            "Engines of rollout workers that held the step's policy, mean over the step; null in a run without workers,"
+            " as all columns down to trainer_idle_s",
+            unit="engines",
+            is_nullable=True,
+        ),
+        count("num_workers_wished", "Workers that were wished for at the end of the step", is_nullable=True),
+        count("num_members_lost", "Engines of workers that went, whatever the reason", is_nullable=True),
+        count("tokens_of_members", "Response tokens that they generated", unit="tokens", is_nullable=True),
+        count(
+            "tokens_saved",
+            "Those of tokens_recomputed whose engine was lost: it had reported them, so nothing was generated again",
+            unit="tokens",
+            is_nullable=True,
+        ),
+        count("num_requests_moved", "Launches that took a response from one engine to another", is_nullable=True),
+        seconds(
+            "seeding_s",
+            "From the round's beginning until local engines were lent for workers to go on; null also where none were",
+            is_nullable=True,
+        ),
+        count("num_reclaims", "Orders to take lent engines back before the round was over", is_nullable=True),
+        seconds(
+            "member_idle_s",
+            "From the round's last response to the end of the step, in which workers had nothing to do",
+            is_nullable=True,
+        ),
+        seconds("trainer_idle_s", "Time in which the trainer, engines lent to it, waited for groups", is_nullable=True),
         count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
         count("num_prompts_deferred_at_once", "Prompts that joined the long queue by system.length_history, unraced"),
         numbers(
@@ -274,11 +303,12 @@ INTERVALS = TableSchema(
     grain="One row per stretch of time in which an actor did one thing",
     columns=(
         text("actor", "Who, such as engine-0, trainer, reward-0, judge-0 or driver"),
-        text("role", "engine, trainer, reward, judge or driver"),
+        text("role", "engine, worker (an engine of a rollout worker), trainer, reward, judge or driver"),
         text(
             "activity",
             "What: stages of the step (rollout, hand_over, train, quiesce, weight_sync, checkpoint), generate, score, "
-            "stream, load_weights, switch, asleep; evicted or lost: a request was with an engine until it had to move",
+            "stream, load_weights, switch, asleep, starting, catching_up; evicted or lost: a request was with an "
+            "engine until it had to move",
         ),
         text("subject", "Of evicted and lost, the request as round:prompt@epoch#sample", is_nullable=True),
         _STEP,

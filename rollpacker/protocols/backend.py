@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import Domain, EngineId
     from rollpacker.core.round_time_model import DegreeCosts
     from rollpacker.protocols.engine import Engine
+    from rollpacker.protocols.members import Members
     from rollpacker.protocols.reward import ColocatedJudges, RewardService
     from rollpacker.protocols.rollout import Prompt, TokenIds, TokenizedPrompt
     from rollpacker.protocols.trainer import Trainer
@@ -106,6 +107,8 @@ class Workers:
     """Replaces a lost engine; None where that cannot be done."""
     rebuild: Rebuild | None = None
     """Ends and starts engines when the degree changes; None where all stay resident, and sleep instead."""
+    members: Members | None = None
+    """Rollout workers that come and go; None in a run without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,21 @@ class Response:
         return np.repeat(np.array(is_sampled), [span.num_tokens for span in self.spans])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenIncrement:
+    """Tokens of a response that is under way, told before it ends."""
+
+    request: RequestId
+    first_index: int
+    """Of the first one in the response, counted from 0 over all that it has, also what other engines generated."""
+    token_ids: TokenIds
+    """Shape [T], T at least 1."""
+    logprobs: Logprobs
+    """Shape [T]."""
+    policy_version: int
+    """That sampled them."""
+
+
 def spans_after(begun: Sequence[VersionSpan], policy_version: int, num_tokens: int) -> tuple[VersionSpan, ...]:
     """Spans of a response of so many tokens: what was begun, then what this version sampled; no span is empty."""
     num_own = num_tokens - sum(span.num_tokens for span in begun)

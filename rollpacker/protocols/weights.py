@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,4 +64,19 @@ class WeightSync(Protocol):
 
         Raises:
             WeightSyncFailed: It claims to hold other weights.
+        """
+
+
+@runtime_checkable
+class Shelf(Protocol):
+    """Holds the newest policy for engines of rollout workers, each of which loads it when it can."""
+
+    async def lay_out(self) -> int:
+        """Copy the trainer's policy now, for them and for the `publish` that follows; gives its version."""
+
+    async def shelf(self, policy_version: int) -> Weights:
+        """Give a policy that was laid out, for `Engine.load_weights`.
+
+        Raises:
+            RollpackerError: It is not there any more: a newer one is.
         """

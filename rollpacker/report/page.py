@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
+import pandas as pd
 
 from rollpacker import __version__
 from rollpacker.paths import real_path
@@ -191,10 +192,27 @@ def _facts(story: RunStory) -> dict[str, str]:
     moved = [f"{story.num_evicted:,} with their tokens{cause}"] if story.num_evicted else []
     moved += [f"{story.num_restarted:,} began again after their engine was lost"] if story.num_restarted else []
     facts["moved requests"] = ", ".join(moved) or "none"
+    if "num_members_mean" in steps and steps["num_members_mean"].notna().any():
+        facts["rollout workers"] = _workers(steps)
     attempts = [attempt for attempt in story.tables.logged.attempts if attempt.first_step is not None]
     if len(attempts) > 1:
         facts["attempts"] = "; ".join(f"{each.number} from step {each.first_step + 1}" for each in attempts)  # type: ignore[operator]
     return facts
+
+
+def _workers(steps: pd.DataFrame) -> str:
+    """What engines of rollout workers did, and what became of their tokens when they went."""
+    of_members, lost = int(steps["tokens_of_members"].sum()), int(steps["num_members_lost"].sum())
+    generated = max(1, int(steps["tokens_generated"].sum()))
+    said = [
+        f"{steps['num_members_mean'].mean():.3g} engines on average",
+        f"{share(of_members / generated)} of the generated tokens",
+    ]
+    if lost:
+        said.append(f"{lost:,} went, {int(steps['tokens_saved'].sum()):,} tokens of theirs kept")
+    if reclaims := int(steps["num_reclaims"].sum()):
+        said.append(f"lent engines taken back {plural(reclaims, 'time')}")
+    return ", ".join(said)
 
 
 def _settings(story: RunStory, degrees: str) -> dict[str, str]:

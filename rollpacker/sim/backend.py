@@ -14,7 +14,9 @@ from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.reward import RewardService
+from rollpacker.sim.costs import GIGA
 from rollpacker.sim.engine import ModelledEngine
+from rollpacker.sim.members import ModelledMembers
 from rollpacker.sim.plan import ClusterPlan, plan_cluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
 from rollpacker.sim.reward import ModelledReward
@@ -75,14 +77,15 @@ class ModelledBackend:
             surroundings.note(
                 f"{verb} {workload.num_long_prompts} prompts of more than data.max_prompt_tokens={limit} tokens."
             )
-        fleets = {degree: self._fleet(plan, degree, workload) for degree in plan.engines}
+        members = self._members(plan, workload) if config.elastic.is_on else None
+        fleets = {degree: self._fleet(plan, degree, workload, members) for degree in plan.engines}
         engines = {name: engine for fleet in fleets.values() for name, engine in fleet.engines.items()}
 
         async def replace_engine(slot: EngineId, name: EngineId) -> Engine:
             await engines[slot].close()
             await asyncio.sleep(plan.hardware.engine_restart_s)
             degree = next(degree for degree, fleet in fleets.items() if slot in fleet.engines)
-            engines[slot] = self._engine(plan, degree, workload, name)
+            engines[slot] = self._engine(plan, degree, workload, name, members)
             return engines[slot]
 
         is_rebuilt = config.engine.switch == "restart" and len(fleets) > 1
@@ -95,17 +98,38 @@ class ModelledBackend:
             prompts=workload.prompts,
             held_out=workload.held_out,
             fleets=fleets,
-            trainer=ModelledTrainer(plan.trainer),
+            trainer=ModelledTrainer(plan.trainer, on_export=members.policy_published if members else None),
             reward=reward,
             trainer_parts=plan.replicas,
             replace_engine=replace_engine,
             rebuild=ModelledRebuild(engines, plan.hardware.engine_restart_s) if is_rebuilt else None,
+            members=members,
         )
+        if members:
+            await members.close()
         for engine in engines.values():
             await engine.close()
         await reward.close()
 
-    def _fleet(self, plan: ClusterPlan, degree: int, workload: Workload) -> Fleet:
+    def _members(self, plan: ClusterPlan, workload: Workload) -> ModelledMembers:
+        """Rollout workers like the run's own nodes, behind a link of their own."""
+        elastic, hardware = self._config.elastic, plan.hardware
+        degree = elastic.tensor_parallel or self._config.engine.tensor_parallel
+
+        def make(name: EngineId) -> ModelledEngine:
+            return ModelledEngine(
+                engine=name,
+                costs=plan.member,
+                max_num_seqs=self._config.engine.max_num_seqs,
+                weight_transfer_s=plan.model.num_weight_bytes / degree / (hardware.pcie_gb_per_s * GIGA),
+                switch_s=hardware.engine_switch_s,
+                draft_acceptance=workload.draft_acceptance,
+                length_of=workload.length_of,
+            )
+
+        return ModelledMembers(elastic, make)
+
+    def _fleet(self, plan: ClusterPlan, degree: int, workload: Workload, members: ModelledMembers | None) -> Fleet:
         """The engines of one tensor-parallel degree, side by side on the GPUs that are theirs."""
         gpus = plan.gpus.of_engines
         is_configured = degree == self._config.engine.tensor_parallel
@@ -114,12 +138,14 @@ class ModelledBackend:
             for index in range(len(gpus) // degree)
         ]
         return Fleet(
-            engines={name: self._engine(plan, degree, workload, name) for name in names},
+            engines={name: self._engine(plan, degree, workload, name, members) for name in names},
             gpus={name: tuple(gpus[index * degree : (index + 1) * degree]) for index, name in enumerate(names)},
             costs=plan.degree_costs(degree, self._config.engine.max_num_seqs, typical_tokens(self._config)),
         )
 
-    def _engine(self, plan: ClusterPlan, degree: int, workload: Workload, name: EngineId) -> Engine:
+    def _engine(
+        self, plan: ClusterPlan, degree: int, workload: Workload, name: EngineId, members: ModelledMembers | None
+    ) -> Engine:
         engine = ModelledEngine(
             engine=name,
             costs=plan.engines[degree],
@@ -130,5 +156,6 @@ class ModelledBackend:
             draft_acceptance=workload.draft_acceptance,
             length_of=workload.length_of,
             keeps_requests=self._config.system.interrupt == "keep",
+            on_sleep=members.engines_lent if members else None,
         )
         return CalledEngine(engine, plan.profile.calls) if plan.profile else engine

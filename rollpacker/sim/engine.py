@@ -49,6 +49,7 @@ class ModelledEngine:
         draft_acceptance: Probability that a drafted token is accepted.
         length_of: How each response will end.
         keeps_requests: Whether it takes weights with requests in flight, and goes on with the KV cache that they have.
+        on_sleep: Told the policy version that the engine held as it was put to sleep.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ModelledEngine:
         draft_acceptance: float = 0.0,
         length_of: Callable[[GenerationRequest], ResponseLength],
         keeps_requests: bool = False,
+        on_sleep: Callable[[int], None] | None = None,
     ) -> None:
         self._engine = engine
         self._decoder = Decoder(costs, max_num_seqs, draft_acceptance=draft_acceptance)
@@ -72,6 +74,7 @@ class ModelledEngine:
         self._has_started = True
         self._length_of = length_of
         self._keeps_requests = keeps_requests
+        self._on_sleep = on_sleep
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._truncated: set[RequestId] = set()
@@ -142,12 +145,21 @@ class ModelledEngine:
 
     async def sleep(self) -> None:
         require_idle(self._engine, "sleep", self._decoder.num_in_flight)
+        if self._on_sleep is not None:
+            self._on_sleep(self._policy_version)
         self._policy_version = NO_VERSION
         await asyncio.sleep(self._switch_s)
 
     async def wake(self) -> None:
         """Take time: that weights must be loaded first is what `sleep` left behind."""
         await asyncio.sleep(self._switch_s)
+
+    def unfinished(self) -> list[tuple[RequestId, int]]:
+        """Requests in flight that have tokens and are not at their ends, each with the number of its tokens."""
+        return [
+            (sequence.request, min(num_generated, sequence.length_tokens - 1))
+            for sequence, num_generated in self._decoder.progress(self._loop.time())
+        ]
 
     async def progress(self) -> EngineProgress:
         return EngineProgress(
@@ -211,7 +223,7 @@ class ModelledEngine:
             engine=self._engine,
             finish_reason=FinishReason.ABORTED if ended.is_aborted else reason,
             token_ids=blank_tokens(num_tokens),
-            logprobs=_blank_logprobs(num_tokens),
+            logprobs=blank_logprobs(num_tokens),
             spans=spans_after(self._begun.pop(sequence.request, ()), self._policy_version, num_tokens),
             queue_time_s=started_at_s - sequence.asked_at_s,
             generation_time_s=now - started_at_s,
@@ -225,5 +237,6 @@ def blank_tokens(num_tokens: int) -> TokenIds:
 
 
 @functools.cache
-def _blank_logprobs(num_tokens: int) -> Logprobs:
+def blank_logprobs(num_tokens: int) -> Logprobs:
+    """The same of log-probabilities."""
     return np.broadcast_to(np.zeros(1, dtype=np.float32), (num_tokens,))

@@ -35,6 +35,8 @@ class ClusterPlan:
     engines: Mapping[int, PassCosts]
     """By tensor-parallel degree; the configured one first, the others where a planner may choose them."""
     trainer: StepCosts
+    member: PassCosts
+    """Of an engine of a rollout worker."""
 
     @property
     def engine(self) -> PassCosts:
@@ -127,7 +129,9 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
             return profile.engine(degree)
         return EngineCosts(model=model, hardware=beside_judge, tensor_parallel=degree)
 
-    _check_memory(config, engine_of(tensor_parallel))
+    member_degree = config.elastic.tensor_parallel or tensor_parallel
+    for degree in {tensor_parallel, member_degree}:
+        _check_memory(config, engine_of(degree))
     degrees = [tensor_parallel]
     if config.system.planner:
         needed = _needed_kv_tokens(config)
@@ -140,6 +144,7 @@ def plan_cluster(config: RunConfig, *, needs_judge: bool) -> ClusterPlan:
         judge=judge,
         profile=profile,
         engines={degree: engine_of(degree) for degree in degrees},
+        member=engine_of(member_degree),
         trainer=profile.trainer(len(gpus.of_trainer))
         if profile
         else TrainerCosts(

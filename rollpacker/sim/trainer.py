@@ -18,7 +18,7 @@ from rollpacker.protocols.weights import Weights
 from rollpacker.trainers.admission import Admission
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from rollpacker.protocols.rollout import RolloutGroup
@@ -31,8 +31,10 @@ STATE_FILE = "modelled_trainer.json"
 class ModelledTrainer:
     """Counts tokens and takes their time."""
 
-    def __init__(self, costs: StepCosts) -> None:
+    def __init__(self, costs: StepCosts, on_export: Callable[[int], None] | None = None) -> None:
+        """`on_export` is told each policy version whose weights are given."""
         self._costs = costs
+        self._on_export = on_export
         self._num_steps = 0
         self._num_tokens = 0
         self._admission: Admission | None = None
@@ -77,6 +79,8 @@ class ModelledTrainer:
 
     async def export_weights(self) -> Weights:
         """Give weights without tensors; their checksum is their version, which every engine gives back."""
+        if self._on_export is not None:
+            self._on_export(self._num_steps)
         return Weights(
             policy_version=self._num_steps,
             checksum=f"{self._num_steps:08x}",

@@ -237,7 +237,7 @@ class _Trace:
                 return self._tracks.thread("run", f"{actor}{suffix}")
             case "trainer":
                 return self._tracks.thread("trainer", f"{actor}{suffix}")
-            case "engine":
+            case "engine" | "worker":
                 self._engine(actor)
                 return self._tracks.thread(actor, f"state{suffix}")
             case _:

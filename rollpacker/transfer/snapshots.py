@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.errors import ImpossibleEvent, WeightSyncFailed
 from rollpacker.protocols.weights import Published
 from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
 
@@ -27,7 +27,7 @@ class Exporter(Protocol):
 
 
 class SnapshotSync:
-    """Implements `rollpacker.protocols.weights.WeightSync` over `export_weights` and `load_weights`.
+    """Implements `rollpacker.protocols.weights.WeightSync` and `Shelf` over `export_weights` and `load_weights`.
 
     Args:
         trainer: Exports the snapshots.
@@ -55,6 +55,17 @@ class SnapshotSync:
         if self._newest is None:
             raise ImpossibleEvent(f"{engine_id} asked for weights before any were published.", "Publish them first.")
         return await self._load_into({engine_id: engine}, self._newest, asyncio.get_running_loop().time())
+
+    async def lay_out(self) -> int:
+        if self._newest is None or not self._is_prepared:
+            await self.prepare()
+        assert self._newest is not None
+        return self._newest.policy_version
+
+    async def shelf(self, policy_version: int) -> Weights:
+        if self._newest is None or self._newest.policy_version != policy_version:
+            raise WeightSyncFailed(f"Policy version {policy_version} is not on the shelf.", "The newest one is.")
+        return self._newest
 
     async def _load_into(self, engines: Mapping[EngineId, Engine], weights: Weights, began: float) -> Published:
         """Load a snapshot into engines, all at once. `began` is the loop's time at which the sync began."""

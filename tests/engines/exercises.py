@@ -17,10 +17,12 @@ from rollpacker.protocols.weights import Weights
 from tests.engines.tiny import make_request, mixed_requests, reference_logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from rollpacker.core.ids import RequestId
     from rollpacker.protocols.engine import Engine
-    from rollpacker.protocols.rollout import GenerationRequest, Response
+    from rollpacker.protocols.members import MemberEngine
+    from rollpacker.protocols.rollout import GenerationRequest, Response, TokenIncrement
 
 PATIENCE_S = 120.0
 """For anything that an engine does; the machine may be busy."""
@@ -168,3 +170,51 @@ def _logprobs_over_kept_cache(models: list[Any], asked: GenerationRequest, respo
         begin = end
     logprobs = (torch.cat(logits).float() / asked.temperature).log_softmax(-1)
     return logprobs.gather(1, sequence[0, 1:, None])[len(prompt) - 1 :, 0]
+
+
+async def check_increments(engine: MemberEngine, model: Any) -> None:
+    """What is told before a response ends is its beginning, once and without a gap, also where another one began it."""
+    await engine.load_weights(weights_of(model, 3))
+    assert not await engine.increments()
+    told = _Told()
+    asked = [make_request(f"p{index}", seed=index, max_response_tokens=200) for index in range(4)]
+    await engine.generate(asked)
+    await told.until(engine, lambda: any(told.num_tokens(request) >= 32 for request in asked))
+    await engine.abort([request.request for request in asked])
+    responses = await collect(engine, 4)
+    for request in asked:
+        told.check(request, responses[request.request.prompt.key])
+    begun = max(responses.values(), key=lambda response: response.num_tokens)
+    going_on = dataclasses.replace(next(each for each in asked if each.request == begun.request), begun=begun)
+    told = _Told()
+    await engine.generate([going_on])
+    await told.until(engine, lambda: told.num_tokens(going_on) > 0)
+    await engine.abort([going_on.request])
+    told.check(going_on, (await collect(engine, 1))[going_on.request.prompt.key])
+    assert not await engine.increments()
+
+
+class _Told:
+    """Increments by request."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[RequestId, list[TokenIncrement]] = {}
+
+    def num_tokens(self, request: GenerationRequest) -> int:
+        return sum(len(each.token_ids) for each in self._by_request.get(request.request, ()))
+
+    async def until(self, engine: MemberEngine, is_enough: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_enough():
+                for increment in await engine.increments():
+                    self._by_request.setdefault(increment.request, []).append(increment)
+                await asyncio.sleep(0.001)
+
+    def check(self, request: GenerationRequest, response: Response) -> None:
+        place = request.begun.num_tokens if request.begun else 0
+        for each in self._by_request.get(request.request, ()):
+            assert (each.first_index, each.policy_version) == (place, 3)
+            told = slice(place, place + len(each.token_ids))
+            assert response.token_ids[told].tolist() == each.token_ids.tolist()
+            assert response.logprobs[told].tolist() == each.logprobs.tolist()
+            place = told.stop

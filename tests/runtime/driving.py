@@ -107,6 +107,7 @@ async def driving(
         listeners=Listeners(
             on_event=lambda *_: None,
             on_progress=lambda *_: None,
+            on_reclaim=asyncio.Event().wait,
             on_stream=lambda record, gpus, _: lent.append((record.begin.round, gpus)),
             note=notes.append,
         ),

@@ -41,7 +41,7 @@ class OnlyWith:
 
     Args:
         key: Dotted, of the whole configuration: a field, or a property of a section.
-        values: It has one of these, or contains one where it is a tuple. None: it is set and not false.
+        values: It has one of these, or contains one where it is a tuple. None: it is set, and neither false nor 0.
     """
 
     def __init__(self, key: str, *values: str) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import RequestId
     from rollpacker.engines.draft_lengths import PassPlan
     from rollpacker.engines.torch.history import History
-    from rollpacker.protocols.rollout import GenerationRequest, Logprobs
+    from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
 
     IntArray = npt.NDArray[np.int64]
 
@@ -193,6 +193,19 @@ class Decoder:
             sequence = self._sequence(slot)
             sequence.spans = spans_after(sequence.spans, policy_version, int(num_tokens))
 
+    def increments(self) -> list[tuple[RequestId, int, TokenIds, Logprobs]]:
+        """What running requests gained since the last call: index of the first token, tokens, log-probabilities."""
+        gained = []
+        rows = self._table[: self.num_running]
+        for slot, num_tokens in zip(rows["slot"], rows["num_tokens"], strict=True):
+            sequence = self._sequence(slot)
+            new = slice(sequence.num_reported, int(num_tokens))
+            if new.start < new.stop:
+                tokens, logprobs = self._token_ids[slot, new].copy(), self._logprobs[slot, new].copy()
+                gained.append((sequence.request.request, new.start, tokens, logprobs))
+                sequence.num_reported = new.stop
+        return gained
+
     def release(self) -> None:
         """Give back the cache's memory. Nothing may be in flight."""
         self._cache.release()
@@ -324,6 +337,7 @@ class Decoder:
         if self._history is not None:
             self._history.begin(slot, request.prompt_token_ids)
         self._table[row] = (slot, num_begun, request.max_response_tokens, seed, *rule, 0)
+        sequence.num_reported = num_begun
         self._slots[slot] = sequence
         self._running[request.request] = sequence
 

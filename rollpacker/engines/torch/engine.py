@@ -40,7 +40,7 @@ from rollpacker.engines.torch.model_files import load_model
 from rollpacker.engines.torch.sequences import Generation
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
-from rollpacker.protocols.rollout import Response, spans_after
+from rollpacker.protocols.rollout import Response, TokenIncrement, spans_after
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
 from rollpacker.transfer.offers import ReceiverName, WeightOffer
 from rollpacker.transfer.receiver import receive_weights
@@ -147,6 +147,10 @@ class TorchEngine:
 
     async def progress(self) -> EngineProgress:
         return await self._ask(self._progress)
+
+    async def increments(self) -> Sequence[TokenIncrement]:
+        """Give what is new between two decode steps; `protocols.members.MemberEngine` says of what."""
+        return await self._ask(self._increments)
 
     async def use_draft_lengths(self, rules: Sequence[DraftRule]) -> None:
         self._order(lambda: self._decoder.draft_lengths.use(rules))
@@ -317,6 +321,18 @@ class TorchEngine:
             kv_tokens_capacity=self._max_num_seqs * self._max_tokens_per_seq,
             running=self._decoder.progress(),
         )
+
+    def _increments(self) -> Sequence[TokenIncrement]:
+        return [
+            TokenIncrement(
+                request=request,
+                first_index=first_index,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                policy_version=self._policy_version,
+            )
+            for request, first_index, token_ids, logprobs in self._decoder.increments()
+        ]
 
     def _stats(self) -> EngineStats:
         decoder = self._decoder

@@ -59,6 +59,8 @@ class SequenceState:
     time_started: float = 0.0
     spans: tuple[VersionSpan, ...] = ()
     """Of what was generated before it came here, and here by earlier versions."""
+    num_reported: int = 0
+    """Tokens of its response that `Decoder.increments` need not report any more."""
 
     def __post_init__(self) -> None:
         if self.request.begun is not None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from rollpacker.config.sections.engine import EngineSection
     from rollpacker.core.commands import DraftRule
     from rollpacker.core.ids import EngineId, RequestId
-    from rollpacker.protocols.rollout import GenerationRequest
+    from rollpacker.protocols.rollout import GenerationRequest, TokenIncrement
     from rollpacker.protocols.weights import Weights
 
 T = TypeVar("T")
@@ -149,6 +149,12 @@ class VllmEngine:
                 for flight in self._flights.values()
             ),
         )
+
+    async def increments(self) -> Sequence[TokenIncrement]:
+        """Give what vLLM has reported and this method has not; `protocols.members.MemberEngine` says of what."""
+        self._require_open()
+        gained = (flight.increment(self._policy_version) for flight in self._flights.values())
+        return [increment for increment in gained if increment is not None]
 
     async def load_weights(self, weights: Weights) -> str:
         self._require_open()

@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.engines.checks import logits_not_finite
-from rollpacker.protocols.rollout import FinishReason, spans_after
+from rollpacker.protocols.rollout import FinishReason, TokenIncrement, spans_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +63,8 @@ class Flight:
     finish_reason: FinishReason | None = None
     spans: tuple[VersionSpan, ...] = ()
     """Of what was generated before it came here; at its end, of the whole response."""
+    num_reported: int = 0
+    """Of `token_ids`, those that `increment` need not report any more."""
 
     def __post_init__(self) -> None:
         if self.request.begun is not None:
@@ -101,6 +103,27 @@ class Flight:
         num_begun = self.num_tokens - len(self.token_ids)
         for span in versions:
             self.spans = spans_after(self.spans, int(span.version), num_begun + span.end)
+
+    def increment(self, policy_version: int) -> TokenIncrement | None:
+        """What vLLM reported since the last call; None if nothing.
+
+        Raises:
+            EngineRaised: One of the log-probabilities is not a finite number.
+        """
+        new = slice(self.num_reported, len(self.token_ids))
+        if new.start == new.stop:
+            return None
+        logprobs = np.array(self.logprobs[new], dtype=np.float32)
+        if not np.isfinite(logprobs).all():
+            raise logits_not_finite(self.request.request)
+        self.num_reported = new.stop
+        return TokenIncrement(
+            request=self.request.request,
+            first_index=self.num_tokens - (new.stop - new.start),
+            token_ids=np.array(self.token_ids[new], dtype=np.int32),
+            logprobs=logprobs,
+            policy_version=policy_version,
+        )
 
     @property
     def queue_time_s(self) -> float:

@@ -29,9 +29,9 @@ from rollpacker.core.errors import RollpackerError
 from rollpacker.core.foreign_errors import failure_of
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.arrivals import Pace
-from rollpacker.protocols.engine import Engine
+from rollpacker.protocols.members import MemberEngine
 from rollpacker.protocols.reward import ResponseToScore, RewardWorker, ScoringRequest
-from rollpacker.protocols.rollout import Prompt
+from rollpacker.protocols.rollout import Prompt, TokenIncrement
 from rollpacker.protocols.trainer import TensorTrainer, TrainerRank
 from rollpacker.protocols.weights import Weights
 from rollpacker.runtime.job.allocation import VISIBLE_GPUS
@@ -137,9 +137,14 @@ class Actor:
 class EngineActor(Actor):
     """One inference engine."""
 
-    _worker: Engine
+    _worker: MemberEngine
+    _reports: Pace
+    _increments: asyncio.Task[Sequence[TokenIncrement]] | None = None
+    """What the engine was last asked to report, while it has not answered."""
 
     async def start(self, engine: EngineId, config: RunConfig) -> None:
+        self._reports = Pace(config.elastic.report_interval_s)
+        self._report_interval_s = config.elastic.report_interval_s
         with _no_garbage_collection():
             self._take_torch_threads(config.engine.num_threads)
             from rollpacker.engines.factory import make_engine
@@ -153,6 +158,18 @@ class EngineActor(Actor):
         elif isinstance(weights.payload, ModelFiles):
             weights = replace(weights, payload=await asyncio.to_thread(self._read, weights.payload.folder))
         return await self._worker.load_weights(weights)
+
+    async def increments(self) -> Sequence[TokenIncrement]:
+        """Report at intervals; nothing, as a sign of life, while the engine does not answer: it may load weights."""
+        await self._reports.wait()
+        if self._increments is None:
+            self._increments = asyncio.ensure_future(self._worker.increments())
+        done, _ = await asyncio.wait([self._increments], timeout=self._report_interval_s)
+        self._reports.answered()
+        if not done:
+            return ()
+        answer, self._increments = self._increments, None
+        return answer.result()
 
     def _read(self, folder: Path) -> Mapping[str, torch.Tensor]:
         import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 from rollpacker.config.schema import RunConfig
@@ -24,6 +24,7 @@ from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.placing.fleets import costs_of, degrees_of
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.cluster import RayCluster
+from rollpacker.runtime.ray.elastic_members import open_members
 from rollpacker.runtime.ray.node import node_here
 from rollpacker.runtime.ray.placement import start_actors
 from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
@@ -50,7 +51,8 @@ class RayBackend:
         """Start Ray while the prompts are read, then the actors."""
         config, deadlines = self._config, self._config.backend.deadlines
         reading = asyncio.create_task(in_daemon_thread(lambda: _read_prompts(config)))
-        async with self._cluster(context) as cluster:
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(self._cluster(context))
             context.stage("reading prompts")
             tokenizer, prompts, held_out, notes = await reading
             for note in notes:
@@ -58,6 +60,8 @@ class RayBackend:
             context.stage("starting engines, trainer and reward")
             actors = await start_actors(config, cluster_size(config, self._allocation), context)
             cluster.spare(actors.spare_nodes, context.note)
+            elastic = config.elastic.is_on
+            members = await stack.enter_async_context(open_members(config, cluster, context)) if elastic else None
             costs = {each.degree: each for each in costs_of(config)}
 
             async def replace_engine(slot: EngineId, name: EngineId) -> Engine:
@@ -88,6 +92,7 @@ class RayBackend:
                 colocated_engines=frozenset(actors.colocated_engines),
                 judges=actors.judges,
                 replace_engine=replace_engine,
+                members=members,
                 rebuild=actors.slots.rebuilding,
             )
             await actors.close(deadlines.stop_s)

@@ -57,7 +57,9 @@ class RayCluster:
         """
         self._head = head
         self._node_names = node_names
-        self._rendezvous = rendezvous
+        self.rendezvous = rendezvous
+        self.address = ""
+        """host:port of the head, once it listens."""
         self._start_deadline_s = start_deadline_s
         self._stage = stage
         self._watcher: asyncio.Task[None] | None = None
@@ -106,8 +108,8 @@ class RayCluster:
     async def _start_head(self) -> None:
         name = self._node_names[0]
         self._stage(f"starting Ray on {name}")
-        self._rendezvous.create_token()
-        address = await in_daemon_thread(lambda: self._head.start_head(self._rendezvous.token_file))
+        self.rendezvous.create_token()
+        address = await in_daemon_thread(lambda: self._head.start_head(self.rendezvous.token_file))
         while not await in_daemon_thread(lambda: is_listening(address)):
             if not self._head.is_running or time.monotonic() > self._deadline:
                 in_time = f"within {self._start_deadline_s:g} s" if self._head.is_running else "but has ended"
@@ -117,7 +119,8 @@ class RayCluster:
                     f"Is there room in {self._head.folder.parent} and /dev/shm? Raise backend.deadlines.start_s.",
                 )
             await asyncio.sleep(_POLL_S)
-        self._rendezvous.announce_head(address)
+        self.address = address
+        self.rendezvous.announce_head(address)
         with _signal_handlers_kept():
             await in_daemon_thread(lambda: self._connect(address))
 
@@ -127,7 +130,7 @@ class RayCluster:
 
         # without this Ray replaces the loopback by this node's address in the network
         ray_constants.ENABLE_RAY_CLUSTER = not address.startswith(f"{LOOPBACK}:")
-        _authenticate(self._rendezvous.token_file)
+        _authenticate(self.rendezvous.token_file)
         while not ray.is_initialized():
             try:
                 ray.init(address=address, logging_level="ERROR", log_to_driver=False)
@@ -184,7 +187,7 @@ class RayCluster:
 
     def _failed_nodes(self) -> list[int]:
         """Indices of the nodes whose rank has reported why it ended."""
-        reports = {index: self._rendezvous.report_of(index) for index in range(1, len(self._node_names))}
+        reports = {index: self.rendezvous.report_of(index) for index in range(1, len(self._node_names))}
         return [index for index, report in reports.items() if report and report.failure]
 
     def _did_not_join(self, nodes: Sequence[int], when: str) -> WorldError:
@@ -192,7 +195,7 @@ class RayCluster:
             f"{self._with_stages(nodes)} did not join Ray {when}.",
             self._log_tails(nodes),
             f"Every node must reach {self._node_names[0]} over the network (cluster.network_interface) and see "
-            f"{self._rendezvous.folder}; backend.deadlines.start_s gives them more time.",
+            f"{self.rendezvous.folder}; backend.deadlines.start_s gives them more time.",
         )
 
     def _lost(self, nodes: Sequence[int]) -> WorldError:
@@ -205,7 +208,7 @@ class RayCluster:
 
     def _with_stages(self, nodes: Sequence[int]) -> str:
         """Names of nodes, with the last report of each."""
-        said = {index: self._rendezvous.report_of(index) for index in nodes}
+        said = {index: self.rendezvous.report_of(index) for index in nodes}
         return " and ".join(
             f"{self._node_names[index]} ({report.failure or report.stage})" if report else self._node_names[index]
             for index, report in said.items()
@@ -215,7 +218,7 @@ class RayCluster:
         return "\n".join(log_tail(self._log_of(index)) for index in nodes)
 
     def _log_of(self, index: int) -> Path:
-        return self._head.log if index == 0 else self._rendezvous.log_of(self._node_names[index])
+        return self._head.log if index == 0 else self.rendezvous.log_of(self._node_names[index])
 
     async def _stop(self) -> None:
         import ray
@@ -223,7 +226,7 @@ class RayCluster:
         if ray.is_initialized():  # a connection in progress ends with the cluster
             await in_daemon_thread(ray.shutdown)
         _authenticate(None)
-        self._rendezvous.finish()  # not before: Ray would report every node that leaves
+        self.rendezvous.finish()  # not before: Ray would report every node that leaves
         await in_daemon_thread(self._head.stop)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.core.ids import WorkerId
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.node_address import LOOPBACK, free_port, node_address
@@ -34,7 +35,8 @@ _PINS_PER_NODE = 10_000
 class NodeOffer:
     """One node and what Ray may use there."""
 
-    index: int
+    pin: str
+    """The resource that only this node has; an actor that reserves one unit of it is placed there."""
     name: str
     address: str
     num_cpus: int
@@ -45,8 +47,13 @@ class NodeOffer:
 
 
 def pin_of(index: int) -> str:
-    """Name the resource that only this node has; an actor that reserves one unit of it is placed there."""
+    """Name the pin of a node of the run's own allocation."""
     return f"node-{index}"
+
+
+def pin_of_worker(worker: WorkerId) -> str:
+    """Name the pin of a rollout worker's node."""
+    return f"elastic-{worker}"
 
 
 class RayNode:
@@ -97,7 +104,7 @@ class RayNode:
             "--node-name": offer.name,
             "--num-cpus": offer.num_cpus,
             "--num-gpus": offer.num_gpus,
-            "--resources": json.dumps({pin_of(offer.index): _PINS_PER_NODE}),
+            "--resources": json.dumps({offer.pin: _PINS_PER_NODE}),
             "--object-store-memory": offer.object_store_mb * _MEBIBYTE,
             "--temp-dir": self._folder.sessions,
             "--dashboard-agent-listen-port": 0,
@@ -162,12 +169,30 @@ def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> Ra
     settings = config.cluster or ClusterSection(name="none")
     size = cluster_size(config, allocation)
     name = allocation.node_name if allocation else socket.gethostname()
+    is_alone = size.num_nodes == 1 and (allocation is None or not config.elastic.is_on)
     offer = NodeOffer(
-        index=allocation.rank if allocation else 0,
+        pin=pin_of(allocation.rank if allocation else 0),
         name=name,
-        address=node_address(name, settings.network_interface, is_alone=size.num_nodes == 1),
+        address=node_address(name, settings.network_interface, is_alone=is_alone),
         num_cpus=size.num_cpus,
         num_gpus=size.num_gpus,
+        memory_bytes=allocation.memory_bytes if allocation else None,
+        object_store_mb=config.backend.object_store_mb,
+    )
+    folder = private_folder(settings.scratch, os.environ)
+    return RayNode(offer, grace_s=config.backend.deadlines.start_s, folder=folder, log=log)
+
+
+def worker_node_here(config: RunConfig, allocation: Allocation | None, worker: WorkerId, log: Path) -> RayNode:
+    """Prepare this node as that of a rollout worker: it offers GPUs, and no core that an actor could stray to."""
+    settings = config.cluster or ClusterSection(name="none")
+    name = allocation.node_name if allocation else socket.gethostname()
+    offer = NodeOffer(
+        pin=pin_of_worker(worker),
+        name=f"{name}-{worker}",
+        address=node_address(name, settings.network_interface, is_alone=allocation is None),
+        num_cpus=0,
+        num_gpus=len(allocation.gpus) if allocation else 0,
         memory_bytes=allocation.memory_bytes if allocation else None,
         object_store_mb=config.backend.object_store_mb,
     )

@@ -19,13 +19,14 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.resources import ActorResources
 from rollpacker.core.errors import EngineFailed, RollpackerError
 from rollpacker.core.foreign_errors import failure_of, one_line
-from rollpacker.core.ids import EngineId
-from rollpacker.protocols.engine import Engine
+from rollpacker.core.ids import EngineId, WorkerId
 from rollpacker.protocols.forwarding import Forwarder
+from rollpacker.protocols.members import MemberEngine
 from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.trainer import TrainerRank
 from rollpacker.runtime.ray.actors import Actor, EngineActor, JudgeActor, RewardActor, TrainerActor
 from rollpacker.runtime.ray.judges import JudgeService
+from rollpacker.runtime.ray.node import pin_of_worker
 from rollpacker.runtime.ray.weight_sync import SendingRank
 
 
@@ -41,6 +42,26 @@ class Slot:
     memory_taken: float = 0.0
     """Share of these GPUs' memory that belongs to judges."""
     log: Path
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of its actor: where Ray starts it, and what it reserves there."""
+        place = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=self.index)
+        return {"scheduling_strategy": place, "num_cpus": self.resources.num_cpus}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPlace:
+    """The place of one engine of a rollout worker: on its node or nowhere. No placement group, which could hang."""
+
+    worker: WorkerId
+    gpus: tuple[int, ...]
+    log: Path
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As of a `Slot`; the node has no core to reserve."""
+        return {"resources": {pin_of_worker(self.worker): 1}, "num_cpus": 0}
 
 
 class Process(Protocol):
@@ -59,7 +80,7 @@ class Process(Protocol):
     async def close(self) -> None: ...
 
 
-class EngineProcess(Engine, Process, Protocol):
+class EngineProcess(MemberEngine, Process, Protocol):
     """An engine in another process."""
 
     async def start(self, engine: EngineId, config: RunConfig) -> None: ...
@@ -84,7 +105,7 @@ class JudgeProcess(JudgeService, RewardProcess, Protocol):
     """An LLM judge in another process."""
 
 
-def make_engine_process(engine: EngineId, slot: Slot) -> EngineProcess:
+def make_engine_process(engine: EngineId, slot: Slot | MemberPlace) -> EngineProcess:
     """Start the process of an engine."""
     return cast("EngineProcess", _Remote(EngineProcess, EngineActor, engine, slot))
 
@@ -107,14 +128,11 @@ def make_judge_process(name: str, slot: Slot) -> JudgeProcess:
 class _Remote(Forwarder):
     """Implements one of the protocols above over an actor."""
 
-    def __init__(self, protocol: type, actor_class: type[Actor], name: str, slot: Slot) -> None:
+    def __init__(self, protocol: type, actor_class: type[Actor], name: str, slot: Slot | MemberPlace) -> None:
         super().__init__(protocol)
         self.name = name
         self.has_died = False
-        place = PlacementGroupSchedulingStrategy(placement_group=slot.group, placement_group_bundle_index=slot.index)
-        actor = ray.remote(actor_class).options(
-            name=name, max_restarts=0, scheduling_strategy=place, num_cpus=slot.resources.num_cpus, num_gpus=0
-        )
+        actor = ray.remote(actor_class).options(name=name, max_restarts=0, num_gpus=0, **slot.options)
         self._handle = actor.remote(name, slot.log, slot.gpus)
         self._log = slot.log
 

@@ -38,6 +38,8 @@ class Batch:
     ended_at_s: float = 0.0
     lent_at_share: float | None = None
     """Of the launched requests, how many had finished when engines were chosen to be lent; None where none were."""
+    lent_at_s: float | None = None
+    """When they were chosen first."""
 
     @property
     def requests(self) -> Mapping[RequestId, RequestRecord]:
@@ -54,8 +56,10 @@ class Batch:
         for record in self._records(command.prompt):
             record.is_accepted = True
 
-    def lend(self) -> None:
+    def lend(self, now: float) -> None:
         """Engines were chosen to be lent to the trainer: note how far the round was."""
+        if self.lent_at_s is None:
+            self.lent_at_s = now
         self.lent_at_share = sum(record.is_finished for record in self.requests.values()) / len(self.requests)
 
     def end(self, command: EndRound, now: float) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rollpacker.core.events import DraftPasses, DraftsMeasured, RoundMeasured
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.runtime.rollout.batch import Batch
+
+if TYPE_CHECKING:
+    from rollpacker.runtime.rollout.engines import Engines
+    from rollpacker.runtime.rollout.members import MemberEngines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,38 @@ class RoundCosts:
         """Mean share of an engine's KV cache that was in use during forward passes."""
         capacity = sum(stats.kv_tokens_capacity for stats in self.after.values()) / max(1, len(self.after))
         return self.mean_per_pass("kv_token_steps") / capacity if capacity else 0.0
+
+
+class RoundMeter:
+    """Measures what rounds cost, each from where the one before it ended.
+
+    Args:
+        engines: Of the trainer's allocation.
+        members: Of rollout workers.
+    """
+
+    def __init__(self, engines: Engines, members: MemberEngines) -> None:
+        self._engines = engines
+        self._members = members
+        self._stats: Mapping[EngineId, EngineStats] = {}
+        """As the last round left them."""
+
+    async def begin(self, stats: Mapping[EngineId, EngineStats] | None = None) -> None:
+        """Let the next round begin now."""
+        of_engines = await self._engines.stats() if stats is None else stats
+        self._stats = {**of_engines, **await self._members.stats()}
+
+    async def measure(self) -> RoundCosts:
+        """End a round."""
+        before = self._stats
+        await self.begin()
+        return RoundCosts(
+            tensor_parallel=self._engines.tensor_parallel,
+            parallelism_gain=None,
+            num_engines_lent=self._engines.num_lent,
+            before=before,
+            after=self._stats,
+        )
 
 
 def _growth(before: DraftPasses | None, after: DraftPasses) -> DraftPasses:

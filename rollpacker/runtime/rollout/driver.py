@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -45,6 +45,7 @@ from rollpacker.core.commands import (
     UseDraftLengths,
     UseParallelism,
 )
+from rollpacker.core.errors import EngineFailed
 from rollpacker.core.events import (
     EngineLost,
     EnginesWanted,
@@ -62,19 +63,22 @@ from rollpacker.core.events import (
 from rollpacker.core.ids import EngineId, is_held_out
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
-from rollpacker.protocols.engine import Engine, EngineStats
+from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.reward import ResponseToScore, RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.aside import Aside
+from rollpacker.runtime.rollout.awaiting import Awaiting
 from rollpacker.runtime.rollout.batch import Batch
-from rollpacker.runtime.rollout.costs import RoundCosts, Turnover, drafts_measured, round_measured
+from rollpacker.runtime.rollout.costs import RoundCosts, RoundMeter, Turnover, drafts_measured, round_measured
+from rollpacker.runtime.rollout.elastic import Elastic, ElasticCommand
 from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.inbox import EngineDied, EngineReady, Fact, Inbox, ResponsesArrived, VerdictsArrived
 from rollpacker.runtime.rollout.interval_log import IntervalLog
 from rollpacker.runtime.rollout.listeners import Listeners
+from rollpacker.runtime.rollout.members import MemberEngines
 from rollpacker.runtime.rollout.orders import EngineOrders
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import SamplingRules
@@ -83,7 +87,6 @@ from rollpacker.runtime.rollout.rounds import Rounds
 from rollpacker.runtime.rollout.scheduling import too_few_differ
 from rollpacker.runtime.rollout.timers import Timers
 from rollpacker.runtime.waiting.clock import RunClock
-from rollpacker.runtime.waiting.shared_timeout import SharedTimeout
 from rollpacker.runtime.waiting.watchdog import Watchdog
 
 
@@ -109,7 +112,7 @@ class Driver:
         self._clock = clock
         self._listeners = listeners
         self._inbox = inbox = Inbox()
-        self._timeout = SharedTimeout(watchdog, fleet.deadlines.rollout_stall_s)
+        self._awaiting = Awaiting(watchdog, fleet.deadlines.rollout_stall_s, self._describe_wait)
         self._reward = RewardClient(
             reward,
             check_of=sampling.rewards.name_of,
@@ -118,31 +121,45 @@ class Driver:
             on_verdicts=lambda verdicts: inbox.put(VerdictsArrived(verdicts)),
             on_error=inbox.put,
         )
+        self._rounds = Rounds(sampling)
+        self._members = MemberEngines(
+            fleet,
+            report=self._take_aside,
+            on_gone=lambda engine_id: self._orders.forget(engine_id),  # noqa: PLW0108  it comes later
+            book_of=self._rounds.book_of,
+            inbox=inbox,
+            clock=clock,
+            interval_log=interval_log,
+            note=listeners.note,
+        )
         self._engines = Engines(
             fleet,
             scheduler=scheduler,
             report=self._take_of_engine,
             report_aside=self._take_aside,
             inbox=inbox,
+            members=self._members,
             clock=clock,
             interval_log=interval_log,
             note=listeners.note,
         )
-        self._awaited: Callable[[], bool] = lambda: False
-        """What `_until` waits for."""
-        self._has_come = asyncio.Event()
-        self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._look, on_error=inbox.put)
-        self._aside = Aside(on_end=self._look, on_error=inbox.put)
+        look = self._awaiting.look
+        self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=look, on_error=inbox.put)
+        self._aside = Aside(on_end=look, on_error=inbox.put)
         self._to_score: list[ScoreResponse] = []
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
-        self._stats: Mapping[EngineId, EngineStats] = {}
-        """As the last round left them."""
-        self._rounds = Rounds(sampling)
+        self._meter = RoundMeter(self._engines, self._members)
+        self.elastic = Elastic(
+            self._engines,
+            self._members,
+            aside=self._aside,
+            report=self._take_aside,
+            on_reclaim=listeners.on_reclaim,
+            clock=clock,
+        )
         self._is_run_over = False
         self._sending: asyncio.Handle | None = None
         self._digesting: asyncio.Task[None] | None = None
-        self._error: Exception | None = None
-        """What ended the driver's task."""
 
     @property
     def engines(self) -> Mapping[EngineId, Engine]:
@@ -160,9 +177,10 @@ class Driver:
     async def start(self) -> None:
         """Report the engines to the scheduler, and listen to them. They hold the first policy."""
         self._reward.start()
-        self._stats = await self._engines.start()
-        unscored = [ScoreResponse(request=record.request) for record in self._rounds.live.unscored]
-        self._reward.add([self._scoring(command) for command in unscored])
+        await self._meter.begin(await self._engines.start())
+        self.elastic.start()
+        unscored = self._rounds.live.unscored
+        self._reward.add([self._scoring(ScoreResponse(request=record.request)) for record in unscored])
         for timer, at_s in self._scheduler.timers.items():
             self._timers.set(timer, at_s)
         self._digesting = asyncio.create_task(self._digest(), name="driver")
@@ -172,11 +190,12 @@ class Driver:
         if self._digesting is not None:
             self._digesting.cancel()
             await asyncio.gather(self._digesting, return_exceptions=True)
+        await self._members.stop()
         await self._aside.stop()
         await self._orders.stop()
         await self._engines.stop()
         await self._reward.stop()
-        self._timeout.close()
+        self._awaiting.close()
         await self._inbox.stop()
 
     def interrupt(self, error: Exception) -> None:
@@ -196,7 +215,7 @@ class Driver:
         """
         self._rounds.batch = None
         self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
-        await self._until(lambda: self._is_run_over or self._rounds.is_batch_complete)
+        await self._awaiting.until(lambda: self._is_run_over or self._rounds.is_batch_complete)
         return None if self._is_run_over else self._rounds.batch
 
     async def evaluate(self, step: int, *, is_last: bool) -> EvaluationRecord | None:
@@ -205,8 +224,8 @@ class Driver:
         self._take(EvaluationOffered(step=step, policy_version=version, is_last=is_last))
         record = self._rounds.evaluation
         if record is not None:
-            await self._until(lambda: record.is_over)
-            self._stats = await self._engines.stats()
+            await self._awaiting.until(lambda: record.is_over)
+            await self._meter.begin()
         return self._rounds.take_evaluation()
 
     def take_evaluation(self) -> EvaluationRecord | None:
@@ -222,28 +241,19 @@ class Driver:
         """
         if self._rounds.is_filled:
             self._take(EnginesWanted(step=self._rounds.current.begin.step))
-            await self._until(lambda: not self._rounds.is_filled)
+            await self._awaiting.until(lambda: not self._rounds.is_filled)
         if self._rounds.goes_on:
             step, next_version = self._rounds.current.begin.step, self._engines.policy_version + 1
             self._take(PolicyUpdated(step=step, policy_version=next_version, empties_engines=empties_engines))
         else:
             self._reward.forget()
         keeps = self._scheduler.keeps_requests
-        await self._until(lambda: not (self._orders.are_owed(responses=not keeps) or self._aside.is_any))
-        await self._until(lambda: not (settles_rewards and self._reward.is_busy))
+        await self._awaiting.until(lambda: not (self._orders.are_owed(responses=not keeps) or self._aside.is_any))
+        await self._awaiting.until(lambda: not (settles_rewards and self._reward.is_busy))
 
     async def measure_round(self) -> RoundCosts:
         """Measure what the last round cost, and report it to the scheduler."""
-        batch = self._rounds.current
-        stats = await self._engines.stats()
-        costs = RoundCosts(
-            tensor_parallel=self._engines.tensor_parallel,
-            parallelism_gain=None,
-            num_engines_lent=self._engines.num_lent,
-            before=self._stats,
-            after=stats,
-        )
-        self._stats = stats
+        batch, costs = self._rounds.current, await self._meter.measure()
         for event in drafts_measured(batch.begin.round, costs):
             self._take(event)
         self._take(round_measured(batch, costs, self._engines.take_switch_time_s()))
@@ -260,9 +270,10 @@ class Driver:
             WeightSyncFailed: None of them holds exactly the trainer's weights.
         """
         degree = self._engines.tensor_parallel
+        await self.elastic.publish(sync)
         published = await self._engines.publish(sync)
-        if self._stats and self._engines.tensor_parallel != degree:
-            self._stats = await self._engines.stats()
+        if self._digesting is not None and self._engines.tensor_parallel != degree:
+            await self._meter.begin()
         return published
 
     @property
@@ -274,21 +285,6 @@ class Driver:
         """Count the engines that were lost and replaced since the last call."""
         return self._engines.turnover()
 
-    async def _until(self, is_reached: Callable[[], bool]) -> None:
-        """Wait for what the facts lead to; raises what ended the driver's task."""
-        while not is_reached():
-            if self._error is not None:
-                raise self._error
-            self._awaited = is_reached
-            self._has_come.clear()
-            await self._timeout.within(self._describe_wait, self._has_come.wait())
-
-    def _look(self) -> None:
-        """Something has happened: wake the pipeline if it is what it waits for."""
-        self._timeout.extend()
-        if self._error is not None or self._awaited():
-            self._has_come.set()
-
     # Facts in
 
     async def _digest(self) -> None:
@@ -297,9 +293,8 @@ class Driver:
             while True:
                 for fact in await self._inbox.collect():
                     self._report(fact)
-        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_until`)
-            self._error = error
-            self._look()
+        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `until`)
+            self._awaiting.fail(error)
 
     def _report(self, fact: Fact) -> None:
         now = self._clock.now()
@@ -319,10 +314,14 @@ class Driver:
 
     def _report_response(self, engine_id: EngineId, response: Response, now: float) -> None:
         request = response.request
+        book = self._rounds.book_of(request)
+        if book.contradicts(response):
+            self._engines.lose(engine_id, EngineFailed(f"{engine_id} gave {request} other tokens than it had."))
+            return
         is_held, is_evicted = self._orders.came_back(request, engine_id)
         is_aborted = response.finish_reason is FinishReason.ABORTED
         if is_held:
-            self._rounds.book_of(request).came_back(response, now)
+            book.came_back(response, now)
             if not (is_aborted or is_held_out(request) or self._rounds.is_batch_complete):
                 self._rounds.current.generated_at_s = now
         if is_aborted:
@@ -349,7 +348,7 @@ class Driver:
         """Report what happened beside the facts of the inbox, at any time."""
         try:
             self._take(event)
-        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `_until`)
+        except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `until`)
             self._inbox.put(error)
 
     def _take(self, event: Event) -> None:
@@ -369,6 +368,9 @@ class Driver:
 
     def _carry_out(self, command: Command, now: float) -> Event | None:  # noqa: C901, PLR0912 one case per command
         """Carry out one command; gives its answer where that is known at once."""
+        if isinstance(command, ElasticCommand):
+            self.elastic.carry_out(command)
+            return None
         match command:
             case DrawPrompts():
                 return self._order.draw(command.domain, command.num_prompts)
@@ -395,7 +397,7 @@ class Driver:
             case EndRound():
                 self._rounds.end(command, now)
             case LendEngines():
-                self._rounds.current.lend()
+                self._rounds.current.lend(now)
             case StreamGroups():
                 self._aside.begin(self._stream(command), "engines to be lent")
             case UseDraftLengths():
@@ -422,13 +424,13 @@ class Driver:
         """Send what has gathered; no fact waits for an answer."""
         self._sending = None
         self._orders.send()
-        to_score, self._to_score = self._to_score, []
+        to_score, self._to_score = [self._scoring(command) for command in self._to_score], []
         if to_score:
-            self._reward.add([self._scoring(command) for command in to_score], is_filling=self._rounds.is_filled)
-        self._look()
+            self._reward.add(to_score, is_filling=self._rounds.is_filled)
+        self._awaiting.look()
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
-        self._take(ProgressMeasured(round=command.round, engines=await self._engines.progress()))
+        self._take(ProgressMeasured(round=command.round, engines=tuple(await self._engines.progress())))
 
     async def _stream(self, command: StreamGroups) -> None:
         """Put the engines that are lent to sleep; all of them are empty. Then groups stream on their GPUs."""

@@ -38,8 +38,9 @@ from rollpacker.runtime.rollout.failures import Failures
 from rollpacker.runtime.rollout.fleet_parts import FleetParts
 from rollpacker.runtime.rollout.inbox import EngineReady, Inbox
 from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.members import MemberEngines
 from rollpacker.runtime.rollout.replacements import Ready, Replacements, StartLimits
-from rollpacker.runtime.rollout.starts import what_follows, within_or_failed
+from rollpacker.runtime.rollout.starts import ask_each, what_follows, within_or_failed
 from rollpacker.runtime.waiting.clock import RunClock
 
 Answer = TypeVar("Answer")
@@ -54,6 +55,7 @@ class Engines:
         report: Tells the scheduler of an engine, and carries out what follows.
         report_aside: Does so at any time; an error ends the run as soon as the driver looks into the inbox.
         inbox: Gets what engines and replacements have to say.
+        members: The engines of rollout workers.
         clock: The run's.
         interval_log: Takes down when engines slept and loaded weights.
         note: Tells a person what happens.
@@ -67,6 +69,7 @@ class Engines:
         report: Callable[[Event], None],
         report_aside: Callable[[Event], None],
         inbox: Inbox,
+        members: MemberEngines,
         clock: RunClock,
         interval_log: IntervalLog,
         note: Callable[[str], None],
@@ -78,6 +81,7 @@ class Engines:
         self._report = report
         self._report_aside = report_aside
         self._inbox = inbox
+        self._members = members
         self._clock = clock
         self._interval_log = interval_log
         self._note = note
@@ -123,6 +127,10 @@ class Engines:
         """Of the fleet in use, those that are alive."""
         return self._present[self.tensor_parallel]
 
+    def find(self, engine_id: EngineId) -> Engine:
+        """One that is alive, of the fleet in use or of a worker."""
+        return self._members.find(engine_id) or self.present[engine_id]
+
     @property
     def num_lent(self) -> int:
         """How many sleep now."""
@@ -160,17 +168,13 @@ class Engines:
         ]
         await asyncio.gather(*ending, return_exceptions=True)
 
-    def _slots(self) -> Collection[EngineId]:
-        """Of the fleet in use."""
-        return self._fleets[self.tensor_parallel].engines.keys()
-
     def _slot_of(self, engine_id: EngineId) -> EngineId:
         restarts = self._scheduler.restarts
         return restarts.slot_of(engine_id) if restarts.knows(engine_id) else engine_id
 
     async def _use_slots(self, withheld: Collection[EngineId] = ()) -> None:
         """Let engines start in the slots in use, without those whose GPUs are the trainer's: what starts there ends."""
-        in_use = tuple(self._slots())
+        in_use = tuple(self._fleets[self.tensor_parallel].engines)
         event = SlotsChanged(in_use=in_use, withheld=tuple(slot for slot in in_use if slot in withheld))
         if self._has_started and event != self._reported_slots:
             self._reported_slots = event
@@ -228,6 +232,8 @@ class Engines:
 
     def lose(self, engine_id: EngineId, error: EngineFailed) -> None:
         """Take an engine out of use."""
+        if self._members.lose(engine_id, error):
+            return
         if engine_id in self._lost:
             return  # its pump and a call to it may both notice
         self._lost[engine_id] = error
@@ -281,10 +287,25 @@ class Engines:
         """Put engines to sleep until `publish`, on which nothing is in flight; gives the GPUs that this frees."""
         to_lend = list(engine_ids)
         await self._each("to sleep", to_lend, lambda engine: engine.sleep())
-        self._asleep = [engine_id for engine_id in to_lend if engine_id in self.present]
-        self._asleep_since |= dict.fromkeys(self._asleep, self._clock.now())
+        self._asleep += (asleep := [engine_id for engine_id in to_lend if engine_id in self.present])
+        self._asleep_since |= dict.fromkeys(asleep, self._clock.now())
         await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
         return frozenset(gpu for engine_id in self._asleep for gpu in self._gpus_of(engine_id))
+
+    async def take_back(self, engine_ids: Iterable[EngineId], sync: WeightSync) -> tuple[EngineId, ...]:
+        """Wake lent engines, and give them the policy that they had; gives those that have it."""
+        to_wake = [engine_id for engine_id in engine_ids if engine_id in self._asleep and engine_id in self.present]
+        self._asleep = [engine_id for engine_id in self._asleep if engine_id not in to_wake]
+        for engine_id in to_wake:
+            self._interval_log.add(engine_id, "engine", "asleep", self._asleep_since.pop(engine_id))
+        await self._each("to wake", to_wake, lambda engine: engine.wake())
+        awake = [engine_id for engine_id in to_wake if engine_id in self.present]
+        served = await asyncio.gather(*(sync.serve(engine_id, self.present[engine_id]) for engine_id in awake))
+        for published in served:
+            for engine_id, error in published.lost.items():
+                self.lose(engine_id, error)
+        await self._use_slots(withheld=[self._slot_of(engine_id) for engine_id in self._asleep])
+        return tuple(engine_id for engine_id in awake if engine_id in self.present)
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
         """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
@@ -407,9 +428,9 @@ class Engines:
             return False
         return True
 
-    async def progress(self) -> tuple[EngineProgress, ...]:
+    async def progress(self) -> Collection[EngineProgress]:
         """How far everything in flight is, on every engine that answers."""
-        return tuple((await self._ask("to say how far it is", lambda engine: engine.progress())).values())
+        return (await self._ask("to say how far it is", lambda engine: engine.progress())).values()
 
     async def stats(self) -> Mapping[EngineId, EngineStats]:
         """The statistics of every engine that answers."""
@@ -419,24 +440,7 @@ class Engines:
 
     async def _ask(self, what: str, question: Callable[[Engine], Awaitable[Answer]]) -> dict[EngineId, Answer]:
         """Ask every engine; those that fail, or do not answer in time, are lost."""
-        asked = {
-            engine_id: within_or_failed(self._deadlines.engine_call_s, f"{engine_id} {what}", question(engine))
-            for engine_id, engine in self.present.items()
-        }
-        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
-        return self._answered(dict(zip(asked, answers, strict=True)))
-
-    def _answered(self, answers: Mapping[EngineId, Answer | BaseException]) -> dict[EngineId, Answer]:
-        """Sort out the engines that turned out to be lost; raises whatever else went wrong."""
-        given: dict[EngineId, Answer] = {}
-        for engine_id, answer in answers.items():
-            if isinstance(answer, EngineFailed):
-                self.lose(engine_id, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                given[engine_id] = answer
-        return given
+        return await ask_each(self.present, what, question, self._deadlines.engine_call_s, self.lose)
 
     def describe_wait(self) -> list[str]:
         """Say which engines are to come."""

@@ -11,6 +11,7 @@ from rollpacker.config.sections.backend import DeadlineSection
 from rollpacker.config.sections.engine import EngineSection
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.backend import Fleet, Rebuild, ReplaceEngine, Workers
+from rollpacker.protocols.members import Members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,12 @@ class FleetParts:
     deadlines: DeadlineSection
     straggler_s: float
     """How long new weights wait for an engine that is being served the ones before."""
+    members: Members | None = None
+    """Rollout workers that come and go; None in a run without."""
+    silence_s: float = 5.0
+    """An engine of theirs that has not reported for so long is lost."""
+    keeps_tokens: bool = True
+    """Whether a request goes on from the tokens that a lost engine had reported."""
 
     @classmethod
     def of(cls, workers: Workers, config: RunConfig) -> Self:
@@ -39,4 +46,7 @@ class FleetParts:
             engine=config.engine,
             deadlines=config.backend.deadlines,
             straggler_s=config.weight_sync.timeout_s,
+            members=workers.members,
+            silence_s=config.elastic.silence_s,
+            keeps_tokens=config.elastic.keeps_tokens,
         )

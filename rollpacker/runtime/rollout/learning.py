@@ -10,7 +10,8 @@ Invariant: every group of the batch is accumulated exactly once, and the update 
 group is final, so what streamed is never taken back; and the loss is a sum over samples divided by a constant that is
 known in advance (`BatchShape`), so the streamed step equals the unstreamed one. The trainer gets one call at a time.
 
-A stream that fails is told of at once: the rollout that still runs could not be trained.
+A stream that fails is told of at once: the rollout that still runs could not be trained. One that is suspended, because
+engines take their GPUs back, keeps what it has accumulated, and goes on when GPUs are lent again.
 
 Source: RollPacker, section 4.4, algorithm 1.
 """
@@ -19,18 +20,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rollpacker.protocols.trainer import BatchShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection
 
     from rollpacker.core.ids import PromptId
     from rollpacker.protocols.backend import Within
     from rollpacker.protocols.trainer import Trainer, UpdateMetrics
     from rollpacker.runtime.rollout.batch import Batch
     from rollpacker.runtime.rollout.interval_log import IntervalLog
+
+
+Answer = TypeVar("Answer")
 
 
 class Learner:
@@ -44,6 +48,7 @@ class Learner:
         interval_log: Takes down when the trainer worked while the rollout ran.
         on_failure: Told of the error that ended a stream.
         keeps_cache: Of each `BatchShape`.
+        on_idle: Told of the batch whose stream on lent GPUs has trained all that there is, and waits.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Learner:
         interval_log: IntervalLog,
         on_failure: Callable[[Exception], None],
         keeps_cache: bool = False,
+        on_idle: Callable[[Batch], None] = lambda _: None,
     ) -> None:
         self._trainer = trainer
         self._max_response_tokens = max_response_tokens
@@ -64,12 +70,20 @@ class Learner:
         self._interval_log = interval_log
         self._on_failure = on_failure
         self._keeps_cache = keeps_cache
+        self._on_idle = on_idle
+        self._loop = asyncio.get_running_loop()
         self._streaming: asyncio.Task[None] | None = None
         self._accumulated: set[PromptId] = set()
         self._has_news = asyncio.Event()
         self._is_rollout_over = False
+        self._has_begun = False
+        """Whether the trainer is in a step."""
         self.num_tokens_streamed = 0
         """Response tokens of the last step that were accumulated, or begun to be, while its rollout ran."""
+        self.busy_s = 0.0
+        """That the trainer worked on the last step."""
+        self.idle_s = 0.0
+        """That streams of it waited for groups on lent GPUs."""
 
     def stream(self, batch: Batch, gpus: Collection[int] | None, groups_per_call: int | None) -> None:
         """Begin the step now, with the groups that are accepted and those that will be.
@@ -91,14 +105,12 @@ class Learner:
 
     async def accumulate(self, batch: Batch) -> None:
         """Train what has not streamed, on all GPUs. The policy is as it was until `update`."""
-        if self._streaming is None:
-            await self._begin(batch)
-        else:
-            await self.end_streaming()
-            self._streaming, self._is_rollout_over = None, False
+        await self.suspend()
+        await self._begin(batch)
+        self._has_begun = False
         rest = [group for group in batch.groups() if group.prompt not in self._accumulated]
         if rest:
-            await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(rest))
+            await self._work("the trainer's gradients", self._trainer.accumulate(rest))
 
     async def end_streaming(self) -> None:
         """Begin no further call of the stream, and wait for the one that runs."""
@@ -107,19 +119,29 @@ class Learner:
             self._has_news.set()
             await self._streaming
 
+    async def suspend(self) -> None:
+        """End a stream; what it has accumulated stays, and another stream may follow in the same step."""
+        await self.end_streaming()
+        self._streaming, self._is_rollout_over = None, False
+
     async def update(self) -> UpdateMetrics:
         """Let the policy learn from all that was accumulated."""
-        return await self._within(self._deadline_s, "the trainer's update", self._trainer.finish_step())
+        return await self._work("the trainer's update", self._trainer.finish_step())
 
     async def close(self) -> None:
         """End a stream that no `accumulate` will end; what had streamed is lost with its step."""
-        streaming, self._streaming = self._streaming, None
+        streaming, self._streaming, self._has_begun = self._streaming, None, False
         if streaming is not None:
             streaming.cancel()
             await asyncio.gather(streaming, return_exceptions=True)
 
     async def _begin(self, batch: Batch) -> None:
+        """Begin the step, unless a stream has."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         self._accumulated, self.num_tokens_streamed = set(), 0
+        self.busy_s = self.idle_s = 0.0
         # a batch that is complete may be smaller than was planned: dynamic sampling at the end of the data
         num_groups = batch.begin.num_prompts_needed if batch.order is None else len(batch.order)
         shape = BatchShape(
@@ -150,10 +172,28 @@ class Learner:
             prompts = list(itertools.islice(batch.accepted, num_begun, end))
             if not prompts:
                 self._has_news.clear()
-                await self._has_news.wait()
+                await self._wait(batch, is_lent=gpus is not None)
                 continue
             groups = [batch.group(prompt) for prompt in prompts]
             self._accumulated.update(prompts)
             self.num_tokens_streamed += sum(response.num_tokens for group in groups for response in group.responses)
             with self._interval_log.during("trainer", "trainer", "stream"):
-                await self._within(self._deadline_s, "the trainer's gradients", self._trainer.accumulate(groups, gpus))
+                await self._work("the trainer's gradients", self._trainer.accumulate(groups, gpus))
+
+    async def _wait(self, batch: Batch, *, is_lent: bool) -> None:
+        """Wait for a further group."""
+        if not is_lent:
+            await self._has_news.wait()
+            return
+        began = self._loop.time()
+        self._on_idle(batch)
+        await self._has_news.wait()
+        self.idle_s += self._loop.time() - began
+
+    async def _work(self, what: str, answer: Awaitable[Answer]) -> Answer:
+        """Let the trainer do something, and count its time."""
+        began = self._loop.time()
+        try:
+            return await self._within(self._deadline_s, what, answer)
+        finally:
+            self.busy_s += self._loop.time() - began

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from rollpacker.core.commands import Command
@@ -27,5 +27,7 @@ class Listeners:
     on_event: OnEvent
     on_progress: OnProgress
     on_stream: OnStream
+    on_reclaim: Callable[[], Awaitable[None]]
+    """Awaited until the trainer works no more on GPUs that are lent to it; what it has learned is kept."""
     note: Callable[[str], None]
     """Tells a person something."""

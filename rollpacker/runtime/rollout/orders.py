@@ -87,7 +87,7 @@ class EngineOrders:
             self._on_accepted()
 
     async def _send(self, engine_id: EngineId, commands: Sequence[EngineCommand]) -> None:
-        engine = self._engines.present[engine_id]
+        engine = self._engines.find(engine_id)
         for kind, run in itertools.groupby(commands, key=type):
             if kind is Launch:
                 if self._draft_rules and engine_id not in self._has_rules:

@@ -4,7 +4,11 @@ One entry per launched request, aborted ones too, whatever batch it may come int
 arrive; nothing is decided here. In an asynchronous run requests outlive steps: the book of those that are under way
 gives the book of a batch those of its groups.
 
-Invariant: tokens that were kept once, by an eviction, are never given up, however many engines are lost after it.
+Engines that may be lost at any moment report the tokens of what they have not finished, again and again. A report that
+begins where the tokens so far end is kept; one that repeats some, or leaves a gap, is not.
+
+Invariant: tokens that were kept once, by an eviction or by a report, are never given up, however many engines are lost
+after it.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from rollpacker.core.commands import DropPrompt
 from rollpacker.core.ids import EngineId, PromptId, RequestId
-from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+from rollpacker.protocols.rollout import FinishReason, Response, TokenIncrement, Verdict, spans_after
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,11 +42,56 @@ class RequestRecord:
     race_rank: int | None = None
     """1 for the first of its prompt to have its reward."""
     is_accepted: bool = False
+    reported: list[TokenIncrement] = field(default_factory=list)
+    """What its engine generated after `begun`, as far as it has said so; without gaps."""
 
     @property
     def kept(self) -> Response | None:
         """What it has, wherever it goes on."""
-        return self.response or self.begun
+        return self.response or self._with_reported()
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens that it had when it was launched there."""
+        return self.begun.num_tokens if self.begun else 0
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that it has if its engine is lost now."""
+        if self.reported:
+            return self.reported[-1].first_index + len(self.reported[-1].token_ids)
+        return self.num_begun
+
+    def _with_reported(self) -> Response | None:
+        """What was begun before and what was reported since."""
+        if not self.reported:
+            return self.begun
+        parts = [(part.token_ids, part.logprobs) for part in (*((self.begun,) if self.begun else ()), *self.reported)]
+        spans = self.begun.spans if self.begun else ()
+        for part in self.reported:
+            spans = spans_after(spans, part.policy_version, part.first_index + len(part.token_ids))
+        return Response(
+            request=self.request,
+            engine=self.engine,
+            finish_reason=FinishReason.ABORTED,
+            token_ids=np.concatenate([token_ids for token_ids, _ in parts]),
+            logprobs=np.concatenate([logprobs for _, logprobs in parts]),
+            spans=spans,
+            queue_time_s=0.0,
+            generation_time_s=0.0,
+        )
+
+    def contradicts(self, response: Response) -> bool:
+        """Tell whether a response of its engine does not begin with what it has."""
+        known = (*((self.begun,) if self.begun else ()), *self.reported)
+        place = 0
+        for part in known:
+            end = place + len(part.token_ids)
+            same_tokens = np.array_equal(response.token_ids[place:end], part.token_ids)
+            if not same_tokens or not np.array_equal(response.logprobs[place:end], part.logprobs):
+                return True
+            place = end
+        return False
 
     @property
     def is_finished(self) -> bool:
@@ -57,6 +108,8 @@ class Stretch:
     ended_at_s: float
     is_lost: bool
     """With its engine; otherwise it was evicted and kept its tokens."""
+    num_tokens: int = 0
+    """That the engine generated of it and that were kept."""
 
 
 @dataclass(slots=True)
@@ -73,6 +126,8 @@ class RequestBook:
     """Launches of requests that had tokens."""
     num_tokens_recomputed: int = 0
     """That they had: each is prefilled once more."""
+    num_tokens_saved: int = 0
+    """Of these, the ones whose engine was lost: it had reported them."""
     _num_scored: dict[PromptId, int] = field(default_factory=dict)
 
     def launched(self, request: RequestId, engine: EngineId, now: float) -> Response | None:
@@ -82,6 +137,8 @@ class RequestBook:
         """
         earlier = self.requests.get(request)
         begun = earlier.kept if earlier else None
+        if earlier and earlier.response is None:
+            self.num_tokens_saved += sum(len(part.token_ids) for part in earlier.reported)
         if begun is not None:
             self.num_continued += 1
             self.num_tokens_recomputed += begun.num_tokens
@@ -94,6 +151,7 @@ class RequestBook:
                     began_at_s=earlier.placed_at_s,
                     ended_at_s=earlier.finished_at_s if earlier.finished_at_s is not None else now,
                     is_lost=earlier.response is None,
+                    num_tokens=(begun.num_tokens if begun else 0) - earlier.num_begun,
                 )
             )
         self.requests[request] = RequestRecord(
@@ -112,6 +170,7 @@ class RequestBook:
         book.stretches, self.stretches = self.stretches, []
         book.num_continued, self.num_continued = self.num_continued, 0
         book.num_tokens_recomputed, self.num_tokens_recomputed = self.num_tokens_recomputed, 0
+        book.num_tokens_saved, self.num_tokens_saved = self.num_tokens_saved, 0
 
     @property
     def unscored(self) -> list[RequestRecord]:
@@ -127,11 +186,26 @@ class RequestBook:
         """Copy it as it is now; what later facts change is not shared."""
         return replace(
             self,
-            requests={request: replace(record) for request, record in self.requests.items()},
+            requests={
+                request: replace(record, reported=list(record.reported)) for request, record in self.requests.items()
+            },
             stretches=list(self.stretches),
             dropped=list(self.dropped),
             _num_scored=dict(self._num_scored),
         )
+
+    def progressed(self, engine: EngineId, increment: TokenIncrement) -> None:
+        """An engine reported tokens of a request; late ones, repeated ones and those after a gap change nothing."""
+        record = self.requests.get(increment.request)
+        if record is None or record.engine != engine or record.response is not None:
+            return
+        if increment.first_index == record.num_known:
+            record.reported.append(increment)
+
+    def contradicts(self, response: Response) -> bool:
+        """Tell whether the engine that has a request gave other tokens of it than are known."""
+        record = self.requests.get(response.request)
+        return record is not None and record.engine == response.engine and record.contradicts(response)
 
     def came_back(self, response: Response, now: float) -> None:
         """An engine gave a request back, finished or not."""

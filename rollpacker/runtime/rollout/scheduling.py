@@ -17,7 +17,9 @@ from rollpacker.core.quotas import apportion
 from rollpacker.core.round_time_model import DegreeCosts
 from rollpacker.core.settings import (
     AsyncSettings,
+    BalanceSettings,
     DynamicSamplingSettings,
+    ElasticSettings,
     EvaluationSettings,
     FillSettings,
     HeldOutSet,
@@ -122,6 +124,7 @@ def scheduler_settings(
             else None
         ),
         evaluation=_evaluation(config, held_out) if held_out else None,
+        elastic=_elastic(config) if config.elastic.is_on and config.trains else None,
         routing=config.system.routing,
         restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
     )
@@ -222,6 +225,27 @@ def _evaluation(config: RunConfig, held_out: Mapping[str, Collection[str]]) -> E
             )
             if fills
             else None
+        ),
+    )
+
+
+def _elastic(config: RunConfig) -> ElasticSettings:
+    section = config.elastic
+    return ElasticSettings(
+        min_workers=section.min_workers,
+        max_workers=section.max_workers,
+        start_s=section.start_s,
+        fetch_s=section.fetch_s,
+        grace_s=section.grace_s,
+        least_stay_s=section.least_stay_s,
+        drain_lead_s=section.drain_lead_s,
+        drain_margin_s=section.drain_margin_s,
+        balance=BalanceSettings(
+            num_slots=config.engine.max_num_seqs,
+            max_pending=section.max_pending,
+            every_s=section.balance_every_s,
+            gain_s=section.balance_gain_s,
+            max_moves=section.max_moves,
         ),
     )
 

@@ -6,12 +6,13 @@ Whether, when and under which name an actor starts is decided in `rollpacker.cor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from rollpacker.core.errors import EngineFailed, InternalError, RollpackerError
 from rollpacker.core.ids import EngineId
 from rollpacker.core.restarts import Restarts
+from rollpacker.protocols.engine import Engine
 
 Answer = TypeVar("Answer")
 
@@ -97,6 +98,30 @@ def what_follows(restarts: Restarts, actor: EngineId, *, setting: str, max_resta
     if following is None:
         return f"It is not replaced: {setting}={max_restarts}."
     return f"{following.successor} is to take its place: restart {following.number} of {max_restarts}."
+
+
+async def ask_each(
+    engines: Mapping[EngineId, Engine],
+    what: str,
+    question: Callable[[Engine], Awaitable[Answer]],
+    deadline_s: float,
+    lose: Callable[[EngineId, EngineFailed], object],
+) -> dict[EngineId, Answer]:
+    """Ask several engines at once; those that fail, or do not answer in time, are lost. All else is raised."""
+    asked = {
+        engine_id: within_or_failed(deadline_s, f"{engine_id} {what}", question(engine))
+        for engine_id, engine in engines.items()
+    }
+    answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+    given: dict[EngineId, Answer] = {}
+    for engine_id, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, EngineFailed):
+            lose(engine_id, answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            given[engine_id] = answer
+    return given
 
 
 async def within_or_failed(deadline_s: float, what: str, answer: Awaitable[Answer]) -> Answer:

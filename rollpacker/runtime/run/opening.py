@@ -281,6 +281,7 @@ class _Opening:
             interval_log=self._interval_log,
             on_failure=lambda error: driver.interrupt(error),  # noqa: PLW0108  the driver comes later
             keeps_cache=config.system.interrupt == "keep",
+            on_idle=lambda batch: driver.elastic.report_idle_trainer(batch),  # noqa: PLW0108
         )
         self._stack.push_async_callback(learner.close)
 
@@ -301,6 +302,7 @@ class _Opening:
                 on_event=on_event,
                 on_progress=on_progress,
                 on_stream=learner.stream,
+                on_reclaim=learner.suspend,
                 note=self._progress.note,
             ),
         )

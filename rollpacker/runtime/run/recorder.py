@@ -52,6 +52,8 @@ class StepResult:
     published: Published
     num_tokens_streamed: int
     turnover: Turnover
+    elastic: Mapping[str, float | None] = field(default_factory=dict)
+    """Columns of `steps` that only a run with rollout workers has."""
 
 
 class StepRecorder:
@@ -159,6 +161,8 @@ class StepRecorder:
             "num_requests_continued": batch.book.num_continued,
             "tokens_recomputed": batch.book.num_tokens_recomputed,
             "suspend_time_s": self._times.duration_s("quiesce"),
+            **_NO_WORKERS,
+            **result.elastic,
             "long_queue_length": batch.long_queue_length,
             "num_prompts_deferred_at_once": batch.num_deferred_at_once,
             "gpu_memory_peak_gb": _by_role(engine=costs.gpu_memory_peak_gb, trainer=result.update.gpu_memory_peak_gb),
@@ -334,6 +338,14 @@ _UPDATE_COLUMNS = tuple(
     if field.name not in {"policy_version", "num_tokens", "gpu_memory_peak_gb"}
 )
 """Those of the `steps` table that the trainer reports."""
+
+_NO_WORKERS = dict.fromkeys(
+    (
+        *("num_members_mean", "num_workers_wished", "num_members_lost", "tokens_of_members", "tokens_saved"),
+        *("num_requests_moved", "seeding_s", "num_reclaims", "member_idle_s", "trainer_idle_s"),
+    )
+)
+"""What the columns are in a run without rollout workers."""
 
 _STAGE_ACTORS: Sequence[tuple[str, str, str]] = (
     ("rollout", "driver", "driver"),

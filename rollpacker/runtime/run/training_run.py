@@ -147,12 +147,16 @@ class TrainingRun:
             self._outputs.evaluated(evaluation)
         assert self._costs is not None
         assert self._published is not None
+        elastic = self._driver.elastic.report_step(
+            batch, train_s=self._learner.busy_s, trainer_idle_s=self._learner.idle_s
+        )
         result = StepResult(
             update=update,
             costs=self._costs,
             published=self._published,
             num_tokens_streamed=self._learner.num_tokens_streamed,
             turnover=self._driver.turnover(),
+            elastic=elastic,
         )
         self._preemption.finished_steps = self._outputs.record(recorder, batch, result)
         self._deadline.step_ended()

@@ -25,6 +25,7 @@ from tests.engines.exercises import (
     PATIENCE_S,
     as_weights,
     change,
+    check_increments,
     check_parity_over_updates,
     check_spans_of_continued_responses,
     check_spans_of_kept_responses,
@@ -170,6 +171,10 @@ async def test_an_engine_that_keeps_requests_goes_on_with_their_cache_under_new_
         await check_spans_of_kept_responses(engine, make_model())
     finally:
         await engine.close()
+
+
+async def test_tokens_are_told_as_they_come(single: VllmEngine) -> None:
+    await check_increments(single, make_model())
 
 
 async def test_so_they_do_with_two_workers(pair: VllmEngine) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 
 import pytest
 
 from rollpacker.core import round_time_model
-from rollpacker.core.commands import Launch, RoundKind, StreamGroups
+from rollpacker.core.commands import RoundKind, StreamGroups
+from rollpacker.core.load_order import LoadOrder
 from rollpacker.core.parallelism import ParallelismPlanner, _Controller
 from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.routing import Closing, Router
@@ -45,19 +45,11 @@ def _close_and_launch(close, router, engines, reason):
 
 
 def _forget_homeless(launch, router, requests):
-    if router._by_load:
+    if router._by_load.has_room():
         return launch(router, requests)
     for request in requests:
         router._in_flight.pop(request, None)
     return []
-
-
-def _stale_load(_, router, request):
-    load, place, engine = router._by_load[0]
-    heapq.heapreplace(router._by_load, (load + 1, place, engine))
-    router._held[engine][request] = None
-    router._in_flight[request] = engine
-    return Launch(request=request, engine=engine)
 
 
 _ROUTING = (
@@ -255,7 +247,7 @@ def _start_while_changing(patch):
 
 
 _LENDING = (
-    ("a stale load", around(Router, "_launch_one", _stale_load)),
+    ("a stale load", around(LoadOrder, "has_room", lambda _, order: bool(order._heap))),
     ("start a step on engines of two degrees", _start_while_changing),
     (
         "believe a second eviction",

@@ -28,7 +28,7 @@ from rollpacker.runtime.ray.rendezvous import Rendezvous
 
 async def main(scratch):
     offer = NodeOffer(
-        index=0, name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
+        pin="node-0", name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
     )
     folder = private_folder([scratch], {})
     head = RayNode(offer, grace_s=600, folder=folder, log=Path(scratch, "logs-of-the-run", "ray.log"))

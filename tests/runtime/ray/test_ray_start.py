@@ -80,7 +80,7 @@ def test_ray_starts_while_its_agents_still_import(tmp_path, monkeypatch):
     token = tmp_path / "token"
     token.write_text("0" * 64)
     offer = NodeOffer(
-        index=0, name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
+        pin="node-0", name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
     )
     head = RayNode(offer, grace_s=600, folder=private_folder(["/tmp"], {}), log=tmp_path / "ray.log")  # noqa: S108
     try:

@@ -169,3 +169,37 @@ async def test_a_stream_that_nobody_finishes_ends_with_the_run(learning):
     await turns()
     await learner.close()
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_stream_that_is_suspended_goes_on_in_the_same_step_where_it_left_off(learning):
+    trainer, learner = learning
+    batch = Batch()
+    batch.accepted |= dict.fromkeys(PROMPTS[:2], (0, 1))
+    learner.stream(batch, frozenset({0, 1}), None)
+    await turns()
+    await learner.suspend()
+    batch.accepted |= dict.fromkeys(PROMPTS[2:4], (0, 1))
+    learner.group_accepted()
+    await turns()
+    assert [call[1] for call in trainer.calls if call[0] == "accumulate"] == [PROMPTS[:2]]
+    learner.stream(batch, frozenset({0, 1}), None)
+    await turns()
+    batch.order = tuple(PROMPTS)
+    await learn(learner, batch)
+    assert [call[0] for call in trainer.calls].count("begin") == 1
+    assert [call[1] for call in trainer.calls if call[0] == "accumulate"] == [PROMPTS[:2], PROMPTS[2:4], PROMPTS[4:]]
+
+
+async def test_a_stream_on_lent_gpus_tells_each_time_that_it_waits(learning):
+    _, learner = learning
+    idled = []
+    learner._on_idle = idled.append
+    batch = Batch()
+    learner.stream(batch, frozenset({0}), None)
+    await turns()
+    assert len(idled) == 1
+    batch.accepted[PROMPTS[0]] = (0, 1)
+    learner.group_accepted()
+    await turns()
+    assert len(idled) == 2
+    await learner.close()

@@ -1,0 +1,47 @@
+"""Every worker lost one second after the trainer's engines were lent, and none comes back: the step ends all the same.
+
+PolyRL waits for ever in this case: its local engines are off the list until the next step. Here lent engines are taken
+back within the step, and the steps after it are those of a run that never had a worker.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.plots import compare_lines
+from rollpacker.analysis.runs import Runs
+
+STEP_TIME, MEMBERS = "step time (s)", "engines of workers that serve"
+SERIES: Final = {4: "four workers, all lost in step 9", 0: "never a worker"}
+
+
+def gather(runs: Runs) -> Numbers:
+    """Every step of both runs."""
+    points: list[Point | None] = []
+    for number, series in SERIES.items():
+        found = runs.of(setup="elastic", study=f"elastic-all-lost-{number}")
+        for step in sorted({int(each) for run in found for each in run.steps["step"]}):
+            there = [(run, run.steps[run.steps["step"] == step]) for run in found]
+            rows = [(run, rows.iloc[0]) for run, rows in there if len(rows)]
+            for panel, unit, column in ((STEP_TIME, "s", "step_time_s"), (MEMBERS, "engines", "num_members_mean")):
+                place = Place(panel=panel, x=float(step + 1), unit=unit, series=series)
+                points.append(place.ours([Value(run, float(row[column])) for run, row in rows]))
+    return Numbers(points=comparing(points), missing=runs.missing)
+
+
+def draw(numbers: Numbers) -> Figure:
+    """Both over the steps."""
+    return compare_lines(numbers, xlabel="step", ylabel="")
+
+
+EXHIBIT = Exhibit(
+    name="elastic_all_lost",
+    title="All rollout workers lost just after the trainer's engines were lent, Qwen3-8B, modelled (ours)",
+    experiments=("elastic-all-lost",),
+    gather=gather,
+    draw=draw,
+)

@@ -1,0 +1,72 @@
+"""Three of six workers lost in the middle of a step: their tokens kept, or generated again, as PolyRL's Fig 14.
+
+The overhead is what the step takes longer than the same step of a run that loses none: the batch is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.plots import compare_panels
+from rollpacker.analysis.runs import Run, Runs
+
+STEP: Final = 10
+"""In which they are lost."""
+DELAYS_S: Final = (100, 200)
+NEVER: Final = "9999-0"
+
+OVERHEAD, RATIO = "overhead of the loss (s)", "overhead, kept over generated again"
+SERIES: Final = {"true": "tokens kept", "false": "generated again"}
+
+
+def gather(runs: Runs) -> Numbers:
+    """Compare the step in which workers are lost with the same step without a loss."""
+    paper = {int(row.x): row.y for row in paper_rows("elastic_losses")}
+    points: list[Point | None] = []
+    claims: list[Claim] = []
+    for delay_s in DELAYS_S:
+        overheads = {kept: _overheads(runs, kept, delay_s) for kept in SERIES}
+        points += [
+            Place(panel=f"{series}: {OVERHEAD}", x=f"{delay_s} s", unit="s").ours(overheads[kept])
+            for kept, series in SERIES.items()
+        ]
+        again = {value.run.seed: value.y for value in overheads["false"]}
+        ratios = [Value(run, kept_s / again[run.seed]) for run, kept_s in overheads["true"] if again.get(run.seed)]
+        place = Place(panel=RATIO, x=f"{delay_s} s", unit="x")
+        ours = place.ours(ratios)
+        points += [place.paper(paper[delay_s]), ours]
+        text = f"3 of 6 workers lost at {delay_s} s: overhead with tokens kept over that of generating them again"
+        claims.append(Claim(text=text, paper=paper[delay_s], ours=ours, unit="x", neutral=1.0))
+    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def _overheads(runs: Runs, kept: str, delay_s: int) -> Sequence[Value]:
+    def of(study: str) -> list[Run]:
+        found = runs.of(setup="elastic", study=f"elastic-losses-{kept.capitalize()}-{study}")
+        return [run for run in found if len(run.steps) > STEP]
+
+    whole = {run.seed: _step_s(run) for run in of(NEVER)}
+    return [Value(run, _step_s(run) - whole[run.seed]) for run in of(f"{STEP}-{delay_s}") if run.seed in whole]
+
+
+def _step_s(run: Run) -> float:
+    return float(run.steps["step_time_s"].iloc[STEP])
+
+
+def draw(numbers: Numbers) -> Figure:
+    """The overhead in seconds, and its ratio beside PolyRL's."""
+    return compare_panels(numbers, xlabels={}, num_columns=3, axis_of=lambda panel: panel.rpartition(": ")[2])
+
+
+EXHIBIT = Exhibit(
+    name="elastic_losses",
+    title="Three of six rollout workers lost 100 s or 200 s into a step, Qwen3-14B, modelled (PolyRL's Fig 14)",
+    experiments=("elastic-losses",),
+    gather=gather,
+    draw=draw,
+)

@@ -1,0 +1,60 @@
+"""Five of six workers lost, and coming back: what seeding and taking lent engines back are worth, as PolyRL's Fig 12.
+
+Throughput from the step of the loss to the end, over that of the whole scheduler on the same prompts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Value, comparing, paper_rows
+from rollpacker.analysis.plots import compare_bars
+from rollpacker.analysis.runs import Run, Runs
+
+STEP: Final = 8
+"""In which they are lost."""
+THROUGHPUT = "throughput from the loss on, relative"
+PARTS: Final = {
+    "all of it": "adaptive-30",
+    "without seeding": "off-30",
+    "without taking back": "adaptive-1000000",
+}
+
+
+def gather(runs: Runs) -> Numbers:
+    """Compare each with the whole scheduler."""
+    paper = {row.x: row.y for row in paper_rows("elastic_recovery")}
+    found = {part: runs.of(setup="elastic", study=f"elastic-recovery-{study}") for part, study in PARTS.items()}
+    whole = {run.seed: _rate(run) for run in found["all of it"]}
+    points, claims = [], []
+    for part, of_part in found.items():
+        place = Place(panel=THROUGHPUT, x=part, unit="x")
+        ours = place.ours([Value(run, _rate(run) / whole[run.seed]) for run in of_part if run.seed in whole])
+        points.append(ours)
+        if part in paper:
+            points.append(place.paper(paper[part]))
+            text = f"5 of 6 workers lost and coming back, {part}: throughput over the whole scheduler's"
+            claims.append(Claim(text=text, paper=paper[part], ours=ours, unit="x", neutral=1.0))
+    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def _rate(run: Run) -> float:
+    steps = run.steps.iloc[STEP:]
+    return float(steps["tokens_trained"].sum() / steps["step_time_s"].sum()) if len(steps) else float("nan")
+
+
+def draw(numbers: Numbers) -> Figure:
+    """A bar for each."""
+    return compare_bars(numbers, ylabel="", number="{:.2f}")
+
+
+EXHIBIT = Exhibit(
+    name="elastic_recovery",
+    title="Five of six rollout workers lost and coming back, Qwen3-14B, modelled (PolyRL's Fig 12)",
+    experiments=("elastic-recovery",),
+    gather=gather,
+    draw=draw,
+)

@@ -1,0 +1,87 @@
+"""PolyRL's throughput and tokens per dollar by number of rollout workers, and ours on a modelled node of the same size.
+
+The model is fitted to the baseline alone: its lengths to the tokens of a step without workers, its engines and trainer to
+the 1,080 engine-seconds of rollout and the 130 s of training that follow from PolyRL's table of seeding times
+(`conf/setup/elastic.yaml`). All that workers change is prediction. The first steps, in which workers start and the
+seeding time is learned, are left out. Prices are those of PolyRL's artifact.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.plots import compare_lines
+from rollpacker.analysis.runs import Run, Runs
+
+WORKERS: Final = range(9)
+NUM_FIRST_STEPS: Final = 5
+"""Left out: workers start in the first one, and the seeding time is learned."""
+
+THROUGHPUT, COST = "trained tokens per second", "tokens per dollar, over none"
+POLYRL, IDEAL = "PolyRL", "no GPU ever idle"
+
+
+def gather(runs: Runs) -> Numbers:
+    """Means over the steps from the sixth on."""
+    rows = paper_rows("elastic_workers")
+    given = {(row.panel, row.series, int(row.x)): row.y for row in rows}
+    reported = {int(row.x): row.y for row in rows if row.panel == "throughput"}
+    points: list[Point | None] = []
+    claims: list[Claim] = []
+    found = {number: runs.of(setup="elastic", study=f"elastic-workers-{number}") for number in WORKERS}
+    alone = {run.seed: throughput(run) for run in found[0]}
+    for number in WORKERS:
+        dearer = 1 + number * given["price", "worker", 1] / given["price", "trainer", 0]
+        rates = [Value(run, throughput(run)) for run in found[number]]
+        relative = [Value(run, rate / alone[run.seed] / dearer) for run, rate in rates if run.seed in alone]
+        for panel, unit, values, paper in (
+            (THROUGHPUT, "tokens/s", rates, reported.get(number)),
+            (COST, "x", relative, reported[number] / reported[0] / dearer if number in reported else None),
+        ):
+            ours = Place(panel=panel, x=float(number), unit=unit, series="ours").ours(values)
+            points.append(ours)
+            if paper is not None:
+                points.append(Place(panel=panel, x=float(number), unit=unit, series=POLYRL).paper(paper))
+                if number:
+                    text = f"Qwen3-8B with {number} workers: {panel}"
+                    neutral = reported[0] if panel == THROUGHPUT else 1.0
+                    claims.append(Claim(text=text, paper=paper, ours=ours, unit=unit, neutral=neutral))
+    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def throughput(run: Run) -> float:
+    """Trained tokens per second, all of a step's time counted."""
+    steps = run.steps.iloc[NUM_FIRST_STEPS:]
+    return float(steps["tokens_trained"].sum() / steps["step_time_s"].sum()) if len(steps) else float("nan")
+
+
+def draw(numbers: Numbers) -> Figure:
+    """Both over the number of workers; beside them what engines and trainer that never idle would reach."""
+    figure = compare_lines(numbers, xlabel="rollout workers, of two GPUs each", ylabel="")
+    given = {(row.panel, row.series): row.y for row in paper_rows("elastic_workers") if row.panel != "throughput"}
+    num_local, work_s = given["seeding", "local engines"], given["seeding", "rollout"]
+    train_s = given["seeding", "training"]
+    alone_s = work_s / num_local + train_s
+    for axes in figure.axes:
+        is_cost = axes.get_title(loc="left") == COST
+        base = [row.y for row in paper_rows("elastic_workers") if row.panel == "throughput"][0]
+        speedups = [alone_s / max(train_s, (work_s + num_local * train_s) / (num_local + n)) for n in WORKERS]
+        dearer = [1 + n * given["price", "worker"] / given["price", "trainer"] if is_cost else 1 for n in WORKERS]
+        ideal = [(1 if is_cost else base) * gain / price for gain, price in zip(speedups, dearer, strict=True)]
+        axes.plot(list(WORKERS), ideal, color="#9A9A9A", linewidth=0.9, linestyle=":", zorder=1)
+        axes.annotate(IDEAL, (WORKERS[4], ideal[4]), xytext=(-4, 4), textcoords="offset points", ha="right", fontsize=7)
+        axes.set_ylim(top=1.05 * max(ideal))
+    return figure
+
+
+EXHIBIT = Exhibit(
+    name="elastic_workers",
+    title="Throughput and tokens per dollar by rollout workers, Qwen3-8B, modelled, beside PolyRL's measurements",
+    experiments=("elastic-workers",),
+    gather=gather,
+    draw=draw,
+)

@@ -1,0 +1,157 @@
+"""Rollout workers in a run: what their machines decide, brought to the router.
+
+    a fact of a worker, or of an engine of one ──> fleet ──> who is in the router's fleet
+    StepMeasured ──> demand ──> WishWorkers; fleet: those that are too many drain
+    every event ──> an engine has room: what waits is launched; a draining worker is empty: it leaves
+
+While a worker is about to serve or serves, an engine gets no more than its slots and `max_pending` requests, and the
+rest waits for room on any: so a worker that comes in the middle of a round finds work. Without one nothing is held
+back, and every command but timers and wishes is that of a run without workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Self, assert_never
+
+from rollpacker.core.commands import Command, DismissWorker, FetchPolicy, SetTimer, StartMember
+from rollpacker.core.demand import Demand
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.events import (
+    EngineLost,
+    EnginesReturned,
+    EngineStarted,
+    EngineStartFailed,
+    EngineUpdated,
+    LoadMeasured,
+    StepMeasured,
+    TimerFired,
+    TrainerIdled,
+    WorkerEvent,
+)
+from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove
+from rollpacker.core.ids import EngineId
+from rollpacker.core.routing import Closing, Router
+
+if TYPE_CHECKING:
+    from rollpacker.core.evaluation import Evaluation
+    from rollpacker.core.settings import ElasticSettings
+
+OfMember = EngineStarted | EngineStartFailed | EngineUpdated | EngineLost
+"""Events that are of a worker if their engine is."""
+
+
+class Elastic:
+    """The machines of a run with rollout workers."""
+
+    def __init__(self, settings: ElasticSettings, router: Router, evaluation: Evaluation | None) -> None:
+        self._settings = settings
+        self._router = router
+        self._evaluation = evaluation
+        self.fleet = Fleet(settings)
+        self._demand = Demand(settings)
+        self._limits = False
+        """Whether engines get no more than they have room for."""
+
+    def begin(self) -> tuple[Command, ...]:
+        """Begin an attempt of the run."""
+        return self._demand.wish, *self._carry_out([self.fleet.begin()])
+
+    def handle(self, event: WorkerEvent | OfMember, now: float) -> tuple[Command, ...]:
+        """Take in a fact of workers, or of an engine of one.
+
+        Raises:
+            ImpossibleEvent: It cannot have happened; nothing was changed.
+        """
+        match event:
+            case StepMeasured():
+                wishes = self._demand.measure(event, self.fleet.engines_per_worker)
+                drains = [each for wish in wishes for each in self.fleet.limit(wish.num_workers, now)]
+                return *wishes, *self._carry_out(drains)
+            case LoadMeasured() | TrainerIdled() | EnginesReturned():
+                raise ImpossibleEvent(f"It was not ordered: {event}")
+            case _:
+                return self._carry_out(self.fleet.handle(event, now))
+
+    def fire(self, event: TimerFired, now: float) -> tuple[Command, ...]:
+        """Do what is due; nothing for timers of others."""
+        return self._carry_out(self.fleet.fire(event.timer, now))
+
+    def follow(self, now: float) -> tuple[Command, ...]:
+        """Do what any event may have made possible."""
+        drained = [name for name, engines in self.fleet.draining if self._are_empty(engines)]
+        leaves = self._carry_out(self.fleet.end_draining(drained, now)) if drained else ()
+        return *leaves, *self._router.launch_waiting()
+
+    def _are_empty(self, engines: tuple[EngineId, ...]) -> bool:
+        return self._router.are_empty(engines) and not (self._evaluation and not self._evaluation.are_empty(engines))
+
+    def _carry_out(self, decisions: Iterable[FleetDecision]) -> tuple[Command, ...]:
+        commands: list[Command] = []
+        for decision in decisions:
+            match decision:
+                case Admit(engine=engine, policy_version=policy_version, kv_tokens=kv_tokens):
+                    commands += self._router.join(engine, policy_version, kv_tokens)
+                case Remove(engines=engines):
+                    commands += self._remove(engines)
+                case Close(engines=engines, evicts=evicts):
+                    commands += self._router.close(engines, Closing.DRAINING, evicts=evicts)
+                case StartMember() | FetchPolicy() | DismissWorker() | SetTimer():
+                    commands.append(decision)
+                case _:
+                    assert_never(decision)
+        self._set_limit()
+        return tuple(commands)
+
+    def _remove(self, engines: Iterable[EngineId]) -> list[Command]:
+        present = [engine for engine in engines if engine in self._router.engines]
+        for engine in present:
+            if self._evaluation:
+                self._evaluation.lose(engine)
+        return [*self._router.lose(*present)]
+
+    def _set_limit(self) -> None:
+        """Hold requests back while a worker serves, or is about to."""
+        balance = self._settings.balance
+        limits = self.fleet.is_serving_soon
+        if balance is not None and limits != self._limits:
+            self._limits = limits
+            self._router.limit(balance.num_slots + balance.max_pending if limits else None, {})
+
+    def check(self) -> None:
+        """Re-derive the machines' invariants.
+
+        Raises:
+            InvariantViolated: One contradicts itself, or the router.
+        """
+        self.fleet.check([engine for engine in self._router.engines if self.fleet.is_member(engine)])
+        self._demand.check()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the whole state as JSON data that shares nothing with the machines."""
+        return {"fleet": self.fleet.snapshot(), "demand": self._demand.snapshot()}
+
+    @classmethod
+    def of(
+        cls,
+        settings: ElasticSettings | None,
+        router: Router,
+        evaluation: Evaluation | None,
+        snapshot: dict[str, Any] | None = None,
+    ) -> Self | None:
+        """Make them for a run that begins, or as they were; None for a run without workers.
+
+        Args:
+            settings: They may be others than those of the snapshot.
+            router: Of the run.
+            evaluation: The same.
+            snapshot: None if there is none.
+        """
+        if settings is None:
+            return None
+        elastic = cls(settings, router, evaluation)
+        if snapshot:
+            elastic.fleet = Fleet.restore(settings, snapshot["fleet"])
+            elastic._demand = Demand.restore(settings, snapshot["demand"])
+            elastic._set_limit()
+        return elastic

@@ -1,0 +1,213 @@
+"""Where a run and its rollout workers find each other: `elastic` in the run's folder, which every node sees.
+
+    lease.json      of the attempt that takes workers: its Ray's address and token file, and what an engine must equal
+    workers/NAME.json     a worker's life: what it has, how far it is; written by the worker alone
+    orders/NAME.json      it is to leave, and why
+    wish.json       how many workers the run would use; read by the porter of its batch script
+    over            the run has ended: nobody takes workers any more
+
+Invariants: only the user may enter the folder, and a lease that another user owns is not read; files are written whole,
+by one process each, so nothing is locked; no file holds a secret, the token is named by its path. A lease counts while
+its Ray answers: nobody else can answer with that attempt's token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollpacker.config.fingerprint import config_fingerprint
+from rollpacker.config.schema import RunConfig
+from rollpacker.core.ids import WorkerId
+from rollpacker.metrics.files import make_private_folder, storage_errors, write_atomically
+
+_LEASE_FILE = "lease.json"
+_WISH_FILE = "wish.json"
+_OVER_FILE = "over"
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What must be equal where engines of one run work; each field is text for people, too."""
+
+    code: str
+    """Of the package's Python files."""
+    python: str
+    ray: str
+    """Ray refuses other versions of itself and of Python by itself, but in many more words."""
+    run: str
+    """Of all values that define the run's result."""
+    engine: str
+    """Of what an engine is made from."""
+
+    def difference(self, other: Fingerprint) -> str:
+        """Say what another one has otherwise, as a sentence; empty where nothing."""
+        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        theirs = {name: getattr(other, name) for name in mine}
+        unlike = [f"{name} {theirs[name]} (the run has {own})" for name, own in mine.items() if own != theirs[name]]
+        return f"The worker has another {', '.join(unlike)}." if unlike else ""
+
+
+def fingerprint_here(config: RunConfig) -> Fingerprint:
+    """What this process would make engines from."""
+    package = Path(__file__).parents[2]
+    code = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        code.update(str(file.relative_to(package)).encode())
+        code.update(file.read_bytes())
+    engine = config.engine.model_dump_json(exclude={"num_engines", "resources"}) + config.model.dtype
+    return Fingerprint(
+        code=code.hexdigest()[:16],
+        python=platform.python_version(),
+        ray=version("ray"),
+        run=config_fingerprint(config),
+        engine=hashlib.sha256(engine.encode()).hexdigest()[:16],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The attempt of a run that takes workers."""
+
+    attempt: str
+    """Key of the attempt; `Allocation.key` in a job."""
+    head_address: str
+    """host:port of its Ray."""
+    token_file: Path
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """How far a worker is, in one of its lives."""
+
+    worker: WorkerId
+    attempt: str
+    """That it joins, or joined."""
+    node: str
+    stage: str
+    num_engines: int
+    end_time: float | None = None
+    """Of its job, in seconds since the epoch: the time limit, or sooner after a notice."""
+    mismatch: str = ""
+    """Why it does not join, as a sentence."""
+    has_left: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A worker is to leave."""
+
+    reason: str
+    may_return: bool
+
+
+_LEASE, _REPORT, _ORDER = TypeAdapter(Lease), TypeAdapter(WorkerReport), TypeAdapter(Order)
+
+
+class ElasticFolder:
+    """Reads and writes the folder of a run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir.absolute() / "elastic"
+        self._workers, self._orders = self.path / "workers", self.path / "orders"
+
+    def open(self) -> None:
+        """Create it, unless somebody has."""
+        for folder in (self.path, self._workers, self._orders):
+            make_private_folder(folder)
+
+    # -- the run --
+
+    def give_lease(self, lease: Lease) -> None:
+        self._write(self.path / _LEASE_FILE, lease)
+
+    def withdraw_lease(self) -> None:
+        (self.path / _LEASE_FILE).unlink(missing_ok=True)
+
+    def reports(self) -> Iterator[WorkerReport]:
+        """What workers of any attempt report."""
+        for file in sorted(self._workers.glob(f"*{_SUFFIX}")):
+            report = _read(file, _REPORT)
+            if report is not None:
+                yield report
+
+    def order(self, worker: WorkerId, order: Order) -> None:
+        self._write(self._orders / f"{worker}{_SUFFIX}", order)
+
+    def wish(self, num_workers: int) -> None:
+        write_atomically(self.path / _WISH_FILE, json.dumps({"num_workers": num_workers}).encode())
+
+    def finish(self) -> None:
+        """No attempt of the run will take workers any more."""
+        self.withdraw_lease()
+        write_atomically(self.path / _OVER_FILE, b"")
+
+    def reopen(self) -> None:
+        """Another attempt begins; what the last one said counts no more."""
+        self.open()
+        self.withdraw_lease()
+        (self.path / _OVER_FILE).unlink(missing_ok=True)
+
+    # -- a worker --
+
+    def lease(self) -> Lease | None:
+        """That of the attempt that takes workers; None while there is none."""
+        return _read(self.path / _LEASE_FILE, _LEASE) if _LEASE_FILE in _names(self.path) else None
+
+    def is_over(self) -> bool:
+        return _OVER_FILE in _names(self.path)
+
+    def claim_life(self, element: str) -> WorkerId:
+        """Give an element of the array the name of its next life."""
+        lives = [
+            int(name.removesuffix(_SUFFIX).rpartition("-r")[2])
+            for name in _names(self._workers)
+            if name.startswith(f"{element}-r") and name.endswith(_SUFFIX)
+        ]
+        life = max(lives, default=-1) + 1
+        with storage_errors(self._workers):
+            while True:
+                worker = WorkerId(f"{element}-r{life}")
+                try:  # a listing may be older than the file
+                    (self._workers / f"{worker}{_SUFFIX}").touch(mode=0o600, exist_ok=False)
+                except FileExistsError:
+                    life += 1
+                else:
+                    return worker
+
+    def report(self, report: WorkerReport) -> None:
+        self._write(self._workers / f"{report.worker}{_SUFFIX}", report)
+
+    def order_of(self, worker: WorkerId) -> Order | None:
+        """What it was told; None as long as it may stay."""
+        name = f"{worker}{_SUFFIX}"
+        return _read(self._orders / name, _ORDER) if name in _names(self._orders) else None
+
+    def _write(self, file: Path, content: Lease | WorkerReport | Order) -> None:
+        write_atomically(file, json.dumps(asdict(content), default=str).encode())
+
+
+def _names(folder: Path) -> list[str]:
+    """List a folder: a network file system may cache that a name was missing, but reads a folder again."""
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def _read(file: Path, kind: TypeAdapter[Any]) -> Any:
+    """Read a file of ours; None for one that has just gone, that another user owns, or that is not whole."""
+    try:
+        if file.stat().st_uid != os.geteuid():
+            return None
+        return kind.validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,168 @@
+"""The process of a rollout worker on its node: it waits for a run that takes workers, joins its Ray, and leaves.
+
+    no lease ──lease──> compare ──equal──> joined ──order, notice over, run over──> gone
+       ^                   └──unequal──> refused (ends)   │ head silent for 10 s
+       └──────────────────────────────────────────────────┘
+
+It alone ends Ray here: when the head falls silent, nothing of Ray survives as a zombie. Slurm's signals become a notice
+in its report; Ray and the engines are shielded from them (`guardian.py`).
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from types import FrameType
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.runtime.job.allocation import Allocation
+from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
+from rollpacker.runtime.job.signals import UNKNOWN_GRACE_S
+from rollpacker.runtime.ray.node import RayNode, log_tail, worker_node_here
+from rollpacker.runtime.ray.node_address import is_listening
+
+_POLL_S = 0.2
+_HEAD_SILENCE_S = 10.0
+"""As of a node of the run's own job (`node_service`)."""
+_NOTICES = (signal.SIGTERM, signal.SIGURG, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+
+
+class Outcome(IntEnum):
+    """Exit codes of the process; the batch script acts upon them."""
+
+    ENDS = 0
+    """It is not needed any more, or unfit."""
+    MAY_RETURN = 10
+    """Its element should queue again: it was told to leave, or will be taken away."""
+    NO_RUN = 75
+    """No run has taken it for as long as its patience; the script looks whether the run's job still exists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a worker waits, in seconds."""
+
+    without_lease_s: float = 120.0
+
+
+def serve_worker(
+    config: RunConfig, allocation: Allocation | None, element: str, patience: Patience = Patience()
+) -> Outcome:
+    """Be a worker until it is not needed, is told to leave, or no run takes it. In the main thread.
+
+    Args:
+        config: Of the run; its folder is where it waits.
+        allocation: Of this job; None on this machine alone.
+        element: Of the job array: the worker's name without its life.
+        patience: How long it waits for a run.
+    """
+    folder = ElasticFolder(config.run.dir)
+    folder.open()
+    return _Worker(config, allocation, element, folder, patience).run()
+
+
+class _Worker:
+    def __init__(
+        self, config: RunConfig, allocation: Allocation | None, element: str, folder: ElasticFolder, patience: Patience
+    ) -> None:
+        self._config = config
+        self._allocation = allocation
+        self._element = element
+        self._folder = folder
+        self._patience = patience
+        self._fingerprint = fingerprint_here(config)
+        self._end_time = allocation.end_time if allocation else None
+        self._has_notice = False
+        for number in _NOTICES:
+            signal.signal(number, self._hear)
+
+    def run(self) -> Outcome:
+        while True:
+            lease = self._wait_for_lease()
+            if lease is None:
+                return Outcome.ENDS if self._folder.is_over() else self._without_run()
+            outcome = self._join(lease)
+            if outcome is not None:
+                return outcome
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        """Slurm takes the node away: at the end of the grace time, or of the job."""
+        grace_s = (self._allocation.grace_s if self._allocation else None) or UNKNOWN_GRACE_S
+        end = time.time() + grace_s
+        self._end_time = end if self._end_time is None else min(self._end_time, end)
+        if not self._has_notice:
+            remaining_s = self._end_time - time.time()
+            sys.stderr.write(f"{signal.Signals(number).name} came, with {remaining_s:.0f} s to leave.\n")
+        self._has_notice = True
+
+    def _wait_for_lease(self) -> Lease | None:
+        deadline = time.monotonic() + self._patience.without_lease_s
+        while time.monotonic() < deadline and not (self._has_notice or self._folder.is_over()):
+            lease = self._folder.lease()
+            if lease is not None and is_listening(lease.head_address):
+                return lease
+            time.sleep(_POLL_S)
+        return None
+
+    def _without_run(self) -> Outcome:
+        return Outcome.MAY_RETURN if self._has_notice else Outcome.NO_RUN
+
+    def _join(self, lease: Lease) -> Outcome | None:
+        """Serve one attempt of the run; None where it has ended and another one may come."""
+        worker = self._folder.claim_life(self._element)
+        report = WorkerReport(
+            worker=worker,
+            attempt=lease.attempt,
+            node=self._allocation.node_name if self._allocation else socket.gethostname(),
+            stage="joining",
+            num_engines=self._config.elastic.engines_per_worker,
+            end_time=self._end_time,
+            mismatch=lease.fingerprint.difference(self._fingerprint),
+        )
+        self._folder.report(report)
+        if report.mismatch:
+            sys.stderr.write(f"{worker} does not join the run: {report.mismatch}\n")
+            return Outcome.ENDS
+        log = self._folder.path / "workers" / f"{worker}.log"
+        node = worker_node_here(self._config, self._allocation, worker, log)
+        try:
+            node.join(lease.head_address, lease.token_file)
+            return self._serve(node, lease, replace(report, stage="joined"))
+        finally:
+            node.stop()
+            self._folder.report(replace(report, stage="gone", has_left=True))
+
+    def _serve(self, node: RayNode, lease: Lease, report: WorkerReport) -> Outcome | None:
+        last_answer = time.monotonic()
+        reported_end = None
+        while True:
+            if self._end_time != reported_end or report.stage == "joined":
+                reported_end = self._end_time
+                report = replace(report, stage="in the run", end_time=reported_end)
+                self._folder.report(report)
+            order = self._folder.order_of(report.worker)
+            if order is not None:
+                return self._told(order)
+            if self._folder.is_over():
+                return Outcome.ENDS
+            if (now := self._folder.lease()) is None or now.attempt != lease.attempt:
+                return None
+            if not node.is_running:
+                sys.stderr.write(f"Ray has ended on {node.offer.name}.\n{log_tail(node.log)}\n")
+                return Outcome.MAY_RETURN
+            if is_listening(lease.head_address):
+                last_answer = time.monotonic()
+            elif time.monotonic() - last_answer > _HEAD_SILENCE_S:
+                sys.stderr.write(f"Nobody answers at {lease.head_address}: waiting for the run's next attempt.\n")
+                return None
+            time.sleep(_POLL_S)
+
+    def _told(self, order: Order) -> Outcome | None:
+        sys.stderr.write(f"The run lets this worker go: {order.reason}.\n")
+        if self._has_notice:
+            return Outcome.MAY_RETURN
+        return Outcome.MAY_RETURN if order.may_return else Outcome.ENDS

@@ -1,0 +1,133 @@
+"""What the driver does only for rollout workers: their commands, lent engines that come back, and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rollpacker.core.commands import (
+    DismissWorker,
+    FetchPolicy,
+    MeasureLoad,
+    ReclaimEngines,
+    StartMember,
+    WishWorkers,
+)
+from rollpacker.core.events import EnginesReturned, Event, LoadMeasured, PolicyPublished, TrainerIdled
+from rollpacker.runtime.rollout.loads import Loads, elastic_times
+
+if TYPE_CHECKING:
+    from rollpacker.protocols.weights import WeightSync
+    from rollpacker.runtime.rollout.aside import Aside
+    from rollpacker.runtime.rollout.batch import Batch
+    from rollpacker.runtime.rollout.engines import Engines
+    from rollpacker.runtime.rollout.members import MemberEngines
+    from rollpacker.runtime.waiting.clock import RunClock
+
+ElasticCommand = StartMember | FetchPolicy | DismissWorker | WishWorkers | MeasureLoad | ReclaimEngines
+
+
+class Elastic:
+    """Carries out the commands that only a run with workers has.
+
+    Args:
+        engines: Of the trainer's allocation.
+        members: Of workers.
+        aside: Carries out what takes time.
+        report: Tells the scheduler.
+        on_reclaim: Awaited until the trainer works no more on GPUs that were lent to it.
+        clock: The run's.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        members: MemberEngines,
+        *,
+        aside: Aside,
+        report: Callable[[Event], None],
+        on_reclaim: Callable[[], Awaitable[None]],
+        clock: RunClock,
+    ) -> None:
+        self._engines = engines
+        self._members = members
+        self._aside = aside
+        self._report = report
+        self._on_reclaim = on_reclaim
+        self._clock = clock
+        self._loads = Loads(engines, members, clock)
+        self._sync: WeightSync | None = None
+        """That published last."""
+        self._has_started = False
+        self._num_wished = self._num_reclaims = 0
+        """The latter since the last step."""
+
+    def start(self) -> None:
+        """Listen to workers; the policy that engines hold lies ready for theirs."""
+        self._has_started = True
+        if self._members.are_any_expected:
+            self._report(PolicyPublished(policy_version=self._engines.policy_version))
+            self._members.start()
+
+    async def publish(self, sync: WeightSync) -> None:
+        """Lay out the trainer's policy for the engines of workers, before the others get it; nobody waits for them."""
+        self._sync = sync
+        if self._members.are_any_expected:
+            policy_version = await self._members.lay_out(sync)
+            if self._has_started:  # else `start` reports it
+                self._report(PolicyPublished(policy_version=policy_version))
+
+    def carry_out(self, command: ElasticCommand) -> None:
+        """Carry out one command."""
+        match command:
+            case StartMember():
+                self._members.start_member(command)
+            case FetchPolicy():
+                self._members.fetch(command)
+            case DismissWorker():
+                self._members.dismiss(command)
+            case WishWorkers():
+                self._num_wished = command.num_workers
+                self._members.wish(command.num_workers)
+            case MeasureLoad():
+                self._aside.begin(self._measure_load(command), "load of the engines")
+            case ReclaimEngines():
+                self._num_reclaims += 1
+                self._aside.begin(self._reclaim(command), "lent engines to come back")
+
+    async def _measure_load(self, command: MeasureLoad) -> None:
+        self._report(LoadMeasured(round=command.round, engines=await self._loads.measure()))
+
+    async def _reclaim(self, command: ReclaimEngines) -> None:
+        assert self._sync is not None
+        await self._on_reclaim()
+        returned = await self._engines.take_back(command.engines, self._sync)
+        self._report(EnginesReturned(round=command.round, engines=returned))
+
+    def report_idle_trainer(self, batch: Batch) -> None:
+        """The trainer has trained all that has streamed to it, and waits."""
+        if self._members.are_any_expected:
+            self._report(TrainerIdled(round=batch.begin.round))
+
+    def report_step(self, batch: Batch, *, train_s: float, trainer_idle_s: float) -> Mapping[str, float | None]:
+        """A step is over: tell where its time went; gives columns of its row, none in a run without workers."""
+        if not self._members.are_any_expected:
+            return {}
+        now = self._clock.now()
+        times = elastic_times(batch, self._members.all_ever, ended_at_s=now)
+        self._report(times.measured(batch.begin.step, train_s=train_s, trainer_idle_s=trainer_idle_s))
+        num_lost, served_s = self._members.take_turnover()
+        num_reclaims, self._num_reclaims = self._num_reclaims, 0
+        lent_at_s = batch.lent_at_s
+        return {
+            "num_members_mean": served_s / (now - batch.began_at_s),
+            "num_workers_wished": self._num_wished,
+            "num_members_lost": num_lost,
+            "tokens_of_members": times.member_tokens,
+            "tokens_saved": batch.book.num_tokens_saved,
+            "num_requests_moved": len(batch.book.stretches),
+            "seeding_s": None if lent_at_s is None else lent_at_s - batch.began_at_s,
+            "num_reclaims": num_reclaims,
+            "member_idle_s": times.fleet_idle_s,
+            "trainer_idle_s": trainer_idle_s,
+        }

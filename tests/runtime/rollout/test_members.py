@@ -1,0 +1,242 @@
+"""What the driver asks of rollout workers, and what it makes of their answers and of their silence."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from rollpacker.core.commands import DismissWorker, FetchPolicy, StartMember
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.events import (
+    EngineLost,
+    EngineStarted,
+    EngineStartFailed,
+    EngineUpdated,
+    FetchFailed,
+    WorkerArrived,
+    WorkerLeft,
+)
+from rollpacker.core.ids import EngineId, WorkerId
+from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.protocols.weights import Weights
+from rollpacker.runtime.rollout.inbox import Inbox
+from rollpacker.runtime.rollout.interval_log import IntervalLog
+from rollpacker.runtime.rollout.members import MemberEngines
+from rollpacker.runtime.rollout.request_book import RequestBook
+from rollpacker.runtime.waiting.clock import RunClock
+from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.runtime.rollout.test_request_book import FIRST, REQUEST, increment
+
+WORKER = WorkerId("e1_0-r0")
+SILENCE_S = 5.0
+
+
+class ScriptedEngine:
+    """Reports once a second, until a test makes it silent."""
+
+    def __init__(self):
+        self.is_silent = False
+        self.to_report = []
+        self.checksum = "right"
+        self.loads = asyncio.Event()
+        self.loads.set()
+        self.num_loading = 0
+
+    async def stats(self):
+        return SimpleNamespace(kv_tokens_capacity=1000)
+
+    async def collect(self):
+        await asyncio.Event().wait()
+
+    async def increments(self):
+        await asyncio.sleep(1)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        reported, self.to_report = self.to_report, []
+        return reported
+
+    async def load_weights(self, _):
+        self.num_loading += 1
+        await self.loads.wait()
+        return self.checksum
+
+
+class ScriptedMembers:
+    """Workers that do what a test says."""
+
+    def __init__(self):
+        self.arrivals = Arrivals()
+        self.engines = {}
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.dismissed = []
+
+    async def changes(self):
+        return await self.arrivals.collect()
+
+    async def start_engine(self, worker, engine):
+        await self.may_start.wait()
+        if worker == "e1_9-r0":
+            raise EngineFailed("There is no such worker.")
+        self.engines[engine] = ScriptedEngine()
+        return self.engines[engine]
+
+    async def dismiss(self, worker, _, *, may_return):
+        self.dismissed.append((worker, may_return))
+        await asyncio.Event().wait()  # it hangs
+
+
+class OneShelf:
+    """Has version 3."""
+
+    async def lay_out(self):
+        return 3
+
+    async def shelf(self, policy_version):
+        return Weights(policy_version=policy_version, checksum="right", num_bytes=1, payload=None)
+
+
+class Fixture:
+    """A driver's side with everything that it tells written down."""
+
+    def __init__(self):
+        self.members = ScriptedMembers()
+        self.told, self.gone, self.inbox = [], [], Inbox()
+        self.book = RequestBook()
+        self.book.launched(REQUEST, FIRST, 0.0)
+        clock = RunClock()
+        self.side = MemberEngines(
+            SimpleNamespace(members=self.members, silence_s=SILENCE_S, keeps_tokens=True),
+            report=self.told.append,
+            on_gone=self.gone.append,
+            book_of=lambda _: self.book,
+            inbox=self.inbox,
+            clock=clock,
+            interval_log=IntervalLog(clock),
+            note=lambda _: None,
+        )
+
+    async def started(self):
+        """An engine of the worker that is up and has the first policy at hand."""
+        await self.side.lay_out(OneShelf())
+        self.side.start()
+        self.side.start_member(StartMember(worker=WORKER, engine=FIRST))
+        await asyncio.sleep(0.5)
+        return self.members.engines[FIRST]
+
+
+def scripted(test):
+    """Run a test in virtual time: silences of seconds take none."""
+
+    def run():
+        async def main():
+            fixture = Fixture()
+            try:
+                await test(fixture)
+            finally:
+                await fixture.side.stop()
+                await fixture.inbox.stop()
+
+        run_in_virtual_time(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@scripted
+async def test_an_engine_that_starts_is_told_with_its_memory_and_one_that_does_not_too(fixture):
+    await fixture.started()
+    other = EngineId("e1_9-r0.0")
+    fixture.side.start_member(StartMember(worker=WorkerId("e1_9-r0"), engine=other))
+    await asyncio.sleep(0.5)
+    assert fixture.told == [EngineStarted(engine=FIRST, kv_tokens=1000), EngineStartFailed(engine=other)]
+    assert list(fixture.side.present) == [FIRST]
+
+
+@scripted
+async def test_an_engine_holds_a_policy_only_if_the_checksum_says_so(fixture):
+    engine = await fixture.started()
+    order = FetchPolicy(engine=FIRST, policy_version=3)
+    fixture.side.fetch(order)
+    await asyncio.sleep(0.5)
+    engine.checksum = "torn"
+    fixture.side.fetch(order)
+    await asyncio.sleep(0.5)
+    assert fixture.told[1:] == [
+        EngineUpdated(engine=FIRST, policy_version=3),
+        FetchFailed(engine=FIRST, policy_version=3),
+    ]
+
+
+@scripted
+async def test_a_newer_order_to_fetch_takes_the_place_of_one_that_hangs(fixture):
+    engine = await fixture.started()
+    engine.loads.clear()
+    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=3))
+    await asyncio.sleep(0.5)
+    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=4))
+    await asyncio.sleep(0.5)
+    engine.loads.set()
+    await asyncio.sleep(0.5)
+    assert engine.num_loading == 2
+    assert fixture.told[1:] == [EngineUpdated(engine=FIRST, policy_version=4)]
+
+
+@scripted
+async def test_what_an_engine_reports_is_kept_and_its_silence_is_its_loss(fixture):
+    engine = await fixture.started()
+    engine.to_report = [increment(0, 4), increment(4, 6)]
+    await asyncio.sleep(2)
+    assert fixture.book.requests[REQUEST].num_known == 6
+    engine.is_silent = True
+    await asyncio.sleep(SILENCE_S - 1)
+    assert EngineLost(engine=FIRST) not in fixture.told
+    await asyncio.sleep(2.5)
+    assert fixture.told[-1] == EngineLost(engine=FIRST)
+    assert fixture.gone == [FIRST]
+    assert not fixture.side.present
+
+
+@scripted
+async def test_a_worker_that_is_dismissed_is_not_heard_any_more_though_its_dismissal_hangs(fixture):
+    engine = await fixture.started()
+    engine.loads.clear()
+    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=3))
+    await asyncio.sleep(0.1)
+    fixture.side.dismiss(DismissWorker(worker=WORKER, reason="It is surplus.", may_return=False))
+    engine.loads.set()
+    engine.is_silent = True
+    await asyncio.sleep(2 * SILENCE_S)
+    assert fixture.members.dismissed == [(WORKER, False)]
+    assert fixture.gone == [FIRST]
+    assert fixture.told == [EngineStarted(engine=FIRST, kv_tokens=1000)]
+    assert fixture.side.lose(FIRST, EngineFailed("late"))
+    assert not fixture.side.lose(EngineId("engine-0"), EngineFailed("of the trainer's allocation"))
+
+
+@scripted
+async def test_a_start_that_hangs_delays_no_other_worker(fixture):
+    fixture.members.may_start.clear()
+    fixture.side.start()
+    fixture.side.start_member(StartMember(worker=WORKER, engine=FIRST))
+    await asyncio.sleep(1)
+    fixture.members.arrivals.put([WorkerArrived(worker=WorkerId("e1_1-r0"), num_engines=1)])
+    fixture.members.arrivals.put([WorkerLeft(worker=WORKER)])
+    await asyncio.sleep(1)
+    assert fixture.told == [WorkerArrived(worker=WorkerId("e1_1-r0"), num_engines=1), WorkerLeft(worker=WORKER)]
+    fixture.members.may_start.set()
+    await asyncio.sleep(1)
+    assert len(fixture.told) == 2
+
+
+@scripted
+async def test_service_is_counted_from_the_policy_to_the_next_one_or_the_loss(fixture):
+    await fixture.started()
+    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=3))
+    await asyncio.sleep(10)
+    assert fixture.side.take_turnover() == (0, pytest.approx(10))
+    await asyncio.sleep(2)
+    await fixture.side.lay_out(OneShelf())
+    await asyncio.sleep(50)
+    fixture.side.lose(FIRST, EngineFailed("gone"))
+    assert fixture.side.take_turnover() == (1, pytest.approx(2))

@@ -1,0 +1,103 @@
+"""What is kept of responses whose engines may be lost."""
+
+import numpy as np
+import pytest
+
+from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.protocols.rollout import FinishReason, Response, TokenIncrement
+from rollpacker.runtime.rollout.request_book import RequestBook
+
+REQUEST = RequestId(0, PromptId(0, "a"), 0)
+FIRST, SECOND, THIRD = (EngineId(f"e1_{number}-r0.0") for number in range(3))
+TOKENS = np.arange(100, 120, dtype=np.int32)
+LOGPROBS = -np.arange(20, dtype=np.float32)
+
+
+def increment(first, end, version=3):
+    return TokenIncrement(
+        request=REQUEST,
+        first_index=first,
+        token_ids=TOKENS[first:end],
+        logprobs=LOGPROBS[first:end],
+        policy_version=version,
+    )
+
+
+def response(engine, end, tokens=TOKENS, logprobs=LOGPROBS):
+    return Response(
+        request=REQUEST,
+        engine=engine,
+        finish_reason=FinishReason.STOP,
+        token_ids=tokens[:end],
+        logprobs=logprobs[:end],
+        spans=(VersionSpan(3, end),),
+        queue_time_s=0,
+        generation_time_s=0,
+    )
+
+
+@pytest.fixture
+def book():
+    book = RequestBook()
+    assert book.launched(REQUEST, FIRST, 0.0) is None
+    return book
+
+
+def test_a_request_goes_on_from_all_that_its_lost_engines_had_reported(book):
+    for first, end in ((0, 3), (3, 4), (4, 9)):
+        book.progressed(FIRST, increment(first, end))
+    begun = book.launched(REQUEST, SECOND, 1.0)
+    assert begun.token_ids.tolist() == TOKENS[:9].tolist()
+    assert begun.logprobs.tolist() == LOGPROBS[:9].tolist()
+    assert begun.spans == (VersionSpan(3, 9),)
+    book.progressed(SECOND, increment(9, 12))
+    assert book.launched(REQUEST, THIRD, 2.0).token_ids.tolist() == TOKENS[:12].tolist()
+    assert (book.num_continued, book.num_tokens_recomputed, book.num_tokens_saved) == (2, 9 + 12, 9 + 3)
+
+
+def test_repeated_late_and_torn_reports_are_not_kept(book):
+    book.progressed(FIRST, increment(0, 4))
+    book.progressed(FIRST, increment(0, 4))  # again
+    book.progressed(FIRST, increment(6, 8))  # after a gap
+    book.progressed(SECOND, increment(4, 6))  # of an engine that does not have it
+    assert book.launched(REQUEST, SECOND, 1.0).num_tokens == 4
+    book.progressed(FIRST, increment(4, 6))  # of the engine that was lost
+    assert book.launched(REQUEST, THIRD, 2.0).num_tokens == 4
+    book.came_back(response(THIRD, 10), 3.0)
+    book.progressed(THIRD, increment(4, 6))  # after the end
+    assert book.requests[REQUEST].kept.num_tokens == 10
+
+
+def test_nothing_is_kept_of_an_engine_that_reported_nothing(book):
+    assert book.launched(REQUEST, SECOND, 1.0) is None
+    assert book.num_continued == book.num_tokens_saved == 0
+
+
+def test_a_response_must_begin_with_what_is_known_of_it(book):
+    book.progressed(FIRST, increment(0, 5))
+    book.launched(REQUEST, SECOND, 1.0)
+    book.progressed(SECOND, increment(5, 8))
+    record = book.requests[REQUEST]
+    assert not record.contradicts(response(SECOND, 12))
+    assert not record.contradicts(response(SECOND, 8))
+    assert record.contradicts(response(SECOND, 7))  # shorter than it was
+    for place in (0, 4, 5, 7):
+        tokens, logprobs = TOKENS.copy(), LOGPROBS.copy()
+        tokens[place] += 1
+        logprobs[place] -= 1
+        assert record.contradicts(response(SECOND, 12, tokens=tokens))
+        assert record.contradicts(response(SECOND, 12, logprobs=logprobs))
+
+
+def test_spans_say_which_version_generated_what_was_reported(book):
+    book.progressed(FIRST, increment(0, 5))
+    book.launched(REQUEST, SECOND, 1.0)
+    book.progressed(SECOND, increment(5, 8, version=4))
+    assert book.requests[REQUEST].kept.spans == (VersionSpan(3, 5), VersionSpan(4, 3))
+
+
+def test_a_copy_does_not_share_what_is_reported_later(book):
+    book.progressed(FIRST, increment(0, 5))
+    copy = book.copy()
+    book.progressed(FIRST, increment(5, 6))
+    assert copy.requests[REQUEST].num_known == 5
