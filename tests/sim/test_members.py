@@ -1,0 +1,101 @@
+"""Modelled rollout workers: whole runs in which they come and go."""
+
+import pytest
+
+from rollpacker import pipeline
+from rollpacker.metrics.tables import read_frame
+from rollpacker.runtime.rollout.replay import replay
+from rollpacker.sim.members import Link
+from rollpacker.sim.virtual_time import run_in_virtual_time
+from tests.sim.composed import composed, config_of
+
+SMALL = (
+    *("backend=sim", "model=qwen2.5-7b", "run.progress=none", "run.num_steps=4", "run.checkpoint_every_steps=0"),
+    *("rollout.num_prompts=16", "rollout.num_responses=4", "rollout.max_response_tokens=4096", "workload=math"),
+    *("engine.num_engines=2", "engine.max_num_seqs=8", "system=reward", "trainer.tensor_parallel=1"),
+)
+WORKERS = (*SMALL, "elastic=sim", "elastic.modelled.num_workers=2", "elastic.modelled.start_s=1")
+LOSS = "elastic.modelled.losses=[{step: 1, num_workers: 1, delay_s: 10, away_s: 5}]"
+
+
+def steps_of(run_dir, *words):
+    pipeline.run(config_of(run_dir, words))
+    return read_frame(run_dir, "steps")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run without workers."""
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    return steps_of(run_dir, *SMALL)
+
+
+def test_workers_generate_beside_the_run_s_own_engines_and_the_same_tokens_are_trained(tmp_path, alone):
+    steps = steps_of(tmp_path / "run", *WORKERS)
+    assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
+    assert (steps["num_members_mean"][1:] > 1.5).all()
+    assert (steps["tokens_of_members"][1:] > 0.3 * steps["tokens_generated"][1:]).all()
+    assert steps["rollout_time_s"][1:].sum() < 0.8 * alone["rollout_time_s"][1:].sum()
+    assert alone["num_members_mean"].isna().all()
+
+
+@pytest.mark.parametrize("silently", ["true", "false"])
+def test_what_a_lost_worker_had_reported_is_not_generated_again(tmp_path, alone, silently):
+    words = (*WORKERS, LOSS, f"elastic.modelled.loses_silently={silently}")
+    kept = steps_of(tmp_path / "kept", *words)
+    again = steps_of(tmp_path / "again", *words, "elastic.keeps_tokens=false")
+    for steps in (kept, again):
+        assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
+        assert steps["num_members_lost"].tolist()[1] == 1
+    assert kept["tokens_saved"][1] > 0
+    assert again["tokens_saved"].sum() == 0
+    assert kept["step_time_s"][1] <= again["step_time_s"][1]
+
+
+def test_a_run_whose_workers_flap_trains_every_batch_and_replays(tmp_path, alone):
+    chance = ("availability=random", "mean_up_s=20", "mean_down_s=5", "burst=2", "grace_s=3", "time_limit_s=60")
+    words = [f"elastic.modelled.{word}" for word in chance]
+    patience = ("elastic.drain_lead_s=5", "elastic.drain_margin_s=1", "elastic.least_stay_s=5")
+    steps = steps_of(tmp_path / "run", *WORKERS, *words, *patience)
+    assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
+    assert steps["num_members_lost"].sum() > 0
+    replay(tmp_path / "run")
+
+
+def test_the_same_configuration_gives_the_same_run(tmp_path):
+    first, second = (steps_of(tmp_path / name, *WORKERS, LOSS) for name in ("first", "second"))
+    assert first.equals(second)
+
+
+def test_a_worker_is_lost_only_if_none_of_its_tokens_arrive_in_a_batch_twice(tmp_path):
+    steps_of(tmp_path / "run", *WORKERS, LOSS)
+    responses = read_frame(tmp_path / "run", "responses")
+    accepted = responses[responses["accepted"]]
+    assert not accepted.duplicated(["step", "prompt", "epoch", "sample"]).any()
+    assert accepted.groupby("step").size().tolist() == [64] * 4
+
+
+def test_workers_that_are_never_there_change_no_number_of_a_run(tmp_path, alone):
+    steps = steps_of(tmp_path / "run", *WORKERS, "elastic.modelled.num_workers=0")
+    shared = [column for column in alone if alone[column].notna().all()]
+    assert steps[shared].equals(alone[shared])
+
+
+def test_pulls_share_the_link_of_the_trainer_s_node():
+    section = composed(
+        *WORKERS, "elastic.modelled.network_gb_per_s=1", "elastic.modelled.trainer_network_gb_per_s=2"
+    ).elastic.modelled
+
+    def seconds(num_pulls):
+        async def main():
+            import asyncio
+
+            link = Link(section, bucket_bytes=100_000_000)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await asyncio.gather(*(link.pull(2_000_000_000) for _ in range(num_pulls)))
+            return loop.time() - began
+
+        return run_in_virtual_time(main())
+
+    assert [seconds(number) for number in (1, 2, 4)] == [pytest.approx(2), pytest.approx(2), pytest.approx(4)]
