@@ -1,7 +1,7 @@
 """PolyRL's throughput and tokens per dollar by number of rollout workers, and ours on a modelled node of the same size.
 
-The model is fitted to the baseline alone: its lengths to the tokens of a step without workers, its engines and trainer to
-the 1,080 engine-seconds of rollout and the 130 s of training that follow from PolyRL's table of seeding times
+The model is fitted to the baseline alone: its lengths to the tokens of a step without workers, its engines and trainer
+to the 1,080 engine-seconds of rollout and the 130 s of training that follow from PolyRL's table of seeding times
 (`conf/setup/elastic.yaml`). All that workers change is prediction. The first steps, in which workers start and the
 seeding time is learned, are left out. Prices are those of PolyRL's artifact.
 """
@@ -68,7 +68,7 @@ def draw(numbers: Numbers) -> Figure:
     alone_s = work_s / num_local + train_s
     for axes in figure.axes:
         is_cost = axes.get_title(loc="left") == COST
-        base = [row.y for row in paper_rows("elastic_workers") if row.panel == "throughput"][0]
+        base = next(row.y for row in paper_rows("elastic_workers") if row.panel == "throughput")
         speedups = [alone_s / max(train_s, (work_s + num_local * train_s) / (num_local + n)) for n in WORKERS]
         dearer = [1 + n * given["price", "worker"] / given["price", "trainer"] if is_cost else 1 for n in WORKERS]
         ideal = [(1 if is_cost else base) * gain / price for gain, price in zip(speedups, dearer, strict=True)]

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun, ScoreResponse
+from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation
-from rollpacker.core.ids import EngineId, is_held_out
+from rollpacker.core.events import DraftsMeasured, ProgressMeasured, RoundMeasured
+from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.reward_budget import RewardBudget
 from rollpacker.core.settings import SchedulerSettings
@@ -53,6 +55,39 @@ class Companions:
             self.stream.count_drop()
         elif self.stream:
             self.stream.end_round()
+
+    def measure(self, event: RoundMeasured, next_kind: RoundKind) -> tuple[Command, ...]:
+        """Learn what a round cost; gives the change of engines that pays for the next one."""
+        orders: tuple[Command, ...] = ()
+        if self.planner:
+            was_filled = self.evaluation is not None and self.evaluation.has_filled(event.round)
+            orders = self.planner.measure(event, next_kind, was_filled=was_filled)
+        if self.drafts:
+            self.drafts.end_measurement(event)
+        return orders
+
+    def learn_drafts(self, event: DraftsMeasured) -> None:
+        """Take in what an engine's decode passes gained.
+
+        Raises:
+            ImpossibleEvent: It was not ordered.
+        """
+        if not self.drafts:
+            raise ImpossibleEvent(f"Drafts of {event.engine} were measured, which was not ordered.")
+        self.drafts.learn(event)
+
+    def choose_lent(
+        self, event: ProgressMeasured, fleet: Sequence[EngineId], holders: Mapping[RequestId, EngineId | None]
+    ) -> tuple[EngineId, ...]:
+        """Name the engines to lend now, as `StreamScaling.choose`.
+
+        Raises:
+            ImpossibleEvent: The measurement cannot have been made.
+        """
+        if not self.stream:
+            raise ImpossibleEvent(f"The progress of round {event.round} was measured, which was not ordered.")
+        self.stream.validate(event)
+        return self.stream.choose(event, fleet, holders)
 
     def with_limits(self, order: ScoreResponse) -> ScoreResponse:
         """Add the limits of a prompt's test cases, of which something is known."""

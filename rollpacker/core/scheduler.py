@@ -154,7 +154,9 @@ class Scheduler:
             case PromptsDrawn():
                 return self._carry_out(self._batching.handle(event))
             case DraftsMeasured():
-                return self._learn_drafts(event)
+                self._router.is_in_fleet(event.engine)
+                self._beside.learn_drafts(event)
+                return ()
             case RoundMeasured():
                 return self._plan(event)
             case EvaluationOffered() | EnginesWanted():
@@ -248,22 +250,10 @@ class Scheduler:
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
         """Change the engines for the next round, if the planner says so."""
-        orders: tuple[Command, ...] = ()
-        if self._beside.planner:
-            was_filled = self._beside.evaluation is not None and self._beside.evaluation.has_filled(event.round)
-            orders = self._beside.planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
+        orders = self._beside.measure(event, self._batching.next_kind())
         if orders:
             self._router.close(self._local_engines, Closing.RETIRING)
-        if self._beside.drafts:
-            self._beside.drafts.end_measurement(event)
         return orders
-
-    def _learn_drafts(self, event: DraftsMeasured) -> tuple[Command, ...]:
-        if not self._beside.drafts:
-            raise ImpossibleEvent(f"Drafts of {event.engine} were measured, which was not ordered.")
-        self._router.is_in_fleet(event.engine)
-        self._beside.drafts.learn(event)
-        return ()
 
     def _change_fleet(self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
         launches: list[Launch] = []
@@ -322,12 +312,9 @@ class Scheduler:
 
     def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
         """Lend engines, if the measurement says that it pays."""
-        if not self._beside.stream:
-            raise ImpossibleEvent(f"The progress of round {event.round} was measured, which was not ordered.")
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
-        self._beside.stream.validate(event)
-        engines = self._beside.stream.choose(event, self._local_engines, self._router.holders)
+        engines = self._beside.choose_lent(event, self._local_engines, self._router.holders)
         if not engines:
             return ()
         return LendEngines(round=event.round, engines=engines), *self._router.close(engines, Closing.LENT)

@@ -70,7 +70,7 @@ from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.aside import Aside
 from rollpacker.runtime.rollout.awaiting import Awaiting
 from rollpacker.runtime.rollout.batch import Batch
-from rollpacker.runtime.rollout.costs import RoundCosts, RoundMeter, Turnover, drafts_measured, round_measured
+from rollpacker.runtime.rollout.costs import RoundCosts, RoundMeter, Turnover, measurements
 from rollpacker.runtime.rollout.elastic import Elastic, ElasticCommand
 from rollpacker.runtime.rollout.engines import Engines
 from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
@@ -112,7 +112,7 @@ class Driver:
         self._clock = clock
         self._listeners = listeners
         self._inbox = inbox = Inbox()
-        self._awaiting = Awaiting(watchdog, fleet.deadlines.rollout_stall_s, self._describe_wait)
+        self._wait = Awaiting(watchdog, fleet.deadlines.rollout_stall_s, self._describe_wait)
         self._reward = RewardClient(
             reward,
             check_of=sampling.rewards.name_of,
@@ -143,9 +143,8 @@ class Driver:
             interval_log=interval_log,
             note=listeners.note,
         )
-        look = self._awaiting.look
-        self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=look, on_error=inbox.put)
-        self._aside = Aside(on_end=look, on_error=inbox.put)
+        self._orders = EngineOrders(self._engines, self._to_generate, on_accepted=self._wait.look, on_error=inbox.put)
+        self._aside = Aside(on_end=self._wait.look, on_error=inbox.put)
         self._to_score: list[ScoreResponse] = []
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._meter = RoundMeter(self._engines, self._members)
@@ -195,7 +194,7 @@ class Driver:
         await self._orders.stop()
         await self._engines.stop()
         await self._reward.stop()
-        self._awaiting.close()
+        self._wait.close()
         await self._inbox.stop()
 
     def interrupt(self, error: Exception) -> None:
@@ -215,7 +214,7 @@ class Driver:
         """
         self._rounds.batch = None
         self._take(StepStarted(step=step, policy_version=self._engines.policy_version))
-        await self._awaiting.until(lambda: self._is_run_over or self._rounds.is_batch_complete)
+        await self._wait.until(lambda: self._is_run_over or self._rounds.is_batch_complete)
         return None if self._is_run_over else self._rounds.batch
 
     async def evaluate(self, step: int, *, is_last: bool) -> EvaluationRecord | None:
@@ -224,7 +223,7 @@ class Driver:
         self._take(EvaluationOffered(step=step, policy_version=version, is_last=is_last))
         record = self._rounds.evaluation
         if record is not None:
-            await self._awaiting.until(lambda: record.is_over)
+            await self._wait.until(lambda: record.is_over)
             await self._meter.begin()
         return self._rounds.take_evaluation()
 
@@ -241,22 +240,21 @@ class Driver:
         """
         if self._rounds.is_filled:
             self._take(EnginesWanted(step=self._rounds.current.begin.step))
-            await self._awaiting.until(lambda: not self._rounds.is_filled)
+            await self._wait.until(lambda: not self._rounds.is_filled)
         if self._rounds.goes_on:
-            step, next_version = self._rounds.current.begin.step, self._engines.policy_version + 1
-            self._take(PolicyUpdated(step=step, policy_version=next_version, empties_engines=empties_engines))
+            step, version = self._rounds.current.begin.step, self._engines.policy_version + 1
+            self._take(PolicyUpdated(step=step, policy_version=version, empties_engines=empties_engines))
         else:
             self._reward.forget()
-        keeps = self._scheduler.keeps_requests
-        await self._awaiting.until(lambda: not (self._orders.are_owed(responses=not keeps) or self._aside.is_any))
-        await self._awaiting.until(lambda: not (settles_rewards and self._reward.is_busy))
+        empties = not self._scheduler.keeps_requests
+        await self._wait.until(lambda: not (self._orders.are_owed(responses=empties) or self._aside.is_any))
+        await self._wait.until(lambda: not (settles_rewards and self._reward.is_busy))
 
     async def measure_round(self) -> RoundCosts:
         """Measure what the last round cost, and report it to the scheduler."""
         batch, costs = self._rounds.current, await self._meter.measure()
-        for event in drafts_measured(batch.begin.round, costs):
+        for event in measurements(batch, costs, self._engines.take_switch_time_s()):
             self._take(event)
-        self._take(round_measured(batch, costs, self._engines.take_switch_time_s()))
         return replace(costs, parallelism_gain=self._scheduler.parallelism_gain)
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
@@ -294,7 +292,7 @@ class Driver:
                 for fact in await self._inbox.collect():
                     self._report(fact)
         except Exception as error:  # noqa: BLE001  (a task's boundary: raised again by `until`)
-            self._awaiting.fail(error)
+            self._wait.fail(error)
 
     def _report(self, fact: Fact) -> None:
         now = self._clock.now()
@@ -427,7 +425,7 @@ class Driver:
         to_score, self._to_score = [self._scoring(command) for command in self._to_score], []
         if to_score:
             self._reward.add(to_score, is_filling=self._rounds.is_filled)
-        self._awaiting.look()
+        self._wait.look()
 
     async def _measure_progress(self, command: MeasureProgress) -> None:
         self._take(ProgressMeasured(round=command.round, engines=tuple(await self._engines.progress())))
