@@ -183,4 +183,4 @@ def test_losses_are_held_against_synchronous_training_at_the_last_evaluation(tmp
     assert standings["tis at staleness 8"] is Standing.REPRODUCED
     assert standings["uncorrected at staleness 8"] is Standing.NOT
     assert standings["tis at staleness 2"] is Standing.UNKNOWN
-    assert ours(numbers, "held-out score, staleness 8")["synchronous", 4.0] == 0.8
+    assert ours(numbers, "held-out score, staleness 8")["ours", "synchronous"] == 0.8
