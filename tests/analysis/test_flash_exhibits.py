@@ -81,7 +81,7 @@ def write_sizes(folder):
         values = {"tokens_trained": tokens, "num_responses": 10, "staleness_mean": age, **LONGEST}
         write_run(folder / system, system, [step_s] * 15, config=turns, modelled=True, **values)
     divided = {}
-    for step_s, split in zip((40.0, 20.0, 10.0, 25.0), SPLITS, strict=True):
+    for step_s, split in zip((40.0, 20.0, 10.0), SPLITS, strict=True):
         divided[split], config = whole(f"flash-fig01b-4-{split}", "system=roll-flash", f"placement.trainer='{split}'")
         values = {"tokens_trained": 100, "num_responses": 10, "staleness_mean": 1.9, **LONGEST}
         write_run(folder / split, "roll-flash", [step_s] * 15, config=config, modelled=True, **values)
