@@ -1,6 +1,6 @@
 """ROLL-Flash's Fig 1b: synchronous and asynchronous throughput as GPUs are added to a fixed batch.
 
-Each asynchronous point is the best of four splits. The bounds' limit is (W + L) / (W + L / 3), of `sim/theory.py` with
+Each asynchronous point is the best of three splits. The bounds' limit is (W + L) / (W + L / 3), of `sim/theory.py` with
 these lengths at staleness 2: more cannot come of overlap alone. The paper's batch and lengths are not known to us; of
 its curves we have one number.
 """
