@@ -13,6 +13,7 @@ from rollpacker.core.events import DraftsMeasured, ProgressMeasured, RoundMeasur
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.reward_budget import RewardBudget
+from rollpacker.core.seeding import Seeding
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.speculative_decoding import SpeculativeDecoding
 from rollpacker.core.stream_scaling import StreamScaling
@@ -27,6 +28,8 @@ class Companions:
     drafts: SpeculativeDecoding | None
     stream: StreamScaling | None
     evaluation: Evaluation | None
+    seeding: Seeding | None
+    """Only with a stream trainer that engines can be lent to."""
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> Self:
@@ -40,6 +43,8 @@ class Companions:
 
     def begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
         """Tell those that watch rounds."""
+        if self.seeding:
+            self.seeding.begin_round(decision)
         if self.planner:
             self.planner.begin_round(decision)
         streams = self.stream.begin_round(decision) if self.stream else ()
@@ -51,6 +56,8 @@ class Companions:
         for machine in (self.planner, self.drafts):
             if machine and isinstance(decision, EndRound):
                 machine.end_round()
+        if self.seeding and not isinstance(decision, DropPrompt):
+            self.seeding.end_round()
         if self.stream and isinstance(decision, DropPrompt):
             self.stream.count_drop()
         elif self.stream:
@@ -101,7 +108,7 @@ class Companions:
         Raises:
             InvariantViolated: One contradicts itself, or the fleet.
         """
-        for machine in (self.budget, self.planner, self.drafts, self.evaluation):
+        for machine in (self.budget, self.planner, self.drafts, self.evaluation, self.seeding):
             if machine:
                 machine.check()
         if self.stream:
@@ -115,6 +122,7 @@ class Companions:
             "speculative_decoding": self.drafts and self.drafts.snapshot(),
             "stream": self.stream and self.stream.snapshot(),
             "evaluation": self.evaluation and self.evaluation.snapshot(),
+            **({"seeding": self.seeding.snapshot()} if self.seeding else {}),
         }
 
     @classmethod
@@ -133,4 +141,5 @@ class Companions:
             drafts=restored(SpeculativeDecoding, "speculative_decoding", settings.speculative_decoding),
             stream=restored(StreamScaling, "stream", settings.stream),
             evaluation=restored(Evaluation, "evaluation", settings.evaluation),
+            seeding=restored(Seeding, "seeding", settings.elastic and settings.stream and settings.elastic.seeding),
         )

@@ -102,7 +102,7 @@ class Scheduler:
         self._beside = Companions.of(settings)
         self._restarts = Restarts(settings.restarts)
         self._timers = PendingTimers()
-        self._elastic = Elastic.of(settings.elastic, self._router, self._beside.evaluation)
+        self._elastic = Elastic.of(settings.elastic, self._router, self._beside)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take in one fact and give the orders that follow from it.
@@ -308,6 +308,7 @@ class Scheduler:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
         restarts = self._restarts
         is_starved = bool(restarts.slots) and self._router.is_stranded and not restarts.under_way
+        is_starved = is_starved and not (self._beside.seeding and self._beside.seeding.has_lent)
         return (FailWithoutEngines(),) if is_starved or restarts.is_hopeless else ()
 
     def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
@@ -442,6 +443,6 @@ class Scheduler:
         scheduler._beside = Companions.restore(settings, snapshot)
         scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
         scheduler._timers = PendingTimers.restore(snapshot["timers"])
-        evaluation = scheduler._beside.evaluation
-        scheduler._elastic = Elastic.of(settings.elastic, scheduler._router, evaluation, snapshot.get("elastic"))
+        parts = scheduler._router, scheduler._beside
+        scheduler._elastic = Elastic.of(settings.elastic, *parts, snapshot.get("elastic"))
         return scheduler

@@ -279,15 +279,12 @@ class SeedingSettings:
     """A step corrects the time by this part of the difference of two waits: the trainer's and the workers'. 3 is
     PolyRL's."""
     reclaim_after_s: float = 15.0
-    """Lent engines may be taken back after the trainer was idle for so long."""
-    reclaim_gain_s: float = 30.0
-    """They are if that ends the rollout so much sooner, or no worker serves."""
+    """Lent engines are taken back when no worker has served for so long."""
 
     def __post_init__(self) -> None:
         _require(self.fixed_s is None or 0 <= self.fixed_s < math.inf, f"fixed_s={self.fixed_s} is below 0")
         _require(self.gain >= 1, f"gain={self.gain} is below 1: it would swing further each step")
-        for name in ("reclaim_after_s", "reclaim_gain_s"):
-            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
+        _require(0 <= self.reclaim_after_s < math.inf, f"reclaim_after_s={self.reclaim_after_s:g} is below 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

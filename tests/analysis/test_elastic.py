@@ -90,7 +90,7 @@ def test_steps_after_all_were_lost_stand_beside_those_without_workers(tmp_path):
 
 
 def test_every_one_is_drawn(tmp_path):
-    write_workers(tmp_path, range(9))
+    write_workers(tmp_path, elastic_workers.WORKERS)
     figure = elastic_workers.draw(numbers_of(elastic_workers, tmp_path))
     assert len(figure.axes) == 2
     plt.close(figure)

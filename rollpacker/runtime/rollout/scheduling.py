@@ -10,6 +10,7 @@ from fractions import Fraction
 from rollpacker.config.keys import nearest
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
+from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.core.commands import FailRun
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, EngineId
@@ -28,6 +29,7 @@ from rollpacker.core.settings import (
     RestartSettings,
     RewardBudgetSettings,
     SchedulerSettings,
+    SeedingSettings,
     SpeculativeDecodingSettings,
     StreamSettings,
 )
@@ -240,6 +242,7 @@ def _elastic(config: RunConfig) -> ElasticSettings:
         least_stay_s=section.least_stay_s,
         drain_lead_s=section.drain_lead_s,
         drain_margin_s=section.drain_margin_s,
+        seeding=_seeding(section),
         balance=BalanceSettings(
             num_slots=config.engine.max_num_seqs,
             max_pending=section.max_pending,
@@ -247,6 +250,14 @@ def _elastic(config: RunConfig) -> ElasticSettings:
             gain_s=section.balance_gain_s,
             max_moves=section.max_moves,
         ),
+    )
+
+
+def _seeding(section: ElasticSection) -> SeedingSettings | None:
+    if section.seeding == "off":
+        return None
+    return SeedingSettings(
+        fixed_s=section.seeding_s, gain=exact(section.seeding_gain), reclaim_after_s=section.reclaim_after_s
     )
 
 
