@@ -8,6 +8,7 @@ import torch
 
 from rollpacker.demo import task
 from rollpacker.demo.warm_start import make_model
+from rollpacker.runtime.rollout.replay import replay
 from tests.e2e.launched import LaunchedRun, rows, small_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -52,4 +53,5 @@ def test_environments_that_hang_and_crash_cost_no_prompt_and_no_run(turns_inputs
     (evaluation,) = [row for row in rows(run.run_dir, "evaluations") if row["step"] == NUM_STEPS]
     assert evaluation["is_complete"]
     assert 0 <= evaluation["reward_mean"] <= 1
+    assert replay(run.run_dir).commands, "the log of its events gives the same commands again"
     run.assert_nothing_is_left()

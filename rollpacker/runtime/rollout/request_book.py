@@ -260,6 +260,12 @@ class RequestBook:
                 )
             )
 
+    def stop_trajectory(self, request: RequestId) -> None:
+        """A trajectory is not needed any more: the turn that it has last is no end of it."""
+        record = self.requests.get(request)
+        if record is not None and record.response is not None:
+            record.response = replace(record.response, finish_reason=FinishReason.ABORTED)
+
     def end_trajectory(self, request: RequestId, *, is_whole: bool, now: float) -> None:
         """A trajectory has ended: with the turn that it has last, cut unless its task was ended."""
         record = self.requests.get(request)

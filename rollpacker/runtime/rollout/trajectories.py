@@ -147,6 +147,8 @@ class Trajectories:
                 service.step(request, command.call, self._parts.texts.action(self._last_turn(request)))
             case CloseEnvironment():
                 service.end(request)
+                if command.reason == STOPPED:
+                    self._book(request).stop_trajectory(request)
                 if is_held_out(request) and command.reason not in {FINISHED, STOPPED}:
                     self._episodes[request].end = command.reason
                 elif command.reason != FINISHED:
