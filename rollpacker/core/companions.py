@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.environments import Conclude, EnvironmentEvent, Environments
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation
-from rollpacker.core.events import DraftsMeasured, ProgressMeasured, RoundMeasured
+from rollpacker.core.events import DraftsMeasured, ProgressMeasured, RoundMeasured, TimerFired
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.reward_budget import RewardBudget
+from rollpacker.core.routing import Router
 from rollpacker.core.seeding import Seeding
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.speculative_decoding import SpeculativeDecoding
@@ -30,6 +32,7 @@ class Companions:
     evaluation: Evaluation | None
     seeding: Seeding | None
     """Only with a stream trainer that engines can be lent to."""
+    environments: Environments | None
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> Self:
@@ -102,6 +105,37 @@ class Companions:
             return order
         return ScoreResponse(request=order.request, case_limits_s=self.budget.limits(order.request.prompt.key))
 
+    # Trajectories of several turns; without environments every request is the router's
+
+    def start(self, requests: Sequence[RequestId]) -> Sequence[RequestId]:
+        """Let requests begin; gives those that go to an engine at once."""
+        if not self.environments:
+            return requests
+        self.environments.start(requests)
+        return ()
+
+    def stop(self, requests: Sequence[RequestId]) -> Sequence[RequestId]:
+        """Let requests end; gives those that the router has."""
+        return self.environments.stop(requests) if self.environments else requests
+
+    def take_turn(self, event: EnvironmentEvent, now: float, router: Router, conclude: Conclude) -> tuple[Command, ...]:
+        """Take in a fact of a trajectory; arguments and errors as of `Environments.handle`."""
+        if not self.environments:
+            raise ImpossibleEvent(f"{event} came in a run without environments.")
+        return self.environments.handle(event, now, router, conclude)
+
+    def fire(self, event: TimerFired, now: float, conclude: Conclude) -> tuple[Command, ...]:
+        """A timer fired: end what it is about."""
+        cuts: tuple[Command, ...] = self.evaluation.fire(event) if self.evaluation else ()
+        return cuts + (self.environments.fire(event, now, conclude) if self.environments else ())
+
+    def generating(self, running: Sequence[RequestId]) -> Sequence[RequestId]:
+        """Of what batching and evaluation wait for, what the router has; raises `InvariantViolated` as `check` does."""
+        if not self.environments:
+            return running
+        self.environments.check(running)
+        return [request for request in running if self.environments.is_generating(request)]
+
     def check(self, engines: Sequence[EngineId]) -> None:
         """Re-derive their invariants.
 
@@ -123,6 +157,7 @@ class Companions:
             "stream": self.stream and self.stream.snapshot(),
             "evaluation": self.evaluation and self.evaluation.snapshot(),
             **({"seeding": self.seeding.snapshot()} if self.seeding else {}),
+            **({"environments": self.environments.snapshot()} if self.environments else {}),
         }
 
     @classmethod
@@ -142,4 +177,5 @@ class Companions:
             stream=restored(StreamScaling, "stream", settings.stream),
             evaluation=restored(Evaluation, "evaluation", settings.evaluation),
             seeding=restored(Seeding, "seeding", settings.elastic and settings.stream and settings.elastic.seeding),
+            environments=restored(Environments, "environments", settings.environment),
         )

@@ -14,7 +14,17 @@ from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.request_book import RequestBook
 
 if TYPE_CHECKING:
-    from rollpacker.core.commands import AcceptGroup, BeginEvaluation, BeginRound, DropPrompt, EndRound
+    from rollpacker.core.commands import (
+        AcceptGroup,
+        BeginEvaluation,
+        BeginRound,
+        DropPrompt,
+        EndRound,
+        Launch,
+        ScoreResponse,
+    )
+    from rollpacker.protocols.reward import ResponseToScore
+    from rollpacker.protocols.rollout import GenerationRequest
     from rollpacker.runtime.rollout.requests import SamplingRules
 
 
@@ -106,6 +116,17 @@ class Rounds:
         """Give the evaluation that is over, once: its responses may be large."""
         evaluation, self.evaluation = self.evaluation, None
         return evaluation
+
+    def generation(self, launch: Launch, policy_version: int, now: float) -> GenerationRequest:
+        """What an engine, which holds this version, is asked for."""
+        begun = self.book_of(launch.request).launched(launch.request, launch.engine, now)
+        return self._sampling.generation(launch.request, begun, policy_version)
+
+    def scoring(self, command: ScoreResponse) -> ResponseToScore:
+        """What the reward is asked for."""
+        response = self.book_of(command.request).requests[command.request].response
+        assert response is not None
+        return self._sampling.scoring(command, response)
 
     def book_of(self, request: RequestId) -> RequestBook:
         """Where a request is written down; a book without it if what it belongs to is over and taken."""
