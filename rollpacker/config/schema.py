@@ -14,14 +14,7 @@ from pydantic import model_validator
 
 from rollpacker.config.modelled_gpus import modelled_gpus, with_engines_that_fill
 from rollpacker.config.sections.backend import BackendSection
-from rollpacker.config.sections.base import (
-    MODELLED_RUN,
-    NOT_IN_FINGERPRINT,
-    REAL_RUN,
-    NotInFingerprint,
-    Section,
-    exact,
-)
+from rollpacker.config.sections.base import MODELLED_RUN, NOT_IN_FINGERPRINT, REAL_RUN, NotInFingerprint, Section, exact
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection
 from rollpacker.config.sections.elastic import ElasticSection

@@ -6,11 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.commands import (
+    BeginRound,
+    Command,
+    DropPrompt,
+    EndRound,
+    EndRun,
+    RoundKind,
+    ScoreResponse,
+    StreamGroups,
+)
 from rollpacker.core.environments import Conclude, EnvironmentEvent, Environments
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation
-from rollpacker.core.events import DraftsMeasured, ProgressMeasured, RoundMeasured, TimerFired
+from rollpacker.core.events import (
+    DraftsMeasured,
+    EngineJoined,
+    EngineLost,
+    EngineRetired,
+    ProgressMeasured,
+    RewardComputed,
+    RoundMeasured,
+    TimerFired,
+)
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.reward_budget import RewardBudget
@@ -44,6 +62,11 @@ class Companions:
         """The degree that the engines have, or are to change to; None without a planner."""
         return self.planner.in_use if self.planner else None
 
+    @property
+    def parallelism_gain(self) -> float | None:
+        """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
+        return self.planner.gain if self.planner else None
+
     def begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
         """Tell those that watch rounds."""
         if self.seeding:
@@ -65,6 +88,21 @@ class Companions:
             self.stream.count_drop()
         elif self.stream:
             self.stream.end_round()
+
+    def follow_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> None:
+        """Take down an engine that came or went."""
+        if self.stream and isinstance(event, EngineJoined):
+            self.stream.join(event.engine, event.gpus)
+        elif self.stream:
+            self.stream.leave(event.engine)
+        if self.evaluation:
+            self.evaluation.lose(event.engine)
+
+    def begin_stream(self) -> tuple[StreamGroups, ...]:
+        """Let groups stream on lent engines of which nothing is left to come."""
+        if not self.stream or (self.evaluation and not self.evaluation.are_empty(self.stream.lending)):
+            return ()
+        return (self.stream.stream(),)
 
     def measure(self, event: RoundMeasured, next_kind: RoundKind) -> tuple[Command, ...]:
         """Learn what a round cost; gives the change of engines that pays for the next one."""
@@ -98,6 +136,16 @@ class Companions:
             raise ImpossibleEvent(f"The progress of round {event.round} was measured, which was not ordered.")
         self.stream.validate(event)
         return self.stream.choose(event, fleet, holders)
+
+    def validate_reward(self, event: RewardComputed) -> None:
+        """Refuse a reward that cannot be one; raises `ImpossibleEvent`."""
+        if self.budget and not is_held_out(event.request):
+            self.budget.validate(event)
+
+    def learn_reward(self, event: RewardComputed) -> None:
+        """Learn how long test cases take, from a reward that was validated."""
+        if self.budget and not is_held_out(event.request):
+            self.budget.learn(event)
 
     def with_limits(self, order: ScoreResponse) -> ScoreResponse:
         """Add the limits of a prompt's test cases, of which something is known."""

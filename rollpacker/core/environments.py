@@ -33,14 +33,9 @@ from typing import Any, Final, Self
 
 from rollpacker.core.batching_machine import GivenUp
 from rollpacker.core.commands import CloseEnvironment, Command, OpenEnvironment, SetTimer, StepEnvironment
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
-from rollpacker.core.events import (
-    EnvironmentFailed,
-    EnvironmentStepped,
-    ResponseFinished,
-    TimerFired,
-    TurnFinished,
-)
+from rollpacker.core.events import ResponseFinished, TimerFired
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan, is_held_out
 from rollpacker.core.routing import Router
 from rollpacker.core.settings import EnvironmentSettings

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan, WorkerId
 
 
@@ -232,42 +233,6 @@ class ResponseEvicted:
     engine: EngineId
     num_tokens: int
     """Generated so far, and kept: the engine that goes on recomputes their KV cache by a prefill."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFinished:
-    """An engine generated a turn of a trajectory to its end; in a run with environments, in place of a finish."""
-
-    request: RequestId
-    engine: EngineId
-    num_tokens: int
-    """Of the trajectory so far, what environments wrote included."""
-    spans: tuple[VersionSpan, ...]
-    """Which versions, or environments, produced them; together they are the trajectory so far."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentStepped:
-    """An environment answered; the answer to `OpenEnvironment` and `StepEnvironment`. May come late, or twice."""
-
-    request: RequestId
-    call: int
-    """Of the order that it answers."""
-    num_tokens_left: int
-    """That the trajectory may still have after this observation."""
-    is_done: bool
-    """The environment takes no further turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentFailed:
-    """An environment raised or died instead of answering. One that hangs says nothing: a timer ends it."""
-
-    request: RequestId
-    call: int
-    """Of the order that it does not answer."""
-    reason: str
-    """A word in snake_case."""
 
 
 class CaseRun(NamedTuple):

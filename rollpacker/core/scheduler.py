@@ -58,7 +58,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.companions import Companions
 from rollpacker.core.elastic import Elastic, OfMember
-from rollpacker.core.environments import Environments
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
@@ -70,8 +70,6 @@ from rollpacker.core.events import (
     EngineStartFailed,
     EnginesWanted,
     EngineUpdated,
-    EnvironmentFailed,
-    EnvironmentStepped,
     EvaluationOffered,
     Event,
     PolicyUpdated,
@@ -87,7 +85,6 @@ from rollpacker.core.events import (
     SlotVacated,
     StepStarted,
     TimerFired,
-    TurnFinished,
     WorkerEvent,
 )
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
@@ -127,15 +124,11 @@ class Scheduler:
             commands += self._beside.evaluation.fill(self._router.rooms)
         if environments := self._beside.environments:
             commands = (*environments.close(), *commands, *environments.act(now))
-        if self._beside.stream and self._beside.stream.lending and self._are_empty(self._beside.stream.lending):
-            commands += (self._beside.stream.stream(),)
+        lending = self._beside.stream.lending if self._beside.stream else ()
+        if lending and self._router.are_empty(lending):
+            commands += self._beside.begin_stream()
         self._timers.note(commands)
         return commands
-
-    def _are_empty(self, engines: Sequence[EngineId]) -> bool:
-        return self._router.are_empty(engines) and not (
-            self._beside.evaluation and not self._beside.evaluation.are_empty(engines)
-        )
 
     def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
         if isinstance(event, WorkerEvent) or (isinstance(event, OfMember) and self._is_member(event.engine)):
@@ -202,12 +195,9 @@ class Scheduler:
         return self._carry_out(self._machine_of(event.request).handle(event))
 
     def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
-        budget = None if is_held_out(event.request) else self._beside.budget
-        if budget:
-            budget.validate(event)
+        self._beside.validate_reward(event)
         decisions = self._machine_of(event.request).handle(event)
-        if budget:
-            budget.learn(event)
+        self._beside.learn_reward(event)
         return self._carry_out(decisions)
 
     def _machine_of(self, request: RequestId) -> BatchingMachine | Evaluation:
@@ -289,12 +279,7 @@ class Scheduler:
                 self._router.retire(event.engine)
             case _:
                 assert_never(event)
-        if self._beside.stream and isinstance(event, EngineJoined):
-            self._beside.stream.join(event.engine, event.gpus)
-        elif self._beside.stream:
-            self._beside.stream.leave(event.engine)
-        if self._beside.evaluation:
-            self._beside.evaluation.lose(event.engine)
+        self._beside.follow_fleet(event)
         if isinstance(event, EngineJoined):
             self._restarts.join(event.engine)
         return *launches, *(self._require_engine() if is_loss else ())
@@ -358,7 +343,7 @@ class Scheduler:
                 case BeginEvaluation():
                     commands.append(decision)
                     if self._beside.drafts:
-                        commands.append(self._beside.drafts.order(self.tensor_parallel))
+                        commands.append(self._beside.drafts.order(self._beside.tensor_parallel))
                 case AcceptGroup() | DeferPrompts() | DrawPrompts() | FailRun() | EndEvaluation():
                     commands.append(decision)
                 case _:
@@ -395,19 +380,9 @@ class Scheduler:
         return tuple(request for request, holder in self._router.holders.items() if holder is None)
 
     @property
-    def tensor_parallel(self) -> int | None:
-        """The degree that the engines have, or are to change to; None without a planner."""
-        return self._beside.tensor_parallel
-
-    @property
-    def environments(self) -> Environments | None:
-        """Where trajectories of several turns stand; to be read only. None where a response is one turn."""
-        return self._beside.environments
-
-    @property
-    def parallelism_gain(self) -> float | None:
-        """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
-        return self._beside.planner.gain if self._beside.planner else None
+    def beside(self) -> Companions:
+        """Where the other machines stand; to be read only."""
+        return self._beside
 
     @property
     def timers(self) -> Mapping[str, float]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from rollpacker.environments.moves import MOVES, UNKNOWN_MOVE, Place, beyond, move_in
 
+_LEAST_SIZE = 2
+
 
 class FrozenLake:
     """One lake.
@@ -21,7 +23,7 @@ class FrozenLake:
     """
 
     def __init__(self, size: int = 4, hole_share: float = 0.2) -> None:
-        if size < 2 or not 0 <= hole_share < 1:
+        if size < _LEAST_SIZE or not 0 <= hole_share < 1:
             raise ValueError(f"size={size} and hole_share={hole_share}; they are at least 2, and from 0 to below 1")
         self._size, self._hole_share = size, hole_share
 

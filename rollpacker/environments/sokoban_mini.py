@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from rollpacker.environments.moves import MOVES, UNKNOWN_MOVE, Place, beyond, move_in
 
+_LEAST_SIZE = 5
+"""Walls around, and a place on each side of the box."""
+
 
 class _State(NamedTuple):
     player: Place
@@ -26,7 +29,7 @@ class SokobanMini:
     """
 
     def __init__(self, size: int = 6, min_moves: int = 3) -> None:
-        if size < 5 or not 1 <= min_moves <= size:
+        if size < _LEAST_SIZE or not 1 <= min_moves <= size:
             raise ValueError(f"size={size} and min_moves={min_moves}; they are at least 5, and from 1 to the size")
         self._size, self._min_moves = size, min_moves
         inside = range(1, size - 1)

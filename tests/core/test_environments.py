@@ -19,9 +19,10 @@ from rollpacker.core.commands import (
     SetTimer,
     StepEnvironment,
 )
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import TIMER
 from rollpacker.core.errors import ImpossibleEvent
-from rollpacker.core.events import EnvironmentFailed, EnvironmentStepped, RewardComputed, TimerFired, TurnFinished
+from rollpacker.core.events import RewardComputed, TimerFired
 from rollpacker.core.ids import RequestId, VersionSpan
 from tests.core.player import Player, make_settings, prompt
 from tests.core.turns import RULES, TurnsWorld
@@ -154,7 +155,7 @@ def test_answers_of_one_trajectory_may_take_so_long_together_whatever_engines_ta
         player.answer_call(first())
         player.now += 1000.0  # an engine that is suspended costs the environment nothing
         player.end_turn(first())
-    environments = player.scheduler.environments
+    environments = player.scheduler.beside.environments
     assert environments is not None
     assert environments._trajectories[first()].due_at_s == player.now + RULES.episode_timeout_s - 5.0
 

@@ -26,11 +26,10 @@ from rollpacker.core.commands import (
     SetTimer,
     StepEnvironment,
 )
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.events import (
     EngineJoined,
     EngineLost,
-    EnvironmentFailed,
-    EnvironmentStepped,
     EvaluationOffered,
     Event,
     PolicyUpdated,
@@ -39,7 +38,6 @@ from rollpacker.core.events import (
     RewardComputed,
     StepStarted,
     TimerFired,
-    TurnFinished,
 )
 from rollpacker.core.ids import ENVIRONMENT, EngineId, PromptId, RequestId, VersionSpan, is_held_out
 from rollpacker.core.scheduler import Scheduler
@@ -217,7 +215,7 @@ class TurnsWorld:
 
     @property
     def open_environments(self) -> list[RequestId]:
-        environments = self.player.scheduler.environments
+        environments = self.player.scheduler.beside.environments
         assert environments is not None
         return [each for each, _ in environments.acting]
 

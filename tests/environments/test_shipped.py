@@ -59,7 +59,9 @@ def test_every_map_has_a_way_that_is_rewarded_at_its_end_and_not_before(kind: An
     moves = env.way()
     assert moves
     steps = [env.step(f"I go {move}.") for move in moves]
-    assert [(reward, is_over) for _, reward, is_over, _, _ in steps] == [(0.0, False)] * (len(moves) - 1) + [(1.0, True)]
+    assert [(reward, is_over) for _, reward, is_over, _, _ in steps] == [(0.0, False)] * (len(moves) - 1) + [
+        (1.0, True)
+    ]
 
 
 def test_a_hole_ends_the_game_without_reward_and_a_border_stops():
@@ -80,4 +82,4 @@ def test_a_box_moves_only_when_it_is_pushed_and_never_into_a_wall():
             shown = env.step(["up", "right", "down", "left"][number * (seed + 3) % 4])[0]
             assert shown.count("P") == 1
             assert shown.count("X") == 1
-            assert env._state.box == before.box or env._state.player == before.box
+            assert before.box in {env._state.box, env._state.player}

@@ -110,7 +110,6 @@ class Driver:
     ) -> None:
         self._scheduler = scheduler
         self._order = order
-        self._sampling = sampling
         self._clock = clock
         self._listeners = listeners
         self._inbox = inbox = Inbox()
@@ -150,9 +149,7 @@ class Driver:
         self._to_score: list[ScoreResponse] = []
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._meter = RoundMeter(self._engines, self._members)
-        self._trajectories = Trajectories(
-            environments, sampling, self._rounds, clock, self._take_aside, on_error=inbox.put
-        )
+        self._trajectories = Trajectories(environments, self._rounds, clock, self._take_aside, inbox.put)
         self.elastic = Elastic(
             self._engines,
             self._members,
@@ -262,7 +259,7 @@ class Driver:
         batch, costs = self._rounds.current, await self._meter.measure()
         for event in measurements(batch, costs, self._engines.take_switch_time_s()):
             self._take(event)
-        return replace(costs, parallelism_gain=self._scheduler.parallelism_gain)
+        return replace(costs, parallelism_gain=self._scheduler.beside.parallelism_gain)
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
         """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
@@ -395,8 +392,7 @@ class Driver:
             case EndEvaluation():
                 self._rounds.end_evaluation(now)
             case AcceptGroup():
-                self._rounds.accept(command)
-                batch = self._rounds.current
+                batch = self._rounds.accept(command)
                 self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
             case DeferPrompts():
                 self._rounds.current.num_deferred_at_once = len(command.prompts)

@@ -18,21 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollpacker.core.commands import CloseEnvironment, OpenEnvironment, ScoreResponse, StepEnvironment
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.environments import FINISHED, STOPPED
-from rollpacker.core.events import (
-    EnvironmentFailed,
-    EnvironmentStepped,
-    Event,
-    ResponseFinished,
-    RewardComputed,
-    TurnFinished,
-)
+from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import EngineId, RequestId, is_held_out, sampled
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentReset, EnvironmentService
 from rollpacker.protocols.rollout import Response, Verdict
 from rollpacker.runtime.rollout.request_book import RequestBook
-from rollpacker.runtime.rollout.requests import SamplingRules, environment_seed
+from rollpacker.runtime.rollout.requests import environment_seed
 from rollpacker.runtime.rollout.rounds import Rounds
 from rollpacker.runtime.waiting.clock import RunClock
 
@@ -71,15 +65,12 @@ class Trajectories:
     def __init__(
         self,
         parts: EnvironmentParts | None,
-        sampling: SamplingRules,
         rounds: Rounds,
         clock: RunClock,
         take: Callable[[Event], None],
-        *,
         on_error: Callable[[Exception], None],
     ) -> None:
         self._parts = parts
-        self._sampling = sampling
         self._rounds = rounds
         self._take = take
         self._on_error = on_error
@@ -92,7 +83,7 @@ class Trajectories:
         if self._parts is None:
             return
         self._listening = asyncio.create_task(self._listen(self._parts.service), name="pump: environments")
-        for request, call in scheduler.environments.acting if scheduler.environments else ():
+        for request, call in scheduler.beside.environments.acting if scheduler.beside.environments else ():
             self._take(EnvironmentFailed(request=request, call=call, reason="environment_lost"))
 
     async def stop(self) -> None:
@@ -155,8 +146,10 @@ class Trajectories:
                     self._episodes.pop(request, None)
 
     def _reset(self, request: RequestId) -> EnvironmentReset:
-        prompt = self._sampling.prompt_of(request).prompt
-        return EnvironmentReset(seed=environment_seed(self._sampling.seed, request.prompt), options=prompt.options)
+        prompt = self._rounds.sampling.prompt_of(request).prompt
+        return EnvironmentReset(
+            seed=environment_seed(self._rounds.sampling.seed, request.prompt), options=prompt.options
+        )
 
     def _book(self, request: RequestId) -> RequestBook:
         return self._rounds.book_of(request)
@@ -198,10 +191,10 @@ class Trajectories:
             episode.end = "terminated" if answer.is_terminated else "truncated"
         else:
             assert self._parts is not None
-            prompt = self._sampling.prompt_of(request).prompt
+            prompt = self._rounds.sampling.prompt_of(request).prompt
             observed = self._parts.texts.observation(prompt, answer.observation, self._last_turn(request))
             num_so_far = (kept.num_tokens if kept is not None else 0) + len(observed)
-            num_left = self._sampling.max_tokens_of(request) - num_so_far
+            num_left = self._rounds.sampling.max_tokens_of(request) - num_so_far
             if num_left > 0:
                 book.observed(request, observed, self._clock.now())
                 episode.num_observed = num_so_far
