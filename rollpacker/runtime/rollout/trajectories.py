@@ -55,8 +55,7 @@ class Trajectories:
 
     Args:
         parts: None where a response is one turn, and no such order comes.
-        sampling: Limits and prompts.
-        rounds: Has the records of requests.
+        rounds: Has the records of requests, their limits and their prompts.
         clock: The run's.
         take: Told of what environments answer.
         on_error: Told of what ends the run.
