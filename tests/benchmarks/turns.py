@@ -17,11 +17,8 @@ from pathlib import Path
 import torch
 
 from rollpacker.demo import task
-from rollpacker.demo.warm_start import make_model
+from rollpacker.demo.warm_start import NUM_ITERATIONS, make_model
 from rollpacker.metrics.tables import read_table
-
-NUM_ITERATIONS = 1000
-"""Of the warm-up: it can add, and has the habit."""
 
 NUM_UNSEEN = 300
 
@@ -64,4 +61,4 @@ def main(folder: Path, num_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 30)
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 60)
