@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def uncorrected_ppo(current: Tensor, advantages: Tensor) -> Tensor:
-    """PPO anchored at the policy before the step's one update: its ratio is 1, whoever sampled the token."""
+def uncorrected_ppo(current: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:  # noqa: ARG001
+    """PPO anchored at the policy before the step's one update: its ratio is 1, whoever sampled the token.
+
+    `behaviour` is a parameter because a loss without it is refused for stale tokens, and for good reason.
+    """
     return -(current - current.detach()).exp() * advantages

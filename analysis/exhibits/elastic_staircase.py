@@ -1,4 +1,4 @@
-"""The availability that PolyRL's artifact replays: one more worker every half hour up to four, then one less and one more.
+"""The availability that PolyRL's artifact replays: a worker more every half hour up to four, then one less, one more.
 
 A step counts with the workers that served in it on average. What a steady number of workers gives is taken from
 experiment=elastic-workers, interpolated between whole numbers.
@@ -29,15 +29,17 @@ def gather(runs: Runs) -> Numbers:
     for run in runs.of(setup="elastic", study="elastic-staircase"):
         rates = {number: throughput(same[0]) for number, same in steady.items() if same}
         for _, step in run.steps.iterrows():
-            hours = float(step["finished_at_s"]) / _SECONDS_PER_HOUR
-            rate, members = step["tokens_trained"] / step["step_time_s"], float(step["num_members_mean"])
-            at = {"x": round(hours, 4), "series": SERIES}
-            points.append(Place(panel=THROUGHPUT, unit="tokens/s", **at).ours([Value(run, float(rate))]))
-            points.append(Place(panel=MEMBERS, unit="workers", **at).ours([Value(run, members)]))
+            hours = round(float(step["finished_at_s"]) / _SECONDS_PER_HOUR, 4)
+            rate = float(step["tokens_trained"] / step["step_time_s"])
+            members = float(step["num_members_mean"])
+            shown = [(THROUGHPUT, "tokens/s", SERIES, rate), (MEMBERS, "workers", SERIES, members)]
             if rates:
                 expected = float(np.interp(members, list(rates), list(rates.values())))
-                place = Place(panel=THROUGHPUT, x=round(hours, 4), unit="tokens/s", series=STEADY)
-                points.append(place.ours([Value(run, expected)]))
+                shown.append((THROUGHPUT, "tokens/s", STEADY, expected))
+            points += [
+                Place(panel=panel, x=hours, unit=unit, series=series).ours([Value(run, y)])
+                for panel, unit, series, y in shown
+            ]
     return Numbers(points=comparing(points), missing=runs.missing)
 
 

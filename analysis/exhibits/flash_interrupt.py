@@ -1,8 +1,9 @@
-"""Ours: what interrupting responses costs: an update stops them, and their tokens are computed once more after it.
+"""Ours: what interrupting responses costs: an update stops them, and their tokens are computed once more, or kept.
 
 By the lead, which is about how many updates a response lives through, and by the longest response; Qwen3-8B, 24 GPUs
 generate and 8 train. The engines' share is what prefilling these tokens takes by the model of the cluster, over all
-engines' time. 15 runs of 16 steps, five of them those of `flash_lead`.
+engines' time; the third panel has the whole run's time beside that with `system.interrupt=keep`, which computes nothing
+twice. 24 runs of 16 steps.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import Final
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing
+from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
 from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Run, Runs
 from rollpacker.config.schema import RunConfig
 from rollpacker.sim.plan import plan_cluster
 
 TOKENS, ENGINES = "recomputed per trained token", "share of engines' time (%)"
-LEADS: Final = ("0.25", "0.5", "1", "2", "4")
-STUDIES: Final = {4096: "flash-interrupt-4096", 16384: "flash-interrupt-16384", 32768: "flash-lead-8"}
-"""By the longest response."""
+LOST: Final = "time over that with keep (%)"
+LEADS: Final = ("0.5", "1", "2", "4")
+LONGEST: Final = (8192, 16384, 32768)
+"""Tokens of a response, at most."""
 
 
 def gather(runs: Runs) -> Numbers:
@@ -31,14 +33,22 @@ def gather(runs: Runs) -> Numbers:
 
 
 def _points(runs: Runs) -> Iterator[Point | None]:
-    for longest, study in STUDIES.items():
+    for longest in LONGEST:
         for lead in LEADS:
-            found = runs.of(setup="flash", study=f"{study}-{lead}")
-            place = Place(panel=TOKENS, x=float(lead), unit="tokens", series=f"at most {longest:,} tokens")
-            steps = [(run, run.steps[["tokens_recomputed", "tokens_trained"]].sum()) for run in found]
-            yield place.ours(Value(run, float(sums.iloc[0] / sums.iloc[1])) for run, sums in steps)
-            place = Place(panel=ENGINES, x=float(lead), unit="%", series=f"at most {longest:,} tokens")
-            yield place.ours(Value(run, _share_percent(run)) for run in found)
+            recompute, keep = (
+                runs.of(setup="flash", study=f"flash-interrupt-{interrupt}-{longest}-{lead}")
+                for interrupt in ("recompute", "keep")
+            )
+            for panel, unit, values in (
+                (TOKENS, "tokens", [Value(run, _recomputed(run)) for run in recompute]),
+                (ENGINES, "%", [Value(run, _share_percent(run)) for run in recompute]),
+                (LOST, "%", [Value(run, 100 * (ratio - 1)) for run, ratio in speedups(recompute, keep)]),
+            ):
+                yield Place(panel=panel, x=float(lead), unit=unit, series=f"at most {longest:,} tokens").ours(values)
+
+
+def _recomputed(run: Run) -> float:
+    return float(run.steps["tokens_recomputed"].sum() / run.steps["tokens_trained"].sum())
 
 
 def _share_percent(run: Run) -> float:
@@ -61,8 +71,8 @@ def draw(numbers: Numbers) -> Figure:
 
 EXHIBIT = Exhibit(
     name="flash_interrupt",
-    title="What interrupted responses cost that are computed once more, 24 of 32 GPUs generate (ours)",
-    experiments=("flash-lead", "flash-interrupt"),
+    title="What it costs to interrupt responses for an update, 24 of 32 GPUs generate (ours)",
+    experiments=("flash-interrupt",),
     gather=gather,
     draw=draw,
 )

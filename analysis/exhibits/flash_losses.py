@@ -8,58 +8,52 @@ token. 15 runs of about half a minute.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
-from rollpacker.analysis.exhibits.learning import over_steps, score
+from rollpacker.analysis.exhibits.learning import score
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing
-from rollpacker.analysis.plots import compare_lines
+from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
+from rollpacker.analysis.style import SYSTEM_COLORS
 
 BOUNDS: Final = (2, 8)
 LOSSES: Final = ("ppo_behaviour", "decoupled", "tis", "cispo", "topr", "gspo", "uncorrected")
+NOT_IN_PAPER: Final = "gspo"
 SYNCHRONOUS: Final = "synchronous"
 
 
 def gather(runs: Runs) -> Numbers:
-    """Held-out scores over the steps, and at the end against synchronous training."""
+    """Held-out scores after the last step, and what they are of that of synchronous training."""
     points: list[Point | None] = []
     claims: list[Claim] = []
-    plain = runs.of(setup="walks", study="flash-losses-0", system="verl")
+    plain = _scores(runs.of(setup="walks", study="flash-losses-0", system="verl"))
+    of_plain = {run.seed: y for run, y in plain}
     for bound in BOUNDS:
         panel = f"held-out score, staleness {bound}"
-        points += over_steps(SYNCHRONOUS, _scored(plain), panel)
+        points.append(Place(panel=panel, x=SYNCHRONOUS, unit="score").ours(plain))
         for loss in LOSSES:
-            found = runs.of(setup="walks", study=f"flash-losses-{bound}", system=loss)
-            points += over_steps(loss, _scored(found), panel)
-            claims.append(
-                Claim(
-                    text=f"{loss} at staleness {bound}: held-out score at the end over that of synchronous training",
-                    paper=1.0,
-                    ours=Place(panel=panel, x=loss, unit="x").ours(_ratios(plain, found)),
-                    unit="x",
-                )
-            )
+            scores = _scores(runs.of(setup="walks", study=f"flash-losses-{bound}", system=loss))
+            points.append(Place(panel=panel, x=loss, unit="score").ours(scores))
+            if loss == NOT_IN_PAPER:
+                continue
+            ratios = [Value(run, y / of_plain[run.seed]) for run, y in scores if run.seed in of_plain]
+            ours = Place(panel=panel, x=loss, unit="x").ours(ratios)
+            text = f"{loss} at staleness {bound}: held-out score at the end over that of synchronous training"
+            claims.append(Claim(text=text, paper=1.0, ours=ours, unit="x"))
     return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
 
 
-def _scored(found: list[Run]) -> list[Run]:
-    return [run for run in found if len(run.evaluations) > 1]
-
-
-def _ratios(plain: list[Run], found: list[Run]) -> Iterator[Value]:
-    last = {run.seed: float(score(run).iloc[-1]) for run in _scored(plain)}
-    for run in _scored(found):
-        if run.seed in last:
-            yield Value(run, float(score(run).iloc[-1]) / last[run.seed])
+def _scores(found: list[Run]) -> list[Value]:
+    """Of each run that was evaluated, the last one."""
+    return [Value(run, float(score(run).iloc[-1])) for run in found if len(run.evaluations) > 1]
 
 
 def draw(numbers: Numbers) -> Figure:
-    """A panel for each bound."""
-    return compare_lines(numbers, xlabel="training steps", ylabel="")
+    """A row of bars for each bound, synchronous training in grey."""
+    return compare_bars(numbers, ylabel="", number="{:.2f}", num_columns=1, colors={SYNCHRONOUS: SYSTEM_COLORS["verl"]})
 
 
 EXHIBIT = Exhibit(

@@ -1,7 +1,7 @@
 """Runs that `flash_fig01b`, `flash_theory` and `flash_tail` share: a fixed batch on 16 to 128 GPUs.
 
-128 prompts x 8 responses of Qwen3-8B: 30 runs in turns, and 24 divided, from an eighth of the GPUs for the trainer to
-half. Of 15 steps the first three are left out, in which a pipeline fills, and the last two, in which nothing is
+128 prompts x 8 responses of Qwen3-8B: 30 runs in turns, and 18 divided, with one to three eighths of the GPUs for the
+trainer. Of 15 steps the first three are left out, in which a pipeline fills, and the last two, in which nothing is
 admitted: ten are left, which are two cycles of tail batching.
 """
 
@@ -22,7 +22,7 @@ WORKLOADS: Final = {"base": "Base", "think": "Think"}
 """Lengths, by the paper's names for the models."""
 NUM_GPUS: Final[Mapping[int, int]] = {16: 2, 32: 4, 128: 16}
 """With the nodes that they are."""
-SPLITS: Final = {"7": 1 / 8, "6-7": 2 / 8, "5-7": 3 / 8, "4-7": 4 / 8}
+SPLITS: Final = {"7": 1 / 8, "6-7": 2 / 8, "5-7": 3 / 8}
 """GPUs of each node that train, and their share."""
 STEADY: Final = (3, 13)
 """The first of the steps that count, and the first after them."""

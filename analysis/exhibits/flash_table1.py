@@ -1,8 +1,8 @@
 """ROLL-Flash's Table 1: the least asynchronous ratio whose throughput is within 5 % of the best.
 
-A ratio is a bound and a lead of so many batches. Engines have 24 GPUs and the trainer 8, whatever the model: the
-paper's splits and lengths are not known to us. 50 runs of 14 steps; those of Qwen3-4B with the usual length and batch
-serve all three panels.
+A ratio is a bound and a lead of so many batches. Engines have 6 GPUs and the trainer 2, whatever the model, and a
+prompt has two responses: the paper's splits and lengths are not known to us. 50 runs of 14 steps; those of Qwen3-4B
+with the usual length and batch serve all three panels.
 """
 
 from __future__ import annotations

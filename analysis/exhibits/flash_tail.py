@@ -2,7 +2,7 @@
 
 Of each system on 16 to 128 GPUs, with short and with long responses: how much faster it is than synchronous training,
 how old a trained token is in the mean, and how long trained responses are against those of synchronous training, which
-are the policy's. It draws the runs of `flash_fig01b`; divided runs are at their best split of four.
+are the policy's. It draws the runs of `flash_fig01b`; divided runs are at their best split of three.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ROLL-Flash's bounds held against the model: a step's time over its bound, and which share of the GPUs should train.
 
-Synchronous: W + L, with L of each step. Asynchronous at staleness 2, at its best split of four: the tighter bound of
+Synchronous: W + L, with L of each step. Asynchronous at staleness 2, at its best split of three: the tighter bound of
 `sim/theory.py` at that split. It draws the runs of `flash_fig01b`.
 """
 

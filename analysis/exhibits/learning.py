@@ -35,7 +35,7 @@ def gather(runs: Runs, study: str, systems: Mapping[str, str]) -> Numbers:
     points: list[Point | None] = []
     for system in systems:
         found = [run for run in runs.of(study=study, system=system) if len(run.evaluations) > 1]
-        points += [*over_steps(system, found), *_over_time(system, found), *_of_batches(system, found)]
+        points += [*_over_steps(system, found), *_over_time(system, found), *_of_batches(system, found)]
     return Numbers(points=comparing(points), missing=runs.missing)
 
 
@@ -51,11 +51,10 @@ def _seconds(run: Run) -> pd.Series:
     return pd.Series([0.0, *taken], index=[0, *(run.steps["step"] + 1)]).reindex(score(run).index)
 
 
-def over_steps(system: str, found: Sequence[Run], panel: str = STEPS) -> Iterator[Point | None]:
-    """Held-out scores after as many steps as every seed was evaluated at."""
+def _over_steps(system: str, found: Sequence[Run]) -> Iterator[Point | None]:
     common = set.intersection(*(set(score(run).index) for run in found)) if found else set()
     for step in sorted(common):
-        place = Place(panel=panel, x=float(step), unit="score", series=system)
+        place = Place(panel=STEPS, x=float(step), unit="score", series=system)
         yield place.ours(Value(run, float(score(run).loc[step])) for run in found)
 
 

@@ -49,15 +49,9 @@ class Demand:
         """So many are asked for."""
         return WishWorkers(num_workers=self._wish)
 
-    @property
-    def rollout_s(self) -> float | None:
-        """Engine-seconds of rollout in a step, in the speed of a local engine; None before the first step."""
-        return self._rollout_s
-
-    @property
-    def train_s(self) -> float | None:
-        """Seconds of training in a step; None before the first."""
-        return self._train_s
+    def rollout_s(self, event: StepMeasured) -> float:
+        """Engine-seconds of rollout in a step, in the speed of a local engine."""
+        return event.local_engine_s + self._speed * event.member_engine_s
 
     @property
     def speed(self) -> float:
@@ -83,7 +77,7 @@ class Demand:
         if min(numbers[1:]) > 0:
             rates = event.member_tokens / event.member_engine_s, event.local_tokens / event.local_engine_s
             self._speed = _mean(self._speed, rates[0] / rates[1])
-        self._rollout_s = _mean(self._rollout_s, event.local_engine_s + self._speed * event.member_engine_s)
+        self._rollout_s = _mean(self._rollout_s, self.rollout_s(event))
         self._train_s = _mean(self._train_s, event.train_s)
         return self._change(self._num_useful(engines_per_worker))
 

@@ -2,11 +2,13 @@
 
     a fact of a worker, or of an engine of one ──> fleet ──> who is in the router's fleet
     StepMeasured ──> demand ──> WishWorkers; fleet: those that are too many drain
+    BeginRound, TimerFired, and whoever comes or goes ──> seeding ──> LendEngines, ReclaimEngines
     every event ──> an engine has room: what waits is launched; a draining worker is empty: it leaves
 
-While a worker is about to serve or serves, an engine gets no more than its slots and `max_pending` requests, and the
-rest waits for room on any: so a worker that comes in the middle of a round finds work. Without one nothing is held
-back, and every command but timers and wishes is that of a run without workers.
+While workers serve, an engine gets no more than its slots and `max_pending` requests, and the rest waits for room on
+any; while some are about to serve, what is their share of the requests waits for them. So a worker that comes when the
+round has begun finds work. Without one nothing is held back, and every command but timers and wishes is that of a run
+without workers.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
-from rollpacker.core.commands import Command, DismissWorker, FetchPolicy, SetTimer, StartMember
+from rollpacker.core.commands import Command, DismissWorker, FetchPolicy, LendEngines, SetTimer, StartMember
 from rollpacker.core.demand import Demand
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import (
@@ -29,12 +31,12 @@ from rollpacker.core.events import (
     TrainerIdled,
     WorkerEvent,
 )
-from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove
+from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove, Stage
 from rollpacker.core.ids import EngineId
 from rollpacker.core.routing import Closing, Router
 
 if TYPE_CHECKING:
-    from rollpacker.core.evaluation import Evaluation
+    from rollpacker.core.companions import Companions
     from rollpacker.core.settings import ElasticSettings
 
 OfMember = EngineStarted | EngineStartFailed | EngineUpdated | EngineLost
@@ -44,14 +46,14 @@ OfMember = EngineStarted | EngineStartFailed | EngineUpdated | EngineLost
 class Elastic:
     """The machines of a run with rollout workers."""
 
-    def __init__(self, settings: ElasticSettings, router: Router, evaluation: Evaluation | None) -> None:
+    def __init__(self, settings: ElasticSettings, router: Router, beside: Companions) -> None:
         self._settings = settings
         self._router = router
-        self._evaluation = evaluation
+        self._beside = beside
         self.fleet = Fleet(settings)
         self._demand = Demand(settings)
-        self._limits = False
-        """Whether engines get no more than they have room for."""
+        self._limit: tuple[int | None, int] = (None, 0)
+        """What the router was told of it."""
 
     def begin(self) -> tuple[Command, ...]:
         """Begin an attempt of the run."""
@@ -66,25 +68,70 @@ class Elastic:
         match event:
             case StepMeasured():
                 wishes = self._demand.measure(event, self.fleet.engines_per_worker)
+                if self._beside.seeding:
+                    self._beside.seeding.measure(event, self._demand.rollout_s(event), self._speed, self._num_local)
                 drains = [each for wish in wishes for each in self.fleet.limit(wish.num_workers, now)]
                 return *wishes, *self._carry_out(drains)
-            case LoadMeasured() | TrainerIdled() | EnginesReturned():
-                raise ImpossibleEvent(f"It was not ordered: {event}")
+            case EnginesReturned():
+                return self._take_back(event)
+            case LoadMeasured() | TrainerIdled():
+                return ()
             case _:
                 return self._carry_out(self.fleet.handle(event, now))
 
     def fire(self, event: TimerFired, now: float) -> tuple[Command, ...]:
         """Do what is due; nothing for timers of others."""
-        return self._carry_out(self.fleet.fire(event.timer, now))
+        reclaims = self._beside.seeding.fire(event) if self._beside.seeding else ()
+        return *self._carry_out(self.fleet.fire(event.timer, now)), *reclaims
 
     def follow(self, now: float) -> tuple[Command, ...]:
         """Do what any event may have made possible."""
         drained = [name for name, engines in self.fleet.draining if self._are_empty(engines)]
         leaves = self._carry_out(self.fleet.end_draining(drained, now)) if drained else ()
-        return *leaves, *self._router.launch_waiting()
+        return *leaves, *self._seed(now), *self._router.launch_waiting()
 
     def _are_empty(self, engines: tuple[EngineId, ...]) -> bool:
-        return self._router.are_empty(engines) and not (self._evaluation and not self._evaluation.are_empty(engines))
+        evaluation = self._beside.evaluation
+        return self._router.are_empty(engines) and (evaluation is None or evaluation.are_empty(engines))
+
+    # The engines on the trainer's GPUs
+
+    def _seed(self, now: float) -> tuple[Command, ...]:
+        """Lend them, if it is time."""
+        seeding, stream = self._beside.seeding, self._beside.stream
+        if not seeding or not stream:
+            return ()
+        num_serving = self.fleet.num_in(Stage.SERVING)
+        num_soon = num_serving + self.fleet.num_in(Stage.CATCHING_UP)
+        timers = (
+            *seeding.count(num_soon, self._speed, self._num_local, now),
+            *seeding.watch(num_serving, now),
+        )
+        stream.is_led = seeding.leads
+        engines = seeding.lend(stream.lendable, num_serving)
+        if not engines:
+            return timers
+        stream.lend(engines)
+        lending = LendEngines(round=seeding.round, engines=engines)
+        return *timers, lending, *self._router.close(engines, Closing.LENT)
+
+    def _take_back(self, event: EnginesReturned) -> tuple[()]:
+        if not self._beside.seeding:
+            raise ImpossibleEvent(f"It was not ordered: {event}")
+        if self._beside.seeding.take_back(event):
+            self._router.reopen(Closing.LENT)
+        return ()
+
+    @property
+    def _num_local(self) -> int:
+        return sum(not self.fleet.is_member(engine) for engine in self._router.engines)
+
+    @property
+    def _speed(self) -> float:
+        """Of a worker, in engines on the trainer's GPUs."""
+        return self._demand.speed * self.fleet.engines_per_worker
+
+    # Decisions
 
     def _carry_out(self, decisions: Iterable[FleetDecision]) -> tuple[Command, ...]:
         commands: list[Command] = []
@@ -106,17 +153,21 @@ class Elastic:
     def _remove(self, engines: Iterable[EngineId]) -> list[Command]:
         present = [engine for engine in engines if engine in self._router.engines]
         for engine in present:
-            if self._evaluation:
-                self._evaluation.lose(engine)
+            if self._beside.evaluation:
+                self._beside.evaluation.lose(engine)
         return [*self._router.lose(*present)]
 
     def _set_limit(self) -> None:
-        """Hold requests back while a worker serves, or is about to."""
+        """Hold requests back for workers that serve, or are about to."""
         balance = self._settings.balance
-        limits = self.fleet.is_serving_soon
-        if balance is not None and limits != self._limits:
-            self._limits = limits
-            self._router.limit(balance.num_slots + balance.max_pending if limits else None, {})
+        num_expected = self.fleet.num_engines_in(Stage.CATCHING_UP)
+        if balance is None or not (num_expected or self.fleet.num_in(Stage.SERVING)):
+            limit: tuple[int | None, int] = (None, 0)
+        else:
+            limit = (balance.num_slots + balance.max_pending, num_expected)
+        if limit != self._limit:
+            self._limit = limit
+            self._router.limit(*limit)
 
     def check(self) -> None:
         """Re-derive the machines' invariants.
@@ -136,7 +187,7 @@ class Elastic:
         cls,
         settings: ElasticSettings | None,
         router: Router,
-        evaluation: Evaluation | None,
+        beside: Companions,
         snapshot: dict[str, Any] | None = None,
     ) -> Self | None:
         """Make them for a run that begins, or as they were; None for a run without workers.
@@ -144,12 +195,12 @@ class Elastic:
         Args:
             settings: They may be others than those of the snapshot.
             router: Of the run.
-            evaluation: The same.
+            beside: The machines of the run that lend engines and fill rounds.
             snapshot: None if there is none.
         """
         if settings is None:
             return None
-        elastic = cls(settings, router, evaluation)
+        elastic = cls(settings, router, beside)
         if snapshot:
             elastic.fleet = Fleet.restore(settings, snapshot["fleet"])
             elastic._demand = Demand.restore(settings, snapshot["demand"])

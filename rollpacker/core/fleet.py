@@ -220,11 +220,8 @@ class Fleet:
             return event.mismatch
         if event.leaves_in_s is not None and event.leaves_in_s < self._settings.least_stay_s:
             return f"its job ends in {event.leaves_in_s:.0f} s"
-        return f"no more than {self._num_wanted} are wanted" if self._num_in >= self._num_wanted else ""
-
-    @property
-    def _num_in(self) -> int:
-        return sum(worker.stage in _WANTED for worker in self._workers.values())
+        is_surplus = self.num_in(*_WANTED) >= self._num_wanted
+        return f"no more than {self._num_wanted} are wanted" if is_surplus else ""
 
     # Catching up
 
@@ -370,10 +367,13 @@ class Fleet:
         """How far each worker is, in the order of their arrival."""
         return {worker.name: worker.stage for worker in self._workers.values()}
 
-    @property
-    def is_serving_soon(self) -> bool:
-        """Whether a worker serves, or is about to."""
-        return any(worker.stage in (Stage.CATCHING_UP, Stage.SERVING) for worker in self._workers.values())
+    def num_in(self, *stages: Stage) -> int:
+        """How many workers are in one of some stages."""
+        return sum(worker.stage in stages for worker in self._workers.values())
+
+    def num_engines_in(self, stage: Stage) -> int:
+        """How many engines the workers in a stage have."""
+        return sum(worker.num_engines for worker in self._workers.values() if worker.stage is stage)
 
     @property
     def engines_per_worker(self) -> float:
@@ -409,7 +409,7 @@ class Fleet:
         lives = [_parse(name) for name in self._workers]
         if any(self._last_life[element] != life for element, life in lives):
             raise InvariantViolated(f"Not of each element the last life: {list(self._workers)}, {self._last_life}")
-        if self._num_in > self._settings.max_workers:
+        if self.num_in(*_WANTED) > self._settings.max_workers:
             raise InvariantViolated(f"More than {self._settings.max_workers} workers are in: {self.stages}")
         present = [engine for worker in self._workers.values() if worker.stage in _PRESENT for engine in worker.engines]
         if sorted(members) != sorted(present):

@@ -85,7 +85,7 @@ class Router:
         """What each engine of the fleet was told to stop or to evict, and has not answered."""
         self._left: set[EngineId] = set()
         """Engines that left the fleet, or that requests were taken from: late facts of theirs may still come."""
-        self._by_load = LoadOrder(self._held, self._closed)
+        self._by_load = LoadOrder(self._held, self._closed, self._in_flight)
         self._is_overflowing = False
         """Something may wait for room on an engine."""
         self.is_suspended = self.keeps = False
@@ -283,12 +283,14 @@ class Router:
         if engine not in self._closed and request not in self._leaving.get(engine, ()):
             raise ImpossibleEvent(f"{request} was evicted, which was not ordered.", "An eviction follows its order.")
         self._forget(request)
+        self._in_flight[request] = None
         return self._launch_each([request])
 
     # Requests
 
     def launch(self, requests: Sequence[RequestId]) -> list[Launch]:
         """Give each request to the open engine with the fewest in flight; without one, let them wait."""
+        self._in_flight.update(dict.fromkeys(requests))
         self._by_load.begin()
         launches = self._launch_each(requests)
         self._by_load.end()
@@ -296,7 +298,6 @@ class Router:
 
     def _launch_each(self, requests: Sequence[RequestId]) -> list[Launch]:
         if self.is_suspended:
-            self._in_flight.update(dict.fromkeys(filter(self._is_held_back, requests)))
             requests = [request for request in requests if not self._is_held_back(request)]
         if self._together:
             groups = itertools.groupby(requests, key=lambda request: request.prompt)
@@ -306,21 +307,21 @@ class Router:
     def _launch_on_one(self, requests: Sequence[RequestId]) -> list[Launch]:
         """Launch some on the engine that is next; without one that has room they wait."""
         engine = self._by_load.take(len(requests))
-        self._in_flight.update(dict.fromkeys(requests, engine))
         if engine is None:
             self._is_overflowing = True
             return []
+        self._in_flight.update(dict.fromkeys(requests, engine))
         self._held[engine].update(dict.fromkeys(requests))
         return [Launch(request=request, engine=engine) for request in requests]
 
-    def limit(self, most: int | None, speeds: Mapping[EngineId, float]) -> None:
-        """Give an engine so many requests at most, and a faster one more, until this is called again.
+    def limit(self, most: int | None, num_expected: int) -> None:
+        """Have engines leave room for others, until this is called again.
 
         Args:
-            most: On an engine; None is any number.
-            speeds: Of engines that are not as fast as the others, relative to these.
+            most: Requests on an engine; None is any number.
+            num_expected: Engines that are about to join: what is their share waits for them.
         """
-        self._by_load.limit(most, speeds)
+        self._by_load.limit(most, num_expected)
         self._is_overflowing = True
 
     def launch_waiting(self) -> list[Launch]:

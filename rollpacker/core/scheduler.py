@@ -11,6 +11,8 @@
                                            StreamGroups, when what was lent is empty
     PolicyUpdated ──> router: Evict, or nothing where engines keep what they have; what waits is launched at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
+    TurnFinished, EnvironmentStepped, EnvironmentFailed ──> environments ──> router, or batching and evaluation;
+                                           after every event their orders: Open-, Step-, CloseEnvironment
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
     what only workers have ──> elastic ──> StartMember, FetchPolicy, DismissWorker, and who is in the router's fleet
@@ -35,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, assert_never
 
 from rollpacker.core.async_batching import AsyncBatching
-from rollpacker.core.batching_machine import BatchingMachine, Decision, StartRequests, StopRequests
+from rollpacker.core.batching_machine import BatchingMachine, Decision, GivenUp, StartRequests, StopRequests
 from rollpacker.core.batchings import batching_for
 from rollpacker.core.commands import (
     AcceptGroup,
@@ -56,6 +58,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.companions import Companions
 from rollpacker.core.elastic import Elastic, OfMember
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
@@ -102,7 +105,7 @@ class Scheduler:
         self._beside = Companions.of(settings)
         self._restarts = Restarts(settings.restarts)
         self._timers = PendingTimers()
-        self._elastic = Elastic.of(settings.elastic, self._router, self._beside.evaluation)
+        self._elastic = Elastic.of(settings.elastic, self._router, self._beside)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take in one fact and give the orders that follow from it.
@@ -119,15 +122,13 @@ class Scheduler:
             commands += self._elastic.follow(now)
         if self._beside.evaluation:
             commands += self._beside.evaluation.fill(self._router.rooms)
-        if self._beside.stream and self._beside.stream.lending and self._are_empty(self._beside.stream.lending):
-            commands += (self._beside.stream.stream(),)
+        if environments := self._beside.environments:
+            commands = (*environments.close(), *commands, *environments.act(now))
+        lending = self._beside.stream.lending if self._beside.stream else ()
+        if lending and self._router.are_empty(lending):
+            commands += self._beside.begin_stream()
         self._timers.note(commands)
         return commands
-
-    def _are_empty(self, engines: Sequence[EngineId]) -> bool:
-        return self._router.are_empty(engines) and not (
-            self._beside.evaluation and not self._beside.evaluation.are_empty(engines)
-        )
 
     def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
         if isinstance(event, WorkerEvent) or (isinstance(event, OfMember) and self._is_member(event.engine)):
@@ -135,6 +136,8 @@ class Scheduler:
         match event:
             case ResponseFinished():
                 return self._finish(event)
+            case TurnFinished() | EnvironmentStepped() | EnvironmentFailed():
+                return self._beside.take_turn(event, now, self._router, self._conclude)
             case RewardComputed():
                 return self._reward(event)
             case ResponseEvicted():
@@ -154,7 +157,9 @@ class Scheduler:
             case PromptsDrawn():
                 return self._carry_out(self._batching.handle(event))
             case DraftsMeasured():
-                return self._learn_drafts(event)
+                self._router.is_in_fleet(event.engine)
+                self._beside.learn_drafts(event)
+                return ()
             case RoundMeasured():
                 return self._plan(event)
             case EvaluationOffered() | EnginesWanted():
@@ -183,13 +188,16 @@ class Scheduler:
             commands += self._beside.stream.count_finish(event.num_tokens)
         return commands
 
+    def _conclude(self, event: ResponseFinished | GivenUp) -> tuple[Command, ...]:
+        """Count in a trajectory of several turns that has finished, or will not."""
+        if isinstance(event, GivenUp):
+            return self._carry_out(self._batching.handle(event))
+        return self._carry_out(self._machine_of(event.request).handle(event))
+
     def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
-        budget = None if is_held_out(event.request) else self._beside.budget
-        if budget:
-            budget.validate(event)
+        self._beside.validate_reward(event)
         decisions = self._machine_of(event.request).handle(event)
-        if budget:
-            budget.learn(event)
+        self._beside.learn_reward(event)
         return self._carry_out(decisions)
 
     def _machine_of(self, request: RequestId) -> BatchingMachine | Evaluation:
@@ -210,7 +218,8 @@ class Scheduler:
     def _start_step(self, event: StepStarted) -> tuple[Command, ...]:
         """Begin a step with all engines: the trainer has given back what was lent, and what was suspended goes on."""
         self._require_rest(event)
-        suspended = self._batching.running_requests() if self._router.is_suspended else []
+        running = self._batching.running_requests() if self._router.is_suspended else []
+        suspended = list(filter(self._router.is_in_flight, running))
         decisions = self._batching.handle(event)
         self._router.reopen(Closing.LENT)
         if self._beside.planner:
@@ -248,22 +257,10 @@ class Scheduler:
 
     def _plan(self, event: RoundMeasured) -> tuple[Command, ...]:
         """Change the engines for the next round, if the planner says so."""
-        orders: tuple[Command, ...] = ()
-        if self._beside.planner:
-            was_filled = self._beside.evaluation is not None and self._beside.evaluation.has_filled(event.round)
-            orders = self._beside.planner.measure(event, self._batching.next_kind(), was_filled=was_filled)
+        orders = self._beside.measure(event, self._batching.next_kind())
         if orders:
             self._router.close(self._local_engines, Closing.RETIRING)
-        if self._beside.drafts:
-            self._beside.drafts.end_measurement(event)
         return orders
-
-    def _learn_drafts(self, event: DraftsMeasured) -> tuple[Command, ...]:
-        if not self._beside.drafts:
-            raise ImpossibleEvent(f"Drafts of {event.engine} were measured, which was not ordered.")
-        self._router.is_in_fleet(event.engine)
-        self._beside.drafts.learn(event)
-        return ()
 
     def _change_fleet(self, event: EngineUpdated | EngineJoined | EngineLost | EngineRetired) -> tuple[Command, ...]:
         launches: list[Launch] = []
@@ -282,12 +279,7 @@ class Scheduler:
                 self._router.retire(event.engine)
             case _:
                 assert_never(event)
-        if self._beside.stream and isinstance(event, EngineJoined):
-            self._beside.stream.join(event.engine, event.gpus)
-        elif self._beside.stream:
-            self._beside.stream.leave(event.engine)
-        if self._beside.evaluation:
-            self._beside.evaluation.lose(event.engine)
+        self._beside.follow_fleet(event)
         if isinstance(event, EngineJoined):
             self._restarts.join(event.engine)
         return *launches, *(self._require_engine() if is_loss else ())
@@ -305,7 +297,7 @@ class Scheduler:
             orders += self._elastic.begin()
         if self._elastic and isinstance(event, TimerFired):
             orders += self._elastic.fire(event, now)
-        cuts = self._beside.evaluation.fire(event) if self._beside.evaluation and isinstance(event, TimerFired) else ()
+        cuts = self._beside.fire(event, now, self._conclude) if isinstance(event, TimerFired) else ()
         may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
         return *orders, *cuts, *(self._require_engine() if may_be_last else ())
 
@@ -318,16 +310,14 @@ class Scheduler:
         """Fail when no engine is there, or to come, for the requests that wait, or for the next round."""
         restarts = self._restarts
         is_starved = bool(restarts.slots) and self._router.is_stranded and not restarts.under_way
+        is_starved = is_starved and not (self._beside.seeding and self._beside.seeding.has_lent)
         return (FailWithoutEngines(),) if is_starved or restarts.is_hopeless else ()
 
     def _lend(self, event: ProgressMeasured) -> tuple[Command, ...]:
         """Lend engines, if the measurement says that it pays."""
-        if not self._beside.stream:
-            raise ImpossibleEvent(f"The progress of round {event.round} was measured, which was not ordered.")
         for progress in event.engines:
             self._router.is_in_fleet(progress.engine)
-        self._beside.stream.validate(event)
-        engines = self._beside.stream.choose(event, self._local_engines, self._router.holders)
+        engines = self._beside.choose_lent(event, self._local_engines, self._router.holders)
         if not engines:
             return ()
         return LendEngines(round=event.round, engines=engines), *self._router.close(engines, Closing.LENT)
@@ -340,9 +330,9 @@ class Scheduler:
         for decision in decisions:
             match decision:
                 case StartRequests():
-                    commands += self._router.launch(decision.requests)
+                    commands += self._router.launch(self._beside.start(decision.requests))
                 case StopRequests():
-                    commands += self._router.abort(decision.requests)
+                    commands += self._router.abort(self._beside.stop(decision.requests))
                 case ScoreResponse():
                     commands.append(self._beside.with_limits(decision))
                 case BeginRound():
@@ -353,7 +343,7 @@ class Scheduler:
                 case BeginEvaluation():
                     commands.append(decision)
                     if self._beside.drafts:
-                        commands.append(self._beside.drafts.order(self.tensor_parallel))
+                        commands.append(self._beside.drafts.order(self._beside.tensor_parallel))
                 case AcceptGroup() | DeferPrompts() | DrawPrompts() | FailRun() | EndEvaluation():
                     commands.append(decision)
                 case _:
@@ -374,7 +364,7 @@ class Scheduler:
     def due(self) -> Mapping[RequestId, EngineId | None]:
         """In an asynchronous run, what the batch of this step cannot do without, and the engine that has it."""
         due = self._batching.due_requests() if isinstance(self._batching, AsyncBatching) else []
-        return {request: self._router.holders[request] for request in due}
+        return {request: self._router.holders[request] for request in due if self._router.is_in_flight(request)}
 
     @property
     def _local_engines(self) -> tuple[EngineId, ...]:
@@ -390,14 +380,9 @@ class Scheduler:
         return tuple(request for request, holder in self._router.holders.items() if holder is None)
 
     @property
-    def tensor_parallel(self) -> int | None:
-        """The degree that the engines have, or are to change to; None without a planner."""
-        return self._beside.tensor_parallel
-
-    @property
-    def parallelism_gain(self) -> float | None:
-        """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
-        return self._beside.planner.gain if self._beside.planner else None
+    def beside(self) -> Companions:
+        """Where the other machines stand; to be read only."""
+        return self._beside
 
     @property
     def timers(self) -> Mapping[str, float]:
@@ -419,7 +404,7 @@ class Scheduler:
         running = [*self._batching.running_requests()]
         if self._beside.evaluation:
             running += self._beside.evaluation.running_requests()
-        self._router.check(running)
+        self._router.check(self._beside.generating(running))
         self._restarts.check()
         self._beside.check(self._local_engines)
         if self._elastic:
@@ -455,6 +440,6 @@ class Scheduler:
         scheduler._beside = Companions.restore(settings, snapshot)
         scheduler._restarts = Restarts.restore(settings.restarts, snapshot["restarts"])
         scheduler._timers = PendingTimers.restore(snapshot["timers"])
-        evaluation = scheduler._beside.evaluation
-        scheduler._elastic = Elastic.of(settings.elastic, scheduler._router, evaluation, snapshot.get("elastic"))
+        parts = scheduler._router, scheduler._beside
+        scheduler._elastic = Elastic.of(settings.elastic, *parts, snapshot.get("elastic"))
         return scheduler

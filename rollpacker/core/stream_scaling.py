@@ -104,6 +104,8 @@ class StreamScaling:
         self._has_lent = False
         self._lending: tuple[EngineId, ...] = ()
         """Lent engines that are not known to be empty yet, in joining order."""
+        self.is_led = False
+        """Whether `lend` says what is lent, and no test does (`core.seeding`)."""
 
     # The fleet
 
@@ -148,7 +150,8 @@ class StreamScaling:
         if not self._settings.replicas:
             return ()  # nothing is tested, and finishes may be of requests that were launched in earlier rounds
         self._num_finished += 1
-        if not self._due_at <= self._num_finished <= self._last_at or self._is_measuring or self._has_lent:
+        is_done = self._is_measuring or self._has_lent or self.is_led
+        if is_done or not self._due_at <= self._num_finished <= self._last_at:
             return ()
         while self._due_at <= self._num_finished:
             self._next_point += 1
@@ -200,7 +203,7 @@ class StreamScaling:
             return ()
         self._is_measuring = False
         progress_of = {progress.engine: progress for progress in event.engines}
-        if not all(engine in progress_of for engine in fleet):
+        if self.is_led or not all(engine in progress_of for engine in fleet):
             return ()
         running = {
             engine: [request for request in progress_of[engine].running if holders.get(request.request) == engine]
@@ -213,6 +216,16 @@ class StreamScaling:
         self._has_lent = True
         self._lending = tuple(engine for engine in fleet if engine in lent)
         return self._lending
+
+    @property
+    def lendable(self) -> tuple[EngineId, ...]:
+        """The engines that `lend` may name: all that share GPUs with the trainer, once a round."""
+        is_possible = bool(self._settings.replicas) and not self._has_lent
+        return tuple(engine for engine, gpus in self._gpus.items() if gpus) if is_possible else ()
+
+    def lend(self, engines: tuple[EngineId, ...]) -> None:
+        """Lend engines that are lendable."""
+        self._has_lent, self._lending = True, engines
 
     @property
     def lending(self) -> tuple[EngineId, ...]:

@@ -16,10 +16,10 @@ mean time up of one place, whose mean stays what was asked for.
 from __future__ import annotations
 
 import csv
+import hashlib
 import heapq
 import itertools
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,7 +87,7 @@ def staircase(num_places: int, period_s: float) -> Iterator[PlaceChanged]:
 
 def counted(counts: Sequence[tuple[float, int]], seed: int) -> Iterator[PlaceChanged]:
     """As many places as were counted: the lowest free ones come, and chance says which ones leave."""
-    chance = random.Random(f"places that leave/{seed}")
+    chance = _Chance(f"places that leave/{seed}")
     up: list[int] = []
     for at_s, count in counts:
         free = (place for place in itertools.count() if place not in up)
@@ -95,14 +95,14 @@ def counted(counts: Sequence[tuple[float, int]], seed: int) -> Iterator[PlaceCha
             up.append(place)
             yield PlaceChanged(at_s=at_s, place=place, is_up=True)
         for _ in range(len(up) - count):
-            yield PlaceChanged(at_s=at_s, place=up.pop(chance.randrange(len(up))), is_up=False)
+            yield PlaceChanged(at_s=at_s, place=up.pop(chance.below(len(up))), is_up=False)
 
 
 def on_and_off(
     num_places: int, *, mean_up_s: float, mean_down_s: float, burst: int, seed: int
 ) -> Iterator[PlaceChanged]:
     """Every place by chance; all are up at first."""
-    chance = random.Random(f"places on and off/{seed}")
+    chance = _Chance(f"places on and off/{seed}")
     up = dict.fromkeys(range(num_places))
     for place in up:
         yield PlaceChanged(at_s=0.0, place=place, is_up=True)
@@ -110,17 +110,39 @@ def on_and_off(
     now, mean_burst = 0.0, (1 + burst) / 2
     while num_places:
         rate = len(up) / (mean_up_s * mean_burst)
-        preempted_at_s = now + chance.expovariate(rate) if up else float("inf")
+        preempted_at_s = now + chance.wait_s(rate) if up else float("inf")
         if coming and coming[0][0] <= preempted_at_s:  # the next preemption is drawn again: it has no memory
             now, place = heapq.heappop(coming)
             up[place] = None
             yield PlaceChanged(at_s=now, place=place, is_up=True)
             continue
         now = preempted_at_s
-        for place in chance.sample(list(up), min(len(up), chance.randint(1, burst))):
+        for _ in range(min(len(up), 1 + chance.below(burst))):
+            place = list(up)[chance.below(len(up))]
             del up[place]
-            heapq.heappush(coming, (now + chance.expovariate(1 / mean_down_s), place))
+            heapq.heappush(coming, (now + chance.wait_s(1 / mean_down_s), place))
             yield PlaceChanged(at_s=now, place=place, is_up=False)
+
+
+class _Chance:
+    """Draws numbers that depend on a name and on how many were drawn before, on every machine alike."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numbers = itertools.count()
+
+    def below(self, limit: int) -> int:
+        """A whole number from 0, each as likely."""
+        return int(self._uniform() * limit)
+
+    def wait_s(self, rate: float) -> float:
+        """Time to an event of so many per second, exponential."""
+        return -math.log1p(-self._uniform()) / rate
+
+    def _uniform(self) -> float:
+        """From 0 to below 1."""
+        digest = hashlib.blake2b(f"{self._name}/{next(self._numbers)}".encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
 def read_counts(path: Path) -> list[tuple[float, int]]:

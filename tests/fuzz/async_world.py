@@ -148,6 +148,8 @@ class AsyncWorld(SchedulerWorld):
         are_emptied = self.rng.random() < 0.2
         self.tell(PolicyUpdated(step=self.step - 1, policy_version=self.version, empties_engines=are_emptied))
         is_kept = self.reference.is_kept
+        if is_kept and self.rng.random() < self.scenario.trouble:
+            self.replace_scheduler()
         while not is_kept and (self.leaving or not all(map(self.reference.engines.is_empty, self.engines))):
             is_empty = all(map(self.reference.engines.is_empty, self.engines))
             if self.rng.random() < self.scenario.trouble and not is_empty:
@@ -159,16 +161,23 @@ class AsyncWorld(SchedulerWorld):
 
     def hand_over(self) -> None:
         """Give every engine the new weights, in any order; some join, die or restart on the way."""
-        while stale := [each for each in self.engines if self.reference.engines.versions[each] != self.version]:
-            if self.rng.random() < self.scenario.trouble:
+        while (stale := self.stale_engines()) or self.goes_on():
+            if stale and self.rng.random() < self.scenario.trouble:
                 self.expect_impossible(StepStarted(step=self.step, policy_version=self.version))
-            if self.inbox and self.rng.random() < 0.3:
+            if not stale or (self.inbox and self.rng.random() < 0.3):
                 self.tick()
             else:
                 self.update_engine(self.rng.choice(stale))
         if self.rng.random() < self.scenario.trouble:
             while self.engines:
                 self.lose_engine(can_restart=False)
+
+    def stale_engines(self) -> list[EngineId]:
+        return [each for each in self.engines if self.reference.engines.versions[each] != self.version]
+
+    def goes_on(self) -> bool:
+        """Whether something happens before the next step where engines keep what they have."""
+        return bool(self.reference.is_kept and (self.running or self.inbox) and self.rng.random() < 0.8)
 
     def update_engine(self, engine: EngineId | None) -> None:
         if engine in self.engines and (self.reference.is_kept or self.reference.engines.is_empty(engine)):

@@ -35,8 +35,10 @@ def test_as_many_places_are_up_as_a_file_says(tmp_path):
     file.write_text("time_s,count\n0,2\n50.5,5\n60,5\n90,1\n95,3\n")
     after = dict(counts(counted(read_counts(file), seed=0)))
     assert after == {0: 2, 50.5: 5, 90: 1, 95: 3}
-    left = {change.place for change in counted(read_counts(file), seed=0) if not change.is_up}
-    assert left != {change.place for change in counted(read_counts(file), seed=3) if not change.is_up}
+    left = {
+        frozenset(change.place for change in counted(read_counts(file), seed) if not change.is_up) for seed in range(9)
+    }
+    assert len(left) > 1  # chance says which ones
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,7 @@ class ElasticSection(Section):
     """With `seeding: adaptive`: each step changes the time by the difference of the trainer's wait and the workers',
     divided by this."""
     reclaim_after_s: Annotated[Seconds, _SEEDS] = 15.0
-    """Lent engines may be taken back from the trainer when it was idle for so long."""
-    reclaim_gain_s: Annotated[Seconds, _SEEDS] = 30.0
-    """They are when that ends the rollout so much sooner, or when no worker serves."""
+    """Lent engines are taken back from the trainer in the middle of a round when no worker has served for so long."""
     max_pending: Annotated[Count, OnlyWith("elastic.max_workers")] = 8
     """An engine gets so many requests beyond its decode slots; others wait for room on any engine."""
     balance_every_s: Annotated[Seconds, OnlyWith("elastic.max_workers")] = 5.0

@@ -118,26 +118,22 @@ def _growth(before: DraftPasses | None, after: DraftPasses) -> DraftPasses:
     )
 
 
-def drafts_measured(number: int, costs: RoundCosts) -> tuple[DraftsMeasured, ...]:
-    """What the scheduler is told of a round's passes by the rules for drafts: of each engine that had any."""
-    return tuple(
-        DraftsMeasured(round=number, engine=engine, passes=passes) for engine, passes in costs.draft_passes().items()
-    )
-
-
-def round_measured(batch: Batch, costs: RoundCosts, switch_time_s: float) -> RoundMeasured:
-    """What the scheduler is told of a round that is over.
+def measurements(batch: Batch, costs: RoundCosts, switch_time_s: float) -> tuple[DraftsMeasured | RoundMeasured, ...]:
+    """What the scheduler is told of a round that is over, in this order.
 
     Args:
         batch: The round's.
-        costs: Of the round.
+        costs: Of the round. Of each engine that had rules for drafts, its passes by them are told.
         switch_time_s: Of the change of engines before it.
     """
-    return RoundMeasured(
-        round=batch.begin.round,
+    number = batch.begin.round
+    round_measured = RoundMeasured(
+        round=number,
         num_preemptions=costs.growth("num_preemptions"),
         rollout_time_s=(batch.generated_at_s or batch.ended_at_s) - batch.began_at_s,
         num_tokens=batch.num_needed_tokens,
         switch_time_s=switch_time_s,
         lengths_tokens=tuple(request.response.num_tokens for request in batch.requests.values() if request.response),
     )
+    drafts = costs.draft_passes().items()
+    return *(DraftsMeasured(round=number, engine=each, passes=passes) for each, passes in drafts), round_measured

@@ -53,12 +53,21 @@ def _born_at_restore(restore, cls, settings, snapshot):
     return restore(cls, settings, snapshot | {"live": [row | {"birth_version": 0} for row in snapshot["live"]]})
 
 
-def _awake(snapshot, router):
-    return {name: part for name, part in snapshot(router).items() if name != "is_suspended"}
+def _without(left_out):
+    return lambda snapshot, router: {name: part for name, part in snapshot(router).items() if name != left_out}
+
+
+def _without_next_version(end_step, machine, event, *, keeps):
+    end_step(machine, event, keeps=False)
+
+
+def _at_any_time(end_step, machine, event, *, keeps):
+    if keeps:
+        machine._newest_version = event.policy_version
 
 
 def _resume_as_they_came(_, router, running):
-    router.is_suspended = False
+    router.is_suspended = router.keeps = False
     return router.launch([request for request in running if router._in_flight[request] is None])
 
 
@@ -94,9 +103,13 @@ _ALL = (
     ),
     ("a checkpoint without the groups that wait complete", around(AsyncBatching, "snapshot", _without_buffer)),
     ("a restored group takes tokens of before its birth", around(AsyncBatching, "restore", _born_at_restore)),
-    ("a restored router launches while engines are suspended", around(Router, "snapshot", _awake)),
+    ("a restored router launches while engines are suspended", around(Router, "snapshot", _without("is_suspended"))),
+    ("a restored router knows of no kept requests", around(Router, "snapshot", _without("keeps"))),
+    ("keep what is to be given back", around(Router, "suspend", lambda right, router, **_: right(router, keeps=True))),
+    ("give back what is to be kept", around(Router, "suspend", lambda right, router, **_: right(router))),
+    ("refuse tokens of the next policy", around(AsyncBatching, "end_step", _without_next_version)),
     ("launch while engines are suspended", around(Router, "_is_held_back", lambda *_: False)),
-    ("forget to suspend one request", around(Router, "suspend", lambda right, router: right(router)[1:])),
+    ("forget to suspend one request", around(Router, "suspend", lambda right, *args, **how: right(*args, **how)[1:])),
     ("forget what was suspended", around(Router, "resume", lambda right, router, _: right(router, []))),
     ("launch twice what was suspended", around(Router, "resume", lambda right, *args: right(*args) * 2)),
     (
@@ -106,7 +119,7 @@ _ALL = (
     ("resume without engines in the order of evictions", around(Router, "resume", _resume_as_they_came)),
     ("start a step while engines are not empty", instead(Router, "is_suspending", lambda _: False)),
     ("start a step before engines have its policy", around(Router, "require_version", lambda *_: None)),
-    ("suspend before the batch is full", around(AsyncBatching, "require_end", lambda *_: None)),
+    ("suspend before the batch is full", around(AsyncBatching, "end_step", _at_any_time)),
 )
 
 _SAMPLING = (

@@ -1,0 +1,96 @@
+"""What the exhibits of rollout workers make of runs: numbers that can be worked out by hand."""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from rollpacker.analysis.exhibits import (
+    elastic_all_lost,
+    elastic_losses,
+    elastic_recovery,
+    elastic_staircase,
+    elastic_workers,
+)
+from rollpacker.analysis.numbers import Source, Standing
+from tests.analysis.written_runs import numbers_of, series, write_run
+
+
+def write(folder, study, step_times, **values):
+    config = {"run": {"setup": "elastic", "study": study}}
+    return write_run(folder / study, "reward", step_times, config=config, modelled=True, **values)
+
+
+def write_workers(folder, numbers=(0, 1, 4)):
+    for number in numbers:
+        # the first five steps, in which workers start, are slow and do not count
+        write(folder, f"elastic-workers-{number}", [1000.0] * 5 + [10.0] * 5, tokens_trained=100_000 + 20_000 * number)
+
+
+def test_throughput_counts_all_time_of_the_later_steps_and_a_dollar_buys_it(tmp_path):
+    write_workers(tmp_path)
+    numbers = numbers_of(elastic_workers, tmp_path)
+    ours = [point for point in numbers.points if point.series == "ours"]
+    assert {point.source for point in ours} == {Source.MODELLED}
+    assert dict(series(numbers, elastic_workers.THROUGHPUT)["ours"]) == {0.0: 10_000, 1.0: 12_000, 4.0: 18_000}
+    per_dollar = dict(series(numbers, elastic_workers.COST)["ours"])
+    assert per_dollar == {
+        0.0: 1,
+        1.0: pytest.approx(1.2 / (1 + 5.32 / 83.79)),
+        4.0: pytest.approx(1.8 * 83.79 / 105.07),
+    }
+    standings = {claim.text: claim.standing for claim in numbers.claims}
+    assert standings["Qwen3-8B with 4 workers: trained tokens per second"] is Standing.REPRODUCED
+    assert standings["Qwen3-8B with 2 workers: trained tokens per second"] is Standing.UNKNOWN
+    assert "no run with setup elastic, study elastic-workers-2" in numbers.missing
+
+
+def test_an_overhead_is_what_the_same_step_takes_longer_than_without_the_loss(tmp_path):
+    for kept, at_100_s, at_200_s in (("True", 110.0, 105.0), ("False", 140.0, 120.0)):
+        write(tmp_path, f"elastic-losses-{kept}-9999-0", [100.0] * 12)
+        write(tmp_path, f"elastic-losses-{kept}-10-100", [100.0] * 10 + [at_100_s, 500.0])
+        write(tmp_path, f"elastic-losses-{kept}-10-200", [100.0] * 10 + [at_200_s, 500.0])
+    numbers = numbers_of(elastic_losses, tmp_path)
+    assert series(numbers, elastic_losses.RATIO)["ours"] == [("100 s", 0.25), ("200 s", 0.25)]
+    assert series(numbers, elastic_losses.RATIO)["paper"] == [("100 s", 0.67), ("200 s", 0.24)]
+    assert series(numbers, f"generated again: {elastic_losses.OVERHEAD}")["ours"] == [("100 s", 40), ("200 s", 20)]
+
+
+def test_recovery_compares_the_throughput_from_the_loss_on(tmp_path):
+    for study, later_s in (("adaptive", 10.0), ("off", 12.5)):
+        write(tmp_path, f"elastic-recovery-{study}", [1.0] * 8 + [later_s] * 4, tokens_trained=1000)
+    numbers = numbers_of(elastic_recovery, tmp_path)
+    ours = dict(series(numbers, elastic_recovery.THROUGHPUT)["ours"])
+    assert ours == {"with seeding": 1, "without seeding": pytest.approx(0.8)}
+
+
+def test_a_staircase_is_held_against_as_many_steady_workers(tmp_path):
+    write_workers(tmp_path)
+    write(
+        tmp_path,
+        "elastic-staircase",
+        [10.0, 10.0],
+        tokens_trained=[100_000, 140_000],
+        num_members_mean=[0.0, 2.5],
+        finished_at_s=[1800.0, 3600.0],
+    )
+    shown = series(numbers_of(elastic_staircase, tmp_path), elastic_staircase.THROUGHPUT)
+    assert shown[elastic_staircase.SERIES] == [(0.5, 10_000), (1.0, 14_000)]
+    assert shown[elastic_staircase.STEADY] == [(0.5, 10_000), (1.0, 15_000)]
+
+
+def test_steps_after_all_were_lost_stand_beside_those_without_workers(tmp_path):
+    write(tmp_path, "elastic-all-lost-4", [10.0, 20.0], num_members_mean=[4.0, 0.5])
+    write(tmp_path, "elastic-all-lost-0", [15.0, 15.0])
+    numbers = numbers_of(elastic_all_lost, tmp_path)
+    shown = series(numbers, elastic_all_lost.STEP_TIME)
+    assert shown == {
+        elastic_all_lost.SERIES[4]: [(1.0, 10), (2.0, 20)],
+        elastic_all_lost.SERIES[0]: [(1.0, 15), (2.0, 15)],
+    }
+    assert list(series(numbers, elastic_all_lost.MEMBERS)) == [elastic_all_lost.SERIES[4]]
+
+
+def test_every_one_is_drawn(tmp_path):
+    write_workers(tmp_path, elastic_workers.WORKERS)
+    figure = elastic_workers.draw(numbers_of(elastic_workers, tmp_path))
+    assert len(figure.axes) == 2
+    plt.close(figure)

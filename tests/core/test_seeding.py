@@ -1,0 +1,161 @@
+"""Examples of seeding: two engines on the trainer's GPUs, and a worker that is as fast as one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.core.commands import Evict, Launch, LendEngines, ReclaimEngines, RoundKind, StreamGroups
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.events import (
+    EngineJoined,
+    EnginesReturned,
+    EngineUpdated,
+    PolicyPublished,
+    ResponseEvicted,
+    StepMeasured,
+    WorkerLeft,
+)
+from rollpacker.core.ids import EngineId, member_of
+from rollpacker.core.seeding import Seeding
+from rollpacker.core.settings import SeedingSettings, StreamSettings
+from tests.core.plans import begin_round
+from tests.core.test_fleet import ELASTIC, LOCAL, SETTINGS, A, B, ElasticPlayer, of_kind
+
+OTHER = EngineId("engine-1")
+STREAM = StreamSettings(replicas=((0,), (1,)), max_response_tokens=100)
+SEEDED = replace(SETTINGS, stream=STREAM, elastic=replace(ELASTIC, seeding=SeedingSettings(fixed_s=20.0)))
+
+
+class SeedingPlayer(ElasticPlayer):
+    def __init__(self, settings=SEEDED) -> None:
+        super().__init__(settings)
+        for gpu, engine in enumerate((LOCAL, OTHER)):
+            self.tell(EngineJoined(engine=engine, policy_version=self.version, gpus=(gpu,)))
+
+    def publish(self):
+        self.version += 1
+        commands = self.tell(PolicyPublished(policy_version=self.version))
+        for engine in (LOCAL, OTHER):
+            self.tell(EngineUpdated(engine=engine, policy_version=self.version))
+        return commands
+
+    def give_back(self, commands):
+        """Engines give back what they were told to; gives what follows."""
+        return [
+            each
+            for order in of_kind(commands, Evict)
+            for each in self.tell(ResponseEvicted(request=order.request, engine=order.engine, num_tokens=1))
+        ]
+
+
+def lent_player() -> SeedingPlayer:
+    """A round in which the engines are lent and empty."""
+    player = SeedingPlayer()
+    player.publish()
+    player.serve(A)
+    player.begin(0)
+    player.give_back(player.fire("seeding of round 0"))
+    return player
+
+
+def test_when_the_window_is_over_all_engines_on_the_trainers_gpus_are_lent_and_groups_stream_when_they_are_empty():
+    player = SeedingPlayer()
+    player.publish()
+    player.serve(A)
+    player.begin(0)
+    commands = player.fire("seeding of round 0")
+    assert player.now == 120.0
+    assert of_kind(commands, LendEngines) == [LendEngines(round=0, engines=(LOCAL, OTHER))]
+    follow = player.give_back(commands)
+    assert {each.engine for each in follow if isinstance(each, Launch)} == {member_of(A, 0)}
+    assert follow[-1] == StreamGroups(round=0, engines=(LOCAL, OTHER), groups_per_call=2)
+
+
+def test_without_a_worker_nothing_is_lent_until_one_serves():
+    player = SeedingPlayer()
+    player.publish()
+    player.begin(0)
+    assert not [timer for timer in player.scheduler.timers if timer.startswith("seeding")]
+    player.now = 130.0
+    player.serve(A)
+    assert of_kind(player.fire("seeding of round 0"), LendEngines)
+    assert player.now == 130.0, "the window is over already"
+
+
+def test_lent_engines_are_taken_back_when_no_worker_has_served_for_a_while():
+    player = lent_player()
+    player.tell(WorkerLeft(worker=A))
+    assert player.scheduler.waiting
+    assert player.fire("reclaim of round 0") == (ReclaimEngines(round=0, engines=(LOCAL, OTHER)),)
+    assert player.now == 135.0
+    launches = of_kind(player.tell(EnginesReturned(round=0, engines=(LOCAL, OTHER))), Launch)
+    assert len(launches) == 8
+    assert player.scheduler.waiting == ()
+    player.serve(B)
+    assert of_kind(player.tell(EnginesReturned(round=0, engines=(LOCAL,))), Launch) == [], "late"
+
+
+def test_a_worker_that_serves_in_time_keeps_the_engines_lent():
+    player = lent_player()
+    player.tell(WorkerLeft(worker=A))
+    launches = of_kind(player.serve(B), Launch)
+    assert len(launches) == 8
+    assert player.fire("reclaim of round 0") == ()
+
+
+def test_engines_are_not_returned_that_were_not_lent():
+    player = SeedingPlayer()
+    player.publish()
+    player.begin(0)
+    with pytest.raises(ImpossibleEvent, match="was not ordered"):
+        player.tell(EnginesReturned(round=0, engines=(LOCAL,)))
+
+
+def measured(step: int, *, trainer_idle_s: float, fleet_idle_s: float) -> StepMeasured:
+    return StepMeasured(
+        step=step,
+        train_s=130.0,
+        trainer_idle_s=trainer_idle_s,
+        fleet_idle_s=fleet_idle_s,
+        local_engine_s=1080.0,
+        member_engine_s=0.0,
+        local_tokens=1,
+        member_tokens=0,
+    )
+
+
+def trained(num_workers: int, **waits: float) -> Seeding:
+    """A machine after one step of PolyRL's 8B setup, and one more with these waits."""
+    machine = Seeding(SeedingSettings())
+    machine.count(num_workers, 1.0, 4, 0.0)
+    machine.begin_round(begin_round(0, RoundKind.PLAIN))
+    machine.measure(measured(0, trainer_idle_s=0.0, fleet_idle_s=0.0), 1080.0, 1.0, 4)
+    if waits:
+        machine.begin_round(begin_round(1, RoundKind.PLAIN))
+        machine.count(num_workers, 1.0, 4, 0.0)
+        machine.measure(measured(1, **waits), 1080.0, 1.0, 4)
+    return machine
+
+
+@pytest.mark.parametrize(("num_workers", "window_s"), [(1, 190), (2, 137), (3, 99), (4, 70), (9, 0)])
+def test_the_first_guess_is_about_what_polyrl_has_in_its_table(num_workers, window_s):
+    """190, 160, 105 and 70 s with 1 to 4 workers."""
+    assert round(trained(1).window_s(num_workers, 1.0, 4)) == window_s
+
+
+def test_a_step_corrects_the_window_of_its_number_of_workers_by_a_third_of_the_difference_of_two_waits():
+    machine = trained(2, trainer_idle_s=30.0, fleet_idle_s=0.0)
+    assert round(machine.window_s(2, 1.0, 4)) == 147
+    assert round(machine.window_s(3, 1.0, 4)) == 99
+    assert round(trained(2, trainer_idle_s=0.0, fleet_idle_s=900.0).window_s(2, 1.0, 4)) == 0
+
+
+def test_a_step_in_which_a_worker_came_or_went_corrects_nothing():
+    machine = trained(2)
+    machine.begin_round(begin_round(1, RoundKind.PLAIN))
+    machine.count(2, 1.0, 4, 0.0)
+    machine.count(1, 1.0, 4, 5.0)
+    machine.measure(measured(1, trainer_idle_s=30.0, fleet_idle_s=0.0), 1080.0, 1.0, 4)
+    assert round(machine.window_s(1, 1.0, 4)) == 190
