@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from rollpacker.core.errors import EXIT_INTERRUPTED
 from rollpacker.metrics.event_log import attempt_paths
 from rollpacker.runtime.job.elastic_folder import ElasticFolder
 from rollpacker.runtime.rollout.replay import replay
@@ -29,7 +30,8 @@ def elastic_run(run_dir, inputs, *overrides):
         "elastic.least_stay_s=0",
         "elastic.seeding=off",
         "elastic.max_pending=1",
-        "run.num_epochs=20",
+        "run.num_epochs=null",
+        "run.num_steps=100000",
         *overrides,
     )
     return LaunchedRun(run_dir, *words)
@@ -75,7 +77,8 @@ def test_a_worker_serves_and_is_killed_another_comes_and_leaves_with_the_run(inp
     steps = num_recorded_steps(run.run_dir)
     second = Worker(run)
     until(lambda: num_recorded_steps(run.run_dir) > steps and members_of(run) > of_first, run, second)
-    assert run.wait() == 0, run.output()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == EXIT_INTERRUPTED, run.output()
     assert second.process.wait(timeout=60) == 0, second.output()
     trained = trained_prompts(run.run_dir)
     assert len(trained) == len(set(trained))
