@@ -92,6 +92,7 @@ def test_without_a_word_the_run_is_the_schemas_defaults_and_tail_batching() -> N
     }
     defaults["model"]["shape"] = defaults["reward"]["judge"]["model"]["shape"] = None
     defaults["hardware"] = defaults["workload"] = defaults["cluster"] = defaults["environment"] = None
+    defaults["elastic"]["job"] = None
     assert config == RunConfig.model_validate(defaults)
 
 
