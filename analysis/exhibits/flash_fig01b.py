@@ -1,8 +1,8 @@
 """ROLL-Flash's Fig 1b: synchronous and asynchronous throughput as GPUs are added to a fixed batch.
 
-Each asynchronous point is the best of three splits. The bounds' limit is (W + L) / (W + L / 3), of `sim/theory.py` with
-these lengths at staleness 2: more cannot come of overlap alone. The paper's batch and lengths are not known to us; of
-its curves we have one number.
+Each asynchronous point is the best of three splits. The ratio of the bounds is (W + L) / (W + L / 3), of
+`sim/theory.py` with these lengths at staleness 2: what to expect, no limit, since neither bound need be reached. The
+paper's batch and lengths are not known to us; of its curves we have one number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rollpacker.analysis.plots import compare_lines
 from rollpacker.analysis.runs import Runs
 
 THROUGHPUT, SPEEDUP = "samples/s", "speedup over synchronous"
-SYNCHRONOUS, LIMIT = "verl", "the bounds' limit, staleness 2"
+SYNCHRONOUS, BOUNDS = "verl", "ratio of the bounds, staleness 2"
 DIVIDED: Final = "roll-flash, best split"
 MOST: Final = 2.24
 """Over synchronous training, RLVR, equal GPUs: the paper's text; with which model, ratio and GPUs we do not know."""
@@ -69,7 +69,7 @@ def _points(runs: Runs) -> Iterator[Point | None]:
                     yield Place(panel=f"{title}: {SPEEDUP}", x=float(num_gpus), unit="x", series=name).ours(gains)
             bounds = [(run, theory(run)) for run in plain]
             limits = [Value(run, of.synchronous_s / of.asynchronous_s(RATIO)) for run, of in bounds if of]
-            yield Place(panel=f"{title}: {SPEEDUP}", x=float(num_gpus), unit="x", series=LIMIT).ours(limits)
+            yield Place(panel=f"{title}: {SPEEDUP}", x=float(num_gpus), unit="x", series=BOUNDS).ours(limits)
 
 
 def _papers() -> Iterator[Point]:

@@ -248,9 +248,10 @@ def _rounds(config: RunConfig, settings: SchedulerSettings) -> str:
 
 def _asynchronous(system: SystemSection, rules: AsyncSettings, num_prompts: int) -> str:
     num_ahead = math.floor(rules.lookahead * num_prompts)
+    goes_on = "with its KV cache" if rules.interrupt == "keep" else "from its tokens"
     taken = "in the order of their prompts" if rules.order == "fifo" else "as they complete, those that are due first"
     return (
-        f"{system.name}: a step ends with its batch, and what is unfinished goes on under the new weights\n"
+        f"{system.name}: a step ends with its batch, and what is unfinished goes on under the new weights {goes_on}\n"
         f"{num_prompts + num_ahead} prompts are admitted at first and {num_prompts} in each step: {num_ahead} ahead\n"
         f"a batch takes {num_prompts} of the complete groups, {taken}; nothing is aborted\n"
         f"expected: trained responses began {plural(float(rules.lookahead), 'step')} before their step on average, "

@@ -82,6 +82,7 @@ def config_fingerprint(config: RunConfig) -> str:
 
 
 _ADDED_LATER: Mapping[str, Any] = {
+    "environment": None,
     "reward.function": None,
     "reward.url": None,
     "data.solve_rates": None,

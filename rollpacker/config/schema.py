@@ -14,18 +14,12 @@ from pydantic import model_validator
 
 from rollpacker.config.modelled_gpus import modelled_gpus, with_engines_that_fill
 from rollpacker.config.sections.backend import BackendSection
-from rollpacker.config.sections.base import (
-    MODELLED_RUN,
-    NOT_IN_FINGERPRINT,
-    REAL_RUN,
-    NotInFingerprint,
-    Section,
-    exact,
-)
+from rollpacker.config.sections.base import MODELLED_RUN, NOT_IN_FINGERPRINT, REAL_RUN, NotInFingerprint, Section, exact
 from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.config.sections.data import DataSection
 from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.environment import EnvironmentSection, check_environment
 from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.config.sections.losses import check_stale_tokens, resolved
 from rollpacker.config.sections.model import PolicySection
@@ -65,6 +59,8 @@ class RunConfig(Section):
     """Only of a modelled run."""
     workload: Annotated[WorkloadSection | None, MODELLED_RUN] = None
     """Only of a modelled run."""
+    environment: EnvironmentSection | None = None
+    """Only where a response has several turns."""
     cluster: Annotated[ClusterSection | None, NOT_IN_FINGERPRINT] = None
     """Only of a run that is submitted to Slurm."""
     tracker: Annotated[TrackerSection, NOT_IN_FINGERPRINT] = TrackerSection()
@@ -88,6 +84,11 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _stale_tokens_are_corrected_once(self) -> Self:
         check_stale_tokens(self.objective, self.system.max_staleness)
+        return self
+
+    @model_validator(mode="after")
+    def _environments_fit(self) -> Self:
+        check_environment(self)
         return self
 
     @model_validator(mode="after")

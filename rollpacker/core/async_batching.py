@@ -33,9 +33,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Self, assert_never
+from typing import Any, Final, Self, assert_never
 
-from rollpacker.core.batching_machine import BatchingEvent, Decision, StartRequests
+from rollpacker.core.batching_machine import BatchingEvent, Decision, GivenUp, StartRequests, StopRequests
 from rollpacker.core.commands import (
     AcceptGroup,
     BeginRound,
@@ -60,6 +60,9 @@ from rollpacker.core.ids import PromptId, RequestId, sampled
 from rollpacker.core.round import FINISHED, RUNNING, SCORED, Group, Outcome
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.supply import DrawnPrompt, PromptSupply
+
+_MOST_BATCHES_LAUNCHED: Final = 4
+"""Of prompts, in one step, while environments fail: then it is not a few prompts that they fail for."""
 
 
 class LiveGroup(Group):
@@ -106,8 +109,12 @@ class AsyncBatching:
         """Whether engines may take new weights with requests in flight."""
         self._num_ahead = math.floor(rules.lookahead * settings.num_prompts)
         self._num_in_all = rules.num_steps * settings.num_prompts
-        self._most_launched = math.floor(sampling.max_launch_factor * settings.num_prompts) if sampling else None
-        """In one step, counting its batch and what takes the place of dropped prompts; None: nothing is dropped."""
+        self._filters = sampling is not None
+        """Whether prompts without variance are dropped."""
+        self._most_launched = math.floor(
+            (sampling.max_launch_factor if sampling else _MOST_BATCHES_LAUNCHED) * settings.num_prompts
+        )
+        """In one step, counting its batch and what takes the place of dropped prompts."""
         self._supply = PromptSupply(dict(settings.domain_weights))
         self._step = -1
         """The last one that started."""
@@ -140,6 +147,8 @@ class AsyncBatching:
                 return self._count_finish(event)
             case RewardComputed():
                 return tuple(self._count_reward(event))
+            case GivenUp():
+                return tuple(self._give_up(event.request))
             case ResponseAborted() | ResponseEvicted():
                 self._group_of(event.request)
                 return ()
@@ -256,9 +265,17 @@ class AsyncBatching:
         group.score(sample, event.reward)
         if not group.is_complete:
             return []
-        if self._most_launched is not None and not group.has_variance:
+        if self._filters and not group.has_variance:
             return self._drop(group)
         return self._fill_batch([group])
+
+    def _give_up(self, request: RequestId) -> list[Decision]:
+        """Drop the prompt of a sample that will never finish."""
+        group = self._group_of(request)
+        if group is None or group.samples[request.sample] != RUNNING:
+            return []
+        others = tuple(each for each in group.requests(RUNNING) if each != request)
+        return [*([StopRequests(requests=others)] if others else []), *self._drop(group)]
 
     def _group_of(self, request: RequestId) -> LiveGroup | None:
         """Look up the group of a request; None if it was accepted or dropped.
@@ -311,7 +328,6 @@ class AsyncBatching:
         self._num_dropped += 1
         decisions = [DropPrompt(round=group.birth, prompt=group.prompt), *self._fill_batch(self._live.values())]
         num_launched = self._num_prompts + self._num_dropped
-        assert self._most_launched is not None
         if self._places and num_launched > self._most_launched and self._supply.open_weights:
             failing = FailRun(
                 round=self._step,

@@ -33,7 +33,17 @@ from rollpacker.core.events import (
 from rollpacker.core.ids import RequestId
 from rollpacker.core.settings import SchedulerSettings
 
-BatchingEvent = StepStarted | PromptsDrawn | ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """A trajectory will never finish: its environment has failed too often. Told by `core.environments`."""
+
+    request: RequestId
+
+
+BatchingEvent = (
+    StepStarted | PromptsDrawn | ResponseFinished | ResponseAborted | ResponseEvicted | RewardComputed | GivenUp
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,32 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEnvironment:
+    """Reset an environment for a trajectory, which begins, or begins again without what it had."""
+
+    request: RequestId
+    call: int
+    """Its number among the calls to the request's environments, which the answer carries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnvironment:
+    """Give the environment of a trajectory the turn that the policy wrote last."""
+
+    request: RequestId
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseEnvironment:
+    """Let go of the environment of a trajectory, whatever it does; an answer that is on its way is late."""
+
+    request: RequestId
+    reason: str
+    """`finished`, `stopped` where the trajectory is not needed any more, or how the environment failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResponse:
     """Compute the reward of a finished response; answered by `RewardComputed`."""
 
@@ -122,7 +148,7 @@ class DeferPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropPrompt:
-    """All rewards of a prompt's group are equal, so that it teaches nothing: it is never trained nor queued (DAPO)."""
+    """Never train or queue a prompt: its group's rewards are all equal (DAPO), or its environment keeps failing."""
 
     round: int
     prompt: PromptId
@@ -331,6 +357,9 @@ Command = (
     | Launch
     | Abort
     | Evict
+    | OpenEnvironment
+    | StepEnvironment
+    | CloseEnvironment
     | ScoreResponse
     | AcceptGroup
     | DeferPrompts

@@ -6,13 +6,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rollpacker.core.commands import BeginRound, Command, DropPrompt, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.commands import (
+    BeginRound,
+    Command,
+    DropPrompt,
+    EndRound,
+    EndRun,
+    RoundKind,
+    ScoreResponse,
+    StreamGroups,
+)
+from rollpacker.core.environments import Conclude, EnvironmentEvent, Environments
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation
-from rollpacker.core.events import DraftsMeasured, ProgressMeasured, RoundMeasured
+from rollpacker.core.events import (
+    DraftsMeasured,
+    EngineJoined,
+    EngineLost,
+    EngineRetired,
+    ProgressMeasured,
+    RewardComputed,
+    RoundMeasured,
+    TimerFired,
+)
 from rollpacker.core.ids import EngineId, RequestId, is_held_out
 from rollpacker.core.parallelism import ParallelismPlanner
 from rollpacker.core.reward_budget import RewardBudget
+from rollpacker.core.routing import Router
 from rollpacker.core.seeding import Seeding
 from rollpacker.core.settings import SchedulerSettings
 from rollpacker.core.speculative_decoding import SpeculativeDecoding
@@ -30,6 +50,7 @@ class Companions:
     evaluation: Evaluation | None
     seeding: Seeding | None
     """Only with a stream trainer that engines can be lent to."""
+    environments: Environments | None
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> Self:
@@ -40,6 +61,11 @@ class Companions:
     def tensor_parallel(self) -> int | None:
         """The degree that the engines have, or are to change to; None without a planner."""
         return self.planner.in_use if self.planner else None
+
+    @property
+    def parallelism_gain(self) -> float | None:
+        """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
+        return self.planner.gain if self.planner else None
 
     def begin_round(self, decision: BeginRound) -> tuple[Command, ...]:
         """Tell those that watch rounds."""
@@ -62,6 +88,21 @@ class Companions:
             self.stream.count_drop()
         elif self.stream:
             self.stream.end_round()
+
+    def follow_fleet(self, event: EngineJoined | EngineLost | EngineRetired) -> None:
+        """Take down an engine that came or went."""
+        if self.stream and isinstance(event, EngineJoined):
+            self.stream.join(event.engine, event.gpus)
+        elif self.stream:
+            self.stream.leave(event.engine)
+        if self.evaluation:
+            self.evaluation.lose(event.engine)
+
+    def begin_stream(self) -> tuple[StreamGroups, ...]:
+        """Let groups stream on lent engines of which nothing is left to come."""
+        if not self.stream or (self.evaluation and not self.evaluation.are_empty(self.stream.lending)):
+            return ()
+        return (self.stream.stream(),)
 
     def measure(self, event: RoundMeasured, next_kind: RoundKind) -> tuple[Command, ...]:
         """Learn what a round cost; gives the change of engines that pays for the next one."""
@@ -96,11 +137,52 @@ class Companions:
         self.stream.validate(event)
         return self.stream.choose(event, fleet, holders)
 
+    def validate_reward(self, event: RewardComputed) -> None:
+        """Refuse a reward that cannot be one; raises `ImpossibleEvent`."""
+        if self.budget and not is_held_out(event.request):
+            self.budget.validate(event)
+
+    def learn_reward(self, event: RewardComputed) -> None:
+        """Learn how long test cases take, from a reward that was validated."""
+        if self.budget and not is_held_out(event.request):
+            self.budget.learn(event)
+
     def with_limits(self, order: ScoreResponse) -> ScoreResponse:
         """Add the limits of a prompt's test cases, of which something is known."""
         if not self.budget or is_held_out(order.request):
             return order
         return ScoreResponse(request=order.request, case_limits_s=self.budget.limits(order.request.prompt.key))
+
+    # Trajectories of several turns; without environments every request is the router's
+
+    def start(self, requests: Sequence[RequestId]) -> Sequence[RequestId]:
+        """Let requests begin; gives those that go to an engine at once."""
+        if not self.environments:
+            return requests
+        self.environments.start(requests)
+        return ()
+
+    def stop(self, requests: Sequence[RequestId]) -> Sequence[RequestId]:
+        """Let requests end; gives those that the router has."""
+        return self.environments.stop(requests) if self.environments else requests
+
+    def take_turn(self, event: EnvironmentEvent, now: float, router: Router, conclude: Conclude) -> tuple[Command, ...]:
+        """Take in a fact of a trajectory; arguments and errors as of `Environments.handle`."""
+        if not self.environments:
+            raise ImpossibleEvent(f"{event} came in a run without environments.")
+        return self.environments.handle(event, now, router, conclude)
+
+    def fire(self, event: TimerFired, now: float, conclude: Conclude) -> tuple[Command, ...]:
+        """A timer fired: end what it is about."""
+        cuts: tuple[Command, ...] = self.evaluation.fire(event) if self.evaluation else ()
+        return cuts + (self.environments.fire(event, now, conclude) if self.environments else ())
+
+    def generating(self, running: Sequence[RequestId]) -> Sequence[RequestId]:
+        """Of what batching and evaluation wait for, what the router has; raises `InvariantViolated` as `check` does."""
+        if not self.environments:
+            return running
+        self.environments.check(running)
+        return [request for request in running if self.environments.is_generating(request)]
 
     def check(self, engines: Sequence[EngineId]) -> None:
         """Re-derive their invariants.
@@ -123,6 +205,7 @@ class Companions:
             "stream": self.stream and self.stream.snapshot(),
             "evaluation": self.evaluation and self.evaluation.snapshot(),
             **({"seeding": self.seeding.snapshot()} if self.seeding else {}),
+            **({"environments": self.environments.snapshot()} if self.environments else {}),
         }
 
     @classmethod
@@ -142,4 +225,5 @@ class Companions:
             stream=restored(StreamScaling, "stream", settings.stream),
             evaluation=restored(Evaluation, "evaluation", settings.evaluation),
             seeding=restored(Seeding, "seeding", settings.elastic and settings.stream and settings.elastic.seeding),
+            environments=restored(Environments, "environments", settings.environment),
         )

@@ -266,7 +266,8 @@ class DynamicSampling(Race):
         super().check()
         ledger = self._ledger
         for group in ledger.groups.values():
-            if group.outcome is (Outcome.DROPPED if group.has_variance else Outcome.ACCEPTED):
+            was_complete = group.num_left >= ledger.num_responses
+            if was_complete and group.outcome is (Outcome.DROPPED if group.has_variance else Outcome.ACCEPTED):
                 raise InvariantViolated(f"{group.prompt} is {group.outcome.value}, has_variance={group.has_variance}.")
         if self._max_active_requests is not None and ledger.num_running > self._max_active_requests:
             raise InvariantViolated(f"{ledger.num_running} requests are in flight, of {self._max_active_requests}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId, VersionSpan, WorkerId
 
 
@@ -419,6 +420,9 @@ Event = (
     | ResponseFinished
     | ResponseAborted
     | ResponseEvicted
+    | TurnFinished
+    | EnvironmentStepped
+    | EnvironmentFailed
     | RewardComputed
     | ProgressMeasured
     | DraftsMeasured

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, assert_never
 
-from rollpacker.core.batching_machine import BatchingEvent, Decision, StartRequests, StopRequests
-from rollpacker.core.commands import BeginRound, EndRound, EndRun, RoundKind, ScoreResponse
+from rollpacker.core.batching_machine import BatchingEvent, Decision, GivenUp, StartRequests, StopRequests
+from rollpacker.core.commands import BeginRound, DropPrompt, EndRound, EndRun, FailRun, RoundKind, ScoreResponse
 from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
 from rollpacker.core.events import (
     PromptsDrawn,
@@ -57,12 +57,14 @@ class Race(ABC):
         self._is_room_scarce = False
         """Whether prompts may wait for others' responses to end before they are launched."""
 
-    def handle(self, event: BatchingEvent) -> tuple[Decision, ...]:
+    def handle(self, event: BatchingEvent) -> tuple[Decision, ...]:  # noqa: PLR0911 one case per fact
         match event:
             case ResponseFinished():
                 return self._count_finish(event)
             case RewardComputed():
                 return self._count_reward(event)
+            case GivenUp():
+                return self._give_up(event)
             case ResponseAborted() | ResponseEvicted():
                 self._ledger.launched_group(event.request)
                 return ()
@@ -160,6 +162,34 @@ class Race(ABC):
             stopped += of_losers
             self._long_queue += losers
         return [StopRequests(requests=tuple(stopped))] if stopped else []
+
+    def _give_up(self, event: GivenUp) -> tuple[Decision, ...]:
+        """Count a sample out; a prompt whose group can never be complete is dropped, and its place with it.
+
+        Where rounds grow, another prompt fills the place.
+        """
+        ledger = self._ledger
+        group = ledger.give_up(event.request)
+        if group is None or group.num_left >= ledger.num_responses:
+            return ()
+        decisions: list[Decision] = [DropPrompt(round=ledger.round, prompt=group.prompt)]
+        stopped = ledger.drop(group)
+        if stopped:
+            decisions.append(StopRequests(requests=tuple(stopped)))
+        if self._GROWS:
+            return *decisions, *self._go_on()
+        ledger.close_places(group.domain)
+        num_launched = len(ledger.groups)
+        if any(each.outcome is not Outcome.DROPPED for each in ledger.groups.values()):
+            return *decisions, *self._go_on()
+        ledger.cancel()
+        failing = FailRun(
+            round=ledger.round,
+            num_prompts_launched=num_launched,
+            num_prompts_dropped=num_launched,
+            num_prompts_needed=num_launched,
+        )
+        return *decisions, failing
 
     def _go_on(self) -> list[Decision]:
         """Fill what is vacant, and order what follows when nothing is."""

@@ -7,9 +7,11 @@ It keeps the books and checks facts; it makes no policy. Both batching machines 
 and within an open round
 
     sample:  running ──finish──> finished ──score──> scored
+             running ──give_up──> given up                     (it will never finish)
     group:   racing ──place──> placed ──accept──> accepted      (its `num_responses` scored samples are the group)
                     ──defer──> deferred                         (it will run again, from scratch)
-             racing or placed ──drop──> dropped                 (its group's rewards are all equal: it never runs again)
+             racing or placed ──drop──> dropped                 (its rewards are all equal, or too few samples are left
+                                                                that will finish: it never runs again)
 
 A group that is no longer racing has no running sample: what still ran is stopped, and keeps its status.
 Where places are taken by rewards, a group is placed and accepted at once; where they are taken by responses, it stays
@@ -44,6 +46,7 @@ from rollpacker.core.supply import DrawnPrompt
 RUNNING: Final = ord("r")
 FINISHED: Final = ord("f")
 SCORED: Final = ord("s")
+GIVEN_UP: Final = ord("x")
 
 
 class Outcome(StrEnum):
@@ -69,7 +72,8 @@ class Group:
     def __init__(self, drawn: DrawnPrompt, samples: bytearray, outcome: Outcome = Outcome.RACING) -> None:
         self.prompt, self.domain = drawn
         self.samples = samples
-        """One status byte per sample: RUNNING, FINISHED or SCORED. `rrsf` reads well in a snapshot and counts in C."""
+        """One status byte per sample: RUNNING, FINISHED, SCORED or GIVEN_UP. `rrsf` reads well in a snapshot and counts
+        in C."""
         self.outcome = outcome
         self.reward: float | None = None
         """The first one that came."""
@@ -87,7 +91,12 @@ class Group:
     @property
     def num_finished(self) -> int:
         """Scored ones too."""
-        return len(self.samples) - self.samples.count(RUNNING)
+        return len(self.samples) - self.samples.count(RUNNING) - self.samples.count(GIVEN_UP)
+
+    @property
+    def num_left(self) -> int:
+        """Those that were not given up."""
+        return len(self.samples) - self.samples.count(GIVEN_UP)
 
     def score(self, sample: int, reward: float) -> None:
         """Take in the reward of a sample that has finished."""
@@ -260,6 +269,15 @@ class RoundLedger:
         self.num_running -= 1
         return True
 
+    def give_up(self, request: RequestId) -> Group | None:
+        """Note that a running sample will never finish, and give its group; None if it comes late."""
+        group = self.launched_group(request)
+        if group is None or group.outcome is not Outcome.RACING or group.samples[request.sample] != RUNNING:
+            return None
+        group.samples[request.sample] = GIVEN_UP
+        self.num_running -= 1
+        return group
+
     def score(self, event: RewardComputed) -> Group | None:
         """Record a reward and give its group; None if it comes late.
 
@@ -270,7 +288,7 @@ class RoundLedger:
         group = self.launched_group(request)
         if group is None:
             return None
-        if group.samples[request.sample] == RUNNING:
+        if group.samples[request.sample] in (RUNNING, GIVEN_UP):
             raise ImpossibleEvent(f"{request} was scored before it finished.", "A response is scored once, after it.")
         if not group.is_undecided or group.samples[request.sample] == SCORED:
             return None
@@ -320,6 +338,10 @@ class RoundLedger:
             self.num_placed -= 1
             self.places[group.domain] += 1
         return self._end_race(group, Outcome.DROPPED)
+
+    def close_places(self, domain: Domain) -> None:
+        """Give up the places that no prompt races for: the batch is smaller."""
+        self.places[domain] = min(self.places[domain], sum(group.domain == domain for group in self.racing_groups()))
 
     def defer_losers(self, domain: Domain) -> tuple[list[DrawnPrompt], list[RequestId]]:
         """Take those of a domain that still race out of the race, in launch order; gives their running requests too."""
@@ -378,14 +400,14 @@ class RoundLedger:
         """
         racing = list(self.racing_groups())
         for group in self.groups.values():
-            if group.num_scored > self.num_responses or (
-                (group.num_scored == self.num_responses) != (group.outcome in _SCORED_OUT)
-            ):
+            was_given_up = group.outcome is Outcome.DROPPED and group.num_left < self.num_responses
+            is_scored_out = group.outcome in _SCORED_OUT and not was_given_up
+            if group.num_scored > self.num_responses or (group.num_scored == self.num_responses) != is_scored_out:
                 raise InvariantViolated(
                     f"{group.prompt} is {group.outcome.value} with {group.num_scored} scored samples."
                 )
-            if len(group.samples) < self.num_responses:
-                raise InvariantViolated(f"{group.prompt} runs {len(group.samples)} samples of {self.num_responses}.")
+            if group.num_left < self.num_responses and not was_given_up:
+                raise InvariantViolated(f"{group.prompt} runs {group.num_left} samples of {self.num_responses}.")
             if group.outcome is Outcome.PLACED and group.num_finished != self.num_responses:
                 raise InvariantViolated(f"{group.prompt} has a place with {group.num_finished} finished samples.")
         if self.num_running != sum(1 for _ in self.running_requests()):

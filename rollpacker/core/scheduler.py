@@ -11,6 +11,8 @@
                                            StreamGroups, when what was lent is empty
     PolicyUpdated ──> router: Evict, or nothing where engines keep what they have; what waits is launched at StepStarted
     EvaluationOffered ──> evaluation ──Decision──> router: what becomes of held-out requests is its business alone
+    TurnFinished, EnvironmentStepped, EnvironmentFailed ──> environments ──> router, or batching and evaluation;
+                                           after every event their orders: Open-, Step-, CloseEnvironment
     BeginRound, and every event of a round that it fills ──> evaluation ──> Launch, Evict, as the router has room
     SlotVacated, EngineStartFailed, TimerFired ──> restarts ──> SetTimer, StartEngine
     what only workers have ──> elastic ──> StartMember, FetchPolicy, DismissWorker, and who is in the router's fleet
@@ -35,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, assert_never
 
 from rollpacker.core.async_batching import AsyncBatching
-from rollpacker.core.batching_machine import BatchingMachine, Decision, StartRequests, StopRequests
+from rollpacker.core.batching_machine import BatchingMachine, Decision, GivenUp, StartRequests, StopRequests
 from rollpacker.core.batchings import batching_for
 from rollpacker.core.commands import (
     AcceptGroup,
@@ -56,6 +58,7 @@ from rollpacker.core.commands import (
 )
 from rollpacker.core.companions import Companions
 from rollpacker.core.elastic import Elastic, OfMember
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.evaluation import Evaluation, EvaluationDecision
 from rollpacker.core.events import (
@@ -119,15 +122,13 @@ class Scheduler:
             commands += self._elastic.follow(now)
         if self._beside.evaluation:
             commands += self._beside.evaluation.fill(self._router.rooms)
-        if self._beside.stream and self._beside.stream.lending and self._are_empty(self._beside.stream.lending):
-            commands += (self._beside.stream.stream(),)
+        if environments := self._beside.environments:
+            commands = (*environments.close(), *commands, *environments.act(now))
+        lending = self._beside.stream.lending if self._beside.stream else ()
+        if lending and self._router.are_empty(lending):
+            commands += self._beside.begin_stream()
         self._timers.note(commands)
         return commands
-
-    def _are_empty(self, engines: Sequence[EngineId]) -> bool:
-        return self._router.are_empty(engines) and not (
-            self._beside.evaluation and not self._beside.evaluation.are_empty(engines)
-        )
 
     def _decide(self, event: Event, now: float) -> tuple[Command, ...]:  # noqa: C901, PLR0911, PLR0912 one case per fact
         if isinstance(event, WorkerEvent) or (isinstance(event, OfMember) and self._is_member(event.engine)):
@@ -135,6 +136,8 @@ class Scheduler:
         match event:
             case ResponseFinished():
                 return self._finish(event)
+            case TurnFinished() | EnvironmentStepped() | EnvironmentFailed():
+                return self._beside.take_turn(event, now, self._router, self._conclude)
             case RewardComputed():
                 return self._reward(event)
             case ResponseEvicted():
@@ -185,13 +188,16 @@ class Scheduler:
             commands += self._beside.stream.count_finish(event.num_tokens)
         return commands
 
+    def _conclude(self, event: ResponseFinished | GivenUp) -> tuple[Command, ...]:
+        """Count in a trajectory of several turns that has finished, or will not."""
+        if isinstance(event, GivenUp):
+            return self._carry_out(self._batching.handle(event))
+        return self._carry_out(self._machine_of(event.request).handle(event))
+
     def _reward(self, event: RewardComputed) -> tuple[Command, ...]:
-        budget = None if is_held_out(event.request) else self._beside.budget
-        if budget:
-            budget.validate(event)
+        self._beside.validate_reward(event)
         decisions = self._machine_of(event.request).handle(event)
-        if budget:
-            budget.learn(event)
+        self._beside.learn_reward(event)
         return self._carry_out(decisions)
 
     def _machine_of(self, request: RequestId) -> BatchingMachine | Evaluation:
@@ -212,7 +218,8 @@ class Scheduler:
     def _start_step(self, event: StepStarted) -> tuple[Command, ...]:
         """Begin a step with all engines: the trainer has given back what was lent, and what was suspended goes on."""
         self._require_rest(event)
-        suspended = self._batching.running_requests() if self._router.is_suspended else []
+        running = self._batching.running_requests() if self._router.is_suspended else []
+        suspended = list(filter(self._router.is_in_flight, running))
         decisions = self._batching.handle(event)
         self._router.reopen(Closing.LENT)
         if self._beside.planner:
@@ -272,12 +279,7 @@ class Scheduler:
                 self._router.retire(event.engine)
             case _:
                 assert_never(event)
-        if self._beside.stream and isinstance(event, EngineJoined):
-            self._beside.stream.join(event.engine, event.gpus)
-        elif self._beside.stream:
-            self._beside.stream.leave(event.engine)
-        if self._beside.evaluation:
-            self._beside.evaluation.lose(event.engine)
+        self._beside.follow_fleet(event)
         if isinstance(event, EngineJoined):
             self._restarts.join(event.engine)
         return *launches, *(self._require_engine() if is_loss else ())
@@ -295,7 +297,7 @@ class Scheduler:
             orders += self._elastic.begin()
         if self._elastic and isinstance(event, TimerFired):
             orders += self._elastic.fire(event, now)
-        cuts = self._beside.evaluation.fire(event) if self._beside.evaluation and isinstance(event, TimerFired) else ()
+        cuts = self._beside.fire(event, now, self._conclude) if isinstance(event, TimerFired) else ()
         may_be_last = isinstance(event, SlotsChanged | EngineStartFailed)
         return *orders, *cuts, *(self._require_engine() if may_be_last else ())
 
@@ -328,9 +330,9 @@ class Scheduler:
         for decision in decisions:
             match decision:
                 case StartRequests():
-                    commands += self._router.launch(decision.requests)
+                    commands += self._router.launch(self._beside.start(decision.requests))
                 case StopRequests():
-                    commands += self._router.abort(decision.requests)
+                    commands += self._router.abort(self._beside.stop(decision.requests))
                 case ScoreResponse():
                     commands.append(self._beside.with_limits(decision))
                 case BeginRound():
@@ -341,7 +343,7 @@ class Scheduler:
                 case BeginEvaluation():
                     commands.append(decision)
                     if self._beside.drafts:
-                        commands.append(self._beside.drafts.order(self.tensor_parallel))
+                        commands.append(self._beside.drafts.order(self._beside.tensor_parallel))
                 case AcceptGroup() | DeferPrompts() | DrawPrompts() | FailRun() | EndEvaluation():
                     commands.append(decision)
                 case _:
@@ -362,7 +364,7 @@ class Scheduler:
     def due(self) -> Mapping[RequestId, EngineId | None]:
         """In an asynchronous run, what the batch of this step cannot do without, and the engine that has it."""
         due = self._batching.due_requests() if isinstance(self._batching, AsyncBatching) else []
-        return {request: self._router.holders[request] for request in due}
+        return {request: self._router.holders[request] for request in due if self._router.is_in_flight(request)}
 
     @property
     def _local_engines(self) -> tuple[EngineId, ...]:
@@ -378,14 +380,9 @@ class Scheduler:
         return tuple(request for request, holder in self._router.holders.items() if holder is None)
 
     @property
-    def tensor_parallel(self) -> int | None:
-        """The degree that the engines have, or are to change to; None without a planner."""
-        return self._beside.tensor_parallel
-
-    @property
-    def parallelism_gain(self) -> float | None:
-        """The last measured round's rate over that of the last of its kind on another degree; None if unknown."""
-        return self._beside.planner.gain if self._beside.planner else None
+    def beside(self) -> Companions:
+        """Where the other machines stand; to be read only."""
+        return self._beside
 
     @property
     def timers(self) -> Mapping[str, float]:
@@ -407,7 +404,7 @@ class Scheduler:
         running = [*self._batching.running_requests()]
         if self._beside.evaluation:
             running += self._beside.evaluation.running_requests()
-        self._router.check(running)
+        self._router.check(self._beside.generating(running))
         self._restarts.check()
         self._beside.check(self._local_engines)
         if self._elastic:

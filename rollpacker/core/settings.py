@@ -270,6 +270,28 @@ NO_RESTARTS = RestartSettings(max_restarts=0, first_pause_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSettings:
+    """How long environments may take, and how often they may fail."""
+
+    max_turns: int
+    """That a policy writes in a trajectory."""
+    max_open: int
+    """Trajectories that have an environment at a time."""
+    max_restarts: int
+    """Of a trajectory whose environment fails; then it is given up."""
+    reset_timeout_s: float
+    turn_timeout_s: float
+    episode_timeout_s: float
+    """For all answers of a trajectory together."""
+
+    def __post_init__(self) -> None:
+        counts = f"max_turns={self.max_turns}, max_open={self.max_open}, max_restarts={self.max_restarts}"
+        _require(min(self.max_turns, self.max_open) >= 1 and self.max_restarts >= 0, f"{counts}: too few")
+        limits = (self.reset_timeout_s, self.turn_timeout_s, self.episode_timeout_s)
+        _require(all(0 < limit < math.inf for limit in limits), f"time limits of {limits} s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeedingSettings:
     """How long the trainer's own GPUs roll out before all of their engines are lent to it (`core.seeding`)."""
 
@@ -378,6 +400,8 @@ class SchedulerSettings:
     """None: nothing is held out."""
     elastic: ElasticSettings | None = None
     """None: no worker ever comes."""
+    environment: EnvironmentSettings | None = None
+    """None: a response is one turn."""
     restarts: RestartSettings = NO_RESTARTS
     routing: Literal["sample", "prompt"] = "sample"
     """Each sample of a prompt goes to the engine with the fewest requests, or all of them to one engine."""
@@ -405,6 +429,9 @@ class SchedulerSettings:
             fills = self.evaluation is not None and self.evaluation.fill is not None
             _require(not fills, "which prompts dynamic sampling launches depends on which rewards come first")
             self._check_dynamic_sampling(self.dynamic_sampling)
+
+        fills = self.evaluation is not None and self.evaluation.fill is not None
+        _require(not (fills and self.environment), "an evaluation that fills a round has no places for environments")
 
     def _check_dynamic_sampling(self, sampling: DynamicSamplingSettings) -> None:
         is_tail, limit = self.batching == "tail", sampling.max_active_requests

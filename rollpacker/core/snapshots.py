@@ -34,6 +34,7 @@ def check_snapshot(settings: SchedulerSettings, snapshot: Mapping[str, Any]) -> 
         "reward_budget": settings.reward_budget,
         "parallelism": settings.parallelism,
         "stream": settings.stream,
+        "environments": settings.environment,
     }
     for key, found, wanted in (
         ("format", snapshot.get("format"), SNAPSHOT_FORMAT),

@@ -32,7 +32,7 @@ from rollpacker.data.model_files import check_directory
 from rollpacker.data.tokenizer_files import check_tokenizer_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rollpacker.protocols.rollout import Prompt, TokenIds
@@ -50,18 +50,21 @@ _OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents", "bo
 class PromptTokenizer:
     """The tokenizer of one model directory; never looks outside of it but for `data.chat_template`."""
 
-    def __init__(self, model_path: Path, section: DataSection | None = None) -> None:
+    def __init__(self, model_path: Path, section: DataSection | None = None, *, opens_answer: bool = True) -> None:
         """Load it, and transformers with it.
 
         Args:
             model_path: A model directory, for its tokenizer.
             section: How prompts become text; None takes every default.
+            opens_answer: Whether a prompt ends where the assistant's answer begins; where an environment speaks first,
+                that is up to its observation.
 
         Raises:
             ModelError: The directory does not exist, has no usable tokenizer, or one without an end-of-sequence token.
             ConfigError: The chat template cannot be read, or does not know the arguments given to it.
         """
         self._section = section or DataSection(path=None)
+        self._opens_answer = opens_answer
         self._model_path = model_path
         self._tokenizer = load_tokenizer(model_path)
         eos_token_id = self._tokenizer.eos_token_id
@@ -86,10 +89,23 @@ class PromptTokenizer:
 
     def text(self, prompt: Prompt) -> str:
         """Give the prompt as the policy sees it."""
-        if is_chat(prompt, self._section):
-            return self._apply_template(prompt)
+        if self.is_chat(prompt):
+            return self.render(prompt, [], opens_answer=self._opens_answer)
         assert prompt.text is not None
         return prompt.text
+
+    def is_chat(self, prompt: Prompt) -> bool:
+        """Whether a prompt goes through the chat template."""
+        return is_chat(prompt, self._section)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Give the tokens of a text that goes on, without special tokens beside those that it spells."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def token_texts(self, token_ids: Sequence[int]) -> str:
+        """Give tokens as a template spells them, special ones too."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Give the prompt's tokens, shape [T]."""
@@ -120,12 +136,17 @@ class PromptTokenizer:
                 encoded |= {index: np.asarray(ids, dtype=np.int32) for index, ids in zip(indices, batch, strict=True)}
         return [encoded[index] for index in range(len(prompts))]
 
-    def _apply_template(self, prompt: Prompt) -> str:
+    def render(self, prompt: Prompt, further: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        """Apply the chat template to a prompt and further messages.
+
+        Raises:
+            DataError: The template refuses them.
+        """
         from jinja2.exceptions import TemplateError
 
         if self._tokenizer.chat_template is None:
             raise no_template(self._model_path, prompt)
-        messages = list(prompt.messages)
+        messages = [*prompt.messages, *further]
         if self._section.system_prompt is not None and all(message["role"] != "system" for message in messages):
             messages.insert(0, {"role": "system", "content": self._section.system_prompt})
         try:
@@ -133,7 +154,7 @@ class PromptTokenizer:
                 messages,
                 tools=prompt.row.get("tools") or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=opens_answer,
                 **self._section.template_arguments,
             )
         except TemplateError as error:

@@ -113,6 +113,19 @@ def _worked_out(rng: random.Random) -> Example:
 WALKS = Language(words=WORDS, example=_worked_out)
 
 
+def _worked_out_in_turns(rng: random.Random) -> Example:
+    """The same answer as an environment of `rollpacker.environments.walk_turns` takes it: it repeats each place."""
+    prompt, answer = _worked_out(rng)
+    words = answer.split()
+    turns = (f"{step} {place}" for step, place in zip(words[::2], words[1::2], strict=True))
+    spoken = [f"{turn} {END} {turn.split()[1]}" for turn in turns]
+    return Example(prompt, " ".join(spoken).rpartition(f" {END} ")[0])
+
+
+WALKS_IN_TURNS = Language(words=WORDS, example=_worked_out_in_turns)
+"""What a model is warmed up with that walks a step per turn."""
+
+
 def prompt_file(num_prompts: int, rng: random.Random) -> str:
     """Write the lines of a prompt file as users have them."""
     return _lines(draw_walk(rng) for _ in range(num_prompts))

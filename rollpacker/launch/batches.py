@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rollpacker.config.launching import LauncherSettings
 from rollpacker.launch.container import container_command, paths_to_read
+from rollpacker.launch.elastic_script import elastic_script, end_of_array, porter
 from rollpacker.launch.points import Point
-from rollpacker.launch.sbatch_script import sbatch_text
+from rollpacker.launch.sbatch_script import job_word, sbatch_text
 from rollpacker.launch.shape import JobShape, job_shape
 
 FOLDER = ".submitit"
@@ -60,7 +61,29 @@ def batch_script(batch: Batch, settings: LauncherSettings, sweep_folder: Path) -
         python=_python(batch, sweep_folder),
         num_jobs=len(batch.points),
         array_parallelism=settings.array_parallelism,
+        **_for_workers(batch, sweep_folder),
     )
+
+
+def workers_script(point: Point, job_id: str, sweep_folder: Path) -> str:
+    """Render what sbatch is given for the rollout workers of a point, whose job has this number."""
+    shape = job_shape(point.config)
+    return elastic_script(
+        point.config,
+        job_id=job_id,
+        name=f"workers-{point.config.run.dir.name}",
+        folder=batch_folder(sweep_folder),
+        python=_python(Batch(shape=shape, points=(point,)), sweep_folder),
+    )
+
+
+def _for_workers(batch: Batch, sweep_folder: Path) -> dict[str, list[str]]:
+    """Lines of the run's own script; points with workers and points without share none."""
+    intervals = [job.poll_interval_s for point in batch.points if (job := point.config.elastic.job) is not None]
+    if not intervals:
+        return {}
+    own = job_word(is_array=len(batch.points) > 1)
+    return {"before": porter(batch_folder(sweep_folder), own, max(intervals)), "after": end_of_array()}
 
 
 def _python(batch: Batch, sweep_folder: Path) -> Sequence[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollpacker.core.errors import DataError, WorldError
+from rollpacker.launch.elastic_status import workers_in_words
 from rollpacker.launch.job_states import JobState, job_states
 from rollpacker.launch.log_reasons import reason_in_logs
 from rollpacker.launch.run_status_view import Progress, RunStatusView
@@ -81,6 +82,7 @@ def _without_job(run_dir: Path) -> RunStatusView:
         status=status,
         progress=_progress(run_dir),
         held_out=_held_out(run_dir),
+        workers=workers_in_words(run_dir),
         is_locked=_is_locked(run_dir, status),
     )
 

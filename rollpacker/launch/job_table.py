@@ -43,6 +43,9 @@ def job_table(views: Sequence[RunStatusView], *, now: float, complaint: str = ""
     parts: list[RenderableType] = [_summary(views, folder), Text(), _lines(views, names, now)]
     if reasons := _reasons(views, [str(folder / name) for name in names]):
         parts += [Text(), reasons]
+    for view, name in zip(views, names, strict=True):
+        if view.workers and view.state in {"running", "starting"}:
+            parts.append(Text(f"workers of {folder / name}: {view.workers}"))
     if complaint:
         parts += [
             Text(),

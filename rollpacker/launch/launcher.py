@@ -20,15 +20,16 @@ from omegaconf import DictConfig, open_dict
 from rollpacker.config.launching import LauncherSettings, validate_launcher
 from rollpacker.config.multirun import config_of_point, point_names
 from rollpacker.core.errors import WorldError
-from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches
+from rollpacker.launch.batches import Batch, batch_folder, batch_script, batches, workers_script
 from rollpacker.launch.collect_status import collect_status
 from rollpacker.launch.job import PointProcess, Task
 from rollpacker.launch.points import Point
-from rollpacker.launch.sbatch import submit
+from rollpacker.launch.sbatch import submit, submit_workers
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.launch.submissions import Submission, read_submission, write_submission
 from rollpacker.launch.waiting import wait_for
 from rollpacker.metrics.files import make_private_folder
+from rollpacker.runtime.job.elastic_folder import ElasticFolder
 from rollpacker.runtime.placing.automatic import complete
 from rollpacker.terminal import Terminal
 
@@ -113,6 +114,8 @@ def _launch_jobs(
         for batch in batches([point for point in points if point.number not in queued]):
             for point, submission in zip(batch.points, _submit(batch, task, settings, folder), strict=True):
                 console.print(f"{point.title} is job {submission.job_id}, submitted for {batch.nodes}")
+                if point.config.elastic.job is not None and point.config.elastic.is_on:
+                    console.print(f"its rollout workers are array {_submit_workers(point, submission, folder)}")
     if settings.detach or not has_slurm():
         console.print(_what_next(points, folder))
         return
@@ -148,6 +151,13 @@ def _submit(batch: Batch, task: Task, settings: LauncherSettings, folder: Path) 
     for point, submission in zip(batch.points, submissions, strict=True):
         write_submission(point.config.run.dir, submission)
     return submissions
+
+
+def _submit_workers(point: Point, submission: Submission, folder: Path) -> str:
+    elastic = ElasticFolder(point.config.run.dir)
+    elastic.reopen()  # an earlier job of the run may have ended it
+    script = workers_script(point, submission.job_id, folder)
+    return submit_workers(batch_folder(folder), script, submission, elastic.path)
 
 
 def _what_next(points: Sequence[Point], folder: Path) -> str:

@@ -95,6 +95,8 @@ class RunStatusView:
     """None before its first step."""
     held_out: str = ""
     """Set and score of the last evaluation, of several sets the first; empty before any."""
+    workers: str = ""
+    """Of its rollout workers, how many are where; empty of a run that takes none now."""
     is_locked: bool | None = None
     """Whether a process holds the lock of the run's folder; None when that cannot be seen from this machine."""
     logged: str = ""

@@ -16,10 +16,12 @@ from pathlib import Path
 from submitit.core.utils import DelayedSubmission, JobPaths
 
 from rollpacker.core.errors import WorldError
+from rollpacker.launch.elastic_script import ARRAY_SUFFIX
 from rollpacker.launch.job import PointProcess
 from rollpacker.launch.programs import run_program
 from rollpacker.launch.submission_environment import submission_environment
 from rollpacker.launch.submissions import Submission
+from rollpacker.metrics.files import write_atomically
 
 DEADLINE_S = 60.0
 """sbatch answers within a second; a busy controller takes longer."""
@@ -54,6 +56,24 @@ def submit(folder: Path, script: str, calls: Sequence[PointProcess], num_nodes: 
         ]
         file.rename(submissions[0].script)
     return submissions
+
+
+def submit_workers(folder: Path, script: str, beside: Submission, elastic_folder: Path) -> str:
+    """Submit the rollout workers of a run whose job was submitted before, and let that job's script find them.
+
+    Returns:
+        The array's number.
+
+    Raises:
+        WorldError: sbatch refused; the run's job stays, and goes on without workers.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
+        file = Path(scratch) / "script.sh"
+        file.write_text(script)
+        number = _sbatch(file)
+        file.rename(folder / f"{number}_submission.sh")
+    write_atomically(folder / f"{beside.job_id}{ARRAY_SUFFIX}", f"{number}\n{elastic_folder}\n".encode())
+    return number
 
 
 def _sbatch(script: Path) -> str:

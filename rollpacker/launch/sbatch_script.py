@@ -70,6 +70,8 @@ def sbatch_text(
     python: Sequence[str],
     num_jobs: int = 1,
     array_parallelism: int | None = None,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
 ) -> str:
     """Render the script of one job, or of an array.
 
@@ -80,11 +82,13 @@ def sbatch_text(
         python: The command that runs Python on a node, in a container where the shape has one.
         num_jobs: Above 1 it is an array.
         array_parallelism: Jobs of the array that run at the same time; None does not limit them.
+        before: Further lines ahead of the ranks; in them `job_word` names the job.
+        after: Further lines behind them, unless the job is requeued.
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
     is_array = num_jobs > 1
-    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
+    job = job_word(is_array=is_array)
     text = _make_sbatch_string(
         command=f"{shlex.join(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}",
         folder=folder,
@@ -92,11 +96,16 @@ def sbatch_text(
         stderr_to_stdout=True,
         map_count=num_jobs if is_array else None,
         array_parallelism=array_parallelism or num_jobs,
-        setup=_setup(shape.cluster, folder, job),
-        teardown=_teardown(shape.cluster, job),
+        setup=[*_setup(shape.cluster, folder, job), *before],
+        teardown=_teardown(shape.cluster, job, after),
         **_requests(shape),
     )
     return f"{text}\n"
+
+
+def job_word(*, is_array: bool) -> str:
+    """What a script calls its own job."""
+    return "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
 
 
 def _requests(shape: JobShape) -> dict[str, Any]:
@@ -139,9 +148,10 @@ def _further_options(cluster: ClusterSection) -> dict[str, str | bool]:
     return options
 
 
-def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
-    end, grace, file = END_TIME_VARIABLE, GRACE_VARIABLE, REQUEUE_FILE_VARIABLE
-    lines = [
+def job_environment(cluster: ClusterSection, job: str) -> list[str]:
+    """Lines that a script of ours begins with: the user's own, and what only Slurm's commands know of a job."""
+    end, grace = END_TIME_VARIABLE, GRACE_VARIABLE
+    return [
         f'export PATH="$PATH:{_USUAL_PATH}" # where it was submitted from, there may be no other command than sbatch',
         *cluster.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in cluster.environment.items()),
@@ -150,6 +160,10 @@ def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
         f'{grace}="$(scontrol show partition "$SLURM_JOB_PARTITION" | {_FIND_GRACE_TIME})"',
         f"export {end} {grace}",
     ]
+
+
+def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
+    lines, file = job_environment(cluster, job), REQUEUE_FILE_VARIABLE
     if not cluster.requeue:
         return [*lines, f"unset {file}"]
     return [
@@ -159,9 +173,9 @@ def _setup(cluster: ClusterSection, folder: Path, job: str) -> list[str]:
     ]
 
 
-def _teardown(cluster: ClusterSection, job: str) -> list[str]:
+def _teardown(cluster: ClusterSection, job: str, after: Sequence[str]) -> list[str]:
     if not cluster.requeue:
-        return ["exit $?"]
+        return ["exit_code=$?", *after, 'exit "$exit_code"'] if after else ["exit $?"]
     file = REQUEUE_FILE_VARIABLE
     return [
         "exit_code=$?",
@@ -169,5 +183,6 @@ def _teardown(cluster: ClusterSection, job: str) -> list[str]:
         f'    rm --force "${file}"',
         f'    scontrol requeue "{job}" && sleep {REQUEUE_WAIT_S}',
         "fi",
+        *after,
         'exit "$exit_code"',
     ]

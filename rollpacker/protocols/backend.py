@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rollpacker.core.ids import Domain, EngineId
     from rollpacker.core.round_time_model import DegreeCosts
     from rollpacker.protocols.engine import Engine
+    from rollpacker.protocols.environment import EnvironmentParts
     from rollpacker.protocols.members import Members
     from rollpacker.protocols.reward import ColocatedJudges, RewardService
     from rollpacker.protocols.rollout import Prompt, TokenIds, TokenizedPrompt
@@ -105,6 +106,8 @@ class Workers:
     """Judges that share GPUs with the trainer and sleep while it works; they sleep now. None without any."""
     replace_engine: ReplaceEngine | None = None
     """Replaces a lost engine; None where that cannot be done."""
+    environments: EnvironmentParts | None = None
+    """None where a response is one turn."""
     rebuild: Rebuild | None = None
     """Ends and starts engines when the degree changes; None where all stay resident, and sleep instead."""
     members: Members | None = None

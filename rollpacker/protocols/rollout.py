@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollpacker.core.ids import ENVIRONMENT, VersionSpan
+from rollpacker.core.ids import ENVIRONMENT, EngineId, VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rollpacker.core.events import CaseRun
-    from rollpacker.core.ids import Domain, EngineId, PromptId, RequestId
+    from rollpacker.core.ids import Domain, PromptId, RequestId
     from rollpacker.protocols.references import Place, Reference
 
     TokenIds = npt.NDArray[np.int32]
@@ -55,6 +55,12 @@ class Prompt:
     """Where it was read; None of a prompt that a modelled run made up."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the line that nothing else of the prompt was read from, as JSON values: for the reward."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """For an environment's reset: the same, and the answer as `ground_truth` where the line has one."""
+        answer = getattr(self.reference, "text", None)
+        return self.row if answer is None else {**self.row, "ground_truth": answer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,6 +149,50 @@ def spans_after(begun: Sequence[VersionSpan], policy_version: int, num_tokens: i
     if begun and begun[-1].policy_version == policy_version:
         return (*begun[:-1], VersionSpan(policy_version, begun[-1].num_tokens + num_own))
     return (*begun, VersionSpan(policy_version, num_own))
+
+
+def empty_response(request: RequestId) -> Response:
+    """A trajectory that has nothing yet."""
+    return Response(
+        request=request,
+        engine=EngineId(""),
+        finish_reason=FinishReason.ABORTED,
+        token_ids=np.empty(0, dtype=np.int32),
+        logprobs=np.empty(0, dtype=np.float32),
+        spans=(),
+        queue_time_s=0.0,
+        generation_time_s=0.0,
+    )
+
+
+def with_observation(request: RequestId, begun: Response | None, token_ids: Sequence[int]) -> Response | None:
+    """Append what an environment wrote to what a trajectory has; its own tokens stay as they are."""
+    if not len(token_ids):
+        return begun and replace(begun, finish_reason=FinishReason.ABORTED)
+    before = begun or empty_response(request)
+    observed = np.asarray(token_ids, dtype=np.int32)
+    return replace(
+        before,
+        finish_reason=FinishReason.ABORTED,
+        token_ids=np.concatenate([before.token_ids, observed]),
+        logprobs=np.concatenate([before.logprobs, np.zeros(len(observed), dtype=np.float32)]),
+        spans=(*before.spans, VersionSpan(ENVIRONMENT, len(observed))),
+    )
+
+
+def without_last_observation(response: Response, reason: FinishReason) -> Response:
+    """Give a trajectory that has ended: nothing follows the policy's last turn."""
+    spans = response.spans
+    while spans and spans[-1].policy_version == ENVIRONMENT:
+        spans = spans[:-1]
+    num_tokens = sum(span.num_tokens for span in spans)
+    return replace(
+        response,
+        finish_reason=reason,
+        token_ids=response.token_ids[:num_tokens],
+        logprobs=response.logprobs[:num_tokens],
+        spans=spans,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ def _make(check: Check, section: RewardSection) -> RewardWorker:
             from rollpacker.rewards.sandbox.worker import SandboxRewardWorker
 
             return SandboxRewardWorker(section.sandbox)
-        case "modelled" | "judge":
+        case "modelled" | "judge" | "environment":
             raise ConfigError(
                 f"reward.name={check} scores no texts by itself.",
                 "Texts are scored by math, walk, sandbox, a function or a server.",
@@ -146,6 +146,7 @@ _REFERENCES_OF: dict[CheckKind, tuple[type[Reference], ...]] = {
     "sandbox": (CodeReference,),
     "judge": (JudgeReference, AnswerReference),
     "modelled": _ANY_REFERENCE,
+    "environment": _ANY_REFERENCE,
     "function": _ANY_REFERENCE,
     "url": _ANY_REFERENCE,
 }
@@ -156,6 +157,7 @@ _NEEDS: dict[CheckKind, str] = {
     "sandbox": "test cases",
     "judge": "a `rubric`, a `reference_answer`, or an answer in `ground_truth`",
     "modelled": "any reference",
+    "environment": "any reference",
     "function": "any reference",
     "url": "any reference",
 }

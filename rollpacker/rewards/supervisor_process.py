@@ -40,9 +40,11 @@ class SupervisorProcess:
     Args:
         module_name: Run with the arguments and this process's id; its socket is its standard input.
         arguments: Of its command line.
+        role: What it is, in messages.
     """
 
-    def __init__(self, module_name: str, arguments: Sequence[str]) -> None:
+    def __init__(self, module_name: str, arguments: Sequence[str], role: str = "reward process") -> None:
+        self._role = role
         self._module_name = module_name
         self._arguments = arguments
         self._reader: asyncio.StreamReader | None = None
@@ -65,7 +67,7 @@ class SupervisorProcess:
             ValueError: Its response is no JSON, or the request is no text.
         """
         if self._process.poll() is not None and self._reader is not None:
-            self._restart()  # it died while idle, which is no fault of this request
+            self.restart()  # it died while idle, which is no fault of this request
         reader, writer = await self._connect()
         try:
             writer.write(line.encode() + b"\n")
@@ -73,10 +75,10 @@ class SupervisorProcess:
                 await writer.drain()
                 response: dict[str, Any] = json.loads(await reader.readuntil())
         except (ConnectionError, asyncio.IncompleteReadError):
-            self._restart()
+            self.restart()
             raise ProcessDied from None
         except (TimeoutError, asyncio.LimitOverrunError, ValueError):
-            self._restart()  # or the rest of this response would be taken for the next one's
+            self.restart()  # or the rest of this response would be taken for the next one's
             raise
         return response
 
@@ -141,7 +143,8 @@ class SupervisorProcess:
             except OSError as error:
                 raise self._failure(f"cannot start: {error}") from error
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Kill it, whatever it does, and start it again; a pending request is to be cancelled before."""
         self._disconnect()
         self._process.kill()
         self._process.wait()
@@ -176,9 +179,9 @@ class SupervisorProcess:
 
     def _failure(self, what: str) -> EngineFailed:
         return EngineFailed(
-            f"The reward process {what}",
-            "Allowed: a reward that can run on every node",
-            "Look at the output of the reward worker; the environment may lack a package",
+            f"The {self._role} {what}",
+            "Allowed: one that can run on every node",
+            "Look at the worker's output; Python may lack a package there",
         )
 
 

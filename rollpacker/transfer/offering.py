@@ -15,7 +15,7 @@ import torch
 
 from rollpacker.protocols.weights import Weights
 from rollpacker.transfer.memory import accelerator_here
-from rollpacker.transfer.packing import PackedPolicy
+from rollpacker.transfer.packing import Bucket, PackedPolicy
 from rollpacker.transfer.sender import WeightSender
 
 if TYPE_CHECKING:
@@ -48,6 +48,15 @@ class PolicyOffers:
         pack = partial(self._prepared.pack, bucket_bytes=bucket_bytes)
         await self._trainer.with_weights(pack if self._is_first else lambda _: None)
         self._prepared_version = self._trainer.policy_version
+
+    async def lay_out(self, bucket_bytes: int) -> Sequence[Bucket]:
+        """Give the current policy in host memory, copied now unless it was prepared; all ranks, the first one has it.
+
+        What follows until the next policy is sent from the same copy.
+        """
+        if not self._is_prepared:
+            await self.prepare(bucket_bytes)
+        return self._prepared.buckets
 
     def open(self, engines: Sequence[str], host: str, options: SendingOptions) -> Weights:
         """Hold the policy ready for engines; only the first rank. `host` is its node's address."""

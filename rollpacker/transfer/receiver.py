@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from rollpacker.core.errors import EngineFailed
-from rollpacker.protocols.tensors import RunningChecksum, combined_checksum
+from rollpacker.protocols.tensors import combined_checksum
+from rollpacker.transfer.assembly import Assembly, checksum_of_bucket
 from rollpacker.transfer.board import BucketNote, EndNote, GivenUp, ReceiverBoard, ReceiverState, TransportNote
 from rollpacker.transfer.groups import BroadcastGroup, address_towards
 from rollpacker.transfer.memory import OpenedCudaBuffer, OpenedHostBuffer, station_here, wait_for_device
@@ -27,7 +28,6 @@ from rollpacker.transfer.memory import OpenedCudaBuffer, OpenedHostBuffer, stati
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rollpacker.transfer.buckets import Piece, TensorSpec
     from rollpacker.transfer.offers import ReceiverName, WeightOffer
     from rollpacker.transfer.transport_choice import Station
 
@@ -118,8 +118,7 @@ class _Receiving:
         self._deadline = time.monotonic() + offer.deadline_s
         self._opened: list[OpenedHostBuffer | OpenedCudaBuffer] = []
         self._group: BroadcastGroup | None = None
-        self._unfinished: dict[str, torch.Tensor] = {}
-        """Large tensors of which pieces have come; flat."""
+        self._assembly = Assembly()
 
     def run(self) -> str:
         self._loader.begin()
@@ -179,11 +178,7 @@ class _Receiving:
 
     def _take(self, index: int, note: BucketNote) -> None:
         data = self._data(index, note.num_bytes)
-        checksum = RunningChecksum()
-        for piece in note.pieces:
-            spec = piece.tensor
-            checksum.add_piece(spec.name, spec.dtype, spec.shape, piece.begin, _part(data, piece))
-        if (found := checksum.digest()) != note.checksum:
+        if (found := checksum_of_bucket(note, data)) != note.checksum:
             if self._board.is_given_up(self._attempt):
                 raise _Interrupted("The sender gave up, and uses its memory again.")
             raise EngineFailed(
@@ -192,8 +187,7 @@ class _Receiving:
                 "",
                 "",
             )
-        tensors = [whole for piece in note.pieces if (whole := self._whole(piece, _part(data, piece))) is not None]
-        self._loader.load(tensors)
+        self._loader.load(self._assembly.add(note, data))
         wait_for_device(self._device)  # the loader's copies may still read from the bucket
 
     def _data(self, index: int, num_bytes: int) -> torch.Tensor:
@@ -223,25 +217,3 @@ class _Receiving:
             work.wait()
         except RuntimeError as error:
             raise _Interrupted(f"{self._name} lost the process group: {error}") from error
-
-    def _whole(self, piece: Piece, data: torch.Tensor) -> tuple[str, torch.Tensor] | None:
-        """Return the tensor that a piece completes."""
-        spec = piece.tensor
-        if piece.num_bytes == spec.num_bytes:
-            return spec.name, _shaped(data, spec)
-        if piece.begin == 0:
-            self._unfinished[spec.name] = torch.empty(spec.num_bytes, dtype=torch.uint8, device=data.device)
-        flat = self._unfinished[spec.name]
-        flat[piece.begin : piece.begin + piece.num_bytes].copy_(data)
-        if not piece.is_last:
-            return None
-        return spec.name, _shaped(self._unfinished.pop(spec.name), spec)
-
-
-def _part(data: torch.Tensor, piece: Piece) -> torch.Tensor:
-    return data[piece.offset : piece.offset + piece.num_bytes]
-
-
-def _shaped(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return data.view(dtype).view(spec.shape)

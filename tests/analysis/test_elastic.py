@@ -55,11 +55,11 @@ def test_an_overhead_is_what_the_same_step_takes_longer_than_without_the_loss(tm
 
 
 def test_recovery_compares_the_throughput_from_the_loss_on(tmp_path):
-    for study, later_s in (("adaptive-30", 10.0), ("off-30", 12.5), ("adaptive-1000000", 20.0)):
+    for study, later_s in (("adaptive", 10.0), ("off", 12.5)):
         write(tmp_path, f"elastic-recovery-{study}", [1.0] * 8 + [later_s] * 4, tokens_trained=1000)
     numbers = numbers_of(elastic_recovery, tmp_path)
     ours = dict(series(numbers, elastic_recovery.THROUGHPUT)["ours"])
-    assert ours == {"all of it": 1, "without seeding": pytest.approx(0.8), "without taking back": pytest.approx(0.5)}
+    assert ours == {"with seeding": 1, "without seeding": pytest.approx(0.8)}
 
 
 def test_a_staircase_is_held_against_as_many_steady_workers(tmp_path):

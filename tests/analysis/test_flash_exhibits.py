@@ -88,14 +88,14 @@ def write_sizes(folder):
     return plain, divided["5-7"]
 
 
-def test_divided_runs_are_compared_at_their_best_split_and_beside_the_bounds_limit(tmp_path):
+def test_divided_runs_are_compared_at_their_best_split_and_beside_the_ratio_of_the_bounds(tmp_path):
     theory = bounds_of(write_sizes(tmp_path)[0])
     numbers = numbers_of(flash_fig01b.EXHIBIT, tmp_path)
     assert ours(numbers, "Think: speedup over synchronous") == pytest.approx(
         {
             ("flash, in turns", 32.0): 2.0,
             ("roll-flash, best split", 32.0): 3.0,
-            ("the bounds' limit, staleness 2", 32.0): theory.synchronous_s / theory.asynchronous_s(2),
+            ("ratio of the bounds, staleness 2", 32.0): theory.synchronous_s / theory.asynchronous_s(2),
         }
     )
     assert numbers.claims[0].standing is Standing.UNKNOWN  # it is of 128 GPUs

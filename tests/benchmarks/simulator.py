@@ -33,6 +33,10 @@ PAPER_MEAN_STEP_S = {
 
 E2E = ("qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b")
 MODELLED = ("experiment=e2e", "backend=sim", "run.checkpoint_every_steps=0")
+ASYNC = (
+    *("setup=flash", "system=flash", "run.num_steps=40", "hardware.num_nodes=8", "placement.trainer=6-7"),
+    "run.checkpoint_every_steps=0",
+)
 SIZES = (16, 256, 1024, 4096)
 """Engines of one GPU; each has 8 requests."""
 
@@ -109,6 +113,10 @@ def main() -> None:
     match sys.argv[1:]:
         case ["--measure", *words]:
             print(json.dumps(measure(words)))
+        case ["async"]:
+            for interrupt in ("recompute", "keep"):
+                measured = measure_apart(*ASYNC, f"system.interrupt={interrupt}")
+                print(f"{interrupt:9} {cost(measured)}; modelled step {measured['step_time_s']:.1f} s")
         case ["scale"]:
             print(f"8192 GPUs, 65,536 requests, verl: {cost(one_step(8192, 'verl'))}")
         case ["slope"]:

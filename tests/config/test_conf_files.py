@@ -38,6 +38,8 @@ def test_every_option_of_every_group_composes_and_our_experiments_set_no_key_wit
     needed = {("reward", "modelled"): ["backend=sim"]} | dict.fromkeys(
         [("reward", "judge"), ("experiment", "mixed"), ("setup", "tiny")], judge
     )
+    environment = ["environment=gym", "environment.env=package.module:Env", "system.stream=false"]
+    needed |= {("environment", "gym"): environment[1:], ("reward", "environment"): environment}
     needed |= {(each, name): ["backend=sim"] for each, name in OPTIONS if each == "variant"}
     config = compose([*INPUTS, *needed.get((group, option), []), f"{group}={option}"])
     section = getattr(config, group, None)
@@ -89,7 +91,8 @@ def test_without_a_word_the_run_is_the_schemas_defaults_and_tail_batching() -> N
         "stream": True,
     }
     defaults["model"]["shape"] = defaults["reward"]["judge"]["model"]["shape"] = None
-    defaults["hardware"] = defaults["workload"] = defaults["cluster"] = None
+    defaults["hardware"] = defaults["workload"] = defaults["cluster"] = defaults["environment"] = None
+    defaults["elastic"]["job"] = None
     assert config == RunConfig.model_validate(defaults)
 
 

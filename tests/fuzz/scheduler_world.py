@@ -225,7 +225,7 @@ class SchedulerWorld:
         """Engines that retired, by degree."""
         self.was_lost: list[EngineId] = []
         self.gpus: dict[EngineId, tuple[int, ...]] = {}
-        for gpus in chunks(range(scenario.num_gpus), self.scheduler.tensor_parallel or scenario.width):
+        for gpus in chunks(range(scenario.num_gpus), self.scheduler.beside.tensor_parallel or scenario.width):
             self.start_engine(self.new_name(), gpus)
 
     # The run

@@ -7,11 +7,19 @@ from pathlib import Path
 
 from rollpacker.config.compose import compose
 from rollpacker.launch.container import container_command
-from rollpacker.launch.sbatch_script import sbatch_text
+from rollpacker.launch.elastic_script import elastic_script, end_of_array, porter
+from rollpacker.launch.sbatch_script import job_word, sbatch_text
 from rollpacker.launch.shape import job_shape
 
 FOLDER = Path(__file__).parent / "golden"
 E2E = ["experiment=e2e", "cluster=h800", "model.path=/shared/models/qwen", "data.path=/shared/prompts.jsonl"]
+ELASTIC = [
+    *E2E,
+    "elastic=slurm",
+    "elastic.max_workers=8",
+    "elastic.job.partition=spare",
+    "elastic.job.least_time_min=30",
+]
 _SWEEP = Path("/shared/runs/sweep")
 _PYTHON = ["/shared/venv/bin/python"]
 
@@ -35,7 +43,14 @@ def golden_scripts() -> dict[str, str]:
             "cluster.environment={NCCL_SOCKET_IFNAME: ib0}",
             "cluster.sbatch={reservation: night shift, get-user-env: ''}",
         ),
+        "elastic-run.sh": _text(*ELASTIC, before=porter(_SWEEP, job_word(is_array=False), 30), after=end_of_array()),
+        "elastic-workers.sh": _workers(),
     }
+
+
+def _workers() -> str:
+    config = compose([*ELASTIC, "run.dir=/shared/runs/sweep", "elastic.job.sbatch={licenses: 'elastic:1'}"])
+    return elastic_script(config, job_id="4711", name="workers-sweep", folder=_SWEEP, python=_PYTHON)
 
 
 def _container() -> str:
@@ -57,6 +72,8 @@ def _text(
     python: "tuple[str, ...] | list[str]" = _PYTHON,
     num_jobs: int = 1,
     array_parallelism: int | None = None,
+    before: "tuple[str, ...] | list[str]" = (),
+    after: "tuple[str, ...] | list[str]" = (),
 ) -> str:
     return sbatch_text(
         job_shape(compose(list(overrides))),
@@ -65,6 +82,8 @@ def _text(
         python=python,
         num_jobs=num_jobs,
         array_parallelism=array_parallelism,
+        before=before,
+        after=after,
     )
 
 

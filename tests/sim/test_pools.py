@@ -8,7 +8,9 @@ from rollpacker.config.modelled_gpus import modelled_gpus
 from rollpacker.core.errors import ConfigError
 from rollpacker.metrics.tables import read_frame
 from rollpacker.runtime.placing.planning import held_gpus
+from rollpacker.runtime.run.preflight import validate
 from rollpacker.sim.plan import plan_cluster
+from rollpacker.sim.run_facts import ModelledRunFacts
 from tests.sim.composed import composed
 
 SMALL = (
@@ -117,3 +119,33 @@ def test_where_engines_and_trainer_take_turns_an_asynchronous_run_suspends_what_
     assert steps["num_requests_continued"].sum() > 0
     assert steps["tokens_wasted"].sum() == 0
     assert steps["staleness_max"].max() <= 2
+
+
+ASYNCHRONOUS = ("system=flash", *SEPARATE, "run.num_steps=6")
+
+
+def test_engines_that_keep_requests_compute_nothing_twice_and_say_which_version_sampled_what(tmp_path):
+    recomputed = steps_of(tmp_path / "recompute", *ASYNCHRONOUS)
+    kept = steps_of(tmp_path / "keep", *ASYNCHRONOUS, "system.interrupt=keep")
+    assert recomputed["tokens_recomputed"].sum() > 0
+    assert kept["tokens_recomputed"].sum() == kept["suspend_time_s"].sum() == 0
+    assert kept["step_time_s"].sum() < recomputed["step_time_s"].sum()
+    assert kept["staleness_max"].max() in {1, 2}
+    responses = read_frame(tmp_path / "keep", "responses")
+    assert responses["accepted"].all()
+    assert (responses["first_policy_version"] < responses["policy_version"]).any()
+    assert len(responses) == len(responses.drop_duplicates(["epoch", "prompt", "sample"]))
+
+
+def test_ahead_of_a_checkpoint_nothing_is_kept_so_that_a_resumed_run_goes_on_from_it(tmp_path):
+    words = (*ASYNCHRONOUS, "system.interrupt=keep", "run.checkpoint_every_steps=3")
+    steps = steps_of(tmp_path / "run", *words)
+    assert (steps["tokens_recomputed"] > 0).tolist() == [False, False, False, True, False, False]
+
+
+def test_engines_that_sleep_while_the_trainer_learns_have_nothing_to_keep():
+    with pytest.raises(ConfigError, match=r"system.interrupt=keep where engines and trainer take turns") as error:
+        validate(
+            composed(*SMALL, "system=flash", *NODE, "system.interrupt=keep", "placement=colocated"), ModelledRunFacts
+        )
+    assert "system.interrupt=recompute" in str(error.value)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from rollpacker.config.sections.base import (
     MODELLED_RUN,
+    REAL_RUN,
     Count,
     Flag,
     Number,
@@ -17,6 +18,7 @@ from rollpacker.config.sections.base import (
     Section,
     WorkerCount,
 )
+from rollpacker.config.sections.elastic_job import ElasticJobSection
 from rollpacker.config.sections.modelled_workers import ModelledWorkersSection
 
 _SEEDS: Final = OnlyWith("elastic.seeding", "adaptive", "fixed")
@@ -74,6 +76,8 @@ class ElasticSection(Section):
     keeps_tokens: Annotated[Flag, OnlyWith("elastic.max_workers")] = True
     """Whether a request goes on from the tokens that a lost worker had reported; false generates them again, which is
     only of use to see what it costs."""
+    job: Annotated[ElasticJobSection | None, REAL_RUN, OnlyWith("elastic.max_workers")] = None
+    """The Slurm jobs of workers; null submits none."""
     modelled: Annotated[ModelledWorkersSection, MODELLED_RUN] = ModelledWorkersSection()
     """The workers of a modelled run."""
 

@@ -38,8 +38,9 @@ _WITH_RULES = OnlyWith("reward.names", "math", "walk", "function", "url", "model
 class RewardSection(Section):
     """How responses are scored."""
 
-    name: Literal["math", "walk", "sandbox", "judge", "modelled"] = "math"
-    """Which check; `modelled` is for modelled runs, which take their rewards from the workload."""
+    name: Literal["math", "walk", "sandbox", "judge", "modelled", "environment"] = "math"
+    """Which check; `modelled` is for modelled runs, which take their rewards from the workload. `environment` is the
+    sum of what the environment gave for the turns of a response (`environment=gym`)."""
     function: str | None = None
     """Your own check, in the place of `name`: my_reward.py:score, or package.module:score. It takes any of the
     parameters prompt, response, ground_truth, row (the line's other fields) and is_truncated, by name, and returns a
@@ -129,7 +130,7 @@ class RewardSection(Section):
     @property
     def has_rules(self) -> bool:
         """Whether some responses are checked by anything else."""
-        return self.names != ("judge",)
+        return not set(self.names) <= {"judge", "environment"}
 
     @model_validator(mode="after")
     def _one_reward(self) -> Self:

@@ -11,7 +11,7 @@ from rollpacker.config.keys import nearest
 from rollpacker.config.sections.base import Number, Section
 
 OwnCheck = Literal["math", "walk", "sandbox", "judge"]
-CheckKind = Literal["math", "walk", "sandbox", "judge", "modelled", "function", "url"]
+CheckKind = Literal["math", "walk", "sandbox", "judge", "modelled", "environment", "function", "url"]
 
 _OWN_CHECKS: tuple[OwnCheck, ...] = ("math", "walk", "sandbox", "judge")
 

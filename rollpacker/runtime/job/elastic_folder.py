@@ -113,6 +113,7 @@ class Order:
 
 
 _LEASE, _REPORT, _ORDER = TypeAdapter(Lease), TypeAdapter(WorkerReport), TypeAdapter(Order)
+_WISH = TypeAdapter(dict[str, int])
 
 
 class ElasticFolder:
@@ -158,6 +159,13 @@ class ElasticFolder:
         self.open()
         self.withdraw_lease()
         (self.path / _OVER_FILE).unlink(missing_ok=True)
+
+    # -- whoever looks --
+
+    def wished(self) -> int | None:
+        """How many workers the run would use; None before it has said so."""
+        wish = _read(self.path / _WISH_FILE, _WISH)
+        return None if wish is None else int(wish["num_workers"])
 
     # -- a worker --
 

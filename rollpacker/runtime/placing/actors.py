@@ -83,3 +83,8 @@ def counted(number: int, noun: str) -> str:
 def nodes_in_words(size: ClusterSize) -> str:
     """Describe the nodes in a message."""
     return f"{counted(size.num_nodes, 'node')} of {counted(size.num_gpus, 'GPU')}"
+
+
+def have_engines_gpus(config: RunConfig) -> bool:
+    """Whether the run's engines work on GPUs; those of rollout workers then do so, too."""
+    return any(actor.resources.num_gpus for actor in planned_actors(config) if actor.role == "engine")

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
 
 from rollpacker.config.schema import RunConfig
-from rollpacker.core.errors import RollpackerError
-from rollpacker.core.foreign_errors import failure_of
+from rollpacker.core.errors import EngineFailed, RollpackerError
+from rollpacker.core.foreign_errors import failure_of, one_line
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.arrivals import Pace
 from rollpacker.protocols.members import MemberEngine
@@ -39,6 +41,7 @@ from rollpacker.runtime.placing.host import MPS_SHARE, names_of_gpus
 from rollpacker.runtime.ray.node_address import free_port
 from rollpacker.transfer.model_files import ModelFiles
 from rollpacker.transfer.offers import Delivery, SendingOptions
+from rollpacker.transfer.shelf import Contents, pull
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +63,26 @@ class ObjectStorePayload:
     """Weights that lie in Ray's object store; a reference inside a dataclass is passed on, not fetched."""
 
     reference: ray.ObjectRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfPayload:
+    """Weights that lie in Ray's object store bucket by bucket, all owned by the trainer's first rank."""
+
+    contents: Contents
+    buckets: tuple[ray.ObjectRef, ...]
+
+    async def fetch(self, index: int) -> torch.Tensor:
+        """Bring a bucket to this node's store, from any node that has it; the tensor is a view of it."""
+        import torch
+
+        try:
+            data = await self.buckets[index]
+        except RayError as error:  # its source is gone, or has become unreachable
+            raise EngineFailed(f"Ray could not bring bucket {index}: {one_line(str(error))}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # nobody writes to it
+            return torch.from_numpy(data)
 
 
 @contextmanager
@@ -141,6 +164,7 @@ class EngineActor(Actor):
     _reports: Pace
     _increments: asyncio.Task[Sequence[TokenIncrement]] | None = None
     """What the engine was last asked to report, while it has not answered."""
+    _pulling: asyncio.Task[Mapping[str, torch.Tensor]] | None = None
 
     async def start(self, engine: EngineId, config: RunConfig) -> None:
         self._reports = Pace(config.elastic.report_interval_s)
@@ -153,11 +177,26 @@ class EngineActor(Actor):
         self._dtype = config.model.dtype
 
     async def load_weights(self, weights: Weights) -> str:
+        if isinstance(weights.payload, ShelfPayload):
+            return await self._load_from_shelf(weights, weights.payload)
         if isinstance(weights.payload, ObjectStorePayload):
             weights = replace(weights, payload=await weights.payload.reference)
         elif isinstance(weights.payload, ModelFiles):
             weights = replace(weights, payload=await asyncio.to_thread(self._read, weights.payload.folder))
         return await self._worker.load_weights(weights)
+
+    async def _load_from_shelf(self, weights: Weights, payload: ShelfPayload) -> str:
+        """Pull and load; a call for a newer policy ends the pull of an older one."""
+        if self._pulling is not None:
+            self._pulling.cancel()
+        pulling = self._pulling = asyncio.ensure_future(pull(payload.contents, payload.fetch))
+        try:
+            tensors = await pulling
+        except asyncio.CancelledError:
+            if not pulling.cancelled() or self._pulling is pulling:
+                raise
+            raise EngineFailed(f"{self._name} fetches a newer policy than {weights.policy_version}.") from None
+        return await self._worker.load_weights(replace(weights, payload=tensors))
 
     async def increments(self) -> Sequence[TokenIncrement]:
         """Report at intervals; nothing, as a sign of life, while the engine does not answer: it may load weights."""
@@ -209,6 +248,21 @@ class TrainerActor(Actor):
 
     async def prepare_weights(self, bucket_bytes: int) -> None:
         await self._offers.prepare(bucket_bytes)
+
+    async def lay_out_weights(self, bucket_bytes: int) -> Weights | None:
+        """Put the policy on the shelf, in place of the one before; the first rank answers what a member loads."""
+        buckets = await self._offers.lay_out(bucket_bytes)
+        if not self._is_first:
+            return None
+        contents = Contents(notes=tuple(bucket.note for bucket in buckets))
+        data = [bucket.buffer.data[: bucket.note.num_bytes].numpy() for bucket in buckets]
+        references = await asyncio.to_thread(lambda: tuple(ray.put(each) for each in data))
+        return Weights(
+            policy_version=self._worker.policy_version,
+            checksum=contents.checksum,
+            num_bytes=contents.num_bytes,
+            payload=ShelfPayload(contents=contents, buckets=references),
+        )
 
     async def offer_weights(self, engines: Sequence[EngineId], options: SendingOptions) -> Weights:
         return self._offers.open(engines, ray.util.get_node_ip_address(), options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 from rollpacker.config.schema import RunConfig
@@ -17,6 +17,7 @@ from rollpacker.core.ids import EngineId
 from rollpacker.data.fitting import fit_held_out, fit_prompts
 from rollpacker.data.tokenization import PromptTokenizer
 from rollpacker.data.training_prompts import load_training_prompts
+from rollpacker.environments.factory import make_environments
 from rollpacker.protocols.backend import BackendContext, Fleet, Workers
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.rollout import TokenizedPrompt
@@ -26,15 +27,18 @@ from rollpacker.runtime.placing.planning import cluster_size
 from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.elastic_members import open_members
 from rollpacker.runtime.ray.node import node_here
-from rollpacker.runtime.ray.placement import start_actors
+from rollpacker.runtime.ray.placement import Actors, start_actors
 from rollpacker.runtime.ray.rendezvous import Rendezvous, rendezvous_of
+from rollpacker.runtime.ray.shelved_sync import ShelvedSync
 from rollpacker.runtime.ray.weight_sync import make_offer_sync
 from rollpacker.runtime.rollout.scheduling import check_supply
 from rollpacker.runtime.waiting.blocking import in_daemon_thread
 from rollpacker.transfer.model_files import FileSync
+from rollpacker.transfer.snapshots import SnapshotSync
 
 if TYPE_CHECKING:
     from rollpacker.protocols.trainer import Trainer
+    from rollpacker.protocols.weights import WeightSync
 
 
 class RayBackend:
@@ -60,8 +64,9 @@ class RayBackend:
             context.stage("starting engines, trainer and reward")
             actors = await start_actors(config, cluster_size(config, self._allocation), context)
             cluster.spare(actors.spare_nodes, context.note)
-            elastic = config.elastic.is_on
-            members = await stack.enter_async_context(open_members(config, cluster, context)) if elastic else None
+            takes_workers = config.elastic.is_on and config.trains
+            opened = open_members(config, cluster, context) if takes_workers else nullcontext()
+            members = await stack.enter_async_context(opened)
             costs = {each.degree: each for each in costs_of(config)}
 
             async def replace_engine(slot: EngineId, name: EngineId) -> Engine:
@@ -69,7 +74,9 @@ class RayBackend:
                     raise EngineFailed(f"{name} cannot start: its node is lost.")
                 return await actors.slots.replace(slot, name)
 
+            environments = make_environments(config.environment, tokenizer) if config.environment else None
             yield Workers(
+                environments=environments,
                 prompts=prompts,
                 held_out=held_out,
                 text_reader=tokenizer,
@@ -82,11 +89,7 @@ class RayBackend:
                     for degree in degrees_of(config)
                 },
                 trainer=cast("Trainer", actors.trainer),
-                weight_sync=(
-                    make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.has_trainer_gpus)
-                    if config.trains
-                    else FileSync(config.model.directory, deadlines.weight_sync_s)
-                ),
+                weight_sync=_weight_sync(config, actors),
                 reward=actors.reward,
                 trainer_parts=actors.trainer_parts,
                 colocated_engines=frozenset(actors.colocated_engines),
@@ -112,6 +115,16 @@ class RayBackend:
         )
 
 
+def _weight_sync(config: RunConfig, actors: Actors) -> WeightSync | None:
+    if not config.trains:
+        return FileSync(config.model.directory, config.backend.deadlines.weight_sync_s)
+    sync = make_offer_sync(config, actors.ranks, actors.trainer, has_gpu=actors.has_trainer_gpus)
+    if not config.elastic.is_on:
+        return sync
+    snapshots = SnapshotSync(cast("Trainer", actors.trainer), config.weight_sync.timeout_s)
+    return ShelvedSync(sync or snapshots, actors.trainer, config.elastic.bucket_mb)
+
+
 def _read_prompts(
     config: RunConfig,
 ) -> tuple[PromptTokenizer, Mapping[str, TokenizedPrompt], Mapping[str, Mapping[str, TokenizedPrompt]], Sequence[str]]:
@@ -119,7 +132,7 @@ def _read_prompts(
 
     Also gives what a person should know of them.
     """
-    tokenizer = PromptTokenizer(config.model.directory, config.data)
+    tokenizer = PromptTokenizer(config.model.directory, config.data, opens_answer=config.environment is None)
     held_out, notes = fit_held_out(config.evaluation, tokenizer, config.data)
     if not config.trains:
         return tokenizer, {}, held_out, notes

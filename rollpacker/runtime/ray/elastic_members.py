@@ -28,6 +28,7 @@ from rollpacker.protocols.backend import BackendContext
 from rollpacker.protocols.forwarding import Forwarder
 from rollpacker.protocols.members import MemberEngine
 from rollpacker.runtime.job.elastic_folder import ElasticFolder, Lease, Order, WorkerReport, fingerprint_here
+from rollpacker.runtime.placing.actors import have_engines_gpus
 from rollpacker.runtime.placing.fleets import config_of
 from rollpacker.runtime.ray.cluster import RayCluster
 from rollpacker.runtime.ray.node import pin_of_worker
@@ -116,7 +117,7 @@ class RayMembers:
         number = int(engine.rpartition(".")[2])
         place = MemberPlace(
             worker=worker,
-            gpus=tuple(range(number * degree, (number + 1) * degree)) if self._config.engine.resources.num_gpus else (),
+            gpus=tuple(range(number * degree, (number + 1) * degree)) if have_engines_gpus(self._config) else (),
             log=self._context.logs.absolute() / f"{engine}.log",
         )
         process = make_engine_process(engine, place)
@@ -144,7 +145,7 @@ class RayMembers:
 
     async def _watch(self) -> None:
         while True:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, OSError):  # a file system may be away for a while
                 async with asyncio.timeout(self._config.elastic.silence_s):
                     reports, nodes = await in_daemon_thread(self._look)
                     self._take(reports, nodes)

@@ -20,7 +20,7 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.ids import WorkerId
 from rollpacker.runtime.job.allocation import Allocation
 from rollpacker.runtime.placing.planning import cluster_size
-from rollpacker.runtime.ray.node_address import LOOPBACK, free_port, node_address
+from rollpacker.runtime.ray.node_address import JOINABLE_LOOPBACK, LOOPBACK, free_port, node_address
 from rollpacker.runtime.ray.private_folder import PrivateFolder, private_folder
 
 _MEBIBYTE = 1 << 20
@@ -169,11 +169,10 @@ def node_here(config: RunConfig, allocation: Allocation | None, log: Path) -> Ra
     settings = config.cluster or ClusterSection(name="none")
     size = cluster_size(config, allocation)
     name = allocation.node_name if allocation else socket.gethostname()
-    is_alone = size.num_nodes == 1 and (allocation is None or not config.elastic.is_on)
     offer = NodeOffer(
         pin=pin_of(allocation.rank if allocation else 0),
         name=name,
-        address=node_address(name, settings.network_interface, is_alone=is_alone),
+        address=_address(config, allocation, is_alone=size.num_nodes == 1 and not config.elastic.is_on),
         num_cpus=size.num_cpus,
         num_gpus=size.num_gpus,
         memory_bytes=allocation.memory_bytes if allocation else None,
@@ -190,7 +189,7 @@ def worker_node_here(config: RunConfig, allocation: Allocation | None, worker: W
     offer = NodeOffer(
         pin=pin_of_worker(worker),
         name=f"{name}-{worker}",
-        address=node_address(name, settings.network_interface, is_alone=allocation is None),
+        address=_address(config, allocation, is_alone=False),
         num_cpus=0,
         num_gpus=len(allocation.gpus) if allocation else 0,
         memory_bytes=allocation.memory_bytes if allocation else None,
@@ -198,6 +197,14 @@ def worker_node_here(config: RunConfig, allocation: Allocation | None, worker: W
     )
     folder = private_folder(settings.scratch, os.environ)
     return RayNode(offer, grace_s=config.backend.deadlines.start_s, folder=folder, log=log)
+
+
+def _address(config: RunConfig, allocation: Allocation | None, *, is_alone: bool) -> str:
+    """Where other nodes reach this one; `is_alone` where there will be none."""
+    interface = config.cluster.network_interface if config.cluster else None
+    if allocation is None and not is_alone and interface is None:
+        return JOINABLE_LOOPBACK
+    return node_address(allocation.node_name if allocation else socket.gethostname(), interface, is_alone=is_alone)
 
 
 def log_tail(log: Path) -> str:

@@ -12,6 +12,8 @@ from rollpacker.core.errors import ConfigError
 _GET_INTERFACE_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux, see netdevice(7)."""
 LOOPBACK = "127.0.0.1"
+JOINABLE_LOOPBACK = "127.0.0.2"
+"""Of a run on this machine alone that takes rollout workers: Ray lets no second node join a head at `LOOPBACK`."""
 _ONLY_FROM_HERE = (LOOPBACK, "127.0.1.1")
 """Many distributions resolve a machine's own name to one of these."""
 

@@ -7,8 +7,8 @@
 
 A task of its own takes facts out of the inbox (`inbox.py`) in order of arrival, from the start of the run to its end;
 the pipeline awaits the next batch. Commands that facts of one moment led to are sent together (`orders.py`) to the
-engines in use (`engines.py`). Every engine has a line of its own, and so has the reward (`reward_client.py`): no fact
-waits for them. The driver knows engines and rewards by protocol only, so it cannot tell real ones from modelled ones.
+engines in use (`engines.py`). Every engine has a line of its own, and so has the reward (`reward_client.py`). It knows
+them by protocol only, so it cannot tell real ones from modelled ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ from rollpacker.core.events import (
     ProgressMeasured,
     ResponseAborted,
     ResponseEvicted,
-    ResponseFinished,
     RewardComputed,
     StepStarted,
     TimerFired,
@@ -64,7 +63,8 @@ from rollpacker.core.ids import EngineId, is_held_out
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.data.order import PromptOrder
 from rollpacker.protocols.engine import Engine
-from rollpacker.protocols.reward import ResponseToScore, RewardService
+from rollpacker.protocols.environment import EnvironmentParts
+from rollpacker.protocols.reward import RewardService
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, Verdict
 from rollpacker.protocols.weights import Published, WeightSync
 from rollpacker.runtime.rollout.aside import Aside
@@ -84,8 +84,9 @@ from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import SamplingRules
 from rollpacker.runtime.rollout.reward_client import RewardClient
 from rollpacker.runtime.rollout.rounds import Rounds
-from rollpacker.runtime.rollout.scheduling import too_few_differ
+from rollpacker.runtime.rollout.scheduling import too_few_left
 from rollpacker.runtime.rollout.timers import Timers
+from rollpacker.runtime.rollout.trajectories import EnvironmentCommand, Trajectories
 from rollpacker.runtime.waiting.clock import RunClock
 from rollpacker.runtime.waiting.watchdog import Watchdog
 
@@ -105,10 +106,10 @@ class Driver:
         watchdog: Watchdog,
         interval_log: IntervalLog,
         listeners: Listeners,
+        environments: EnvironmentParts | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._order = order
-        self._sampling = sampling
         self._clock = clock
         self._listeners = listeners
         self._inbox = inbox = Inbox()
@@ -148,6 +149,7 @@ class Driver:
         self._to_score: list[ScoreResponse] = []
         self._timers = Timers(clock, lambda timer: self._take_aside(TimerFired(timer=timer)))
         self._meter = RoundMeter(self._engines, self._members)
+        self._trajectories = Trajectories(environments, self._rounds, clock, self._take_aside, inbox.put)
         self.elastic = Elastic(
             self._engines,
             self._members,
@@ -178,10 +180,11 @@ class Driver:
         self._reward.start()
         await self._meter.begin(await self._engines.start())
         self.elastic.start()
-        unscored = self._rounds.live.unscored
-        self._reward.add([self._scoring(ScoreResponse(request=record.request)) for record in unscored])
+        if not self._trajectories.are_any:
+            self._reward.add([self._rounds.scoring(ScoreResponse(request=each)) for each in self._rounds.live.unscored])
         for timer, at_s in self._scheduler.timers.items():
             self._timers.set(timer, at_s)
+        self._trajectories.start(self._scheduler)
         self._digesting = asyncio.create_task(self._digest(), name="driver")
 
     async def stop(self) -> None:
@@ -191,6 +194,7 @@ class Driver:
             await asyncio.gather(self._digesting, return_exceptions=True)
         await self._members.stop()
         await self._aside.stop()
+        await self._trajectories.stop()
         await self._orders.stop()
         await self._engines.stop()
         await self._reward.stop()
@@ -255,7 +259,7 @@ class Driver:
         batch, costs = self._rounds.current, await self._meter.measure()
         for event in measurements(batch, costs, self._engines.take_switch_time_s()):
             self._take(event)
-        return replace(costs, parallelism_gain=self._scheduler.parallelism_gain)
+        return replace(costs, parallelism_gain=self._scheduler.beside.parallelism_gain)
 
     async def leave_gpus(self, slots: Collection[EngineId]) -> None:
         """Put engines to sleep until `publish` wakes them: the trainer works on their GPUs. Nothing is in flight."""
@@ -276,7 +280,7 @@ class Driver:
 
     @property
     def longest_switch_s(self) -> float:
-        """How long the change of the degree may take that `publish` makes; 0 without one, or if no process starts."""
+        """How long `publish` may change the degree; 0 where it does not, or if no process starts."""
         return self._engines.longest_switch_s
 
     def turnover(self) -> Turnover:
@@ -326,9 +330,7 @@ class Driver:
             kind = ResponseEvicted if is_evicted else ResponseAborted
             self._take(kind(request=request, engine=engine_id, num_tokens=response.num_tokens))
             return
-        self._take(
-            ResponseFinished(request=request, engine=engine_id, num_tokens=response.num_tokens, spans=response.spans)
-        )
+        self._take(self._trajectories.ended(engine_id, response))
 
     def _report_verdict(self, verdict: Verdict, now: float) -> None:
         self._rounds.book_of(verdict.request).scored(verdict, now)
@@ -364,16 +366,21 @@ class Driver:
         if self._sending is None:  # what the facts of this pass of the event loop lead to is sent together
             self._sending = asyncio.get_running_loop().call_soon(self._send)
 
-    def _carry_out(self, command: Command, now: float) -> Event | None:  # noqa: C901, PLR0912 one case per command
+    def _carry_out(self, command: Command, now: float) -> Event | None:  # noqa: C901, PLR0912, PLR0915 one case per command
         """Carry out one command; gives its answer where that is known at once."""
         if isinstance(command, ElasticCommand):
             self.elastic.carry_out(command)
+            return None
+        if isinstance(command, EnvironmentCommand):
+            self._trajectories.carry_out(command)
             return None
         match command:
             case DrawPrompts():
                 return self._order.draw(command.domain, command.num_prompts)
             case Launch() | Abort() | Evict():
                 self._orders.add(command)
+            case ScoreResponse() if self._trajectories.are_any:
+                return self._trajectories.reward(command)
             case ScoreResponse():
                 self._to_score.append(command)
             case MeasureProgress():
@@ -385,8 +392,7 @@ class Driver:
             case EndEvaluation():
                 self._rounds.end_evaluation(now)
             case AcceptGroup():
-                self._rounds.accept(command)
-                batch = self._rounds.current
+                batch = self._rounds.accept(command)
                 self._listeners.on_progress(len(batch.accepted), batch.begin.num_prompts_needed)
             case DeferPrompts():
                 self._rounds.current.num_deferred_at_once = len(command.prompts)
@@ -411,7 +417,7 @@ class Driver:
             case FailWithoutEngines():
                 raise self._engines.none_left()
             case FailRun():
-                raise too_few_differ(command)
+                raise too_few_left(command, has_environments=self._trajectories.are_any)
             case EndRun():
                 self._is_run_over = True
             case _:
@@ -422,7 +428,7 @@ class Driver:
         """Send what has gathered; no fact waits for an answer."""
         self._sending = None
         self._orders.send()
-        to_score, self._to_score = [self._scoring(command) for command in self._to_score], []
+        to_score, self._to_score = [self._rounds.scoring(command) for command in self._to_score], []
         if to_score:
             self._reward.add(to_score, is_filling=self._rounds.is_filled)
         self._wait.look()
@@ -437,13 +443,7 @@ class Driver:
         self._listeners.on_stream(batch, gpus, command.groups_per_call)
 
     def _to_generate(self, launch: Launch) -> GenerationRequest:
-        begun = self._rounds.book_of(launch.request).launched(launch.request, launch.engine, self._clock.now())
-        return self._sampling.generation(launch.request, begun, self._engines.policy_version)
-
-    def _scoring(self, command: ScoreResponse) -> ResponseToScore:
-        response = self._rounds.book_of(command.request).requests[command.request].response
-        assert response is not None
-        return self._sampling.scoring(command, response)
+        return self._rounds.generation(launch, self._engines.policy_version, self._clock.now())
 
     def _describe_wait(self) -> str:
         waits = self._orders.describe_wait(self._scheduler.due) + self._reward.describe_wait()

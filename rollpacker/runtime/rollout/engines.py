@@ -99,7 +99,7 @@ class Engines:
         )
         self.tensor_parallel = next(iter(parts.fleets))
         """The degree in use."""
-        self.next_tensor_parallel = scheduler.tensor_parallel or self.tensor_parallel
+        self.next_tensor_parallel = scheduler.beside.tensor_parallel or self.tensor_parallel
         """The degree after the next `publish`."""
         self.policy_version = 0
         """What the engines in use hold since the last `publish`."""

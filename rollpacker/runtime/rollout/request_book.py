@@ -14,14 +14,23 @@ after it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rollpacker.core.commands import DropPrompt
 from rollpacker.core.ids import EngineId, PromptId, RequestId
-from rollpacker.protocols.rollout import FinishReason, Response, TokenIncrement, Verdict, spans_after
+from rollpacker.protocols.rollout import (
+    FinishReason,
+    Response,
+    TokenIncrement,
+    Verdict,
+    empty_response,
+    spans_after,
+    with_observation,
+    without_last_observation,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,6 +137,8 @@ class RequestBook:
     """That they had: each is prefilled once more."""
     num_tokens_saved: int = 0
     """Of these, the ones whose engine was lost: it had reported them."""
+    openings: dict[RequestId, Response] = field(default_factory=dict)
+    """What environments said before the first turn, of requests that were not launched yet."""
     _num_scored: dict[PromptId, int] = field(default_factory=dict)
 
     def launched(self, request: RequestId, engine: EngineId, now: float) -> Response | None:
@@ -136,10 +147,10 @@ class RequestBook:
         Gives what it has so far, which is something only after an eviction.
         """
         earlier = self.requests.get(request)
-        begun = earlier.kept if earlier else None
+        begun = earlier.kept if earlier else self.openings.pop(request, None)
         if earlier and earlier.response is None:
             self.num_tokens_saved += sum(len(part.token_ids) for part in earlier.reported)
-        if begun is not None:
+        if earlier is not None and begun is not None:
             self.num_continued += 1
             self.num_tokens_recomputed += begun.num_tokens
         launched_at_s = earlier.launched_at_s if earlier and begun else now
@@ -162,8 +173,10 @@ class RequestBook:
     def give(self, requests: Iterable[RequestId], book: RequestBook) -> None:
         """Move requests that are decided to the book of their batch."""
         for request in requests:
-            book.requests[request] = self.requests.pop(request)
             self._num_scored.pop(request.prompt, None)
+            self.openings.pop(request, None)
+            if request in self.requests:  # else its environment was never ready
+                book.requests[request] = self.requests.pop(request)
 
     def give_costs(self, book: RequestBook) -> None:
         """Move to the book of a batch what requests spent on engines that did not finish them, up to now."""
@@ -173,9 +186,9 @@ class RequestBook:
         book.num_tokens_saved, self.num_tokens_saved = self.num_tokens_saved, 0
 
     @property
-    def unscored(self) -> list[RequestRecord]:
+    def unscored(self) -> list[RequestId]:
         """Those with a response and without a verdict."""
-        return [record for record in self.requests.values() if record.is_finished and record.verdict is None]
+        return [name for name, record in self.requests.items() if record.is_finished and record.verdict is None]
 
     def count_scored(self) -> None:
         """Count again how many of each prompt have a verdict."""
@@ -191,6 +204,7 @@ class RequestBook:
             },
             stretches=list(self.stretches),
             dropped=list(self.dropped),
+            openings=dict(self.openings),
             _num_scored=dict(self._num_scored),
         )
 
@@ -209,10 +223,60 @@ class RequestBook:
 
     def came_back(self, response: Response, now: float) -> None:
         """An engine gave a request back, finished or not."""
-        record = self.requests[response.request]
-        if record.response is None:  # else a duplicate
+        record = self.requests.get(response.request)
+        if record is not None and record.response is None:  # else it was dropped, or a duplicate
             record.response = response
             record.finished_at_s = now
+
+    # Trajectories of several turns
+
+    def kept(self, request: RequestId) -> Response | None:
+        """What a trajectory has so far."""
+        record = self.requests.get(request)
+        return record.kept if record is not None else self.openings.get(request)
+
+    def observed(self, request: RequestId, token_ids: Sequence[int], now: float) -> None:
+        """An environment wrote these tokens, after which the policy goes on."""
+        longer = with_observation(request, self.kept(request), token_ids)
+        record = self.requests.get(request)
+        if record is not None:
+            record.response, record.finished_at_s = longer, record.finished_at_s or now
+        elif longer is not None:
+            self.openings[request] = longer
+
+    def begin_again(self, request: RequestId) -> None:
+        """A trajectory has a new environment, and nothing else."""
+        self.openings.pop(request, None)
+        record = self.requests.pop(request, None)
+        if record is not None:
+            ended_at_s = record.finished_at_s or record.placed_at_s
+            self.stretches.append(
+                Stretch(
+                    request=request,
+                    engine=record.engine,
+                    began_at_s=record.placed_at_s,
+                    ended_at_s=ended_at_s,
+                    is_lost=True,
+                )
+            )
+
+    def stop_trajectory(self, request: RequestId) -> None:
+        """A trajectory is not needed any more: the turn that it has last is no end of it."""
+        record = self.requests.get(request)
+        if record is not None and record.response is not None:
+            record.response = replace(record.response, finish_reason=FinishReason.ABORTED)
+
+    def end_trajectory(self, request: RequestId, *, is_whole: bool, now: float) -> None:
+        """A trajectory has ended: with the turn that it has last, cut unless its task was ended."""
+        record = self.requests.get(request)
+        if record is None:
+            nothing = empty_response(request)
+            self.requests[request] = record = RequestRecord(
+                request=request, engine=nothing.engine, launched_at_s=now, placed_at_s=now, response=nothing
+            )
+        kept = record.kept or empty_response(request)
+        record.response = without_last_observation(kept, FinishReason.STOP if is_whole else FinishReason.LENGTH)
+        record.finished_at_s = record.finished_at_s or now
 
     def scored(self, verdict: Verdict, now: float) -> None:
         """The reward has scored a response."""

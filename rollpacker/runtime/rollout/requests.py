@@ -13,7 +13,7 @@ from rollpacker.config.sections.evaluation import EvaluationSection, HeldOutFile
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
 from rollpacker.core.commands import ScoreResponse
-from rollpacker.core.ids import RequestId, held_out_prompt, is_held_out, set_of
+from rollpacker.core.ids import PromptId, RequestId, held_out_prompt, is_held_out, set_of
 from rollpacker.protocols.reward import ResponseToScore
 from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt
 from rollpacker.rewards.overlong import OverlongPunishment
@@ -59,6 +59,15 @@ class SamplingRules:
             max_staleness=config.system.max_staleness,
         )
 
+    def prompt_of(self, request: RequestId) -> TokenizedPrompt:
+        """The prompt of a request, trained or held out."""
+        return (self.held_out if is_held_out(request) else self.prompts)[request.prompt.key]
+
+    def max_tokens_of(self, request: RequestId) -> int:
+        """The most tokens that its response may have, with what environments write."""
+        own = self._rules[set_of(request)].max_response_tokens if is_held_out(request) else None
+        return own or self.rollout.max_response_tokens
+
     def generation(self, request: RequestId, begun: Response | None, policy_version: int) -> GenerationRequest:
         """Ask an engine, which holds this version, for a response, or for the rest of one that was begun before."""
         if is_held_out(request):
@@ -83,7 +92,7 @@ class SamplingRules:
             request=request,
             prompt_token_ids=self.held_out[request.prompt.key].token_ids,
             seed=held_out_seed(self.evaluation.seed, request),
-            max_response_tokens=rule.max_response_tokens or self.rollout.max_response_tokens,
+            max_response_tokens=self.max_tokens_of(request),
             temperature=rule.temperature,
             top_p=rule.top_p,
             top_k=rule.top_k,
@@ -99,7 +108,7 @@ class SamplingRules:
         """Ask the reward for a verdict."""
         return ResponseToScore(
             request=command.request,
-            prompt=(self.held_out if is_held_out(command.request) else self.prompts)[command.request.prompt.key].prompt,
+            prompt=self.prompt_of(command.request).prompt,
             token_ids=response.token_ids,
             is_truncated=response.finish_reason is FinishReason.LENGTH,
             case_limits_s=command.case_limits_s,
@@ -115,6 +124,11 @@ def sample_seed(run_seed: int, request: RequestId) -> int:
 def held_out_seed(evaluation_seed: int, request: RequestId) -> int:
     """The seed of one held-out sample: the same in every step, run and system, so that these are compared in pairs."""
     return _63_bits(f"held out/{evaluation_seed}/{request.prompt.key}/{request.sample}")
+
+
+def environment_seed(run_seed: int, prompt: PromptId) -> int:
+    """The seed of a prompt's environments, the same for all of its trajectories. 31 bits."""
+    return _63_bits(f"environment/{run_seed}/{prompt.epoch}/{prompt.key}") >> 32
 
 
 def _63_bits(name: str) -> int:

@@ -14,7 +14,17 @@ from rollpacker.runtime.rollout.evaluation_record import EvaluationRecord
 from rollpacker.runtime.rollout.request_book import RequestBook
 
 if TYPE_CHECKING:
-    from rollpacker.core.commands import AcceptGroup, BeginEvaluation, BeginRound, DropPrompt, EndRound
+    from rollpacker.core.commands import (
+        AcceptGroup,
+        BeginEvaluation,
+        BeginRound,
+        DropPrompt,
+        EndRound,
+        Launch,
+        ScoreResponse,
+    )
+    from rollpacker.protocols.reward import ResponseToScore
+    from rollpacker.protocols.rollout import GenerationRequest
     from rollpacker.runtime.rollout.requests import SamplingRules
 
 
@@ -22,7 +32,7 @@ class Rounds:
     """Keeps what is under way."""
 
     def __init__(self, sampling: SamplingRules) -> None:
-        self._sampling = sampling
+        self.sampling = sampling
         self.live = RequestBook()
         """In an asynchronous run, the requests that are under way; empty in a synchronous one."""
         self.batch: Batch | None = None
@@ -39,7 +49,7 @@ class Rounds:
     @property
     def goes_on(self) -> bool:
         """Whether requests outlive the step in which they began."""
-        return self._sampling.max_staleness > 0
+        return self.sampling.max_staleness > 0
 
     @property
     def is_batch_complete(self) -> bool:
@@ -57,19 +67,20 @@ class Rounds:
             begin=command,
             policy_version=policy_version,
             began_at_s=now,
-            prompts=self._sampling.prompts,
-            overlong=self._sampling.overlong,
-            max_staleness=self._sampling.max_staleness,
+            prompts=self.sampling.prompts,
+            overlong=self.sampling.overlong,
+            max_staleness=self.sampling.max_staleness,
         )
         dropped, self.live.dropped = self.live.dropped, []
         for each in dropped:
             self.drop(each)
 
-    def accept(self, command: AcceptGroup) -> None:
-        """A group is of the batch."""
+    def accept(self, command: AcceptGroup) -> Batch:
+        """A group is of the batch, which is given."""
         if self.goes_on:
             self.live.give(requests_of(command), self.current.book)
         self.current.accept(command)
+        return self.current
 
     def drop(self, command: DropPrompt) -> None:
         """A prompt is never trained."""
@@ -95,7 +106,7 @@ class Rounds:
             policy_version=policy_version,
             began_at_s=now,
             has_filled=self.batch is not None and self.batch.order is None,
-            prompts=self._sampling.held_out,
+            prompts=self.sampling.held_out,
         )
 
     def end_evaluation(self, now: float) -> None:
@@ -106,6 +117,17 @@ class Rounds:
         """Give the evaluation that is over, once: its responses may be large."""
         evaluation, self.evaluation = self.evaluation, None
         return evaluation
+
+    def generation(self, launch: Launch, policy_version: int, now: float) -> GenerationRequest:
+        """What an engine, which holds this version, is asked for."""
+        begun = self.book_of(launch.request).launched(launch.request, launch.engine, now)
+        return self.sampling.generation(launch.request, begun, policy_version)
+
+    def scoring(self, command: ScoreResponse) -> ResponseToScore:
+        """What the reward is asked for."""
+        response = self.book_of(command.request).requests[command.request].response
+        assert response is not None
+        return self.sampling.scoring(command, response)
 
     def book_of(self, request: RequestId) -> RequestBook:
         """Where a request is written down; a book without it if what it belongs to is over and taken."""

@@ -11,6 +11,7 @@ from rollpacker.config.keys import nearest
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.config.sections.elastic import ElasticSection
+from rollpacker.config.sections.environment import EnvironmentSection
 from rollpacker.core.commands import FailRun
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, EngineId
@@ -21,6 +22,7 @@ from rollpacker.core.settings import (
     BalanceSettings,
     DynamicSamplingSettings,
     ElasticSettings,
+    EnvironmentSettings,
     EvaluationSettings,
     FillSettings,
     HeldOutSet,
@@ -127,6 +129,7 @@ def scheduler_settings(
         ),
         evaluation=_evaluation(config, held_out) if held_out else None,
         elastic=_elastic(config) if config.elastic.is_on and config.trains else None,
+        environment=_environment(config.environment) if config.environment else None,
         routing=config.system.routing,
         restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
     )
@@ -261,6 +264,17 @@ def _seeding(section: ElasticSection) -> SeedingSettings | None:
     )
 
 
+def _environment(section: EnvironmentSection) -> EnvironmentSettings:
+    return EnvironmentSettings(
+        max_turns=section.max_turns,
+        max_open=section.max_open,
+        max_restarts=section.max_restarts,
+        reset_timeout_s=section.reset_timeout_s,
+        turn_timeout_s=section.turn_timeout_s,
+        episode_timeout_s=section.episode_timeout_s,
+    )
+
+
 def _length_history(config: RunConfig) -> LengthHistorySettings:
     factor = exact(config.system.first_factor)
     return LengthHistorySettings(
@@ -303,8 +317,15 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def too_few_differ(command: FailRun) -> DataError:
-    """Say why dynamic sampling could not fill a batch."""
+def too_few_left(command: FailRun, *, has_environments: bool) -> DataError:
+    """Say why a batch could not be filled."""
+    if has_environments:
+        return DataError(
+            f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} "
+            "of them were dropped: their environments failed too often, or all their rewards were equal.",
+            "A trajectory begins again environment.max_restarts times; a prompt with too few left is dropped.",
+            "Read in driver.log how environments failed, or raise environment.turn_timeout_s or max_restarts.",
+        )
     return DataError(
         f"Step {command.round} launched {command.num_prompts_launched} prompts, and {command.num_prompts_dropped} of "
         f"them had all their rewards equal; {command.num_prompts_needed} places of the batch are open.",

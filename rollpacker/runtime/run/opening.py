@@ -298,6 +298,7 @@ class _Opening:
             clock=self._clock,
             watchdog=self._watchdog,
             interval_log=self._interval_log,
+            environments=workers.environments,
             listeners=Listeners(
                 on_event=on_event,
                 on_progress=on_progress,

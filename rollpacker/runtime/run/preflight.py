@@ -28,6 +28,7 @@ from rollpacker.data.model_files import check_model_files
 from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.data.weight_files import read_tensors, weight_files
 from rollpacker.engines.vllm.installed import check_drafter, check_vllm, check_vllm_installed
+from rollpacker.environments.trial import try_environment
 from rollpacker.paths import special_kind
 from rollpacker.protocols.backend import ModelFacts, ModelledCluster, RunFacts
 from rollpacker.protocols.rollout import Prompt
@@ -112,6 +113,8 @@ class RealRunFacts:
         if _runs_in_this_environment(self._config):
             is_elsewhere = self._config.cluster is not None and current_allocation(os.environ) is None
             try_checks(self._config.reward, prompts, can_reach=not is_elsewhere)
+            if self._config.environment and prompts:
+                try_environment(self._config.environment, prompts[0])
 
     def cluster(self) -> ClusterSize:
         return cluster_size(self._config, current_allocation(os.environ))

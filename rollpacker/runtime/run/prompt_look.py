@@ -46,7 +46,7 @@ def notes_of_tokens(config: RunConfig) -> list[str]:
 
 
 def _look(config: RunConfig) -> list[str]:
-    tokenizer = PromptTokenizer(config.model.directory, config.data)
+    tokenizer = PromptTokenizer(config.model.directory, config.data, opens_answer=config.environment is None)
     if config.trains:
         prompts, notes = load_training_prompts(config.data)
     else:

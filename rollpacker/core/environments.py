@@ -1,0 +1,333 @@
+"""Trajectories of several turns: which wait for their environment, and what follows when an environment fails.
+
+A trajectory is one request: a policy writes a turn, its environment answers, and the policy goes on from the tokens so
+far. Batching and evaluation know it as a request that runs until it has finished, so races, long rounds, dynamic
+sampling and asynchronous steps treat it as any other. The router holds it while an engine generates a turn, and no
+engine has anything of it while its environment acts: its slot is another's.
+
+    queued ──fewer than `max_open` are open──> acting ──EnvironmentStepped──> generating ──TurnFinished──> acting
+                                                 │
+                                                 ├──done, or a limit is reached──> finished
+                                                 └──EnvironmentFailed, or its time is over──> queued: it begins again
+                                                    `max_restarts` times, without what it had, and is then given up
+
+An environment that crashes or hangs is no engine that fails: nothing but its own trajectory is concerned. One that is
+given up never finishes. A prompt with fewer others than its group needs is dropped, and counted; a held-out trajectory
+counts as finished, with what it has. So no prompt is tried for ever, and a long round, which has no race, ends.
+
+Each call to the environments of a request has a number, over all restarts. An answer with an older number, or to a
+trajectory that was stopped, is late: it changes nothing. One that never comes is made up for by the time limits.
+
+Invariant: a trajectory that batching or evaluation waits for is in one of three states, `generating` if and only if it
+is the router's, and one that acts has a deadline that a timer will not miss.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from rollpacker.core.batching_machine import GivenUp
+from rollpacker.core.commands import CloseEnvironment, Command, OpenEnvironment, SetTimer, StepEnvironment
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.errors import ImpossibleEvent, InvariantViolated
+from rollpacker.core.events import ResponseFinished, TimerFired
+from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan, is_held_out
+from rollpacker.core.routing import Router
+from rollpacker.core.settings import EnvironmentSettings
+
+TIMER: Final = "environments"
+
+FINISHED: Final = "finished"
+STOPPED: Final = "stopped"
+TIMEOUT: Final = "environment_timeout"
+NO_TURN: Final = "environment_over"
+"""Its reset left the policy nothing to say."""
+
+EnvironmentEvent = TurnFinished | EnvironmentStepped | EnvironmentFailed
+Conclude = Callable[[ResponseFinished | GivenUp], tuple[Command, ...]]
+"""Tells batching or evaluation that a trajectory has finished, or was given up, and gives what follows."""
+
+
+class Stage(StrEnum):
+    """What a trajectory waits for."""
+
+    QUEUED = "queued"
+    """For a place among the open environments."""
+    ACTING = "acting"
+    """For its environment."""
+    GENERATING = "generating"
+    """For an engine."""
+
+
+class _Trajectory:
+    """A request between its start and its end."""
+
+    __slots__ = ("acted_s", "call", "called_at_s", "due_at_s", "num_restarts", "num_turns", "stage", "turn")
+
+    def __init__(self) -> None:
+        self.stage = Stage.QUEUED
+        self.call = -1
+        """Number of the last call to its environments."""
+        self.called_at_s = self.due_at_s = 0.0
+        """While it acts."""
+        self.acted_s = 0.0
+        """What the answers of this attempt took."""
+        self.num_turns = 0
+        """That a policy has written in this attempt."""
+        self.num_restarts = 0
+        self.turn: TurnFinished | None = None
+        """The last one of this attempt."""
+
+    def begin_again(self) -> None:
+        self.stage, self.num_turns, self.turn, self.acted_s = Stage.QUEUED, 0, None, 0.0
+        self.num_restarts += 1
+
+
+class Environments:
+    """Keeps the trajectories of a run that are under way."""
+
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self._settings = settings
+        self._trajectories: dict[RequestId, _Trajectory] = {}
+        """In the order in which they were started."""
+        self._queue: dict[RequestId, None] = {}
+        """Those that are queued, in order."""
+        self._to_step: list[RequestId] = []
+        """Whose turn has ended; empty between events."""
+        self._to_close: list[CloseEnvironment] = []
+        """Empty between events."""
+        self._deadlines: list[tuple[float, RequestId, int]] = []
+        """A heap of (time, request, call); an entry with another call than the trajectory's last one is void."""
+        self._timer_at_s = math.inf
+        """When the timer is due that is set."""
+
+    # What batching and evaluation decide
+
+    def start(self, requests: Iterable[RequestId]) -> None:
+        """Let trajectories begin, as places become free."""
+        for request in requests:
+            self._trajectories[request] = _Trajectory()
+            self._queue[request] = None
+
+    def stop(self, requests: Iterable[RequestId]) -> list[RequestId]:
+        """End trajectories that are not needed any more; gives those that an engine generates."""
+        stopped = [(request, self._end(request, STOPPED)) for request in requests]
+        return [request for request, trajectory in stopped if trajectory.stage is Stage.GENERATING]
+
+    def is_generating(self, request: RequestId) -> bool:
+        """Tell whether a trajectory is the router's."""
+        return self._trajectories[request].stage is Stage.GENERATING
+
+    # Facts
+
+    def handle(self, event: EnvironmentEvent, now: float, router: Router, conclude: Conclude) -> tuple[Command, ...]:
+        """Take in one fact.
+
+        Args:
+            event: What happened.
+            now: Seconds since the run began.
+            router: Has what is generated.
+            conclude: Told of a trajectory that ends.
+
+        Raises:
+            ImpossibleEvent: It cannot have happened; nothing was changed.
+        """
+        if isinstance(event, TurnFinished):
+            self._end_turn(event, router)
+            return ()
+        trajectory = self._awaiting(event)
+        if trajectory is None:
+            return ()
+        if isinstance(event, EnvironmentFailed):
+            return self._fail(event.request, event.reason, conclude)
+        trajectory.acted_s += now - trajectory.called_at_s
+        is_over = event.is_done or event.num_tokens_left <= 0 or trajectory.num_turns >= self._settings.max_turns
+        if not is_over:
+            trajectory.stage = Stage.GENERATING
+            return tuple(router.launch([event.request]))
+        if trajectory.turn is None:  # the policy has written nothing that could be trained
+            return self._fail(event.request, NO_TURN, conclude)
+        commands = conclude(_finish_of(event.request, trajectory.turn))
+        self._end(event.request, FINISHED)
+        return commands
+
+    def _awaiting(self, event: EnvironmentStepped | EnvironmentFailed) -> _Trajectory | None:
+        """Look up the trajectory that waits for this answer; None if it comes late."""
+        trajectory = self._trajectories.get(event.request)
+        if trajectory is None or event.call < trajectory.call:
+            return None
+        if event.call > trajectory.call:
+            raise ImpossibleEvent(f"{event.request} was answered call {event.call}.", f"The last is {trajectory.call}.")
+        return trajectory if trajectory.stage is Stage.ACTING else None
+
+    def _end_turn(self, event: TurnFinished, router: Router) -> None:
+        """Have the environment answer, unless the engine speaks of what it does not hold any more."""
+        is_news = not router.has_moved(event.request, event.engine) and router.is_in_flight(event.request)
+        router.note_answer(event.request, event.engine)
+        if is_news:
+            router.finish(event.request)
+            trajectory = self._trajectories[event.request]
+            trajectory.stage, trajectory.turn = Stage.ACTING, event
+            trajectory.num_turns += 1
+            self._to_step.append(event.request)
+
+    def fire(self, event: TimerFired, now: float, conclude: Conclude) -> tuple[Command, ...]:
+        """Give up the environments whose time is over; nothing for other timers."""
+        if event.timer != TIMER:
+            return ()
+        self._timer_at_s = math.inf
+        commands: list[Command] = []
+        while (due := self._next_due()) is not None and due[0] <= now:
+            commands += self._fail(due[1], TIMEOUT, conclude)
+        return tuple(commands)
+
+    def _fail(self, request: RequestId, reason: str, conclude: Conclude) -> tuple[Command, ...]:
+        """Let a trajectory begin again, or give it up."""
+        trajectory = self._trajectories[request]
+        if trajectory.num_restarts < self._settings.max_restarts:
+            self._to_close.append(CloseEnvironment(request=request, reason=reason))
+            trajectory.begin_again()
+            self._queue[request] = None
+            return ()
+        self._end(request, reason)
+        return conclude(_finish_of(request, trajectory.turn) if is_held_out(request) else GivenUp(request=request))
+
+    def _end(self, request: RequestId, reason: str) -> _Trajectory:
+        trajectory = self._trajectories.pop(request)
+        if trajectory.stage is Stage.QUEUED:
+            del self._queue[request]
+        else:
+            self._to_close.append(CloseEnvironment(request=request, reason=reason))
+        return trajectory
+
+    # Orders
+
+    def close(self) -> list[CloseEnvironment]:
+        """Give the orders for what is over; they come before all else that an event leads to."""
+        closing, self._to_close = self._to_close, []
+        return closing
+
+    def act(self, now: float) -> tuple[Command, ...]:
+        """Have environments answer the turns that have ended, open what has a place, and see to the timer."""
+        orders: list[Command] = []
+        for request in self._to_step:
+            if request in self._trajectories:
+                call = self._call(request, self._settings.turn_timeout_s, now)
+                orders.append(StepEnvironment(request=request, call=call))
+        self._to_step = []
+        num_places = self._settings.max_open - len(self._trajectories) + len(self._queue)
+        for request in list(itertools.islice(self._queue, max(0, num_places))):
+            del self._queue[request]
+            call = self._call(request, self._settings.reset_timeout_s, now)
+            orders.append(OpenEnvironment(request=request, call=call))
+        due = self._next_due()
+        if due is not None and due[0] < self._timer_at_s:
+            self._timer_at_s = due[0]
+            orders.append(SetTimer(timer=TIMER, at_s=due[0]))
+        return tuple(orders)
+
+    def _call(self, request: RequestId, limit_s: float, now: float) -> int:
+        trajectory = self._trajectories[request]
+        trajectory.stage = Stage.ACTING
+        trajectory.call += 1
+        trajectory.called_at_s = now
+        trajectory.due_at_s = now + min(limit_s, self._settings.episode_timeout_s - trajectory.acted_s)
+        heapq.heappush(self._deadlines, (trajectory.due_at_s, request, trajectory.call))
+        return trajectory.call
+
+    def _next_due(self) -> tuple[float, RequestId, int] | None:
+        while self._deadlines:
+            _, request, call = self._deadlines[0]
+            trajectory = self._trajectories.get(request)
+            if trajectory is not None and trajectory.call == call and trajectory.stage is Stage.ACTING:
+                return self._deadlines[0]
+            heapq.heappop(self._deadlines)
+        return None
+
+    @property
+    def acting(self) -> list[tuple[RequestId, int]]:
+        """What environments owe an answer, with the number of the call: after a restore none of them is there."""
+        return [(request, each.call) for request, each in self._trajectories.items() if each.stage is Stage.ACTING]
+
+    # Self-check and snapshot
+
+    def check(self, running: Collection[RequestId]) -> None:
+        """Re-derive the machine's invariants.
+
+        Args:
+            running: What batching and evaluation wait for.
+
+        Raises:
+            InvariantViolated: The state contradicts itself, or what is waited for.
+        """
+        if self._trajectories.keys() != set(running):
+            differing = sorted(str(each) for each in self._trajectories.keys() ^ set(running))
+            raise InvariantViolated(f"Trajectories and what is waited for differ by {', '.join(differing)}")
+        queued = {request for request, each in self._trajectories.items() if each.stage is Stage.QUEUED}
+        num_open = len(self._trajectories) - len(queued)
+        if queued != self._queue.keys() or num_open > self._settings.max_open or self._to_step or self._to_close:
+            raise InvariantViolated(f"{num_open} environments are open; queued are {queued}, known {list(self._queue)}")
+        if queued and num_open < self._settings.max_open:
+            raise InvariantViolated(f"{len(queued)} trajectories wait, and only {num_open} are open.")
+        dues = {(request, call): due for due, request, call in self._deadlines}
+        for request, call in self.acting:
+            if dues.get((request, call), math.inf) < self._timer_at_s or (request, call) not in dues:
+                raise InvariantViolated(f"{request} acts, and no timer will end it.")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the whole state as JSON data that shares nothing with the machine."""
+        return {
+            "trajectories": [
+                {
+                    "request": [request.round, list(request.prompt), request.sample],
+                    "stage": each.stage.value,
+                    "call": each.call,
+                    "called_at_s": each.called_at_s,
+                    "due_at_s": each.due_at_s,
+                    "acted_s": each.acted_s,
+                    "num_turns": each.num_turns,
+                    "num_restarts": each.num_restarts,
+                    "turn": each.turn and [each.turn.engine, each.turn.num_tokens, [list(s) for s in each.turn.spans]],
+                }
+                for request, each in self._trajectories.items()
+            ],
+            "queue": [[request.round, list(request.prompt), request.sample] for request in self._queue],
+            "timer_at_s": None if self._timer_at_s == math.inf else self._timer_at_s,
+        }
+
+    @classmethod
+    def restore(cls, settings: EnvironmentSettings, snapshot: dict[str, Any]) -> Self:
+        """Rebuild the machine that gave the snapshot."""
+        machine = cls(settings)
+        for row in snapshot["trajectories"]:
+            request, each = _request(row["request"]), _Trajectory()
+            each.stage, each.call = Stage(row["stage"]), row["call"]
+            each.called_at_s, each.due_at_s, each.acted_s = row["called_at_s"], row["due_at_s"], row["acted_s"]
+            each.num_turns, each.num_restarts = row["num_turns"], row["num_restarts"]
+            if row["turn"] is not None:
+                engine, num_tokens, spans = row["turn"]
+                of_turn = tuple(VersionSpan(*span) for span in spans)
+                each.turn = TurnFinished(request=request, engine=EngineId(engine), num_tokens=num_tokens, spans=of_turn)
+            machine._trajectories[request] = each
+            if each.stage is Stage.ACTING:
+                heapq.heappush(machine._deadlines, (each.due_at_s, request, each.call))
+        machine._queue = dict.fromkeys(map(_request, snapshot["queue"]))
+        machine._timer_at_s = math.inf if snapshot["timer_at_s"] is None else snapshot["timer_at_s"]
+        return machine
+
+
+def _finish_of(request: RequestId, turn: TurnFinished | None) -> ResponseFinished:
+    """The end of a trajectory whose last turn this is; of one without any, that of an empty response."""
+    if turn is None:
+        return ResponseFinished(request=request, engine=EngineId(""), num_tokens=0, spans=())
+    return ResponseFinished(request=request, engine=turn.engine, num_tokens=turn.num_tokens, spans=turn.spans)
+
+
+def _request(plain: list[Any]) -> RequestId:
+    number, prompt, sample = plain
+    return RequestId(number, PromptId(*prompt), sample)

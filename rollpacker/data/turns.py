@@ -1,0 +1,77 @@
+"""Renders what an environment says as tokens that follow a policy's turn, which is never rendered again.
+
+Token in, token out: a conversation that is rendered anew after each turn has other tokens than the engine sampled,
+because templates drop thinking, trim white space or cut words otherwise. Here only what is new is rendered: the end of
+the policy's turn as the template writes it, without what the policy wrote of it, a message of the user with the
+observation, and the beginning of the next answer. The template writes that after a turn in which a marker stands for
+the policy's words, so nothing of an earlier turn is asked of it.
+
+Where the prompt is a plain text, so is the conversation: an observation is tokens of its text alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollpacker.core.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rollpacker.data.tokenization import PromptTokenizer
+    from rollpacker.protocols.rollout import Prompt
+
+_MARKER = "RollPackerTurn"
+"""Stands for a turn: a word that no template writes or changes."""
+
+
+class TurnRenderer:
+    """Implements `rollpacker.protocols.environment.TurnTexts` with the tokenizer of the model directory."""
+
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def action(self, turn: Sequence[int]) -> str:
+        return self._tokenizer.decode(turn)
+
+    def observation(self, prompt: Prompt, text: str, turn: Sequence[int]) -> Sequence[int]:
+        tokenizer = self._tokenizer
+        if not tokenizer.is_chat(prompt):
+            return tokenizer.encode_text(text) if text else []
+        if not turn:
+            return tokenizer.encode_text(self._opening(prompt, text))
+        return tokenizer.encode_text(self._reply(prompt, text, tokenizer.token_texts(turn[-1:])))
+
+    def _opening(self, prompt: Prompt, text: str) -> str:
+        """What follows a prompt that opens no answer yet."""
+        before = self._tokenizer.render(prompt, [], opens_answer=False)
+        whole = self._tokenizer.render(prompt, [_user(text)] if text else [], opens_answer=True)
+        if not whole.startswith(before):
+            raise _not_extendable(prompt, before, whole)
+        return whole.removeprefix(before)
+
+    def _reply(self, prompt: Prompt, text: str, last_token: str) -> str:
+        """What follows a turn that ends with this token."""
+        answered = [*([] if _ends_with_user(prompt) else [_user("-")]), {"role": "assistant", "content": _MARKER}]
+        whole = self._tokenizer.render(prompt, [*answered, _user(text)], opens_answer=True)
+        _, marker, after = whole.rpartition(_MARKER)
+        if not marker:
+            raise _not_extendable(prompt, _MARKER, whole)
+        return after.removeprefix(last_token)
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _ends_with_user(prompt: Prompt) -> bool:
+    return not prompt.messages or prompt.messages[-1]["role"] == "user"
+
+
+def _not_extendable(prompt: Prompt, before: str, whole: str) -> DataError:
+    return DataError(
+        f"The chat template cannot go on after a turn of prompt {prompt.key!r}: {before[-80:]!r} is not where "
+        f"{whole[:200]!r} goes on.",
+        "A conversation of several turns needs a template that writes earlier messages as they were.",
+        "Give another template by data.chat_template.",
+    )

@@ -1,0 +1,13 @@
+"""Environments: classes with GEM's and gymnasium's interface whose actions and observations are texts.
+
+    class Guess:
+        def reset(self, *, seed=None, options=None):  # options: the other fields of the prompt's line
+            return "Guess a number.", {}
+
+        def step(self, action):  # the text of a turn
+            return observation, reward, terminated, truncated, {}
+
+`environment=gym environment.env=PACKAGE.MODULE:NAME` runs any such class; those that lie here need no other package.
+Each runs in a process of its own that is killed when it hangs. Sources: GEM (github.com/axon-rl/gem) `Env.reset` and
+`Env.step`; gymnasium.Env, whose `options` and five results are these.
+"""

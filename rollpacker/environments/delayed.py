@@ -1,0 +1,79 @@
+"""Any environment, slower and less reliable: to see what redundancy and time limits are worth.
+
+Latencies are log-normal, as those of web and game environments are: half of the answers take less than `median_s`, one
+of a hundred more than `p99_s`. A share of the episodes hangs at a random step, and another crashes its process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from typing import Any
+
+from rollpacker.config.python_names import load_named
+from rollpacker.environments.process import taking_known
+
+_Z99 = 2.326
+"""Of a normal distribution, where one of a hundred lies above."""
+
+
+class Delayed:
+    """Wraps one environment.
+
+    Args:
+        env: The class of the other one, `FILE.py:NAME` or `PACKAGE.MODULE:NAME`.
+        arguments: Given to it.
+        median_s: Of the latency of resets and steps.
+        p99_s: Its 99th percentile; 0 is the median.
+        p_hang: Of an episode, the probability that a step of it never returns.
+        p_crash: Of an episode, the probability that its process dies in a step.
+        p_crash_at_reset: That it dies in its reset.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        median_s: float = 0.0,
+        p99_s: float = 0.0,
+        p_hang: float = 0.0,
+        p_crash: float = 0.0,
+        p_crash_at_reset: float = 0.0,
+    ) -> None:
+        self._env = load_named(env)(**(arguments or {}))
+        self._reset = taking_known(self._env.reset)
+        self._median_s = median_s
+        self._sigma = math.log(max(p99_s, median_s) / median_s) / _Z99 if median_s else 0.0
+        self._p_hang, self._p_crash, self._p_crash_at_reset = p_hang, p_crash, p_crash_at_reset
+        self._random = random.Random()  # not the seed's: an episode that begins again must have another fate
+        self._ends_at = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Wait, and reset the other one."""
+        self._wait()
+        self._num_steps = 0
+        self._fate = self._random.random()
+        self._ends_at = self._random.randint(1, 3)
+        if self._random.random() < self._p_crash_at_reset:
+            os._exit(1)
+        result: tuple[str, dict[str, Any]] = self._reset(seed=seed, options=options)
+        return result
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Wait, and step the other one, unless the episode's fate comes first."""
+        self._num_steps += 1
+        if self._num_steps >= self._ends_at and self._fate < self._p_hang + self._p_crash:
+            if self._fate < self._p_crash:
+                os._exit(1)
+            while True:
+                time.sleep(3600.0)
+        self._wait()
+        result: tuple[str, float, bool, bool, dict[str, Any]] = self._env.step(action)
+        return result
+
+    def _wait(self) -> None:
+        if self._median_s:
+            time.sleep(self._median_s * math.exp(self._sigma * self._random.gauss(0.0, 1.0)))

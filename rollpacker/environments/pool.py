@@ -1,0 +1,134 @@
+"""Environments in processes that can be killed; implements `rollpacker.protocols.environment.EnvironmentService`.
+
+    free process ──reset──> a trajectory's ──end──> free, or, if it is in the middle of a call, killed and started again
+
+Invariant: a process belongs to one trajectory at a time. There are as many as trajectories were open at once; which may
+be open is decided in `rollpacker.core.environments`, and so is how long a call may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.ids import RequestId
+from rollpacker.protocols.arrivals import Arrivals
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
+from rollpacker.rewards.supervisor_process import ProcessDied, SupervisorProcess
+
+PROCESS = "rollpacker.environments.process"
+
+_MOST_PROBLEMS = 100
+"""Different ones that are logged."""
+
+_log = logging.getLogger(__name__)
+
+
+class EnvironmentPool:
+    """Runs one class of environments.
+
+    Args:
+        source: Of the class, `FILE.py:NAME` or `PACKAGE.MODULE:NAME`.
+        arguments: Given to it by name.
+        limit_s: After which a call is given up even if nobody ends it.
+    """
+
+    def __init__(self, source: str, arguments: Mapping[str, Any], *, limit_s: float) -> None:
+        self._words = [source, json.dumps(dict(arguments))]
+        self._limit_s = limit_s
+        self._free: list[SupervisorProcess] = []
+        self._open: dict[RequestId, SupervisorProcess] = {}
+        self._calls: dict[RequestId, asyncio.Task[None]] = {}
+        self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
+        self._error: Exception | None = None
+        self._problems: set[str] = set()
+
+    def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None:
+        if request not in self._open:
+            self._open[request] = self._free.pop() if self._free else self._started()
+        self._ask(request, call, {"reset": start.seed, "options": dict(start.options)})
+
+    def step(self, request: RequestId, call: int, action: str) -> None:
+        if request in self._open:
+            self._ask(request, call, {"step": action})
+        else:
+            self._answers.put([EnvironmentAnswer(request=request, call=call, failure="environment_lost")])
+
+    def end(self, request: RequestId) -> None:
+        process = self._open.pop(request, None)
+        if process is None:
+            return
+        calling = self._calls.pop(request, None)
+        if calling is not None and not calling.done():
+            calling.cancel()
+            process.restart()
+        self._free.append(process)
+
+    async def collect(self) -> Sequence[EnvironmentAnswer]:
+        answers = await self._answers.collect()
+        if self._error is not None:
+            raise self._error
+        return answers
+
+    async def close(self) -> None:
+        """End all processes."""
+        calling = list(self._calls.values())
+        for task in calling:
+            task.cancel()
+        await asyncio.gather(*calling, return_exceptions=True)
+        processes = [*self._free, *self._open.values()]
+        for process in processes:
+            process.disconnect()
+        for process in processes:
+            await asyncio.to_thread(process.close)
+        self._answers.close()
+
+    def _started(self) -> SupervisorProcess:
+        return SupervisorProcess(PROCESS, self._words, role="environment process")
+
+    def _ask(self, request: RequestId, call: int, message: dict[str, Any]) -> None:
+        calling = self._call(request, call, self._open[request], json.dumps(message))
+        self._calls[request] = asyncio.create_task(calling, name=f"environment of {request}")
+
+    async def _call(self, request: RequestId, call: int, process: SupervisorProcess, line: str) -> None:
+        failure, answer = "environment_error", {}
+        try:
+            answer = await process.request(line, self._limit_s)
+            problem = answer.get("failure", "")
+        except ProcessDied:
+            failure, problem = "environment_crashed", "its process died"
+        except TimeoutError:
+            failure, problem = "environment_timeout", f"it took longer than {self._limit_s:g} s"
+        except (asyncio.LimitOverrunError, ValueError) as error:
+            problem = f"its answer cannot be read: {error}"
+        except EngineFailed as error:
+            self._error = error
+            self._answers.close()
+            return
+        if problem:
+            self._note(request, problem)
+            self._answers.put([EnvironmentAnswer(request=request, call=call, failure=failure, problem=problem)])
+            return
+        self._answers.put(
+            [
+                EnvironmentAnswer(
+                    request=request,
+                    call=call,
+                    observation=answer["observation"],
+                    reward=answer["reward"],
+                    is_terminated=answer["terminated"],
+                    is_truncated=answer["truncated"],
+                    time_s=answer["time_s"],
+                )
+            ]
+        )
+
+    def _note(self, request: RequestId, problem: str) -> None:
+        """Log a problem the first time: environments may have the same one in every trajectory."""
+        if problem not in self._problems and len(self._problems) < _MOST_PROBLEMS:
+            self._problems.add(problem)
+            _log.warning("The environment of %s failed: %s", request, problem)

@@ -1,0 +1,136 @@
+"""The process of one environment, which may hang or crash: whoever started it kills it by its id.
+
+Invariant: it outlives neither the process that started it nor the closing of its socket.
+
+Both sides speak JSON lines. Requests are `{"reset": SEED, "options": {...}}` and `{"step": TEXT}`; responses
+`{observation, reward, terminated, truncated, time_s}`, or `{failure}` where the environment raised or answered
+otherwise. It first sends `{"is_ready": true}`, or `{"failure": ...}` and ends.
+
+Run as `python -m rollpacker.environments.process ENV ARGUMENTS PARENT_PID`, with the socket as standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from rollpacker.config.python_names import UnusableFunction, in_words, load_named
+from rollpacker.rewards.functions import LARGEST_REWARD
+from rollpacker.rewards.processes import exit_when_parent_dies, limit_resource
+
+MEMORY_BYTES = 16 << 30
+"""Address space of an environment: one that wants more should fail alone, not take the node's memory."""
+
+
+class Unfit(Exception):
+    """An environment answered what no interface allows; the message says what."""
+
+
+class Environment:
+    """One environment, as the process sees it.
+
+    Args:
+        env: Has `reset` and `step`.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._reset = taking_known(env.reset)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Reset or step; raises what the environment raises, and `Unfit`."""
+        if "reset" not in request:
+            return _step_of(self._env.step(request["step"]))
+        match self._reset(seed=request["reset"], options=request["options"]):
+            case (str(observation), dict()):
+                return {"observation": observation, "reward": 0.0, "terminated": False, "truncated": False}
+            case other:
+                raise Unfit(f"reset returned {other!r:.300}; it is an observation, a text, and a dict")
+
+
+def taking_known(reset: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a `reset` be called with `seed` and `options`, of which it need not take both: GEM's has no `options`."""
+    parameters = inspect.signature(reset).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return lambda **given: reset(**{name: each for name, each in given.items() if takes_any or name in parameters})
+
+
+def _step_of(value: Any) -> dict[str, Any]:
+    match value:
+        case (str(observation), reward, terminated, truncated, dict()):
+            number = reward.item() if hasattr(reward, "item") else reward
+            if not isinstance(number, Real) or not abs(float(number)) <= LARGEST_REWARD:
+                raise Unfit(f"step returned the reward {reward!r:.300}, which no training bears")
+            return {
+                "observation": observation,
+                "reward": float(number),
+                "terminated": bool(terminated),
+                "truncated": bool(truncated),
+            }
+    raise Unfit(
+        f"step returned {value!r:.300}; it is an observation, a text, with reward, terminated, truncated and a dict"
+    )
+
+
+def make(source: str, arguments: dict[str, Any]) -> Environment:
+    """Import an environment and make one.
+
+    Raises:
+        UnusableFunction: There is none, it takes other arguments, or it lacks `reset` or `step`.
+    """
+    kind: Callable[..., Any] = load_named(source)
+    if not callable(kind):
+        raise UnusableFunction(f"{source} is {kind!r:.300}, which makes no environment")
+    try:
+        env = kind(**arguments)
+    except Exception as error:
+        raise UnusableFunction(f"making {source} raised {in_words(error, __file__)}") from error
+    for name in ("reset", "step"):
+        if not callable(getattr(env, name, None)):
+            raise UnusableFunction(f"{source} has no method `{name}`")
+    return Environment(env)
+
+
+def main(words: list[str]) -> int:
+    """Serve until the socket is closed."""
+    source, arguments, parent_pid = words
+    requests = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    exit_when_parent_dies(int(parent_pid))
+    sys.dont_write_bytecode = True  # the folder of a user's file stays as it is
+    limit_resource(resource.RLIMIT_AS, MEMORY_BYTES)
+    limit_resource(resource.RLIMIT_CORE, 0)
+    try:
+        environment = make(source, json.loads(arguments))
+    except UnusableFunction as error:
+        _send(requests, {"failure": str(error)})
+        return 1
+    _send(requests, {"is_ready": True})
+    with contextlib.suppress(ConnectionError), requests.makefile("rb") as lines:
+        for line in lines:
+            started_s = time.monotonic()
+            try:
+                answer = environment.answer(json.loads(line))
+            except Exception as error:  # noqa: BLE001 a trajectory's boundary: what an environment raises ends no run
+                answer = {"failure": str(error) if isinstance(error, Unfit) else f"it raised {in_words(error)}"}
+            _send(requests, answer | {"time_s": time.monotonic() - started_s})
+    return 0
+
+
+def _send(receiver: socket.socket, message: object) -> None:
+    receiver.sendall(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

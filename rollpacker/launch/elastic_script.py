@@ -1,0 +1,150 @@
+"""Rollout workers in Slurm, as text: the script of their job array, and what a run's own script does for them. Pure.
+
+    the run's script    porter: how many workers the run wishes for ──> the array's throttle; the queue ──> slurm.txt
+                        teardown: the array ends with the run, unless its job is requeued
+    a worker's script   the program of a worker, as long as the run's job is alive; requeues its element if told so
+
+Both run outside any container, where Slurm's commands are. The array is submitted after the job whose number it depends
+on, so the run's script finds it by a file beside the script, once that exists: the array's number, the run's folder.
+
+Slurm takes a throttle of 0 as none: no worker at all is a held array.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.config.sections.elastic_job import ElasticJobSection
+from rollpacker.launch.sbatch_script import REQUEUE_WAIT_S, job_environment, memory_mb
+from rollpacker.runtime.placing.actors import have_engines_gpus
+
+ARRAY_SUFFIX = ".elastic"
+"""Of the file beside a run's script: `<job><suffix>`."""
+
+_BEGIN_AGAIN_S = 5
+"""Before a worker's program is started again: it has waited two minutes by then."""
+
+
+def array_file(folder: Path, job: str) -> str:
+    """Name the file of a job, which may be a word that the shell expands."""
+    return f'{shlex.quote(str(folder))}/"{job}{ARRAY_SUFFIX}"'
+
+
+def porter(folder: Path, job: str, poll_interval_s: int) -> list[str]:
+    """Lines for the setup of the run's script."""
+    return [
+        f"elastic={array_file(folder, job)}",
+        "porter() { # the only one of this run that asks Slurm about its workers",
+        "    local array place wish last=",
+        f"    while sleep {poll_interval_s}; do",
+        '        [[ -e "$elastic" ]] || continue',
+        '        { read -r array; read -r place; } < "$elastic"',
+        '        wish="$(tr -cd 0-9 < "$place/wish.json")"',
+        '        if [[ "$wish" == 0 && "$last" != 0 ]]; then',
+        '            scontrol hold "$array" && last=0 # a throttle of 0 would be none',
+        '        elif [[ -n "$wish" && "$wish" != "$last" ]]; then',
+        '            [[ "$last" != 0 ]] || scontrol release "$array"',
+        '            scontrol update JobId="$array" ArrayTaskThrottle="$wish" && last="$wish"',
+        "        fi",
+        """        squeue --noheader --array --jobs="$array" --format='%i|%T|%r|%S' > "$place/.slurm" &&""",
+        '            mv "$place/.slurm" "$place/slurm.txt"',
+        "    done",
+        "}",
+        "porter 2> /dev/null &",
+        "porter=$!",
+    ]
+
+
+def end_of_array() -> list[str]:
+    """Lines for the teardown of the run's script, where its job is not requeued."""
+    return ['kill "$porter"', '[[ ! -e "$elastic" ]] || scancel "$(head -n 1 "$elastic")"']
+
+
+def elastic_script(config: RunConfig, *, job_id: str, name: str, folder: Path, python: Sequence[str]) -> str:
+    """Render the script of the workers' array.
+
+    Args:
+        config: Of the run.
+        job_id: Of the run's job, as Slurm's commands take it.
+        name: As squeue shows it.
+        folder: Absolute and shared; takes the logs.
+        python: The command that runs Python on a node, in a container where the run has one.
+    """
+    cluster, job, elastic = config.cluster, config.elastic.job, config.elastic
+    assert cluster is not None
+    assert job is not None
+    cluster = _of_workers(cluster, job)
+    num_gpus = elastic.engines_per_worker * (elastic.tensor_parallel or config.engine.tensor_parallel)
+    options = {
+        "job-name": name,
+        "array": f"0-{(job.num_elements or 4 * elastic.max_workers) - 1}%{max(1, elastic.min_workers)}",
+        "dependency": f"after:{job_id}",
+        "kill-on-invalid-dep": "yes",
+        "requeue": "",
+        "open-mode": "append",
+        "output": f"{folder}/%A_%a_worker.out",
+        "nodes": "1",
+        "ntasks": "1",
+        "cpus-per-task": str(cluster.cpus_per_node),
+        "gpus-per-node": _gpus(num_gpus, job.gpu_type or cluster.gpu_type) if have_engines_gpus(config) else None,
+        "mem": None if (memory := memory_mb(cluster)) is None else f"{memory}M" if memory else "0",
+        "time": str(job.time_limit_min),
+        "time-min": None if job.least_time_min is None else str(job.least_time_min),
+        "signal": f"{cluster.signal}@{cluster.signal_lead_s}",
+        "partition": cluster.partition,
+        "qos": cluster.qos,
+        "account": cluster.account,
+        "constraint": cluster.constraint,
+        **job.sbatch,
+    }
+    command = shlex.join([*python, "-u", "-m", "rollpacker.launch.worker", str(config.run.dir.absolute())])
+    lines = [
+        "#!/bin/bash",
+        *(
+            f"#SBATCH --{key}{f'={_word(value)}' if value else ''}"
+            for key, value in options.items()
+            if value is not None
+        ),
+        "",
+        'job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"',
+        *job_environment(cluster, "$job"),
+        "while :; do",
+        f"    srun --open-mode=append --cpus-per-task={cluster.cpus_per_node} --kill-on-bad-exit=0 {command}",
+        "    exit_code=$?",
+        '    case "$exit_code" in',
+        "    10) # it may return",
+        f'        scontrol requeue "$job" && sleep {REQUEUE_WAIT_S}',
+        "        exit 0",
+        "        ;;",
+        "    75) # no run takes it",
+        f'        state="$(squeue --noheader --jobs="{job_id}" --format=%T)"',
+        '        if [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then',
+        '            scancel "$SLURM_ARRAY_JOB_ID"',
+        "            exit 0",
+        "        fi",
+        f"        sleep {_BEGIN_AGAIN_S}",
+        "        ;;",
+        '    *) exit "$exit_code" ;;',
+        "    esac",
+        "done",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _of_workers(cluster: ClusterSection, job: ElasticJobSection) -> ClusterSection:
+    """What a worker's job asks for where it differs from the run's."""
+    own = {key: value for key in ("partition", "qos", "account", "constraint") if (value := getattr(job, key))}
+    sizes = {"cpus_per_node": job.cpus_per_worker, "memory_gb_per_node": job.memory_gb_per_worker}
+    return cluster.model_copy(update=own | sizes)
+
+
+def _gpus(number: int, gpu_type: str | None) -> str:
+    return f"{gpu_type}:{number}" if gpu_type else str(number)
+
+
+def _word(value: str) -> str:
+    return f'"{value}"' if " " in value else value

@@ -1,0 +1,89 @@
+"""What answers the turns of a policy: environments, one for each trajectory that is under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rollpacker.core.ids import RequestId
+    from rollpacker.protocols.rollout import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentReset:
+    """What an environment begins with."""
+
+    seed: int
+    """31 bits; the same for all trajectories of a prompt."""
+    options: Mapping[str, Any]
+    """The prompt's line: its other fields, and its `ground_truth` where that is an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentAnswer:
+    """What came of a reset or a step."""
+
+    request: RequestId
+    call: int
+    """As it was asked."""
+    observation: str = ""
+    reward: float = 0.0
+    """Of this step."""
+    is_terminated: bool = False
+    is_truncated: bool = False
+    """The environment takes no further turn, but its task was not ended."""
+    time_s: float = 0.0
+    failure: str | None = None
+    """Why there is no answer, as a word in snake_case; None where there is one."""
+    problem: str = ""
+    """The failure in words."""
+
+
+class EnvironmentService(Protocol):
+    """Runs environments. No call waits: each is answered by `collect`, but for those of an environment that was closed.
+
+    At most one call of an environment is under way.
+    """
+
+    def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None: ...
+
+    def step(self, request: RequestId, call: int, action: str) -> None:
+        """Give an environment the text of a turn; one that is not open fails."""
+
+    def end(self, request: RequestId) -> None:
+        """Let go of an environment, whatever it does; one that is not open is ignored."""
+
+    async def collect(self) -> Sequence[EnvironmentAnswer]:
+        """Wait until at least one answer is there, and take all that are.
+
+        Raises:
+            EngineFailed: No environment can be started.
+        """
+
+    async def close(self) -> None:
+        """End all environments."""
+
+
+class TurnTexts(Protocol):
+    """Turns a policy's turns into text, and observations into tokens that follow them."""
+
+    def action(self, turn: Sequence[int]) -> str:
+        """The text of a turn, without special tokens."""
+
+    def observation(self, prompt: Prompt, text: str, turn: Sequence[int]) -> Sequence[int]:
+        """The tokens of an observation; `turn` has those that it follows, empty at the beginning.
+
+        Raises:
+            UserError: The chat template does not take it.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentParts:
+    """The environments of a run."""
+
+    service: EnvironmentService
+    texts: TurnTexts

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rollpacker.core.commands import (
+    AcceptGroup,
+    CloseEnvironment,
+    Command,
+    DropPrompt,
+    EndRound,
+    FailRun,
+    Launch,
+    OpenEnvironment,
+    ScoreResponse,
+    SetTimer,
+    StepEnvironment,
+)
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
+from rollpacker.core.environments import TIMER
+from rollpacker.core.errors import ImpossibleEvent
+from rollpacker.core.events import RewardComputed, TimerFired
+from rollpacker.core.ids import RequestId, VersionSpan
+from tests.core.player import Player, make_settings, prompt
+from tests.core.turns import RULES, TurnsWorld
+
+ROOMY = dataclasses.replace(RULES, max_open=100)
+
+
+class TurnsPlayer(Player):
+    """A scheduler of a run with environments, played by hand."""
+
+    def __init__(self, *, num_prompts: int = 1, **changes: Any) -> None:
+        values = {"batching": "plain", "environment": ROOMY, "num_prompts": num_prompts, **changes}
+        super().__init__(make_settings(**values))
+        self.call: Counter[RequestId] = Counter()
+
+    def tell(self, event: Any) -> tuple[Command, ...]:
+        commands = super().tell(event)
+        for command in commands:
+            if isinstance(command, OpenEnvironment | StepEnvironment):
+                self.call[command.request] = command.call
+        return commands
+
+    def answer_call(self, request: RequestId, *, is_done: bool = False, left: int = 9) -> tuple[Command, ...]:
+        answer = EnvironmentStepped(request=request, call=self.call[request], num_tokens_left=left, is_done=is_done)
+        return self.tell(answer)
+
+    def crash(self, request: RequestId) -> tuple[Command, ...]:
+        return self.tell(EnvironmentFailed(request=request, call=self.call[request], reason="environment_error"))
+
+    def end_turn(self, request: RequestId) -> tuple[Command, ...]:
+        spans = (VersionSpan(self.version, 5),)
+        return self.tell(TurnFinished(request=request, engine=self.engine_of[request], num_tokens=5, spans=spans))
+
+    def begin(self, request: RequestId) -> None:
+        self.answer_call(request)
+
+    def finish_trajectory(self, request: RequestId) -> tuple[Command, ...]:
+        self.answer_call(request)
+        self.end_turn(request)
+        return self.answer_call(request, is_done=True)
+
+
+def first(sample: int = 0, key: str = "math-0") -> RequestId:
+    return RequestId(0, prompt(key), sample)
+
+
+def only(commands: tuple[Command, ...], kind: type) -> list[Any]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def test_a_trajectory_goes_from_reset_to_turns_to_its_reward():
+    player = TurnsPlayer()
+    begun = player.start(0)
+    assert only(begun, OpenEnvironment) == [OpenEnvironment(request=first(each), call=0) for each in (0, 1)]
+    assert not only(begun, Launch), "no engine before the environment has spoken"
+    assert only(player.answer_call(first()), Launch) == [Launch(request=first(), engine=player.engine_of[first()])]
+    assert only(player.end_turn(first()), StepEnvironment) == [StepEnvironment(request=first(), call=1)]
+    assert only(player.answer_call(first()), Launch)
+    player.end_turn(first())
+    done = player.answer_call(first(), is_done=True)
+    assert only(done, ScoreResponse) == [ScoreResponse(request=first())]
+    assert only(done, CloseEnvironment) == [CloseEnvironment(request=first(), reason="finished")]
+
+
+def test_while_an_environment_acts_its_slot_is_anothers():
+    player = TurnsPlayer()
+    player.start(0)
+    player.answer_call(first(0))
+    player.answer_call(first(1))
+    assert player.scheduler._router.holders.keys() == {first(0), first(1)}
+    player.end_turn(first(0))
+    assert player.scheduler._router.holders.keys() == {first(1)}
+
+
+@pytest.mark.parametrize("end", [{"is_done": True}, {"left": 0}])
+def test_a_trajectory_ends_when_it_is_done_or_no_token_is_left(end):
+    player = TurnsPlayer()
+    player.start(0)
+    player.answer_call(first())
+    player.end_turn(first())
+    assert only(player.answer_call(first(), **end), ScoreResponse)
+
+
+def test_a_trajectory_ends_with_its_last_turn_which_the_environment_still_answers():
+    player = TurnsPlayer()
+    player.start(0)
+    for _ in range(ROOMY.max_turns):
+        assert only(player.answer_call(first()), Launch)
+        assert only(player.end_turn(first()), StepEnvironment)
+    assert only(player.answer_call(first()), ScoreResponse)
+
+
+def test_no_more_environments_are_open_than_may_be_and_the_next_opens_when_one_closes():
+    player = TurnsPlayer(environment=dataclasses.replace(RULES, max_open=1))
+    assert [each.request for each in only(player.start(0), OpenEnvironment)] == [first(0)]
+    player.answer_call(first(0))
+    player.end_turn(first(0))
+    done = player.answer_call(first(0), is_done=True)
+    assert [each.request for each in only(done, OpenEnvironment)] == [first(1)]
+
+
+def test_an_environment_that_crashes_begins_again_without_its_engine_or_prompt_suffering():
+    player = TurnsPlayer()
+    player.start(0)
+    player.answer_call(first())
+    player.end_turn(first())
+    again = player.crash(first())
+    assert only(again, CloseEnvironment) == [CloseEnvironment(request=first(), reason="environment_error")]
+    assert only(again, OpenEnvironment) == [OpenEnvironment(request=first(), call=2)]
+    assert not only(again, DropPrompt)
+
+
+def test_an_environment_that_hangs_is_ended_by_the_timer_and_begins_again():
+    player = TurnsPlayer()
+    (timer,) = only(player.start(0), SetTimer)
+    assert timer == SetTimer(timer=TIMER, at_s=RULES.reset_timeout_s)
+    player.answer_call(first(1))
+    player.now = timer.at_s
+    late = player.tell(TimerFired(timer=TIMER))
+    assert only(late, CloseEnvironment) == [CloseEnvironment(request=first(0), reason="environment_timeout")]
+    assert only(late, OpenEnvironment) == [OpenEnvironment(request=first(0), call=1)]
+    assert player.tell(EnvironmentStepped(request=first(0), call=0, num_tokens_left=9, is_done=False)) == ()
+
+
+def test_answers_of_one_trajectory_may_take_so_long_together_whatever_engines_take():
+    player = TurnsPlayer()
+    player.start(0)
+    for _ in range(2):
+        player.now += 2.5
+        player.answer_call(first())
+        player.now += 1000.0  # an engine that is suspended costs the environment nothing
+        player.end_turn(first())
+    environments = player.scheduler.beside.environments
+    assert environments is not None
+    assert environments._trajectories[first()].due_at_s == player.now + RULES.episode_timeout_s - 5.0
+
+
+def test_a_prompt_that_keeps_failing_is_dropped_and_the_batch_is_smaller():
+    player = TurnsPlayer(num_prompts=2)
+    player.start(0)
+    for _ in range(RULES.max_restarts):
+        assert not only(player.crash(first()), DropPrompt)
+    dropping = player.crash(first())
+    assert only(dropping, DropPrompt) == [DropPrompt(round=0, prompt=prompt("math-0"))]
+    assert CloseEnvironment(request=first(1), reason="stopped") in dropping
+    for sample in (0, 1):
+        player.finish_trajectory(first(sample, "math-1"))
+        ending = player.tell(RewardComputed(request=first(sample, "math-1"), reward=1.0))
+    assert only(ending, AcceptGroup)
+    assert [each.prompts for each in only(ending, EndRound)] == [(prompt("math-1"),)]
+
+
+def test_in_a_race_a_sample_that_keeps_failing_costs_its_prompt_nothing_while_enough_are_left():
+    player = TurnsPlayer(batching="tail", num_prompts=2)
+    player.start(0)
+    for _ in range(RULES.max_restarts + 1):
+        commands = player.crash(first(0))
+    assert not only(commands, DropPrompt), "three samples race for a group of two"
+    for sample in (1, 2):
+        player.finish_trajectory(first(sample))
+        commands = player.tell(RewardComputed(request=first(sample), reward=1.0))
+    assert [each.samples for each in only(commands, AcceptGroup)] == [(1, 2)]
+
+
+def test_the_run_fails_when_environments_fail_for_every_prompt():
+    player = TurnsPlayer()
+    player.start(0)
+    for _ in range(RULES.max_restarts + 1):
+        commands = player.crash(first())
+    assert only(commands, FailRun)
+
+
+def test_a_reset_that_leaves_nothing_to_say_is_a_failure():
+    player = TurnsPlayer()
+    player.start(0)
+    assert only(player.answer_call(first(), is_done=True), OpenEnvironment) == [
+        OpenEnvironment(request=first(), call=1)
+    ]
+
+
+def test_an_answer_to_a_call_that_was_never_made_is_impossible_and_changes_nothing():
+    player = TurnsPlayer()
+    player.start(0)
+    before = player.scheduler.snapshot()
+    with pytest.raises(ImpossibleEvent, match="answered call 7"):
+        player.tell(EnvironmentStepped(request=first(), call=7, num_tokens_left=9, is_done=False))
+    assert player.scheduler.snapshot() == before
+
+
+def test_a_turn_in_a_run_without_environments_is_impossible():
+    player = Player(make_settings())
+    player.start(0)
+    with pytest.raises(ImpossibleEvent, match="without environments"):
+        player.tell(EnvironmentFailed(request=first(), call=0, reason="x"))
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_in_random_worlds_of_failing_environments_each_prompt_is_trained_or_dropped_once(block: int):
+    closed: Counter[str] = Counter()
+    for seed in range(block * 30, block * 30 + 30):
+        world = TurnsWorld(seed)
+        world.run()
+        world.check()
+        closed += world.closed
+    assert {"finished", "stopped", "environment_error", "environment_timeout"} <= closed.keys()
+
+
+def test_a_world_goes_on_alike_whether_or_not_it_is_restored_in_between():
+    worlds = [TurnsWorld(5), TurnsWorld(5)]
+    worlds[1].restores = False
+    for world in worlds:
+        world.run()
+    assert worlds[0].accepted
+    assert worlds[0].accepted == worlds[1].accepted
+    assert worlds[0].closed == worlds[1].closed

@@ -1,0 +1,57 @@
+"""Real runs in which an environment answers every turn: it hangs and crashes, and each prompt is trained once."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from rollpacker.demo import task
+from rollpacker.demo.warm_start import make_model
+from rollpacker.runtime.rollout.replay import replay
+from tests.e2e.launched import LaunchedRun, rows, small_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+NUM_STEPS = 3
+
+WALK = "rollpacker.environments.walk_turns:WalkTurns"
+
+
+@pytest.fixture(scope="session")
+def turns_inputs(made_once):
+    """A folder as `inputs`, with a model that writes a pair per turn."""
+
+    def make(folder):
+        torch.set_num_threads(1)
+        make_model(folder / "model", num_iterations=300, language=task.WALKS_IN_TURNS)
+        (folder / "prompts.jsonl").write_text(task.prompt_file(40, random.Random(2)))
+        (folder / "unseen.jsonl").write_text(task.prompt_file(6, random.Random(3)))
+
+    return made_once("turns", make)
+
+
+@pytest.mark.parametrize("system", ["tail", "flash"])
+def test_environments_that_hang_and_crash_cost_no_prompt_and_no_run(turns_inputs, tmp_path, system):
+    run = LaunchedRun(
+        tmp_path / "run",
+        *small_run(turns_inputs, f"system={system}", "engine.num_engines=1", "reward=environment"),
+        *(f"run.num_steps={NUM_STEPS}", "system.stream=false", "rollout.max_response_tokens=96"),
+        *("environment=gym", "environment.env=rollpacker.environments.delayed:Delayed", "environment.max_turns=12"),
+        *("environment.turn_timeout_s=2", "environment.reset_timeout_s=30", "environment.max_open=12"),
+        f"environment.arguments={{env: '{WALK}', p_hang: 0.02, p_crash: 0.05, p_crash_at_reset: 0.05}}",
+        *(f"evaluation.path={turns_inputs}/unseen.jsonl", "evaluation.at_end=true"),
+    )
+    assert run.wait() == 0, run.output()
+    responses = rows(run.run_dir, "responses")
+    accepted = [row for row in responses if row["accepted"]]
+    assert len(accepted) == NUM_STEPS * 8 * 4
+    of_prompts = Counter((row["epoch"], row["prompt"]) for row in accepted)
+    assert set(of_prompts.values()) == {4}, "each prompt is trained once"
+    assert {row["reward_reason"] for row in accepted} <= {"terminated", "limit"}
+    assert 0 < sum(row["reward"] for row in accepted) < len(accepted)
+    (evaluation,) = [row for row in rows(run.run_dir, "evaluations") if row["step"] == NUM_STEPS]
+    assert evaluation["is_complete"]
+    assert 0 <= evaluation["reward_mean"] <= 1
+    assert replay(run.run_dir).commands, "the log of its events gives the same commands again"
+    run.assert_nothing_is_left()

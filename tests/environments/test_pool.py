@@ -1,0 +1,166 @@
+"""Real processes: they hang, crash and raise, and the pool goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollpacker.core.errors import EngineFailed
+from rollpacker.core.ids import PromptId, RequestId
+from rollpacker.environments.pool import EnvironmentPool
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentReset
+
+WALK = "rollpacker.environments.walk_turns:WalkTurns"
+DELAYED = "rollpacker.environments.delayed:Delayed"
+START = EnvironmentReset(seed=1, options={"ground_truth": "3 12"})
+
+OWN = """
+class Env:
+    def reset(self, seed):
+        self.seed = seed
+        return f"seed {seed}", {}
+
+    def step(self, action):
+        if action == "raise":
+            raise KeyError("no such door")
+        if action == "nonsense":
+            return "only a text"
+        if action == "nan":
+            return "", float("nan"), False, False, {}
+        return action.upper(), 0.5, False, action == "long", {}
+"""
+
+
+def request(sample: int = 0) -> RequestId:
+    return RequestId(0, PromptId(0, "p"), sample)
+
+
+@asynccontextmanager
+async def pool_of(source: str, **arguments: Any) -> AsyncIterator[EnvironmentPool]:
+    pool = EnvironmentPool(source, arguments, limit_s=30.0)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def answer(pool: EnvironmentPool) -> EnvironmentAnswer:
+    async with asyncio.timeout(30.0):
+        (found,) = await pool.collect()
+    return found
+
+
+def pids(pool: EnvironmentPool) -> list[int]:
+    return [process.pid for process in [*pool._free, *pool._open.values()]]
+
+
+async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end():
+    async with pool_of(WALK) as pool:
+        pool.reset(request(), 0, START)
+        assert (await answer(pool)).observation == ""
+        rewards = []
+        for call, (action, observation) in enumerate([("+4 7", "7"), ("+4 11", "11"), ("+1 12", "12")], start=1):
+            pool.step(request(), call, action)
+            found = await answer(pool)
+            assert (found.call, found.observation, found.failure) == (call, observation, None)
+            rewards.append(found.reward)
+        assert rewards == [0.0, 0.0, 1.0]
+        assert found.is_terminated
+
+
+async def test_a_process_serves_one_trajectory_after_another():
+    async with pool_of(WALK) as pool:
+        for sample in range(3):
+            pool.reset(request(sample), 0, START)
+            await answer(pool)
+            pool.end(request(sample))
+        assert len(pids(pool)) == 1
+        pool.reset(request(3), 0, START)
+        pool.reset(request(4), 0, START)
+        assert len(pids(pool)) == 2
+
+
+async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_its_process_serves_again():
+    async with pool_of(DELAYED, env=WALK, p_hang=1.0) as pool:
+        pool.reset(request(), 0, START)
+        await answer(pool)
+        (before,) = pids(pool)
+        for call in range(1, 4):
+            pool.step(request(), call, f"+1 {3 + call}")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(pool.collect(), 1.0 if call < 3 else 0.1)
+                continue
+            break
+        pool.end(request())
+        (after,) = pids(pool)
+        assert after != before
+        with pytest.raises(ProcessLookupError):
+            os.kill(before, 0)
+        pool.reset(request(1), 0, START)
+        assert (await answer(pool)).request == request(1)
+
+
+@pytest.mark.parametrize("fate", ["p_crash", "p_crash_at_reset"])
+async def test_an_environment_that_crashes_is_a_failure_of_its_trajectory_alone(fate: str):
+    async with pool_of(DELAYED, env=WALK, **{fate: 1.0}) as pool:
+        pool.reset(request(), 0, START)
+        found = await answer(pool)
+        place = 3
+        while found.failure is None:
+            place += 1
+            pool.step(request(), found.call + 1, f"+1 {place}")
+            found = await answer(pool)
+        assert found.failure == "environment_crashed"
+        pool.end(request())
+        pool.reset(request(1), 0, START)
+        assert (await answer(pool)).request == request(1)
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [("raise", "no such door"), ("nonsense", "an observation, a text"), ("nan", "no training bears")],
+)
+async def test_what_an_environment_raises_or_answers_otherwise_is_a_failure_in_words(
+    tmp_path: Path, action: str, says: str
+):
+    (tmp_path / "own.py").write_text(OWN)
+    async with pool_of(f"{tmp_path}/own.py:Env") as pool:
+        pool.reset(request(), 0, START)
+        assert (await answer(pool)).observation == "seed 1"
+        pool.step(request(), 1, action)
+        found = await answer(pool)
+        assert found.failure == "environment_error"
+        assert says in found.problem
+        pool.step(request(), 2, "long")
+        found = await answer(pool)
+        assert (found.observation, found.reward, found.is_truncated) == ("LONG", 0.5, True)
+
+
+async def test_a_step_of_an_environment_that_is_not_open_fails():
+    async with pool_of(WALK) as pool:
+        pool.step(request(), 4, "+1 4")
+        assert await answer(pool) == EnvironmentAnswer(request=request(), call=4, failure="environment_lost")
+
+
+async def test_a_class_that_cannot_be_made_ends_the_run_with_the_reason():
+    async with pool_of("rollpacker.environments.walk_turns:WalkTurn") as pool:
+        pool.reset(request(), 0, START)
+        with pytest.raises(EngineFailed, match="it has `WalkTurns`"):
+            await answer(pool)
+
+
+async def test_no_process_is_left_when_the_pool_is_closed_in_the_middle_of_a_call():
+    async with pool_of(DELAYED, env=WALK, median_s=50.0) as pool:
+        pool.reset(request(), 0, START)
+        pool.reset(request(1), 0, START)
+        await asyncio.sleep(0)
+        left = pids(pool)
+    for pid in left:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from rollpacker.environments.calculator import Calculator, compute
+from rollpacker.environments.frozen_lake import FrozenLake
+from rollpacker.environments.sokoban_mini import SokobanMini
+from rollpacker.environments.walk_turns import WalkTurns
+
+
+def walk(*turns: str) -> list[tuple[str, float, bool]]:
+    env = WalkTurns()
+    assert env.reset(options={"ground_truth": "3 9"}) == ("", {})
+    return [env.step(turn)[:3] for turn in turns]
+
+
+def test_a_right_walk_is_rewarded_where_it_ends():
+    assert walk("+4 7", "+2 9") == [("7", 0.0, False), ("9", 1.0, True)]
+
+
+@pytest.mark.parametrize("turn", ["+4 8", "+5 8", "7", "+4", "+4 7 +2 9", "", "+4 seven"])
+def test_the_first_mistake_ends_a_walk_without_reward(turn: str):
+    assert walk(turn) == [("", 0.0, True)]
+
+
+def test_a_walk_beyond_its_target_ends_without_reward():
+    assert walk("+4 7", "+4 11")[-1] == ("11", 0.0, True)
+
+
+def test_a_walk_needs_a_task():
+    with pytest.raises(ValueError, match="start and target"):
+        WalkTurns().reset(options={})
+
+
+def test_a_calculator_computes_exactly_until_the_answer_comes():
+    env = Calculator()
+    env.reset(options={"ground_truth": "1/3 + 0.5"})
+    assert env.step("calc: (2 + 3) / 6")[:3] == ("5/6", 0.0, False)
+    assert "answer: NUMBER" in env.step("well")[0]
+    assert "cannot be computed" in env.step("calc: 1 / 0")[0]
+    assert env.step("calc: 1\nanswer: 5/6")[1:3] == (1.0, True)
+
+
+@pytest.mark.parametrize("text", ["x + 1", "2 ** 9", "(1).real", "True", "9" * 1001, "1 if 1 else 2"])
+def test_a_calculator_computes_nothing_but_numbers_of_bounded_size(text: str):
+    with pytest.raises(ValueError, match=r"only numbers|too long"):
+        compute(text)
+    assert compute("-3 * (2 - 0.5)") == Fraction(-9, 2)
+
+
+@pytest.mark.parametrize("kind", [FrozenLake, SokobanMini])
+@pytest.mark.parametrize("seed", range(20))
+def test_every_map_has_a_way_that_is_rewarded_at_its_end_and_not_before(kind: Any, seed: int):
+    env, twin = kind(), kind()
+    assert env.reset(seed=seed) == twin.reset(seed=seed)
+    moves = env.way()
+    assert moves
+    steps = [env.step(f"I go {move}.") for move in moves]
+    assert [(reward, is_over) for _, reward, is_over, _, _ in steps] == [(0.0, False)] * (len(moves) - 1) + [
+        (1.0, True)
+    ]
+
+
+def test_a_hole_ends_the_game_without_reward_and_a_border_stops():
+    lake = FrozenLake(hole_share=0.4)
+    seed = next(seed for seed in range(100) if lake.reset(seed=seed)[0].splitlines()[1][0] == "O")
+    before, _ = lake.reset(seed=seed)
+    assert lake.step("UP")[:3] == (before, 0.0, False)
+    assert lake.step("fly")[0].startswith("Say up")
+    assert lake.step("down")[1:3] == (0.0, True)
+
+
+def test_a_box_moves_only_when_it_is_pushed_and_never_into_a_wall():
+    env = SokobanMini()
+    for seed in range(20):
+        env.reset(seed=seed)
+        for number in range(30):
+            before = env._state
+            shown = env.step(["up", "right", "down", "left"][number * (seed + 3) % 4])[0]
+            assert shown.count("P") == 1
+            assert shown.count("X") == 1
+            assert before.box in {env._state.box, env._state.player}

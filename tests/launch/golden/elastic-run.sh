@@ -1,0 +1,57 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=96
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=rollpacker-sweep
+#SBATCH --mem=0
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/sweep/.submitit/%j_0_log.out
+#SBATCH --requeue
+#SBATCH --signal=URG@120
+
+# setup
+export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, there may be no other command than sbatch
+ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)"
+[[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
+ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
+export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
+export ROLLPACKER_REQUEUE_FILE=/shared/runs/sweep/.submitit/"$SLURM_JOB_ID.requeue"
+rm --force "$ROLLPACKER_REQUEUE_FILE"
+elastic=/shared/runs/sweep/"$SLURM_JOB_ID.elastic"
+porter() { # the only one of this run that asks Slurm about its workers
+    local array place wish last=
+    while sleep 30; do
+        [[ -e "$elastic" ]] || continue
+        { read -r array; read -r place; } < "$elastic"
+        wish="$(tr -cd 0-9 < "$place/wish.json")"
+        if [[ "$wish" == 0 && "$last" != 0 ]]; then
+            scontrol hold "$array" && last=0 # a throttle of 0 would be none
+        elif [[ -n "$wish" && "$wish" != "$last" ]]; then
+            [[ "$last" != 0 ]] || scontrol release "$array"
+            scontrol update JobId="$array" ArrayTaskThrottle="$wish" && last="$wish"
+        fi
+        squeue --noheader --array --jobs="$array" --format='%i|%T|%r|%S' > "$place/.slurm" &&
+            mv "$place/.slurm" "$place/slurm.txt"
+    done
+}
+porter 2> /dev/null &
+porter=$!
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/sweep/.submitit/%j_%t_log.out --open-mode=append --cpus-per-task=96 --kill-on-bad-exit=0 --wait=0 /shared/venv/bin/python -u -m submitit.core._submit /shared/runs/sweep/.submitit
+
+
+# teardown
+exit_code=$?
+if [[ -e "$ROLLPACKER_REQUEUE_FILE" && "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" == RUNNING ]]; then
+    rm --force "$ROLLPACKER_REQUEUE_FILE"
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+kill "$porter"
+[[ ! -e "$elastic" ]] || scancel "$(head -n 1 "$elastic")"
+exit "$exit_code"

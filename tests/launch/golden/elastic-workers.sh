@@ -1,0 +1,43 @@
+#!/bin/bash
+#SBATCH --job-name=workers-sweep
+#SBATCH --array=0-31%1
+#SBATCH --dependency=after:4711
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/sweep/%A_%a_worker.out
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=1
+#SBATCH --time=240
+#SBATCH --time-min=30
+#SBATCH --signal=URG@120
+#SBATCH --partition=spare
+#SBATCH --licenses=elastic:1
+
+job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+export PATH="$PATH:/usr/local/bin:/usr/bin:/bin" # where it was submitted from, there may be no other command than sbatch
+ROLLPACKER_JOB_END="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$job" --format=%e)"
+[[ "$ROLLPACKER_JOB_END" =~ ^[0-9]+$ ]] || ROLLPACKER_JOB_END="" # no limit
+ROLLPACKER_GRACE_S="$(scontrol show partition "$SLURM_JOB_PARTITION" | sed -n 's/.*GraceTime=\([0-9]*\).*/\1/p')"
+export ROLLPACKER_JOB_END ROLLPACKER_GRACE_S
+while :; do
+    srun --open-mode=append --cpus-per-task=8 --kill-on-bad-exit=0 /shared/venv/bin/python -u -m rollpacker.launch.worker /shared/runs/sweep
+    exit_code=$?
+    case "$exit_code" in
+    10) # it may return
+        scontrol requeue "$job" && sleep 60
+        exit 0
+        ;;
+    75) # no run takes it
+        state="$(squeue --noheader --jobs="4711" --format=%T)"
+        if [[ ! "$state" =~ RUNNING|PENDING|CONFIGURING|SUSPENDED|REQUEUED ]]; then
+            scancel "$SLURM_ARRAY_JOB_ID"
+            exit 0
+        fi
+        sleep 5
+        ;;
+    *) exit "$exit_code" ;;
+    esac
+done

@@ -1,0 +1,48 @@
+"""What `rollpacker jobs` says of a run's rollout workers."""
+
+from dataclasses import replace
+
+from rollpacker.core.ids import WorkerId
+from rollpacker.launch.elastic_status import QUEUE_FILE, workers_in_words
+from rollpacker.runtime.job.elastic_folder import ElasticFolder, Fingerprint, Lease, WorkerReport
+
+FINGERPRINT = Fingerprint(code="c", python="3.11.2", ray="2.60.0", run="r", engine="e")
+
+
+def report(worker: str, **other) -> WorkerReport:
+    given = {"attempt": "7.0.0", "node": "n1", "stage": "in the run", "num_engines": 1} | other
+    return WorkerReport(worker=WorkerId(worker), **given)
+
+
+def test_a_run_without_workers_says_nothing(tmp_path):
+    assert workers_in_words(tmp_path) == ""
+
+
+def test_workers_of_this_attempt_are_counted_by_where_they_are(tmp_path):
+    folder = ElasticFolder(tmp_path)
+    folder.open()
+    lease = Lease(attempt="7.0.0", head_address="n0:1", token_file=tmp_path / "token", fingerprint=FINGERPRINT)
+    folder.give_lease(lease)
+    mismatch = FINGERPRINT.difference(replace(FINGERPRINT, python="3.12.1"))
+    assert mismatch == "The worker has another python 3.12.1 (the run has 3.11.2)."
+    for each in (
+        report("e9_0-r0", has_left=True),
+        report("e9_0-r1"),
+        report("e9_1-r0"),
+        report("e9_2-r0", mismatch=mismatch),
+        report("e8_0-r0", attempt="6.0.0"),
+    ):
+        folder.report(each)
+    folder.wish(4)
+    (folder.path / QUEUE_FILE).write_text("9_0|RUNNING|None|1\n9_3|PENDING|Resources|2\n9_4|PENDING|Resources|N/A\n")
+    assert workers_in_words(tmp_path) == f"2 in the run, 2 waiting (Resources), wish 4, 1 gone, 1 refused: {mismatch}"
+    folder.finish()
+    assert workers_in_words(tmp_path) == ""
+
+
+def test_every_joining_of_an_element_is_a_life_of_its_own_and_other_users_can_enter_nothing(tmp_path):
+    folder = ElasticFolder(tmp_path)
+    folder.open()
+    assert [folder.claim_life("e9_1") for _ in range(3)] == ["e9_1-r0", "e9_1-r1", "e9_1-r2"]
+    assert folder.claim_life("e9_10") == "e9_10-r0"
+    assert {part.stat().st_mode & 0o077 for part in (folder.path, *folder.path.iterdir())} == {0}
