@@ -309,7 +309,8 @@ class Fleet:
             return self._dismiss(worker, "it is taken away", now)
         if worker.stage is Stage.DRAINING:
             return [worker.timer("empty", ends_at_s - self._settings.drain_margin_s)]
-        return [worker.timer("drain", ends_at_s - self._settings.drain_lead_s)]
+        drain = worker.timer("drain", ends_at_s - self._settings.drain_lead_s)
+        return [drain] if drain.at_s > now else self.fire(drain.timer, now)
 
     def _drain(self, worker: _Worker, empty_at_s: float) -> list[FleetDecision]:
         worker.stage = Stage.DRAINING

@@ -12,7 +12,8 @@ seconds of training, n_l local engines and workers as fast as n of them, nobody 
 
 which is the first guess for a number of workers. Each step in which that number stayed corrects it by the difference of
 two waits, the trainer's and the workers', over `gain`; it is remembered for each kind of round and number of workers,
-and taken as soon as the number changes. Without a worker nothing is lent here.
+and taken as soon as the number changes. Steps differ, and a longer window by a second spares the trainer the wait for
+n_l / n seconds of the workers': so much its wait counts. Without a worker nothing is lent here.
 
 If no worker serves while the engines are lent, nothing is generated at all: after `reclaim_after_s` they are taken back
 from the trainer, what it has learned kept, and stay until the round ends. So a round ends whatever becomes of its
@@ -192,7 +193,7 @@ class Seeding:
         self._is_measured = True
         if self._settings.fixed_s is None and self._is_known and self._is_steady and self._num_workers:
             used_s = self.window_s(self._num_workers, speed, num_local)
-            wait_s = event.trainer_idle_s - event.fleet_idle_s
+            wait_s = event.trainer_idle_s * num_local / (self._num_workers * speed) - event.fleet_idle_s
             self._windows[self._kind, self._num_workers] = max(0.0, used_s + wait_s / float(self._settings.gain))
         before = self._needs.get(self._kind, (rollout_s, event.train_s))
         self._needs[self._kind] = (

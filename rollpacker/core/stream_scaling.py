@@ -225,7 +225,7 @@ class StreamScaling:
 
     def lend(self, engines: tuple[EngineId, ...]) -> None:
         """Lend engines that are lendable."""
-        self._has_lent, self._lending = True, engines
+        self._has_lent, self._is_measuring, self._lending = True, False, engines
 
     @property
     def lending(self) -> tuple[EngineId, ...]:
@@ -236,7 +236,8 @@ class StreamScaling:
         """Let groups stream on the lent engines' GPUs: they are empty."""
         engines, self._lending = self._lending, ()
         num_gpus = sum(len(self._gpus[engine]) for engine in engines)
-        return StreamGroups(round=self._round, engines=engines, groups_per_call=num_gpus)
+        groups_per_call = None if self.is_led else num_gpus  # no others are to come that could share the rest
+        return StreamGroups(round=self._round, engines=engines, groups_per_call=groups_per_call)
 
     def _choose_blocks(
         self, fleet: Sequence[EngineId], running: Mapping[EngineId, Sequence[RunningRequest]]

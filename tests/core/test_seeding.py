@@ -70,7 +70,7 @@ def test_when_the_window_is_over_all_engines_on_the_trainers_gpus_are_lent_and_g
     assert of_kind(commands, LendEngines) == [LendEngines(round=0, engines=(LOCAL, OTHER))]
     follow = player.give_back(commands)
     assert {each.engine for each in follow if isinstance(each, Launch)} == {member_of(A, 0)}
-    assert follow[-1] == StreamGroups(round=0, engines=(LOCAL, OTHER), groups_per_call=2)
+    assert follow[-1] == StreamGroups(round=0, engines=(LOCAL, OTHER), groups_per_call=None)
 
 
 def test_without_a_worker_nothing_is_lent_until_one_serves():
@@ -145,9 +145,9 @@ def test_the_first_guess_is_about_what_polyrl_has_in_its_table(num_workers, wind
     assert round(trained(1).window_s(num_workers, 1.0, 4)) == window_s
 
 
-def test_a_step_corrects_the_window_of_its_number_of_workers_by_a_third_of_the_difference_of_two_waits():
+def test_a_step_corrects_the_window_of_its_number_of_workers_by_a_third_of_the_difference_of_two_waits_at_their_worth():
     machine = trained(2, trainer_idle_s=30.0, fleet_idle_s=0.0)
-    assert round(machine.window_s(2, 1.0, 4)) == 147
+    assert round(machine.window_s(2, 1.0, 4)) == 157
     assert round(machine.window_s(3, 1.0, 4)) == 99
     assert round(trained(2, trainer_idle_s=0.0, fleet_idle_s=900.0).window_s(2, 1.0, 4)) == 0
 

@@ -4,6 +4,6 @@ A patch wraps a method or replaces a function while the bug is in, and none name
 patches. Where a machine's commands or snapshots can show a bug, the patch is made there.
 """
 
-from tests.fuzz.bugs import asynchronous, batching, evaluating, machines, runtime
+from tests.fuzz.bugs import asynchronous, batching, elastic, evaluating, machines, runtime
 
-BUGS = (*asynchronous.BUGS, *batching.BUGS, *evaluating.BUGS, *machines.BUGS, *runtime.BUGS)
+BUGS = (*asynchronous.BUGS, *batching.BUGS, *elastic.BUGS, *evaluating.BUGS, *machines.BUGS, *runtime.BUGS)

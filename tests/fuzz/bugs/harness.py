@@ -17,6 +17,7 @@ from rollpacker.core.errors import InternalError
 from rollpacker.core.scheduler import Scheduler
 from tests.core.plans import run_plans
 from tests.fuzz.async_world import AsyncWorld, async_scenarios
+from tests.fuzz.elastic_world import ElasticWorld
 from tests.fuzz.scheduler_world import Scenario, SchedulerWorld, scenarios, with_history
 from tests.fuzz.scratch import scratch_folder
 from tests.fuzz.session import Violation, run_world
@@ -36,6 +37,7 @@ class Worlds(StrEnum):
     LENDING_AND_SAMPLING = "a scheduler that lends engines and drops prompts"
     AHEAD = "a scheduler that admits prompts ahead of the trainer"
     AHEAD_AND_SAMPLING = "a scheduler that admits prompts ahead of the trainer, and drops some"
+    ELASTIC = "a scheduler whose workers come and go"
     PLANS = "a planner and many rounds"
     RUNS = "whole modelled runs with faults"
 
@@ -122,20 +124,25 @@ def is_found(bug: Bug, *, num_worlds: int = 20) -> bool:
     return False
 
 
-def run_schedulers(worlds: Worlds, sample: Sequence[Scenario]) -> None:
+def run_schedulers(worlds: Worlds, sample: Sequence[Scenario | int]) -> None:
     """Run scheduler worlds of one kind; plans are always the same."""
     if worlds is Worlds.PLANS:
         run_plans(Scheduler)
     for scenario in sample:
+        if isinstance(scenario, int):
+            ElasticWorld(scenario, has_workers=scenario % 5 != 0).run()
+            continue
         (AsyncWorld if scenario.settings.asynchronous else SchedulerWorld)(scenario).run()
 
 
 @functools.cache
-def scheduler_worlds(worlds: Worlds) -> tuple[Scenario, ...]:
+def scheduler_worlds(worlds: Worlds) -> tuple[Scenario | int, ...]:
     """A fixed sample of scheduler worlds of one kind, small ones first, since a bug mostly shows in one of them.
 
-    Drawn once in a process; runs and plans are no such worlds.
+    Drawn once in a process; elastic worlds are made from their seeds, and runs and plans are no such worlds.
     """
+    if worlds is Worlds.ELASTIC:
+        return tuple(range(NUM_SCENARIOS))
     if worlds in {Worlds.RUNS, Worlds.PLANS}:
         return ()
     is_dynamic = worlds in {Worlds.SAMPLING, Worlds.LENDING_AND_SAMPLING, Worlds.AHEAD_AND_SAMPLING}

@@ -1,0 +1,240 @@
+"""The reference model of rollout workers: who may get requests, what is late, and that nothing in flight is lost.
+
+Everything is derived from what was told and ordered; nothing is asked of the machines but what waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from rollpacker.core.commands import (
+    Abort,
+    Command,
+    DismissWorker,
+    Evict,
+    FetchPolicy,
+    Launch,
+    LendEngines,
+    ReclaimEngines,
+    WishWorkers,
+)
+from rollpacker.core.events import (
+    EngineJoined,
+    EngineLost,
+    EnginesReturned,
+    EngineStarted,
+    EngineStartFailed,
+    EngineUpdated,
+    Event,
+    FetchFailed,
+    NoticeGiven,
+    PolicyPublished,
+    ResponseAborted,
+    ResponseEvicted,
+    ResponseFinished,
+    StepStarted,
+    WorkerArrived,
+    WorkerLeft,
+)
+from rollpacker.core.ids import EngineId, RequestId, WorkerId
+from rollpacker.core.settings import ElasticSettings
+
+SLACK_S = 1e-6
+"""Of a comparison of times."""
+
+
+@dataclass
+class WorkerModel:
+    """What is known of a worker that was not dismissed."""
+
+    num_engines: int
+    arrived_at_s: float
+    ends_at_s: float
+    started: set[EngineId] = field(default_factory=set)
+    holds: dict[EngineId, int] = field(default_factory=dict)
+    started_at_s: float | None = None
+    """All engines."""
+
+
+class ElasticModel:
+    """The fleet and what is in flight on it."""
+
+    def __init__(self, settings: ElasticSettings) -> None:
+        self.settings = settings
+        self.version = -1
+        self.published_at_s = 0.0
+        self.lives: dict[str, int] = {}
+        self.workers: dict[WorkerId, WorkerModel] = {}
+        self.local: dict[EngineId, None] = {}
+        self.lent: set[EngineId] = set()
+        self.holders: dict[RequestId, EngineId] = {}
+        self.wish = settings.max_workers
+
+    # What was told
+
+    def is_late(self, event: Event) -> bool:
+        """Whether a fact is of a worker that is fenced, or gone."""
+        match event:
+            case WorkerArrived(worker=worker):
+                element, life = split(worker)
+                return life <= self.lives.get(element, -1)
+            case NoticeGiven(worker=worker):
+                return worker not in self.workers
+            case EngineStarted(engine=engine) | EngineStartFailed(engine=engine) | FetchFailed(engine=engine):
+                return owner(engine) not in self.workers
+            case EngineUpdated(engine=engine, policy_version=version) if "." in engine:
+                return owner(engine) not in self.workers or version != self.version
+            case EngineLost(engine=engine) if "." in engine:
+                return owner(engine) not in self.workers
+        return False
+
+    def note(self, event: Event, commands: Sequence[Command], waiting: Collection[RequestId], now: float) -> None:
+        in_flight = {*self.holders}
+        if self.is_late(event):
+            assert not commands, f"a late fact led to something: {event}: {commands}"
+        self._hear(event, now)
+        gone: set[WorkerId] = set()
+        for command in commands:
+            self._check(command, now, gone)
+        for request in in_flight - self._answered(event, commands):
+            assert (request in self.holders) != (request in waiting), f"{request} is lost, or twice in flight"
+        self._check_rooms(waiting)
+        self._check_deadlines(now)
+
+    def _answered(self, event: Event, commands: Sequence[Command]) -> set[RequestId]:
+        stopped = {command.request for command in commands if isinstance(command, Abort)}
+        return stopped | ({event.request} if isinstance(event, ResponseFinished | ResponseAborted) else set())
+
+    def _hear(self, event: Event, now: float) -> None:  # noqa: C901, PLR0912 one case per fact
+        match event:
+            case EngineJoined(engine=engine):
+                self.local[engine] = None
+            case PolicyPublished(policy_version=version):
+                self.version, self.published_at_s = version, now
+                for worker in self.workers.values():
+                    worker.holds = {}
+            case WorkerArrived() if not self.is_late(event):
+                self._arrive(event, now)
+            case NoticeGiven(worker=name, leaves_in_s=left_s) if name in self.workers:
+                self.workers[name].ends_at_s = min(self.workers[name].ends_at_s, now + left_s)
+            case WorkerLeft(worker=name):
+                self._forget(name)
+            case EngineStarted(engine=engine) if owner(engine) in self.workers:
+                worker = self.workers[owner(engine)]
+                worker.started.add(engine)
+                if len(worker.started) == worker.num_engines and worker.started_at_s is None:
+                    worker.started_at_s = now
+            case EngineUpdated(engine=engine, policy_version=version) if owner(engine) in self.workers:
+                if version == self.version:
+                    self.workers[owner(engine)].holds[engine] = version
+            case ResponseFinished(request=request, engine=engine) | ResponseEvicted(request=request, engine=engine):
+                if self.holders.get(request) == engine:
+                    del self.holders[request]
+            case EnginesReturned(engines=engines):
+                self.lent -= set(engines)
+            case StepStarted():
+                self.lent.clear()
+
+    def _arrive(self, event: WorkerArrived, now: float) -> None:
+        element, life = split(event.worker)
+        for older in [name for name in self.workers if split(name)[0] == element]:
+            self._release(older)
+            del self.workers[older]
+        self.lives[element] = life
+        ends_at_s = float("inf") if event.leaves_in_s is None else now + event.leaves_in_s
+        self.workers[event.worker] = WorkerModel(event.num_engines, now, ends_at_s)
+
+    def _release(self, name: WorkerId) -> None:
+        self.holders = {request: engine for request, engine in self.holders.items() if owner(engine) != name}
+
+    def _forget(self, name: WorkerId) -> None:
+        self._release(name)
+        self.workers.pop(name, None)
+
+    # What was ordered
+
+    def _check(self, command: Command, now: float, gone: set[WorkerId]) -> None:
+        match command:
+            case Launch(request=request, engine=engine):
+                assert owner(engine) not in gone
+                assert self.may_get(engine, now), f"{engine} got {request}"
+                loads = Counter(self.holders.values())
+                assert loads[engine] == min(loads[each] for each in self.open(now)), "not the least loaded engine"
+                assert request not in self.holders, f"{request} is in flight twice"
+                self.holders[request] = engine
+            case Evict(request=request, engine=engine):
+                assert self.holders.get(request) == engine, f"{request} was not on {engine}"
+            case Abort(request=request):
+                self.holders.pop(request, None)
+            case DismissWorker(worker=name):
+                gone.add(name)
+                self._forget(name)
+            case FetchPolicy(engine=engine, policy_version=version):
+                assert owner(engine) in self.workers
+                assert version == self.version, "an old policy was fetched"
+            case WishWorkers(num_workers=num_workers):
+                assert self.settings.min_workers <= num_workers <= self.settings.max_workers
+                assert abs(num_workers - self.wish) <= 1, "the wish jumped"
+                self.wish = num_workers
+            case LendEngines(engines=engines):
+                assert set(engines) == set(self.local), "not all engines on the trainer's GPUs were lent"
+                assert any(self.serves(name) for name in self.workers), "lent while no worker serves"
+                self.lent |= set(engines)
+            case ReclaimEngines(engines=engines):
+                assert set(engines) == self.lent
+                is_served = any(
+                    self.may_get(each, now + 2 * SLACK_S) for worker in self.workers.values() for each in worker.holds
+                )
+                assert not is_served or len(self.workers) > self.wish, "taken back while a worker serves"
+
+    def serves(self, name: WorkerId) -> bool:
+        """Whether a worker holds the newest policy with all of its engines."""
+        worker = self.workers[name]
+        return len(worker.started) == len(worker.holds) == worker.num_engines
+
+    def may_get(self, engine: EngineId, now: float) -> bool:
+        """Whether a request may be launched on an engine."""
+        if engine in self.local:
+            return engine not in self.lent
+        name = owner(engine)
+        if name not in self.workers or not self.serves(name):
+            return False
+        return now < self.workers[name].ends_at_s - self.settings.drain_lead_s + SLACK_S
+
+    def open(self, now: float) -> list[EngineId]:
+        """The engines that get requests."""
+        members = [engine for worker in self.workers.values() for engine in worker.holds]
+        return [engine for engine in (*self.local, *members) if self.may_get(engine, now - 2 * SLACK_S)]
+
+    # What holds after each event
+
+    def _check_rooms(self, waiting: Collection[RequestId]) -> None:
+        """Nobody waits for workers that are not there."""
+        is_any_near = any(worker.started_at_s is not None for worker in self.workers.values())
+        if waiting and not is_any_near:
+            assert set(self.local) <= self.lent, f"{len(waiting)} requests wait, and engines are open"
+
+    def _check_deadlines(self, now: float) -> None:
+        settings = self.settings
+        assert len(self.workers) - self._num_draining(now) <= settings.max_workers, "too many workers"
+        for name, worker in self.workers.items():
+            assert now <= worker.ends_at_s + SLACK_S, f"{name} is there after its end"
+            if worker.started_at_s is None:
+                assert now <= worker.arrived_at_s + settings.start_s + SLACK_S, f"{name} starts for too long"
+            elif not self.serves(name) and self.version >= 0:
+                begun = max(worker.started_at_s, self.published_at_s)
+                assert now <= begun + settings.fetch_s + SLACK_S, f"{name} catches up for too long"
+
+    def _num_draining(self, now: float) -> int:
+        return sum(now >= each.ends_at_s - self.settings.drain_lead_s - SLACK_S for each in self.workers.values())
+
+
+def split(worker: WorkerId) -> tuple[str, int]:
+    element, _, life = worker.rpartition("-r")
+    return element, int(life)
+
+
+def owner(engine: EngineId) -> WorkerId:
+    return WorkerId(engine.rpartition(".")[0])
