@@ -74,7 +74,9 @@ class Elastic:
                 return *wishes, *self._carry_out(drains)
             case EnginesReturned():
                 return self._take_back(event)
-            case LoadMeasured() | TrainerIdled():
+            case LoadMeasured():
+                raise ImpossibleEvent(f"It was not ordered: {event}")
+            case TrainerIdled():
                 return ()
             case _:
                 return self._carry_out(self.fleet.handle(event, now))

@@ -311,23 +311,16 @@ class SeedingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceSettings:
-    """Which engine gets how much, in a run with rollout workers (`core.balance`)."""
+    """Which engine gets how much, in a run with rollout workers (`core.load_order`)."""
 
     num_slots: int
     """Requests that an engine decodes at a time."""
     max_pending: int
     """So many more an engine gets, to start when one ends; the rest waits for room on any."""
-    every_s: float
-    """Between two looks at what engines have to do; 0 moves nothing."""
-    gain_s: float
-    """Requests are moved if that ends the round so much sooner."""
-    max_moves: int
-    """Of one request in a round, by choice."""
 
     def __post_init__(self) -> None:
         _require(self.num_slots >= 1, f"num_slots={self.num_slots} is below 1")
-        for name in ("max_pending", "every_s", "gain_s", "max_moves"):
-            _require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name):g} is below 0")
+        _require(self.max_pending >= 0, f"max_pending={self.max_pending} is below 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +346,7 @@ class ElasticSettings:
     """None: engines on the trainer's GPUs are not lent for the workers' sake; one that cannot be taken back must not
     be."""
     balance: BalanceSettings | None = None
-    """None: each request goes to the engine with the fewest, and stays there."""
+    """None: every request is launched at once."""
 
     def __post_init__(self) -> None:
         are_bounds = 0 <= self.min_workers <= self.max_workers and self.max_workers >= 1

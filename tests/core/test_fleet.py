@@ -318,7 +318,7 @@ def test_after_three_steps_that_could_use_fewer_workers_one_drains_and_it_comes_
 
 
 def test_while_a_worker_is_about_to_serve_requests_wait_for_room_and_without_one_none_does():
-    balance = BalanceSettings(num_slots=2, max_pending=1, every_s=0.0, gain_s=0.0, max_moves=0)
+    balance = BalanceSettings(num_slots=2, max_pending=1)
     player = ElasticPlayer(replace(SETTINGS, elastic=replace(ELASTIC, balance=balance)))
     player.publish()
     player.tell(WorkerArrived(worker=A, num_engines=1))

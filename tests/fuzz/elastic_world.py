@@ -77,9 +77,7 @@ def settings_of(rng: random.Random) -> tuple[SchedulerSettings, int]:
     """Draw the settings of a world, and the number of its engines on the trainer's GPUs."""
     num_local = rng.randint(1, 3)
     seeding = SeedingSettings(fixed_s=rng.choice([None, 0.0, 2.0]), reclaim_after_s=rng.choice([0.0, 5.0]))
-    balance = BalanceSettings(
-        num_slots=rng.randint(1, 6), max_pending=rng.randint(0, 3), every_s=0.0, gain_s=0.0, max_moves=0
-    )
+    balance = BalanceSettings(num_slots=rng.randint(1, 6), max_pending=rng.randint(0, 3))
     lead_s = rng.choice([0.0, 4.0, 10.0])
     elastic = ElasticSettings(
         min_workers=rng.choice([0, 0, 1]),

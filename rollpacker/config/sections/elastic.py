@@ -61,12 +61,6 @@ class ElasticSection(Section):
     """Lent engines are taken back from the trainer in the middle of a round when no worker has served for so long."""
     max_pending: Annotated[Count, OnlyWith("elastic.max_workers")] = 8
     """An engine gets so many requests beyond its decode slots; others wait for room on any engine."""
-    balance_every_s: Annotated[Seconds, OnlyWith("elastic.max_workers")] = 5.0
-    """How often requests may move from the engine that will end last to the one that will end first; 0 is never."""
-    balance_gain_s: Annotated[Seconds, OnlyWith("elastic.max_workers")] = 5.0
-    """They move when that ends the round so much sooner."""
-    max_moves: Annotated[Count, OnlyWith("elastic.max_workers")] = 2
-    """Of one request in a round, by choice; what has to leave its engine always moves, with its tokens."""
     engines_per_worker: Annotated[WorkerCount, OnlyWith("elastic.max_workers")] = Field(1, ge=1)
     """That share the GPUs of a worker."""
     tensor_parallel: Annotated[WorkerCount | None, OnlyWith("elastic.max_workers")] = Field(None, ge=1)

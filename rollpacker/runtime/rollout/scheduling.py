@@ -249,9 +249,6 @@ def _elastic(config: RunConfig) -> ElasticSettings:
         balance=BalanceSettings(
             num_slots=config.engine.max_num_seqs,
             max_pending=section.max_pending,
-            every_s=section.balance_every_s,
-            gain_s=section.balance_gain_s,
-            max_moves=section.max_moves,
         ),
     )
 
