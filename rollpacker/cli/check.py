@@ -15,6 +15,7 @@ from rollpacker.cli.loss_words import loss_words
 from rollpacker.cli.placement_table import placement_table
 from rollpacker.cli.screen import facts, heading, output
 from rollpacker.cli.split_words import split_words
+from rollpacker.cli.worker_words import environment_words, worker_words
 from rollpacker.core.quotas import apportion, scale_up
 from rollpacker.engines.vllm.installed import ARCTIC, drafter_of
 from rollpacker.protocols.backend import ModelledCluster
@@ -138,7 +139,7 @@ def _notes_of_tokens(config: RunConfig) -> list[str]:
 
 _OWN_GPUS = "groups train as they are accepted: the trainer shares no GPU"
 """What streaming does there."""
-_OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "split", "steps", "start")
+_OF_TRAINING = ("prompts", "batch", "rollout", "techniques", "workers", "split", "steps", "start")
 """What is not described of a run of no steps."""
 
 
@@ -154,6 +155,8 @@ def _describe(
         "batch": _batch(config, resolved.settings),
         "rollout": _rollout(config, resolved.settings),
         "techniques": _techniques(config, resolved.cluster),
+        **({"turns": environment_words(config)} if config.environment else {}),
+        **({"workers": worker_words(config, is_job=is_job)} if config.elastic.is_on else {}),
         **({"split": split_words(config, resolved.cluster)} if config.system.is_async else {}),
         **({"loss": loss_words(config)} if config.backend.name == "ray" else {}),
         "steps": _steps(config, resolved),
