@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class EnvironmentSection(Section):
     """What answers the turns of a policy: a response is then a trajectory of several turns."""
 
-    name: Literal["gym"] = "gym"
+    name: Literal["gym"]
     """`gym`: a Python class with GEM's or gymnasium's interface whose actions and observations are texts. It has
     reset(seed, options) -> (observation, info), of which either parameter may be missing, and step(action) ->
     (observation, reward, terminated, truncated, info). `options` are the other fields of the prompt's line."""
