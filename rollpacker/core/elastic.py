@@ -207,4 +207,6 @@ class Elastic:
             elastic.fleet = Fleet.restore(settings, snapshot["fleet"])
             elastic._demand = Demand.restore(settings, snapshot["demand"])
             elastic._set_limit()
+        if beside.seeding and beside.stream:
+            beside.stream.is_led = beside.seeding.leads
         return elastic
