@@ -313,13 +313,6 @@ class WishWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureLoad:
-    """Ask every engine what it has to do and how fast it is; answered by one `LoadMeasured`."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimEngines:
     """Take lent engines back from the trainer in the middle of a round, what it has learned kept.
 
@@ -379,7 +372,6 @@ Command = (
     | FetchPolicy
     | DismissWorker
     | WishWorkers
-    | MeasureLoad
     | ReclaimEngines
     | FailWithoutEngines
     | FailRun

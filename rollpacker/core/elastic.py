@@ -25,10 +25,8 @@ from rollpacker.core.events import (
     EngineStarted,
     EngineStartFailed,
     EngineUpdated,
-    LoadMeasured,
     StepMeasured,
     TimerFired,
-    TrainerIdled,
     WorkerEvent,
 )
 from rollpacker.core.fleet import Admit, Close, Fleet, FleetDecision, Remove, Stage
@@ -74,10 +72,6 @@ class Elastic:
                 return *wishes, *self._carry_out(drains)
             case EnginesReturned():
                 return self._take_back(event)
-            case LoadMeasured():
-                raise ImpossibleEvent(f"It was not ordered: {event}")
-            case TrainerIdled():
-                return ()
             case _:
                 return self._carry_out(self.fleet.handle(event, now))
 

@@ -280,31 +280,6 @@ class ProgressMeasured:
     engines: tuple[EngineProgress, ...]
 
 
-class EngineLoad(NamedTuple):
-    """What an open engine has to do, and how fast it does it."""
-
-    engine: EngineId
-    tokens_per_second: float
-    """That it generated, over all its requests, since it was asked last, or since it began."""
-    running: tuple[RunningRequest, ...]
-    """Waiting ones too, in launch order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadMeasured:
-    """How far every engine is; answers `MeasureLoad`. Engines that did not answer may be missing."""
-
-    round: int
-    engines: tuple[EngineLoad, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerIdled:
-    """The trainer has trained every group that streamed to it, and waits for more; the round is not over."""
-
-    round: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginesReturned:
     """Lent engines are awake again and hold the round's policy, as ordered by `ReclaimEngines`."""
@@ -388,17 +363,7 @@ class DraftsMeasured:
     """Each range of batch sizes and draft length at most once."""
 
 
-WorkerEvent = (
-    WorkerArrived
-    | NoticeGiven
-    | WorkerLeft
-    | PolicyPublished
-    | FetchFailed
-    | LoadMeasured
-    | TrainerIdled
-    | EnginesReturned
-    | StepMeasured
-)
+WorkerEvent = WorkerArrived | NoticeGiven | WorkerLeft | PolicyPublished | FetchFailed | EnginesReturned | StepMeasured
 """What only a run with rollout workers has."""
 
 Event = (

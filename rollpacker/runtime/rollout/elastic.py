@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from rollpacker.core.commands import (
     DismissWorker,
     FetchPolicy,
-    MeasureLoad,
     ReclaimEngines,
     StartMember,
     WishWorkers,
 )
-from rollpacker.core.events import EnginesReturned, Event, LoadMeasured, PolicyPublished, TrainerIdled
-from rollpacker.runtime.rollout.loads import Loads, elastic_times
+from rollpacker.core.events import EnginesReturned, Event, PolicyPublished
+from rollpacker.runtime.rollout.elastic_times import elastic_times
 
 if TYPE_CHECKING:
     from rollpacker.protocols.weights import WeightSync
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from rollpacker.runtime.rollout.members import MemberEngines
     from rollpacker.runtime.waiting.clock import RunClock
 
-ElasticCommand = StartMember | FetchPolicy | DismissWorker | WishWorkers | MeasureLoad | ReclaimEngines
+ElasticCommand = StartMember | FetchPolicy | DismissWorker | WishWorkers | ReclaimEngines
 
 
 class Elastic:
@@ -55,7 +54,6 @@ class Elastic:
         self._report = report
         self._on_reclaim = on_reclaim
         self._clock = clock
-        self._loads = Loads(engines, members, clock)
         self._sync: WeightSync | None = None
         """That published last."""
         self._has_started = False
@@ -89,25 +87,15 @@ class Elastic:
             case WishWorkers():
                 self._num_wished = command.num_workers
                 self._members.wish(command.num_workers)
-            case MeasureLoad():
-                self._aside.begin(self._measure_load(command), "load of the engines")
             case ReclaimEngines():
                 self._num_reclaims += 1
                 self._aside.begin(self._reclaim(command), "lent engines to come back")
-
-    async def _measure_load(self, command: MeasureLoad) -> None:
-        self._report(LoadMeasured(round=command.round, engines=await self._loads.measure()))
 
     async def _reclaim(self, command: ReclaimEngines) -> None:
         assert self._sync is not None
         await self._on_reclaim()
         returned = await self._engines.take_back(command.engines, self._sync)
         self._report(EnginesReturned(round=command.round, engines=returned))
-
-    def report_idle_trainer(self, batch: Batch) -> None:
-        """The trainer has trained all that has streamed to it, and waits."""
-        if self._members.are_any_expected:
-            self._report(TrainerIdled(round=batch.begin.round))
 
     def report_step(self, batch: Batch, *, train_s: float, trainer_idle_s: float) -> Mapping[str, float | None]:
         """A step is over: tell where its time went; gives columns of its row, none in a run without workers."""

@@ -48,7 +48,6 @@ class Learner:
         interval_log: Takes down when the trainer worked while the rollout ran.
         on_failure: Told of the error that ended a stream.
         keeps_cache: Of each `BatchShape`.
-        on_idle: Told of the batch whose stream on lent GPUs has trained all that there is, and waits.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Learner:
         interval_log: IntervalLog,
         on_failure: Callable[[Exception], None],
         keeps_cache: bool = False,
-        on_idle: Callable[[Batch], None] = lambda _: None,
     ) -> None:
         self._trainer = trainer
         self._max_response_tokens = max_response_tokens
@@ -70,7 +68,6 @@ class Learner:
         self._interval_log = interval_log
         self._on_failure = on_failure
         self._keeps_cache = keeps_cache
-        self._on_idle = on_idle
         self._loop = asyncio.get_running_loop()
         self._streaming: asyncio.Task[None] | None = None
         self._accumulated: set[PromptId] = set()
@@ -172,7 +169,7 @@ class Learner:
             prompts = list(itertools.islice(batch.accepted, num_begun, end))
             if not prompts:
                 self._has_news.clear()
-                await self._wait(batch, is_lent=gpus is not None)
+                await self._wait(is_lent=gpus is not None)
                 continue
             groups = [batch.group(prompt) for prompt in prompts]
             self._accumulated.update(prompts)
@@ -180,13 +177,12 @@ class Learner:
             with self._interval_log.during("trainer", "trainer", "stream"):
                 await self._work("the trainer's gradients", self._trainer.accumulate(groups, gpus))
 
-    async def _wait(self, batch: Batch, *, is_lent: bool) -> None:
-        """Wait for a further group."""
+    async def _wait(self, *, is_lent: bool) -> None:
+        """Wait for a further group; on lent GPUs the time counts as idle."""
         if not is_lent:
             await self._has_news.wait()
             return
         began = self._loop.time()
-        self._on_idle(batch)
         await self._has_news.wait()
         self.idle_s += self._loop.time() - began
 

@@ -281,7 +281,6 @@ class _Opening:
             interval_log=self._interval_log,
             on_failure=lambda error: driver.interrupt(error),  # noqa: PLW0108  the driver comes later
             keeps_cache=config.system.interrupt == "keep",
-            on_idle=lambda batch: driver.elastic.report_idle_trainer(batch),  # noqa: PLW0108
         )
         self._stack.push_async_callback(learner.close)
 

@@ -190,16 +190,14 @@ async def test_a_stream_that_is_suspended_goes_on_in_the_same_step_where_it_left
     assert [call[1] for call in trainer.calls if call[0] == "accumulate"] == [PROMPTS[:2], PROMPTS[2:4], PROMPTS[4:]]
 
 
-async def test_a_stream_on_lent_gpus_tells_each_time_that_it_waits(learning):
+@pytest.mark.parametrize(("gpus", "is_idle"), [(frozenset({0}), True), (None, False)])
+async def test_a_stream_that_waits_on_lent_gpus_is_idle_and_one_on_its_own_is_not(learning, gpus, is_idle):
     _, learner = learning
-    idled = []
-    learner._on_idle = idled.append
     batch = Batch()
-    learner.stream(batch, frozenset({0}), None)
+    learner.stream(batch, gpus, None)
     await turns()
-    assert len(idled) == 1
     batch.accepted[PROMPTS[0]] = (0, 1)
     learner.group_accepted()
     await turns()
-    assert len(idled) == 2
+    assert (learner.idle_s > 0) is is_idle
     await learner.close()
