@@ -33,7 +33,7 @@ def alone(tmp_path_factory):
 def test_workers_generate_beside_the_run_s_own_engines_and_the_same_tokens_are_trained(tmp_path, alone):
     steps = steps_of(tmp_path / "run", *WORKERS)
     assert steps["tokens_trained"].tolist() == alone["tokens_trained"].tolist()
-    assert (steps["num_members_mean"][1:] > 1.5).all()
+    assert steps["num_members_mean"][1:].between(1.5, 2.0).all()
     assert (steps["tokens_of_members"][1:] > 0.3 * steps["tokens_generated"][1:]).all()
     assert steps["rollout_time_s"][1:].sum() < 0.8 * alone["rollout_time_s"][1:].sum()
     assert alone["num_members_mean"].isna().all()

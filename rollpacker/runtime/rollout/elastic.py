@@ -59,10 +59,13 @@ class Elastic:
         self._has_started = False
         self._num_wished = self._num_reclaims = 0
         """The latter since the last step."""
+        self._reported_at_s = 0.0
+        """When the last step was."""
 
     def start(self) -> None:
         """Listen to workers; the policy that engines hold lies ready for theirs."""
         self._has_started = True
+        self._reported_at_s = self._clock.now()
         if self._members.are_any_expected:
             self._report(PolicyPublished(policy_version=self._engines.policy_version))
             self._members.start()
@@ -105,10 +108,11 @@ class Elastic:
         times = elastic_times(batch, self._members.all_ever, ended_at_s=now)
         self._report(times.measured(batch.begin.step, train_s=train_s, trainer_idle_s=trainer_idle_s))
         num_lost, served_s = self._members.take_turnover()
+        passed_s, self._reported_at_s = now - self._reported_at_s, now
         num_reclaims, self._num_reclaims = self._num_reclaims, 0
         lent_at_s = batch.lent_at_s
         return {
-            "num_members_mean": served_s / (now - batch.began_at_s),
+            "num_members_mean": served_s / passed_s if passed_s else 0.0,
             "num_workers_wished": self._num_wished,
             "num_members_lost": num_lost,
             "tokens_of_members": times.member_tokens,
