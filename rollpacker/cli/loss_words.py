@@ -15,6 +15,9 @@ _NORMALISATIONS = {
     "token_mean": "every token of a batch counts the same; known after the last response, so nothing streams",
 }
 
+_CLIPPING_HOLDS = 2
+"""Versions: up to there clipping by the behaviour policy's ratio was seen to learn what synchronous training does."""
+
 
 def loss_words(config: RunConfig) -> str:
     """How tokens are weighted, what corrects the engines' log-probabilities, and how sampling is tested."""
@@ -38,6 +41,11 @@ def loss_words(config: RunConfig) -> str:
         + (")" if trainer.loss is not None else ", by default)"),
         f"gap between trainer and engines: {corrections[mismatch]} (mismatch={mismatch}{source})",
     ]
+    if objective.loss == "ppo_behaviour" and config.system.max_staleness > _CLIPPING_HOLDS:
+        lines.append(
+            f"tokens may be {config.system.max_staleness} versions old: in a small run of up to 8, cispo held the "
+            "score and ppo_behaviour lost 0.08 (tests/benchmarks/results/asynchronous.md)"
+        )
     limits = [
         f"{what} beyond {z:g} standard deviations"
         for what, z in (("a warning", trainer.surprisal_warn_z), ("a stop", trainer.surprisal_stop_z))

@@ -75,3 +75,15 @@ def test_a_test_that_is_turned_off_is_not_promised():
 def test_the_papers_setups_name_their_objective_and_recipes_take_the_defaults(words, normalisation, mismatch):
     config = compose([*REAL, *words])
     assert (config.trainer.loss_normalisation, config.objective.mismatch) == (normalisation, mismatch)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        (["system.max_staleness=8", "system.lookahead=8"], True),
+        (["system.max_staleness=2"], False),
+        (["system.max_staleness=8", "system.lookahead=8", "trainer.loss=cispo"], False),
+    ],
+)
+def test_a_loss_that_was_seen_to_lose_with_old_tokens_is_named_with_the_one_that_did_not(words, is_said):
+    assert ("cispo held the score" in words_of("system=flash", *words)) is is_said
