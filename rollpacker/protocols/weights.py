@@ -74,9 +74,8 @@ class Shelf(Protocol):
     async def lay_out(self) -> int:
         """Copy the trainer's policy now, for them and for the `publish` that follows; gives its version."""
 
-    async def shelf(self, policy_version: int) -> Weights:
+    async def shelf(self, policy_version: int) -> Weights | None:
         """Give a policy that was laid out, for `Engine.load_weights`.
 
-        Raises:
-            RollpackerError: It is not there any more: a newer one is.
+        None if a newer one has come in its place, or is about to.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from rollpacker.core.errors import ImpossibleEvent, WeightSyncFailed
+from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.protocols.weights import Published
 from rollpacker.transfer.confirmations import Expected, those_that_do_not_confirm
 
@@ -62,10 +62,8 @@ class SnapshotSync:
         assert self._newest is not None
         return self._newest.policy_version
 
-    async def shelf(self, policy_version: int) -> Weights:
-        if self._newest is None or self._newest.policy_version != policy_version:
-            raise WeightSyncFailed(f"Policy version {policy_version} is not on the shelf.", "The newest one is.")
-        return self._newest
+    async def shelf(self, policy_version: int) -> Weights | None:
+        return self._newest if self._newest is not None and self._newest.policy_version == policy_version else None
 
     async def _load_into(self, engines: Mapping[EngineId, Engine], weights: Weights, began: float) -> Published:
         """Load a snapshot into engines, all at once. `began` is the loop's time at which the sync began."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from rollpacker.core.errors import WeightSyncFailed
 from rollpacker.core.ids import EngineId
 from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.tensors import PIECE_BYTES
@@ -49,10 +48,9 @@ class ShelvedSync:
         async with self._one_at_a_time:
             return await self._fill() if self._laid_out is None or not self._is_prepared else self._newest
 
-    async def shelf(self, policy_version: int) -> Weights:
-        if self._laid_out is None or self._laid_out.policy_version != policy_version:
-            raise WeightSyncFailed(f"Policy version {policy_version} is not on the shelf.", "The newest one is.")
-        return self._laid_out
+    async def shelf(self, policy_version: int) -> Weights | None:
+        laid_out = self._laid_out
+        return laid_out if laid_out is not None and laid_out.policy_version == policy_version else None
 
     async def publish(self, engines: Mapping[EngineId, Engine]) -> Published:
         async with self._one_at_a_time:

@@ -238,12 +238,16 @@ class MemberEngines:
         assert self._shelf is not None
         began = self._clock.now()
         failed = FetchFailed(engine=command.engine, policy_version=command.policy_version)
+        weights = await self._shelf.shelf(command.policy_version)
+        if weights is None:
+            return  # an order to fetch the newer policy is on its way
         try:
-            weights = await self._shelf.shelf(command.policy_version)
             checksum = await engine.load_weights(weights)
         except InternalError:
             raise
         except RollpackerError as error:
+            if await self._shelf.shelf(command.policy_version) is None:
+                return
             self._note(f"{command.engine} did not get policy version {command.policy_version}: {error.problem}")
             self._report(failed)
             return

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rollpacker.core.commands import DismissWorker, FetchPolicy, StartMember
-from rollpacker.core.errors import EngineFailed
+from rollpacker.core.errors import EngineFailed, EngineRaised
 from rollpacker.core.events import (
     EngineLost,
     EngineStarted,
@@ -87,12 +87,16 @@ class ScriptedMembers:
 
 
 class OneShelf:
-    """Has version 3."""
+    """Has every version but one for which a newer one has come."""
+
+    superseded = None
 
     async def lay_out(self):
         return 3
 
     async def shelf(self, policy_version):
+        if policy_version == self.superseded:
+            return None
         return Weights(policy_version=policy_version, checksum="right", num_bytes=1, payload=None)
 
 
@@ -118,7 +122,8 @@ class Fixture:
 
     async def started(self):
         """An engine of the worker that is up and has the first policy at hand."""
-        await self.side.lay_out(OneShelf())
+        self.shelf = OneShelf()
+        await self.side.lay_out(self.shelf)
         self.side.start()
         self.side.start_member(StartMember(worker=WORKER, engine=FIRST))
         await asyncio.sleep(0.5)
@@ -166,6 +171,28 @@ async def test_an_engine_holds_a_policy_only_if_the_checksum_says_so(fixture):
         EngineUpdated(engine=FIRST, policy_version=3),
         FetchFailed(engine=FIRST, policy_version=3),
     ]
+
+
+@scripted
+async def test_a_policy_that_a_newer_one_takes_the_place_of_was_not_missed_before_it_was_fetched_or_meanwhile(fixture):
+    engine = await fixture.started()
+    order = FetchPolicy(engine=FIRST, policy_version=3)
+    fixture.shelf.superseded = 3
+    fixture.side.fetch(order)
+    await asyncio.sleep(0.5)
+    fixture.shelf.superseded = None
+
+    async def lose_it(weights):
+        fixture.shelf.superseded = 3
+        raise EngineRaised("A bucket is gone.")
+
+    engine.load_weights = lose_it
+    fixture.side.fetch(order)
+    await asyncio.sleep(0.5)
+    assert len(fixture.told) == 1  # that it started
+    fixture.side.fetch(FetchPolicy(engine=FIRST, policy_version=4))
+    await asyncio.sleep(0.5)
+    assert fixture.told[1:] == [FetchFailed(engine=FIRST, policy_version=4)]
 
 
 @scripted
