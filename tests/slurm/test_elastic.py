@@ -1,4 +1,4 @@
-"""Rollout workers as elements of a real job array: they join, are preempted and return, and end with the run."""
+"""Rollout workers as elements of a real job array: they join, are preempted and replaced, and end with the run."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from rollpacker.launch.submissions import read_submission
 from slurm.mini_cluster import MiniCluster
 from tests.e2e.launched import num_recorded_steps, rows, trained_prompts
 from tests.slurm.small_runs import small_run
-from tests.slurm.submitted import SubmittedRun
+from tests.slurm.submitted import ENDED, SubmittedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -31,7 +31,7 @@ def submit(cluster: MiniCluster, run_dir, inputs, *overrides) -> SubmittedRun:
         "elastic.job.time_limit_min=60",
         "elastic.job.memory_gb_per_worker=3",
         "elastic.job.poll_interval_s=15",
-        "run.num_epochs=20",
+        "run.num_epochs=2000",  # the test ends it
     )
     return SubmittedRun(cluster, run_dir, *small_run(inputs, *words, *overrides))
 
@@ -52,21 +52,31 @@ def engines_of_workers(run: SubmittedRun) -> set[str]:
     }
 
 
+def wait_for_workers(run: SubmittedRun, num_workers: int) -> None:
+    """Until so many workers, over the whole run, have generated responses that were trained."""
+
+    def have_served() -> bool:
+        assert run.state() not in ENDED, f"the job ended too early:\n{run.output()}"
+        return len(engines_of_workers(run)) >= num_workers
+
+    run.wait_until(have_served)
+
+
 def elements_in_queue(cluster: MiniCluster, number: str) -> list[str]:
     return cluster.run(
         "squeue", "--noheader", "--array", f"--jobs={number}", "--format=%i %T", check=False
     ).stdout.split()
 
 
-def test_workers_join_one_is_preempted_and_returns_and_none_outlives_the_run(cluster, inputs, tmp_path):
+def test_workers_join_another_replaces_a_preempted_one_and_none_outlives_the_run(cluster, inputs, tmp_path):
     run = submit(cluster, tmp_path / "run", inputs)
     number, folder = array_of(run)
     run.wait_for_steps(1)
-    run.wait_until(lambda: len(engines_of_workers(run)) == 2)
+    wait_for_workers(run, 2)
     steps = num_recorded_steps(run.run_dir)
     cluster.submit("-N1", "--exclusive", "-w", "node2", "-p", "main", "-o", "/dev/null", script="sleep 5")
-    run.wait_until(lambda: num_recorded_steps(run.run_dir) > steps + 1)
-    run.wait_until(lambda: any("-r1." in engine for engine in engines_of_workers(run)))
+    run.wait_for_steps(steps + 2)
+    wait_for_workers(run, 3)
     cluster.run("scancel", run.job_id)
     run.wait_until(lambda: not elements_in_queue(cluster, number), timeout_s=150)
     assert json.loads((tmp_path / "run" / "elastic" / "wish.json").read_text())["num_workers"] >= 2
