@@ -148,6 +148,9 @@ class RayNode:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             "RAY_agent_register_timeout_ms": f"{1000 * self._patience_s:.0f}",
+            "RAY_worker_register_timeout_seconds": f"{self._patience_s:.0f}",
+            # Ray lets the first driver in when a worker per core has started, or never, if one of them took too long
+            "RAY_prestart_worker_first_driver": "0",
             "RAY_health_check_period_ms": "1000",  # by default, a node that is gone is noticed after 15 s
             "RAY_worker_niceness": "0",  # by default 15: actors starve beside whatever else a node does
             "PYTHONUNBUFFERED": "1",

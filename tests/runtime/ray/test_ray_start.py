@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -68,28 +67,23 @@ def test_ray_waits_for_its_raylet_no_longer_than_it_is_told(tmp_path):
 ASLEEP = """\
 import pathlib, time
 command = pathlib.Path("/proc/self/cmdline").read_text()
-if "dashboard/agent.py" in command or "runtime_env/agent/main.py" in command:
+if any(script in command for script in ("dashboard/agent.py", "runtime_env/agent/main.py", "worker_server.py")):
     time.sleep(3600)
 """
-"""As `sitecustomize`, which every Python imports first: no agent of Ray gets to its own imports."""
+"""As `sitecustomize`, which every Python imports first: no agent of Ray and no worker gets to its own imports."""
 
 
-def test_ray_starts_while_its_agents_still_import(tmp_path, monkeypatch):
+async def test_ray_lets_its_run_in_while_its_agents_and_workers_still_import(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(ASLEEP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    token = tmp_path / "token"
-    token.write_text("0" * 64)
     offer = NodeOffer(
         pin="node-0", name="here", address="127.0.0.1", num_cpus=1, num_gpus=0, memory_bytes=None, object_store_mb=80
     )
     head = RayNode(offer, grace_s=600, folder=private_folder(["/tmp"], {}), log=tmp_path / "ray.log")  # noqa: S108
-    try:
-        head.start_head(token)
-        while "Ray runtime started" not in head.log.read_text():
-            assert head.is_running, head.log.read_text()
-            time.sleep(0.1)
-    finally:
-        head.stop()
+    rendezvous = Rendezvous(tmp_path / "meeting")
+    rendezvous.open()
+    async with RayCluster(head, node_names=["here"], rendezvous=rendezvous, start_deadline_s=600, stage=lambda _: None):
+        assert ray.is_initialized()
 
 
 class Head:
