@@ -17,7 +17,7 @@ DELAYED = "rollpacker.environments.delayed:Delayed"
 
 def try_it(env: str, arguments: dict[str, Any], answer: str = "3 20") -> None:
     prompt = Prompt(key="p", domain=Domain("walk"), messages=(), text="3 20 :", reference=AnswerReference(text=answer))
-    try_environment(EnvironmentSection(env=env, arguments=arguments, max_restarts=1), prompt)
+    try_environment(EnvironmentSection(name="gym", env=env, arguments=arguments, max_restarts=1), prompt)
 
 
 def test_an_environment_that_can_be_reset_is_fine():

@@ -41,7 +41,7 @@ _OTHERS = (
         "an evaluation is made once",
         around(
             Evaluation,
-            "_has_its_turn",
+            "has_its_turn",
             lambda right, machine, event: machine._last < 0 and right(machine, event),
         ),
         0,
