@@ -28,6 +28,7 @@ from rollpacker.gpu_check.outcomes import Outcome
 from rollpacker.metrics.files import write_atomically
 from rollpacker.paths import read_text
 from rollpacker.rewards.processes import reaping
+from rollpacker.rewards.sandbox.meter import children_of
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class Checking:
             "has_gpus": self.machine.has_gpus,
             "answer": str(answer.resolve()),
         }
-        others = _children()
+        others = set(children_of(os.getpid()))
         began = time.monotonic()
         has_hung = False
         with reaping():
@@ -202,7 +203,7 @@ def _end(process: subprocess.Popen[bytes], others: AbstractSet[int]) -> None:
     finally:  # a second Ctrl-C does not wait
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
-        while orphans := _children() - others:
+        while orphans := set(children_of(os.getpid())) - others:
             for orphan in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)
@@ -213,12 +214,3 @@ def _end(process: subprocess.Popen[bytes], others: AbstractSet[int]) -> None:
 def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, number)
-
-
-def _children() -> set[int]:
-    """Of all threads of this process."""
-    found: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found |= set(map(int, file.read_text().split()))
-    return found
