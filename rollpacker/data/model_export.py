@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 from rollpacker.core.errors import ModelError
 from rollpacker.data.json_files import read_object
 from rollpacker.data.weight_files import INDEX, TRAINABLE, StoredTensor, finite_numbers, read_tensors
 from rollpacker.metrics.files import publish_folder, storage_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 ExportDtype = Literal["bfloat16", "float32"]
 

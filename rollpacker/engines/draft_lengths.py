@@ -7,15 +7,12 @@ the last rule's are not counted.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from rollpacker.core.commands import DraftRule
 from rollpacker.core.events import DraftPasses
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rollpacker.core.commands import DraftRule
 
 
 class PassPlan(NamedTuple):

@@ -17,25 +17,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.foreign_errors import one_line
 from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
 from rollpacker.gpu_check.outcomes import Outcome
+from rollpacker.gpu_check.table import Row
 from rollpacker.metrics.files import write_atomically
 from rollpacker.paths import read_text
 from rollpacker.rewards.processes import reaping
 from rollpacker.rewards.sandbox.meter import children_of
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from rollpacker.gpu_check.table import Row
 
 GRACE_S = 20.0
 """Between SIGTERM and SIGKILL: a run that ends puts Ray's processes in order."""

@@ -9,24 +9,20 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.model import ModelSection
 from rollpacker.data.shapes import transformer_of
-from rollpacker.gpu_check.inputs import config_of, engine_section, make_requests
+from rollpacker.gpu_check.inputs import Bench, config_of, engine_section, make_requests
 from rollpacker.gpu_check.outcomes import NotPossible, require
 from rollpacker.gpu_check.workers import Worker, engine_on
 from rollpacker.runtime.job.allocation import VISIBLE_GPUS
 from rollpacker.runtime.placing.host import MPS_SHARE, has_mps_daemon
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rollpacker.gpu_check.inputs import Bench
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 
