@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from rollpacker.config.schema import RunConfig
 from rollpacker.protocols.backend import ModelledCluster
 from rollpacker.report.words import plural
-from rollpacker.runtime.placing.actors import planned_actors
+from rollpacker.runtime.placing.actors import ClusterSize, planned_actors
 from rollpacker.runtime.placing.host import usable_cpus, visible_gpus
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.trainers.replicas import whole_up_to
-
-if TYPE_CHECKING:
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.runtime.placing.actors import ClusterSize
 
 
 def actor_words(config: RunConfig, cluster: ClusterSize | ModelledCluster, *, is_job: bool) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from rollpacker.cli.arguments import Arguments
 from rollpacker.cli.command_help import CommandHelp
 from rollpacker.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rollpacker.cli.arguments import Arguments
 
 SETTINGS = {"from": "", "out": "", "split": ""}
 _EXAMPLE = "gsm8k from=DIR split=train out=gsm8k.jsonl"

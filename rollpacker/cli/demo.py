@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+from rollpacker.cli.arguments import Arguments
 from rollpacker.cli.command_help import KEYS_OF_TRAIN, CommandHelp
-
-if TYPE_CHECKING:
-    from rollpacker.cli.arguments import Arguments
 
 HELP = CommandHelp(
     purpose="Train a small model on this machine under plain and tail batching, and compare the two, in about four "

@@ -5,26 +5,20 @@ Equal nodes share their rows. Memory is an estimate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.runtime.placing.model_fit import gigabytes
+from rollpacker.config.schema import RunConfig
+from rollpacker.runtime.placing.actors import ClusterSize, PlacedActor
+from rollpacker.runtime.placing.model_fit import EngineMemory, JudgeMemory, ModelFit, RankMemory, gigabytes
 from rollpacker.runtime.placing.planning import placed_actors
 from rollpacker.runtime.placing.topology import as_ranges, colocated_engines
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.runtime.placing.actors import ClusterSize, PlacedActor
-    from rollpacker.runtime.placing.model_fit import EngineMemory, JudgeMemory, ModelFit, RankMemory
-
 
 _ROLES = ("engine", "trainer", "judge", "reward")
 """In the order in which they are listed."""

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rollpacker.cli.arguments import Arguments
 from rollpacker.cli.command_help import CommandHelp
-
-if TYPE_CHECKING:
-    from rollpacker.cli.arguments import Arguments
-
 
 HELP = CommandHelp(
     purpose=(

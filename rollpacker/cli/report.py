@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from rollpacker.cli.arguments import Arguments
 from rollpacker.cli.command_help import CommandHelp
-
-if TYPE_CHECKING:
-    from rollpacker.cli.arguments import Arguments
 
 SETTINGS = ("step", "out")
 REPORT_FILE = "report.html"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from rollpacker.evaluation.comparison import paired_difference, rewards_by_set
+from rollpacker.evaluation.comparison import Rewards, paired_difference, rewards_by_set
 from rollpacker.metrics.evaluation_files import read_newest_responses
 from rollpacker.metrics.tables import read_table
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from rollpacker.evaluation.comparison import Rewards
 
 _LEGEND = "+-: standard error with other samples of these prompts (with other prompts of their kind)"
 

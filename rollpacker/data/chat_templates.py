@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rollpacker.core.errors import ConfigError, ModelError
+from rollpacker.core.errors import ConfigError, ModelError, UserError
 from rollpacker.data.json_files import read_object
 from rollpacker.paths import read_text, reason_of
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rollpacker.config.sections.data import DataSection
-    from rollpacker.core.errors import UserError
     from rollpacker.protocols.rollout import Prompt
 
 _GENERATION_TAG = re.compile(r"{%-?\s*(end)?generation\s*-?%}")

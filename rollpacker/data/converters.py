@@ -16,7 +16,7 @@ import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -166,71 +166,40 @@ def _as_it_is(row: JsonLine) -> Fields:
     return dict(row.fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Converter:
     """How a published set becomes a prompt file."""
 
     name: str
     source: str
     """The repository on the Hub, with the folder or file that is meant."""
-    domain: str
-    reward: str
-    """The option of the group `reward` that scores it."""
     convert: Callable[[JsonLine], Fields]
     """Gives the fields of a prompt but for `id` and `domain`."""
+    _: KW_ONLY
+    domain: str = "math"
+    reward: str = "math"
+    """The option of the group `reward` that scores it."""
     inside: str = ""
     """The folder of the repository, where there are several."""
     split: str | None = None
     """Where the folder has several, and this one is meant."""
 
 
-_PROBLEM, _ANSWER = ("problem", "Problem", "question", "Question"), ("answer", "Answer", "solution")
+_AIME = _answered("problem", "Problem", "question", "Question", answers=("answer", "Answer", "solution"))
 
-CONVERTERS = {
-    each.name: each
-    for each in (
-        Converter(name="gsm8k", source="openai/gsm8k", domain="math", reward="math", convert=_gsm8k, inside="main"),
-        Converter(
-            name="math500", source="HuggingFaceH4/MATH-500", domain="math", reward="math", convert=_answered("problem")
-        ),
-        Converter(
-            name="aime24",
-            source="HuggingFaceH4/aime_2024 or math-ai/aime24",
-            domain="math",
-            reward="math",
-            convert=_answered(*_PROBLEM, answers=_ANSWER),
-        ),
-        Converter(
-            name="aime25",
-            source="math-ai/aime25 or yentinglin/aime_2025",
-            domain="math",
-            reward="math",
-            convert=_answered(*_PROBLEM, answers=_ANSWER),
-        ),
-        Converter(
-            name="amc23", source="math-ai/amc23", domain="math", reward="math", convert=_answered("question", "problem")
-        ),
-        Converter(
-            name="dapo-17k", source="BytedTsinghua-SIA/DAPO-Math-17k", domain="math", reward="math", convert=_dapo
-        ),
-        Converter(
-            name="gpqa",
-            source="Idavidrein/gpqa (gpqa_diamond.csv)",
-            domain="science",
-            reward="math",
-            convert=_gpqa,
-            split="gpqa_diamond",
-        ),
-        Converter(
-            name="livecodebench",
-            source="livecodebench/code_generation_lite",
-            domain="code",
-            reward="sandbox",
-            convert=_livecodebench,
-        ),
-        Converter(name="rows", source="any table, without change", domain="", reward="", convert=_as_it_is),
-    )
-}
+_CONVERTERS = (
+    Converter("gsm8k", "openai/gsm8k", _gsm8k, inside="main"),
+    Converter("math500", "HuggingFaceH4/MATH-500", _answered("problem")),
+    Converter("aime24", "HuggingFaceH4/aime_2024 or math-ai/aime24", _AIME),
+    Converter("aime25", "math-ai/aime25 or yentinglin/aime_2025", _AIME),
+    Converter("amc23", "math-ai/amc23", _answered("question", "problem")),
+    Converter("dapo-17k", "BytedTsinghua-SIA/DAPO-Math-17k", _dapo),
+    Converter("gpqa", "Idavidrein/gpqa (gpqa_diamond.csv)", _gpqa, domain="science", split="gpqa_diamond"),
+    Converter("livecodebench", "livecodebench/code_generation_lite", _livecodebench, domain="code", reward="sandbox"),
+    Converter("rows", "any table, without change", _as_it_is, domain="", reward=""),
+)
+
+CONVERTERS = {each.name: each for each in _CONVERTERS}
 """By name, in the order of `rollpacker data list`."""
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rollpacker.config.hub_names import HubName, parse_hub_name
 from rollpacker.config.mistakes import collected, raise_mistakes
 from rollpacker.config.record import read_record
-from rollpacker.core.errors import DataError, ModelError, WorldError
+from rollpacker.core.errors import DataError, ModelError, UserError, WorldError
 from rollpacker.data.weight_files import weight_files
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.data import PromptFile
     from rollpacker.config.sections.model import ModelSection, PolicySection
-    from rollpacker.core.errors import UserError
 
 _Named = TypeVar("_Named", "ModelSection", "PolicySection", "PromptFile")
 _Model = TypeVar("_Model", "ModelSection", "PolicySection")

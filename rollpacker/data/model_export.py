@@ -9,22 +9,21 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 from rollpacker.core.errors import ModelError
 from rollpacker.data.json_files import read_object
-from rollpacker.data.weight_files import BITS, INDEX, TRAINABLE, StoredTensor, finite_numbers, read_tensors
+from rollpacker.data.weight_files import INDEX, TRAINABLE, StoredTensor, finite_numbers, read_tensors
 from rollpacker.metrics.files import publish_folder, storage_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 ExportDtype = Literal["bfloat16", "float32"]
 
 CARD = "README.md"
 
-_STORED: Mapping[ExportDtype, str] = {"bfloat16": "BF16", "float32": "F32"}
+_STORED: Mapping[ExportDtype, tuple[str, int]] = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}
+"""What safetensors calls it, and the bytes of a number."""
 
 
 def export_model(source: Path, folder: Path, *, dtype: ExportDtype, card: str) -> None:
@@ -66,8 +65,11 @@ def _write_weights(path: Path, tensors: Mapping[str, StoredTensor], dtype: Expor
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     place = 0
     for name, tensor in tensors.items():
-        stored = _STORED[dtype] if tensor.dtype in TRAINABLE else tensor.dtype
-        end = place + math.prod(tensor.shape) * BITS[stored] // 8
+        stored, num_bytes = tensor.dtype, tensor.end - tensor.begin
+        if stored in TRAINABLE:
+            stored, size = _STORED[dtype]
+            num_bytes = math.prod(tensor.shape) * size
+        end = place + num_bytes
         header[name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": (place, end)}
         place = end
     text = json.dumps(header).encode()

@@ -10,15 +10,12 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from rollpacker.data.jsonl import JsonLine
 from rollpacker.data.runnable_tests import TestsError, check_tests, lacks_call_of_check
 from rollpacker.data.tested_names import SOLUTION, NotOneMeaning, find_names, imported_modules, uses_solution
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rollpacker.data.jsonl import JsonLine
 
 _OWN_MODULES = {SOLUTION, "pytest", "__future__"}
 

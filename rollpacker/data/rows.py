@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollpacker.data.file_listing import data_files
-from rollpacker.data.jsonl import read_json_lines, shown
+from rollpacker.data.jsonl import JsonLine, read_json_lines, shown
 from rollpacker.data.table_formats import read_table, table_format
 from rollpacker.data.test_cases import CODE_FIELDS
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rollpacker.config.sections.data import PromptFile
-    from rollpacker.data.jsonl import JsonLine
 
 JUDGE_FIELDS = ("rubric", "reference_answer")
 READ_FIELDS = frozenset({"id", "domain", "prompt", "messages", "ground_truth", *CODE_FIELDS, *JUDGE_FIELDS})

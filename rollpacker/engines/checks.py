@@ -6,14 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import EngineRaised, ImpossibleEvent, WeightSyncFailed
-from rollpacker.core.ids import sampled
+from rollpacker.core.ids import EngineId, RequestId, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from rollpacker.core.ids import EngineId, RequestId
     from rollpacker.protocols.rollout import GenerationRequest
 
 

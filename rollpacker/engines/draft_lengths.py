@@ -6,15 +6,13 @@ the last rule's are not counted.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from rollpacker.core.commands import DraftRule
 from rollpacker.core.events import DraftPasses
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rollpacker.core.commands import DraftRule
 
 
 class PassPlan(NamedTuple):
@@ -48,27 +46,16 @@ class DraftLengths:
 
     def count(self, plan: PassPlan, num_sequences: int, num_drafted: int, num_accepted: int, time_s: float) -> None:
         """Add a pass to the totals."""
-        self._add(plan, DraftPasses(*plan, 1, num_sequences, num_drafted, num_accepted, time_s))
+        self._add(plan, 1, num_sequences, num_drafted, num_accepted, time_s)
 
     def charge(self, plan: PassPlan, time_s: float) -> None:
         """Add time that earlier passes of a plan have caused."""
-        self._add(plan, DraftPasses(*plan, 0, 0, 0, 0, time_s))
+        self._add(plan, 0, 0, 0, 0, time_s)
 
     def totals(self) -> tuple[DraftPasses, ...]:
         """What passes under each rule and length have cost and gained since the engine began."""
         return tuple(total for _, total in sorted(self._totals.items()))
 
-    def _add(self, plan: PassPlan, passes: DraftPasses) -> None:
-        before = self._totals.get(plan)
-        self._totals[plan] = (
-            passes
-            if before is None
-            else DraftPasses(
-                *plan,
-                num_passes=before.num_passes + passes.num_passes,
-                num_sequence_passes=before.num_sequence_passes + passes.num_sequence_passes,
-                num_drafted=before.num_drafted + passes.num_drafted,
-                num_accepted=before.num_accepted + passes.num_accepted,
-                time_s=before.time_s + passes.time_s,
-            )
-        )
+    def _add(self, plan: PassPlan, *growth: float) -> None:
+        before = self._totals.get(plan, DraftPasses(*plan, 0, 0, 0, 0, 0.0))
+        self._totals[plan] = DraftPasses(*plan, *map(operator.add, before[2:], growth))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import transformers
 
 from rollpacker.core.errors import ModelError
 from rollpacker.data.tokenization import load_tokenizer
 from rollpacker.data.tokenizer_files import has_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def end_tokens(model_path: Path) -> tuple[int, ...]:

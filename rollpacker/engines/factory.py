@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+from rollpacker.config.schema import RunConfig
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.config.sections.judge import JudgeSection
+from rollpacker.core.ids import EngineId
 from rollpacker.engines.vllm.installed import drafter_of
-
-if TYPE_CHECKING:
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.config.sections.engine import EngineSection
-    from rollpacker.config.sections.judge import JudgeSection
-    from rollpacker.core.ids import EngineId
-    from rollpacker.protocols.judging import JudgeModel
-    from rollpacker.protocols.members import MemberEngine
+from rollpacker.protocols.judging import JudgeModel
+from rollpacker.protocols.members import MemberEngine
 
 
 def make_engine(engine: EngineId, config: RunConfig) -> MemberEngine:

@@ -17,24 +17,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollpacker.core.errors import ConfigError
 from rollpacker.core.foreign_errors import one_line
 from rollpacker.engines.vllm.installed import is_vllm_for_gpus_installed
 from rollpacker.gpu_check.outcomes import Outcome
+from rollpacker.gpu_check.table import Row
 from rollpacker.metrics.files import write_atomically
 from rollpacker.paths import read_text
 from rollpacker.rewards.processes import reaping
+from rollpacker.rewards.sandbox.meter import children_of
 from rollpacker.runtime.placing.host import hardware_name, visible_gpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from rollpacker.gpu_check.table import Row
 
 GRACE_S = 20.0
 """Between SIGTERM and SIGKILL: a run that ends puts Ray's processes in order."""
@@ -159,7 +156,7 @@ class Checking:
             "has_gpus": self.machine.has_gpus,
             "answer": str(answer.resolve()),
         }
-        others = _children()
+        others = set(children_of(os.getpid()))
         began = time.monotonic()
         has_hung = False
         with reaping():
@@ -202,7 +199,7 @@ def _end(process: subprocess.Popen[bytes], others: AbstractSet[int]) -> None:
     finally:  # a second Ctrl-C does not wait
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
-        while orphans := _children() - others:
+        while orphans := set(children_of(os.getpid())) - others:
             for orphan in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)
@@ -213,12 +210,3 @@ def _end(process: subprocess.Popen[bytes], others: AbstractSet[int]) -> None:
 def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, number)
-
-
-def _children() -> set[int]:
-    """Of all threads of this process."""
-    found: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found |= set(map(int, file.read_text().split()))
-    return found

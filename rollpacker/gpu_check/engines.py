@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.commands import DraftRule
 from rollpacker.data.shapes import transformer_of
-from rollpacker.gpu_check.inputs import config_of, engine_section, groups_of, make_requests, relabelled, require_room
+from rollpacker.gpu_check.inputs import (
+    Bench,
+    config_of,
+    engine_section,
+    groups_of,
+    make_requests,
+    relabelled,
+    require_room,
+)
 from rollpacker.gpu_check.limits import leave_gpu, memory_bandwidth
 from rollpacker.gpu_check.outcomes import require
 from rollpacker.gpu_check.weights import options_of, require_alike
-from rollpacker.gpu_check.workers import engine_on, trainer_on
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.gpu_check.inputs import Bench
-    from rollpacker.gpu_check.workers import Worker
+from rollpacker.gpu_check.workers import Worker, engine_on, trainer_on
 
 WINDOW = 64
 """Tokens of each response of which the passes are timed."""

@@ -5,8 +5,10 @@ Models have random weights, spread so that their distributions are far from unif
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +20,6 @@ from rollpacker.metrics.files import publish_folder
 from rollpacker.protocols.rollout import GenerationRequest, Response, RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
 from rollpacker.runtime.placing.model_fit import rank_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
 """0.4 M parameters: for comparisons in float32, which take no time."""

@@ -9,23 +9,20 @@ import shutil
 import subprocess
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 
 from rollpacker.config.sections.judge import JudgeSection
 from rollpacker.config.sections.model import ModelSection
 from rollpacker.data.shapes import transformer_of
-from rollpacker.gpu_check.inputs import config_of, engine_section, make_requests
+from rollpacker.gpu_check.inputs import Bench, config_of, engine_section, make_requests
 from rollpacker.gpu_check.outcomes import NotPossible, require
 from rollpacker.gpu_check.workers import Worker, engine_on
 from rollpacker.runtime.job.allocation import VISIBLE_GPUS
 from rollpacker.runtime.placing.host import MPS_SHARE, has_mps_daemon
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rollpacker.gpu_check.inputs import Bench
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 
@@ -48,6 +45,11 @@ async def make_judge_objects(section: JudgeSection) -> Mapping[str, Any]:
     torch.set_num_threads(section.num_threads)
     judge = open_judge(section)
     return {"judge": judge, "timed": _Timed(judge, section)}
+
+
+def judge_on(section: JudgeSection, **environment: str) -> aclosing[Worker]:
+    """A judge on the first GPU."""
+    return aclosing(Worker("judge", [0], make_judge_objects, section, **environment))
 
 
 class _Timed:
@@ -91,11 +93,8 @@ async def overlap(bench: Bench) -> Mapping[str, float]:
     seconds: dict[str, float] = {}
     answers: dict[str, list[tuple[float, ...]]] = {}
     for name, section in sections.items():
-        judge = Worker("judge", [0], make_judge_objects, section)
-        try:
+        async with judge_on(section) as judge:
             seconds[name], answers[name] = await judge.call("timed.read", *((32, 5) if bench.has_gpus else (4, 1)))
-        finally:
-            await judge.close()
     require(answers["two_slots"] == answers["plain"], "the streamed judge's log-probabilities are not the plain one's")
     require(answers["one_slot"] == answers["plain"], "with one slot the log-probabilities are not the plain judge's")
     ratio = seconds["two_slots"] / seconds["one_slot"]
@@ -115,14 +114,10 @@ async def mps(bench: Bench) -> Mapping[str, float]:
         require(has_mps_daemon(os.environ | environment), "a run would not see the MPS daemon that listens")
         limited = {**environment, MPS_SHARE: f"{100 * JUDGE_SHARE:g}"}
         section = _section(bench)
-        whole = Worker("judge", [0], make_judge_objects, section, **environment)
-        try:
+        async with judge_on(section, **environment) as whole:
             judge_alone = await whole.call("timed.read_for", 3.0)
-        finally:
-            await whole.close()
         config = config_of(bench.large(), bench.folder, engine=engine_section("torch"))
-        judge = Worker("judge", [0], make_judge_objects, section, **limited)
-        try:
+        async with judge_on(section, **limited) as judge:
             judge_limited = await judge.call("timed.read_for", 3.0)
             async with engine_on(config, [0], **environment) as engine:
                 await engine.call("loader.load")
@@ -130,8 +125,6 @@ async def mps(bench: Bench) -> Mapping[str, float]:
                 beside = asyncio.create_task(judge.call("timed.read_for", 20.0))
                 engine_beside = await _tokens_per_s(engine, config, 2)
                 await beside
-        finally:
-            await judge.close()
     finally:
         _stop_daemon(environment)
     limited_to = judge_limited / judge_alone

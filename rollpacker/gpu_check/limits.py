@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from torch.utils.benchmark import Timer
 
 _NUM_REPEATS = 5
 
 
 def best_seconds(work: Callable[[], object], num_repeats: int = _NUM_REPEATS) -> float:
-    """Time some work on the device, the fastest of several times after one to warm up."""
-    work()
-    return min(_seconds(work) for _ in range(num_repeats))
+    """Time some work on the device, the fastest of several times, each after two to warm up."""
+    timer = Timer("work()", globals={"work": work})
+    return min(timer.timeit(1).mean for _ in range(num_repeats))
 
 
 def memory_bandwidth() -> float:
@@ -39,19 +36,6 @@ def leave_gpu() -> None:
     """Give back what torch keeps of freed memory, so that other processes have it."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    _wait()
-    began = time.perf_counter()
-    work()
-    _wait()
-    return time.perf_counter() - began
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _device() -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +29,60 @@ class Row:
 _ENGINES, _WEIGHTS, _TRAINERS, _JUDGES, _RUNS = (
     f"rollpacker.gpu_check.{module}" for module in ("engines", "weights", "trainers", "judges", "runs")
 )
-_VLLM, _MEGATRON = ("vllm",), ("megatron.core",)
-_RUN = ("ray", "hydra")
+_VLLM, _RUN = ("vllm",), ("ray", "hydra")
+_PACKAGES = {"vllm": _VLLM, "megatron": ("megatron.core",)}
+"""What an engine or a trainer needs, by its name."""
+
+
+def _of_engine(engine: str, name: str = "{}", deadline_s: float = 120.0) -> tuple[Row, ...]:
+    """What each engine is to show, in rows of such names."""
+    row = functools.partial(Row, packages=_PACKAGES.get(engine, ()), deadline_s=deadline_s)
+    return (
+        row(
+            name=name.format("turns"),
+            shows=f"engine={engine} and trainer=fsdp take turns on a GPU, and each sleep frees its memory",
+            function=f"{_ENGINES}:turns",
+            arguments={"engine": engine, "trainer": "fsdp"},
+        ),
+        row(
+            name=name.format("weights-ipc"),
+            shows=f"weights go from the trainer into engine={engine} on the same GPU by CUDA IPC, in place",
+            function=f"{_WEIGHTS}:transfer",
+            arguments={"engine": engine, "transport": "handles"},
+        ),
+        row(
+            name=name.format("weights-nccl"),
+            shows=f"weights go to engine={engine} on another GPU by NCCL",
+            function=f"{_WEIGHTS}:transfer",
+            arguments={"engine": engine, "transport": "broadcast"},
+            num_gpus=2,
+        ),
+        row(
+            name=name.format("decode"),
+            shows=f"how near the memory's bandwidth engine={engine} decodes",
+            function=f"{_ENGINES}:decode",
+            arguments={"engine": engine},
+        ),
+        row(
+            name=name.format("round-start"),
+            shows=f"how long engine={engine} takes from the end of its sleep to a round's first token",
+            function=f"{_ENGINES}:round_start",
+            arguments={"engine": engine},
+        ),
+    )
+
+
+def _of_trainer(trainer: str, function: str, name: str, shows: str, deadline_s: float) -> Row:
+    """A row that several trainers have."""
+    return Row(
+        name=name if trainer == "torch" else f"{name}-{trainer}",
+        shows=shows.format(f"trainer={trainer}"),
+        function=f"{_TRAINERS}:{function}",
+        arguments={"trainer": trainer},
+        packages=_PACKAGES.get(trainer, ()),
+        deadline_s=deadline_s,
+    )
+
 
 ROWS = (
     Row(
@@ -52,7 +102,7 @@ ROWS = (
         shows="Megatron-core does so, too, tensor parallel where there are two GPUs",
         function=f"{_TRAINERS}:against_torch",
         arguments={"trainer": "megatron"},
-        packages=_MEGATRON,
+        packages=_PACKAGES["megatron"],
         deadline_s=240,
     ),
     Row(
@@ -60,77 +110,16 @@ ROWS = (
         shows="a step whose logits exist in chunks gives the same with less memory",
         function=f"{_TRAINERS}:chunks",
     ),
-    Row(
-        name="turns",
-        shows="engine=torch and trainer=fsdp take turns on a GPU, and each sleep frees its memory",
-        function=f"{_ENGINES}:turns",
-        arguments={"engine": "torch", "trainer": "fsdp"},
+    *_of_engine("torch"),
+    *(
+        _of_trainer(trainer, "speed", "mfu", "what share of the matrix units' speed {} reaches", 120)
+        for trainer in ("torch", "fsdp", "megatron")
     ),
-    Row(
-        name="weights-ipc",
-        shows="weights go from the trainer into engine=torch on the same GPU by CUDA IPC, in place",
-        function=f"{_WEIGHTS}:transfer",
-        arguments={"engine": "torch", "transport": "handles"},
-    ),
-    Row(
-        name="weights-nccl",
-        shows="weights go to engine=torch on another GPU by NCCL",
-        function=f"{_WEIGHTS}:transfer",
-        arguments={"engine": "torch", "transport": "broadcast"},
-        num_gpus=2,
-    ),
-    Row(
-        name="decode",
-        shows="how near the memory's bandwidth engine=torch decodes",
-        function=f"{_ENGINES}:decode",
-        arguments={"engine": "torch"},
-    ),
-    Row(
-        name="mfu",
-        shows="what share of the matrix units' speed trainer=torch reaches",
-        function=f"{_TRAINERS}:speed",
-        arguments={"trainer": "torch"},
-    ),
-    Row(
-        name="mfu-fsdp",
-        shows="the same of trainer=fsdp",
-        function=f"{_TRAINERS}:speed",
-        arguments={"trainer": "fsdp"},
-    ),
-    Row(
-        name="mfu-megatron",
-        shows="the same of trainer=megatron",
-        function=f"{_TRAINERS}:speed",
-        arguments={"trainer": "megatron"},
-        packages=_MEGATRON,
-    ),
-    Row(
-        name="sequence-cost",
-        shows="what trainer=torch takes for a sequence beside its tokens, packed and not",
-        function=f"{_TRAINERS}:sequence_cost",
-        arguments={"trainer": "torch"},
-        deadline_s=400,
-    ),
-    Row(
-        name="sequence-cost-fsdp",
-        shows="the same of trainer=fsdp",
-        function=f"{_TRAINERS}:sequence_cost",
-        arguments={"trainer": "fsdp"},
-        deadline_s=400,
-    ),
-    Row(
-        name="sequence-cost-megatron",
-        shows="the same of trainer=megatron, where there are two GPUs with context parallelism, by length, too",
-        function=f"{_TRAINERS}:sequence_cost",
-        arguments={"trainer": "megatron"},
-        packages=_MEGATRON,
-        deadline_s=900,
-    ),
-    Row(
-        name="round-start",
-        shows="how long engine=torch takes from the end of its sleep to a round's first token",
-        function=f"{_ENGINES}:round_start",
-        arguments={"engine": "torch"},
+    *(
+        _of_trainer(
+            trainer, "sequence_cost", "sequence-cost", "what {} takes for a sequence beside its tokens", deadline_s
+        )
+        for trainer, deadline_s in (("torch", 400), ("fsdp", 400), ("megatron", 900))
     ),
     Row(
         name="judge-overlap",
@@ -143,31 +132,7 @@ ROWS = (
         function=f"{_JUDGES}:mps",
         programs=("nvidia-cuda-mps-control",),
     ),
-    Row(
-        name="vllm-turns",
-        shows="engine=vllm and trainer=fsdp take turns on a GPU, and each sleep frees its memory",
-        function=f"{_ENGINES}:turns",
-        arguments={"engine": "vllm", "trainer": "fsdp"},
-        packages=_VLLM,
-        deadline_s=300,
-    ),
-    Row(
-        name="vllm-weights-ipc",
-        shows="weights go into vLLM's worker on the same GPU by CUDA IPC",
-        function=f"{_WEIGHTS}:transfer",
-        arguments={"engine": "vllm", "transport": "handles"},
-        packages=_VLLM,
-        deadline_s=300,
-    ),
-    Row(
-        name="vllm-weights-nccl",
-        shows="weights go into vLLM's worker on another GPU by NCCL",
-        function=f"{_WEIGHTS}:transfer",
-        arguments={"engine": "vllm", "transport": "broadcast"},
-        num_gpus=2,
-        packages=_VLLM,
-        deadline_s=300,
-    ),
+    *_of_engine("vllm", "vllm-{}", 300),
     Row(
         name="vllm-tensor-parallel",
         shows="an engine of vLLM on all GPUs answers as the trainer does",
@@ -175,22 +140,6 @@ ROWS = (
         num_gpus=2,
         packages=_VLLM,
         deadline_s=400,
-    ),
-    Row(
-        name="vllm-decode",
-        shows="how near the memory's bandwidth engine=vllm decodes",
-        function=f"{_ENGINES}:decode",
-        arguments={"engine": "vllm"},
-        packages=_VLLM,
-        deadline_s=300,
-    ),
-    Row(
-        name="vllm-round-start",
-        shows="the same of engine=vllm",
-        function=f"{_ENGINES}:round_start",
-        arguments={"engine": "vllm"},
-        packages=_VLLM,
-        deadline_s=300,
     ),
     Row(
         name="vllm-drafts-ngram",

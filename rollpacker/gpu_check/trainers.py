@@ -5,27 +5,20 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from rollpacker.config.schema import RunConfig
 from rollpacker.core.ids import EngineId, VersionSpan
 from rollpacker.data.shapes import transformer_of
-from rollpacker.gpu_check.inputs import config_of, groups_of, make_requests, relabelled, require_room
+from rollpacker.gpu_check.inputs import Bench, config_of, groups_of, make_requests, relabelled, require_room
 from rollpacker.gpu_check.limits import best_seconds, leave_gpu, matrix_flops
 from rollpacker.gpu_check.outcomes import NotPossible, require
-from rollpacker.gpu_check.workers import engine_on, trainer_on
-from rollpacker.protocols.rollout import FinishReason, Response
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from rollpacker.config.schema import RunConfig
-    from rollpacker.gpu_check.inputs import Bench
-    from rollpacker.gpu_check.workers import TrainerRanks
-    from rollpacker.protocols.rollout import RolloutGroup
-    from rollpacker.protocols.trainer import UpdateMetrics
+from rollpacker.gpu_check.workers import TrainerRanks, engine_on, trainer_on
+from rollpacker.protocols.rollout import FinishReason, Response, RolloutGroup
+from rollpacker.protocols.trainer import UpdateMetrics
 
 CLOSE = {"float32": 2e-3, "bfloat16": 5e-2}
 """Relative difference of loss, gradient norm and entropy that rounding explains."""

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from rollpacker.gpu_check.inputs import config_of, engine_section, groups_of, make_requests, require_room
+from rollpacker.gpu_check.inputs import Bench, config_of, engine_section, groups_of, make_requests, require_room
 from rollpacker.gpu_check.outcomes import require
 from rollpacker.gpu_check.workers import ENGINE, engine_on, trainer_on
 from rollpacker.protocols.tensors import PIECE_BYTES
+from rollpacker.protocols.trainer import UpdateMetrics
 from rollpacker.transfer.offers import SendingOptions
-from rollpacker.transfer.transport_choice import choose_transports
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rollpacker.gpu_check.inputs import Bench
-    from rollpacker.protocols.trainer import UpdateMetrics
-    from rollpacker.transfer.transport_choice import Transport
+from rollpacker.transfer.transport_choice import Transport, choose_transports
 
 
 def options_of(transport: Transport) -> SendingOptions:

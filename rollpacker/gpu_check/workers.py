@@ -27,7 +27,7 @@ from rollpacker.runtime.placing.host import names_of_gpus
 from rollpacker.runtime.ray.node_address import LOOPBACK, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
 
     from rollpacker.config.schema import RunConfig
@@ -70,7 +70,7 @@ class Worker:
             return answer
         raise answer
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """End it by its own means, or else kill it."""
         with contextlib.suppress(RollpackerError, TimeoutError):
             async with asyncio.timeout(30):
@@ -194,14 +194,9 @@ class Gpu:
         return station_here(accelerator_here())
 
 
-@contextlib.asynccontextmanager
-async def engine_on(config: RunConfig, gpus: Sequence[int], **environment: str) -> AsyncIterator[Worker]:
+def engine_on(config: RunConfig, gpus: Sequence[int], **environment: str) -> contextlib.aclosing[Worker]:
     """An engine, which has no policy yet."""
-    worker = Worker("engine", gpus, make_engine_objects, config, **environment)
-    try:
-        yield worker
-    finally:
-        await worker.close()
+    return contextlib.aclosing(Worker("engine", gpus, make_engine_objects, config, **environment))
 
 
 class TrainerRanks:
@@ -253,15 +248,10 @@ class TrainerRanks:
             raise EngineFailed(f"The engine holds weights of checksum {held}; {delivery.checksum} was sent.")
         return delivery
 
-    async def close(self) -> None:
-        await asyncio.gather(*(rank.close() for rank in self.ranks))
+    async def aclose(self) -> None:
+        await asyncio.gather(*(rank.aclose() for rank in self.ranks))
 
 
-@contextlib.asynccontextmanager
-async def trainer_on(config: RunConfig, gpus: Sequence[int]) -> AsyncIterator[TrainerRanks]:
+def trainer_on(config: RunConfig, gpus: Sequence[int]) -> contextlib.aclosing[TrainerRanks]:
     """A trainer with a rank on each of these GPUs."""
-    ranks = TrainerRanks(config, gpus)
-    try:
-        yield ranks
-    finally:
-        await ranks.close()
+    return contextlib.aclosing(TrainerRanks(config, gpus))

@@ -58,45 +58,33 @@ def _debug(points: Sequence[Point], task: Task, folder: Path) -> list[list[str]]
 def _local(
     points: Sequence[Point], task: Task, settings: LauncherSettings, folder: Path, console: Terminal
 ) -> list[list[str]]:
+    """Start a process per point and wait for all; what still runs ends with an error or Ctrl-C."""
+    executor = LocalExecutor(folder)
+    waiting = list(points)
     running: list[tuple[Point, Job[None]]] = []
+    stories: list[list[str]] = []
     try:
-        return _run_processes(points, running, task=task, settings=settings, folder=folder, console=console)
+        while waiting or running:
+            while waiting and len(running) < (settings.array_parallelism or len(points)):
+                point = waiting.pop(0)
+                job = _start(executor, PointProcess(task, point.config), point.config.cluster)
+                console.print(f"{point.title} is process {job.job_id}, logging to {job.paths.stdout}")
+                running.append((point, job))
+            if settings.detach and not waiting:
+                return []
+            for point, job in [pair for pair in running if pair[1].done()]:
+                running.remove((point, job))
+                has_failed = not job.paths.result_pickle.exists()
+                console.print(f"{point.title} has {'failed' if has_failed else 'finished'}")
+                if has_failed:
+                    stories.append([f"{point.title} failed (process {job.job_id})", *log_end(job.paths.stdout)])
+            time.sleep(_POLL_S if running else 0)
     except BaseException:
         for _, job in running:
             job.cancel()
         while any(not job.done() for _, job in running):  # submitit kills what does not end within a second
             time.sleep(_POLL_S)
         raise
-
-
-def _run_processes(
-    points: Sequence[Point],
-    running: list[tuple[Point, Job[None]]],
-    *,
-    task: Task,
-    settings: LauncherSettings,
-    folder: Path,
-    console: Terminal,
-) -> list[list[str]]:
-    """Start a process per point and wait for all; `running` has those that have not ended."""
-    executor = LocalExecutor(folder)
-    waiting = list(points)
-    stories: list[list[str]] = []
-    while waiting or running:
-        while waiting and len(running) < (settings.array_parallelism or len(points)):
-            point = waiting.pop(0)
-            job = _start(executor, PointProcess(task, point.config), point.config.cluster)
-            console.print(f"{point.title} is process {job.job_id}, logging to {job.paths.stdout}")
-            running.append((point, job))
-        if settings.detach and not waiting:
-            return []
-        for point, job in [pair for pair in running if pair[1].done()]:
-            running.remove((point, job))
-            has_failed = not job.paths.result_pickle.exists()
-            console.print(f"{point.title} has {'failed' if has_failed else 'finished'}")
-            if has_failed:
-                stories.append([f"{point.title} failed (process {job.job_id})", *log_end(job.paths.stdout)])
-        time.sleep(_POLL_S if running else 0)
     return stories
 
 

@@ -20,7 +20,7 @@ from rollpacker.config.sections.cluster import ClusterSection
 from rollpacker.core.errors import ConfigError, UserError
 from rollpacker.launch.batches import batch_script, batches
 from rollpacker.launch.container import check_container
-from rollpacker.launch.file_systems import file_system_of
+from rollpacker.launch.file_systems import FileSystem, file_system_of
 from rollpacker.launch.points import Point, points_of
 from rollpacker.launch.sbatch_script import OWN_OPTIONS
 from rollpacker.launch.shape import job_shape, ray_size
@@ -152,16 +152,15 @@ def _time_mistakes(cluster: ClusterSection) -> Iterator[UserError]:
 
 def _folder_mistakes(configs: Sequence[RunConfig]) -> Iterator[UserError]:
     """Report each file system that is not shared once."""
-    seen: set[str] = set()
+    seen: set[FileSystem] = set()
     for config in configs:
         if config.cluster is None or config.cluster.has_shared_files:
             continue
         file_system = file_system_of(config.run.dir)
-        place = "an unknown file system" if file_system is None else str(file_system)
-        if (file_system is None or not file_system.is_shared) and place not in seen:
-            seen.add(place)
+        if not file_system.is_shared and file_system not in seen:
+            seen.add(file_system)
             yield ConfigError(
-                f"run.dir={config.run.dir} lies on {place}, which other machines probably do not see.",
+                f"run.dir={config.run.dir} lies on {file_system}, which other machines probably do not see.",
                 "Every node of a job writes and reads there, and so does the next attempt on other nodes.",
                 "Choose a run.dir on the cluster's shared file system. If all nodes do see this one, at the same path, "
                 "set cluster.has_shared_files=true",

@@ -10,20 +10,16 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.live import Live
 
 from rollpacker.core.errors import WorldError
-from rollpacker.launch.collect_status import collect_status
+from rollpacker.launch.collect_status import CollectedStatus, collect_status
 from rollpacker.launch.job_table import job_table
 from rollpacker.launch.log_reasons import last_lines
 from rollpacker.launch.points import Point
-
-if TYPE_CHECKING:
-    from rollpacker.launch.collect_status import CollectedStatus
-    from rollpacker.launch.run_status_view import RunStatusView
-    from rollpacker.terminal import Terminal
+from rollpacker.launch.run_status_view import RunStatusView
+from rollpacker.terminal import Terminal
 
 LAUNCH_AGAIN = (
     "Give the same command with the same run.dir: finished points are skipped, the others resume from their last "

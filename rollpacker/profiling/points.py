@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from rollpacker.metrics.profiles import Point
 
-
-@dataclass(slots=True, kw_only=True)
-class _Samples:
-    """Repetitions of one point."""
-
-    measurement: str
-    num_bytes: int | None
-    num_items: list[float] = field(default_factory=list)
-    num_tokens: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    num_ended: list[float] = field(default_factory=list)
-
-    def to_point(self, tensor_parallel: int) -> Point:
-        low, middle, high = (float(np.quantile(self.seconds, q)) for q in (0.1, 0.5, 0.9))
-        return Point(
-            measurement=self.measurement,
-            tensor_parallel=tensor_parallel,
-            num_items=float(np.mean(self.num_items)),
-            num_tokens=float(np.mean(self.num_tokens)),
-            seconds=middle,
-            seconds_low=low,
-            seconds_high=high,
-            num_repeats=len(self.seconds),
-            num_ended=float(np.mean(self.num_ended)),
-            num_bytes=self.num_bytes,
-        )
+_Repetition = tuple[float, float, float, float]
+"""Items, tokens, items that ended, seconds."""
 
 
 class Points:
     """Collects what the probes measure."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[object, ...], _Samples] = {}
+        self._repetitions: dict[tuple[object, ...], list[_Repetition]] = {}
+        self._num_bytes: dict[tuple[object, ...], int | None] = {}
 
     def note(
         self,
@@ -53,14 +28,28 @@ class Points:
         num_bytes: int | None = None,
     ) -> None:
         """Add one repetition of the point `key`, which begins with its measurement."""
-        samples = self._samples.setdefault(key, _Samples(measurement=str(key[0]), num_bytes=num_bytes))
-        samples.num_ended.append(num_ended)
-        samples.num_items.append(num_items)
-        samples.num_tokens.append(num_tokens)
-        samples.seconds.append(max(seconds, 0.0))
+        self._repetitions.setdefault(key, []).append((num_items, num_tokens, num_ended, max(seconds, 0.0)))
+        self._num_bytes.setdefault(key, num_bytes)
 
     def take(self, tensor_parallel: int) -> list[Point]:
         """Return a point per key, in the order of their first repetitions, and start empty again."""
-        points = [samples.to_point(tensor_parallel) for samples in self._samples.values()]
-        self._samples = {}
+        points = [self._point(key, tensor_parallel) for key in self._repetitions]
+        self._repetitions, self._num_bytes = {}, {}
         return points
+
+    def _point(self, key: tuple[object, ...], tensor_parallel: int) -> Point:
+        repetitions = np.array(self._repetitions[key])
+        num_items, num_tokens, num_ended, _ = repetitions.mean(axis=0).tolist()
+        low, middle, high = np.quantile(repetitions[:, 3], (0.1, 0.5, 0.9)).tolist()
+        return Point(
+            measurement=str(key[0]),
+            tensor_parallel=tensor_parallel,
+            num_items=num_items,
+            num_tokens=num_tokens,
+            seconds=middle,
+            seconds_low=low,
+            seconds_high=high,
+            num_repeats=len(repetitions),
+            num_ended=num_ended,
+            num_bytes=self._num_bytes[key],
+        )

@@ -64,26 +64,29 @@ def check_references(section: RewardSection, prompts: Iterable[Prompt]) -> None:
 
 
 def _check_reference(section: RewardSection, name: CheckKind, prompt: Prompt) -> None:
-    if name in {"math", "walk", "judge"} and prompt.reference == AnswerReference(text=""):
+    usable, in_words = _USABLE[name]
+    allowed, reference = f"Allowed with {name}: {in_words}", prompt.reference
+    if name in {"math", "walk", "judge"} and reference == AnswerReference(text=""):
         raise DataError(
             f"{prompt.line}: the prompt {prompt.key!r} has a blank answer, which no response could give",
-            f"Allowed with {name}: {_NEEDS[name]}",
+            allowed,
             "Fill it in, or leave out the prompt",
         )
-    if isinstance(prompt.reference, AnswerReference) and (problem := _problem(name, prompt.reference.text)):
+    if isinstance(reference, AnswerReference) and (problem := _problem(name, reference.text)):
         raise DataError(
-            f"{prompt.line}: the prompt {prompt.key!r} has the answer {shown(prompt.reference.text)}, {problem}",
-            f"Allowed with {name}: {_NEEDS[name]}",
+            f"{prompt.line}: the prompt {prompt.key!r} has the answer {shown(reference.text)}, {problem}",
+            allowed,
             "Correct it, or leave out the prompt",
         )
-    if isinstance(prompt.reference, CodeReference) and name == "sandbox":
-        _check_packages(section, prompt, prompt.reference)
-    if not isinstance(prompt.reference, _REFERENCES_OF[name]):
+    if isinstance(reference, CodeReference) and name == "sandbox":
+        _check_packages(section, prompt, reference)
+    if not isinstance(reference, usable):
+        described, remedy = _described(reference, f"reward.domains.{prompt.domain}")
         raise DataError(
-            f"{prompt.line}: the prompt {prompt.key!r} has {_in_words(prompt.reference)}, which the reward of its "
-            f"domain `{prompt.domain}`, {name}, cannot use",
-            f"Allowed with {name}: {_NEEDS[name]}",
-            _remedy(prompt),
+            f"{prompt.line}: the prompt {prompt.key!r} has {described}, which the reward of its domain "
+            f"`{prompt.domain}`, {name}, cannot use",
+            allowed,
+            remedy,
         )
 
 
@@ -138,46 +141,34 @@ def _make(check: Check, section: RewardSection) -> RewardWorker:
             )
 
 
-_ANY_REFERENCE: tuple[type[Reference], ...] = (AnswerReference, CodeReference, JudgeReference)
+_ANY = (AnswerReference, CodeReference, JudgeReference), "any reference"
 
-_REFERENCES_OF: dict[CheckKind, tuple[type[Reference], ...]] = {
-    "math": (AnswerReference,),
-    "walk": (AnswerReference,),
-    "sandbox": (CodeReference,),
-    "judge": (JudgeReference, AnswerReference),
-    "modelled": _ANY_REFERENCE,
-    "environment": _ANY_REFERENCE,
-    "function": _ANY_REFERENCE,
-    "url": _ANY_REFERENCE,
+_USABLE: dict[CheckKind, tuple[tuple[type[Reference], ...], str]] = {
+    "math": ((AnswerReference,), "an answer in `ground_truth`, as text, LaTeX or a number"),
+    "walk": (
+        (AnswerReference,),
+        "start and target in `ground_truth`, as in `3 20`, the target not below the start",
+    ),
+    "sandbox": ((CodeReference,), "test cases"),
+    "judge": (
+        (JudgeReference, AnswerReference),
+        "a `rubric`, a `reference_answer`, or an answer in `ground_truth`",
+    ),
+    "modelled": _ANY,
+    "environment": _ANY,
+    "function": _ANY,
+    "url": _ANY,
 }
-
-_NEEDS: dict[CheckKind, str] = {
-    "math": "an answer in `ground_truth`, as text, LaTeX or a number",
-    "walk": "start and target in `ground_truth`, as in `3 20`, the target not below the start",
-    "sandbox": "test cases",
-    "judge": "a `rubric`, a `reference_answer`, or an answer in `ground_truth`",
-    "modelled": "any reference",
-    "environment": "any reference",
-    "function": "any reference",
-    "url": "any reference",
-}
+"""The references that a check can use, as classes and in words."""
 
 
-def _in_words(reference: Reference) -> str:
+def _described(reference: Reference, key: str) -> tuple[str, str]:
+    """A reference in words, and what to do where the reward of its domain, set by this key, cannot use it."""
     match reference:
         case AnswerReference():
-            return "an answer"
+            return "an answer", f"Set {key}=math, walk or judge, or correct the line"
         case CodeReference():
-            return "test cases"
+            return "test cases", f"Set {key}=sandbox, or leave these prompts out"
         case JudgeReference():
-            return "a rubric or a reference answer"
-
-
-def _remedy(prompt: Prompt) -> str:
-    match prompt.reference:
-        case CodeReference():
-            return f"Set reward.domains.{prompt.domain}=sandbox, or leave these prompts out"
-        case JudgeReference():
-            return f"Set reward.domains.{prompt.domain}=judge and reward.judge.model.path, or leave these prompts out"
-        case AnswerReference():
-            return f"Set reward.domains.{prompt.domain}=math, walk or judge, or correct the line"
+            remedy = f"Set {key}=judge and reward.judge.model.path, or leave these prompts out"
+            return "a rubric or a reference answer", remedy

@@ -27,7 +27,7 @@ import torch
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import RunningRequest
 from rollpacker.engines.checks import check_request, logits_not_finite
-from rollpacker.engines.draft_lengths import DraftLengths
+from rollpacker.engines.draft_lengths import DraftLengths, PassPlan
 from rollpacker.engines.torch.cache import RowCache, prefill_cache
 from rollpacker.engines.torch.sampling import keep_likeliest, sample, uniform_numbers
 from rollpacker.engines.torch.sequences import ROW, Generation, SequenceState, prompt_chunks
@@ -35,12 +35,11 @@ from rollpacker.engines.torch.verification import num_kept
 from rollpacker.protocols.rollout import FinishReason, spans_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
     from rollpacker.core.ids import RequestId
-    from rollpacker.engines.draft_lengths import PassPlan
     from rollpacker.engines.torch.history import History
     from rollpacker.protocols.rollout import GenerationRequest, Logprobs, TokenIds
 
@@ -175,11 +174,7 @@ class Decoder:
 
     def progress(self) -> tuple[RunningRequest, ...]:
         """How far each request is, running ones first."""
-        rows = self._table[: self.num_running]
-        running = [
-            (self._sequence(slot), int(num_tokens))
-            for slot, num_tokens in zip(rows["slot"], rows["num_tokens"], strict=True)
-        ]
+        running = [(sequence, num_tokens) for _, sequence, num_tokens in self._lengths()]
         waiting = [(sequence, len(sequence.begun_token_ids)) for sequence in self._waiting.values()]
         return tuple(
             RunningRequest(sequence.request.request, len(sequence.request.prompt_token_ids), num_generated)
@@ -188,23 +183,25 @@ class Decoder:
 
     def end_version(self, policy_version: int) -> None:
         """Note that what was generated since the last call is of a version; another one goes on over this cache."""
-        rows = self._table[: self.num_running]
-        for slot, num_tokens in zip(rows["slot"], rows["num_tokens"], strict=True):
-            sequence = self._sequence(slot)
-            sequence.spans = spans_after(sequence.spans, policy_version, int(num_tokens))
+        for _, sequence, num_tokens in self._lengths():
+            sequence.spans = spans_after(sequence.spans, policy_version, num_tokens)
 
     def increments(self) -> list[tuple[RequestId, int, TokenIds, Logprobs]]:
         """What running requests gained since the last call: index of the first token, tokens, log-probabilities."""
         gained = []
-        rows = self._table[: self.num_running]
-        for slot, num_tokens in zip(rows["slot"], rows["num_tokens"], strict=True):
-            sequence = self._sequence(slot)
-            new = slice(sequence.num_reported, int(num_tokens))
+        for slot, sequence, num_tokens in self._lengths():
+            new = slice(sequence.num_reported, num_tokens)
             if new.start < new.stop:
                 tokens, logprobs = self._token_ids[slot, new].copy(), self._logprobs[slot, new].copy()
                 gained.append((sequence.request.request, new.start, tokens, logprobs))
                 sequence.num_reported = new.stop
         return gained
+
+    def _lengths(self) -> Iterator[tuple[int, SequenceState, int]]:
+        """Slot, sequence and tokens so far of what runs."""
+        rows = self._table[: self.num_running]
+        for slot, num_tokens in zip(rows["slot"], rows["num_tokens"], strict=True):
+            yield int(slot), self._sequence(slot), int(num_tokens)
 
     def release(self) -> None:
         """Give back the cache's memory. Nothing may be in flight."""

@@ -14,15 +14,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from rollpacker.config.sections.engine import EngineSection
+from rollpacker.core.commands import DraftRule
 from rollpacker.core.errors import EngineFailed, ImpossibleEvent
 from rollpacker.core.events import EngineProgress
 from rollpacker.core.foreign_errors import failure_of
+from rollpacker.core.ids import EngineId, RequestId
 from rollpacker.data.causal_models import max_positions
 from rollpacker.engines.checks import (
     NO_VERSION,
@@ -40,20 +45,11 @@ from rollpacker.engines.torch.model_files import load_model
 from rollpacker.engines.torch.sequences import Generation
 from rollpacker.protocols.engine import EngineStats
 from rollpacker.protocols.gpu_memory import gpu_memory_peak_gb, reset_gpu_memory_peak
-from rollpacker.protocols.rollout import Response, TokenIncrement, spans_after
+from rollpacker.protocols.rollout import GenerationRequest, Response, TokenIncrement, spans_after
 from rollpacker.protocols.tensors import checksum_of_tensors, named_tensors
+from rollpacker.protocols.weights import Weights
 from rollpacker.transfer.offers import ReceiverName, WeightOffer
 from rollpacker.transfer.receiver import receive_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from rollpacker.config.sections.engine import EngineSection
-    from rollpacker.core.commands import DraftRule
-    from rollpacker.core.ids import EngineId, RequestId
-    from rollpacker.protocols.rollout import GenerationRequest
-    from rollpacker.protocols.weights import Weights
 
 T = TypeVar("T")
 

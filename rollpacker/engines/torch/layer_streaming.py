@@ -17,16 +17,13 @@ hence after the layer that used the slot before.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from rollpacker.core.errors import ModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
 
 _ALIGNMENT_BYTES = 256
 """Where each tensor begins: CUDA's own allocations do, and kernels choose their vector loads by it."""

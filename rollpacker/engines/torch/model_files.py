@@ -5,15 +5,13 @@ Invariant: the model is ready to decode (no gradients, no dropout, grouped atten
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from rollpacker.data.causal_models import load_causal_model
 from rollpacker.engines.torch.attention import use_grouped_attention
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def load_model(model_path: Path, dtype: str, device: str | None = None) -> Any:

@@ -25,13 +25,12 @@ from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from rollpacker.engines.draft_trial import FEWEST_DRAFTED, judge_draws, require_lossless
+from rollpacker.engines.draft_trial import FEWEST_DRAFTED, Trial, judge_draws, require_lossless
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from rollpacker.engines.draft_trial import Trial
     from rollpacker.engines.vllm.stats import StepTotals
 
 NUM_TEXTS = 8

@@ -10,14 +10,11 @@ import functools
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollpacker.config.keys import nearest
 from rollpacker.config.mistakes import raise_mistakes
+from rollpacker.config.sections.engine import VllmSection
 from rollpacker.core.errors import ConfigError, UserError
-
-if TYPE_CHECKING:
-    from rollpacker.config.sections.engine import VllmSection
 
 _SET_BY_KEY = {
     "dtype": "model.dtype",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rollpacker.config.sections.engine import EngineSection, VllmSection
-
-if TYPE_CHECKING:
-    from rollpacker.config.sections.judge import JudgeSection
+from rollpacker.config.sections.judge import JudgeSection
 
 MAX_NUM_SEQS = 256
 """Prompts of one forward pass; the tokens of a batch are the tighter bound."""

@@ -113,9 +113,7 @@ class Flight:
         new = slice(self.num_reported, len(self.token_ids))
         if new.start == new.stop:
             return None
-        logprobs = np.array(self.logprobs[new], dtype=np.float32)
-        if not np.isfinite(logprobs).all():
-            raise logits_not_finite(self.request.request)
+        logprobs = self._finite(self.logprobs[new])
         self.num_reported = new.stop
         return TokenIncrement(
             request=self.request.request,
@@ -147,11 +145,15 @@ class Flight:
         Raises:
             EngineRaised: One of them is not a finite number.
         """
-        generated = np.array(self.logprobs, dtype=np.float32)
-        if not np.isfinite(generated).all():
-            raise logits_not_finite(self.request.request)
+        generated = self._finite(self.logprobs)
         begun = self.request.begun
         return generated if begun is None else np.concatenate([begun.logprobs, generated])
+
+    def _finite(self, logprobs: Sequence[float]) -> Logprobs:
+        finite = np.array(logprobs, dtype=np.float32)
+        if not np.isfinite(finite).all():
+            raise logits_not_finite(self.request.request)
+        return finite
 
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}

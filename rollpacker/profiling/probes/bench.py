@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rollpacker.profiling.subject import now_s
+from rollpacker.profiling.subject import Subject, now_s
 from rollpacker.protocols.reward import ResponseToScore
-from rollpacker.protocols.rollout import FinishReason, TokenizedPrompt
+from rollpacker.protocols.rollout import FinishReason, GenerationRequest, Response, TokenizedPrompt
 
 if TYPE_CHECKING:
     from rollpacker.core.ids import RequestId
     from rollpacker.profiling.points import Points
-    from rollpacker.profiling.subject import Subject
     from rollpacker.profiling.workload import Workload
     from rollpacker.protocols.engine import Engine
-    from rollpacker.protocols.rollout import GenerationRequest, Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

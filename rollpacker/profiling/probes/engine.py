@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rollpacker.metrics.profiles import Point
+from rollpacker.profiling.probes.bench import Bench
 from rollpacker.profiling.subject import now_s
 from rollpacker.profiling.workload import WINDOW_PASSES
-
-if TYPE_CHECKING:
-    from rollpacker.profiling.probes.bench import Bench
-    from rollpacker.protocols.rollout import Response
+from rollpacker.protocols.rollout import Response
 
 LARGE_BATCH = 32
 """Sequences beyond which a pass is long and fewer are timed."""

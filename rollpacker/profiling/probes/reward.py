@@ -6,15 +6,11 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from rollpacker.core.ids import RequestId
-from rollpacker.profiling.probes.bench import to_score
+from rollpacker.profiling.probes.bench import Bench, to_score
 from rollpacker.profiling.subject import now_s
-
-if TYPE_CHECKING:
-    from rollpacker.profiling.probes.bench import Bench
-    from rollpacker.protocols.rollout import RolloutGroup, Verdict
+from rollpacker.protocols.rollout import RolloutGroup, Verdict
 
 
 async def probe_reward(bench: Bench, batch: Sequence[RolloutGroup], num_responses: int) -> None:

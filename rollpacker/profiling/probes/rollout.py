@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollpacker.profiling.probes.bench import Bench
 from rollpacker.profiling.probes.engine import note_endings
 from rollpacker.profiling.probes.reward import collect_verdicts
 from rollpacker.protocols.rollout import RolloutGroup
-
-if TYPE_CHECKING:
-    from rollpacker.profiling.probes.bench import Bench
 
 
 async def roll_out_data(bench: Bench) -> list[RolloutGroup]:

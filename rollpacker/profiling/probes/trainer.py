@@ -5,17 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rollpacker.core.ids import PromptId, VersionSpan
+from rollpacker.profiling.probes.bench import Bench
 from rollpacker.profiling.subject import now_s
 from rollpacker.protocols.rollout import RolloutGroup
 from rollpacker.protocols.trainer import BatchShape
-
-if TYPE_CHECKING:
-    from rollpacker.profiling.probes.bench import Bench
 
 
 def selections(batch: Sequence[RolloutGroup]) -> Iterator[list[RolloutGroup]]:

@@ -27,14 +27,13 @@ from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.data.model_files import check_model_files
 from rollpacker.data.tokenization import check_template_arguments, load_tokenizer
 from rollpacker.paths import read_text, reason_of
-from rollpacker.protocols.references import AnswerReference, JudgeReference
+from rollpacker.protocols.references import AnswerReference, JudgeReference, Reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rollpacker.config.sections.judge import JudgeSection
     from rollpacker.config.sections.reward import RewardSection
-    from rollpacker.protocols.references import Reference
     from rollpacker.protocols.reward import ScoringRequest
     from rollpacker.protocols.rollout import Prompt, TokenIds
 

@@ -10,10 +10,9 @@ import marshal
 import os
 import re
 import select
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rollpacker.rewards.sandbox.bubblewrap import BubblewrapLauncher
+from rollpacker.rewards.sandbox.bubblewrap import BubblewrapLauncher
 
 _HEAD_BYTES = 5
 """A letter and a length."""
