@@ -114,6 +114,8 @@ class CloseEnvironment:
     request: RequestId
     reason: str
     """`finished`, `stopped` where the trajectory is not needed any more, or how the environment failed."""
+    begins_again: bool = False
+    """The trajectory gets another one; else, if its environment failed, it is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,7 +190,7 @@ class Environments:
         """Let a trajectory begin again, or give it up."""
         trajectory = self._trajectories[request]
         if trajectory.num_restarts < self._settings.max_restarts:
-            self._to_close.append(CloseEnvironment(request=request, reason=reason))
+            self._to_close.append(CloseEnvironment(request=request, reason=reason, begins_again=True))
             trajectory.begin_again()
             self._queue[request] = None
             return ()

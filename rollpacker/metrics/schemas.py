@@ -159,6 +159,10 @@ STEPS = TableSchema(
             is_nullable=True,
         ),
         seconds("trainer_idle_s", "Time in which the trainer, engines lent to it, waited for groups", is_nullable=True),
+        number("num_turns_mean", "num_turns of the trained responses; null without environments", is_nullable=True),
+        seconds("environment_time_mean_s", "environment_time_s of the same, mean", is_nullable=True),
+        count("num_environment_restarts", "Of all responses; null without environments", is_nullable=True),
+        count("num_episodes_given_up", "Responses whose environment failed too often", is_nullable=True),
         count("long_queue_length", "Deferred prompts that wait for a long round, after the step"),
         count("num_prompts_deferred_at_once", "Prompts that joined the long queue by system.length_history, unraced"),
         numbers(
@@ -289,6 +293,9 @@ RESPONSES = TableSchema(
         text("reward_reason", "Why the reward is what it is, one word; null when not scored", is_nullable=True),
         seconds("reward_time_s", "Time spent scoring, without waiting; null when not scored", is_nullable=True),
         seconds("scored_at_s", "When the reward was known, since the run began; null when not", is_nullable=True),
+        count("num_turns", "Turns that its environment answered; null without environments", is_nullable=True),
+        seconds("environment_time_s", "That it waited for environments, those that failed too", is_nullable=True),
+        count("num_environment_restarts", "Times that it began again as its environment failed", is_nullable=True),
         text("prompt_text", "What the policy saw, of the prompts that run.samples_per_step keeps", is_nullable=True),
         text("response_text", "What it answered, of the same; special tokens left out", is_nullable=True),
         count("race_rank", "1 for the first of its group to have a reward; null when not scored", is_nullable=True),
@@ -302,15 +309,16 @@ INTERVALS = TableSchema(
     name="intervals",
     grain="One row per stretch of time in which an actor did one thing",
     columns=(
-        text("actor", "Who, such as engine-0, trainer, reward-0, judge-0 or driver"),
-        text("role", "engine, worker (an engine of a rollout worker), trainer, reward, judge or driver"),
+        text("actor", "Who, such as engine-0, trainer, reward-0, judge-0, environment or driver"),
+        text("role", "engine, worker (an engine of a rollout worker), trainer, reward, judge, environment or driver"),
         text(
             "activity",
             "What: stages of the step (rollout, hand_over, train, quiesce, weight_sync, checkpoint), generate, score, "
-            "stream, load_weights, switch, asleep, starting, catching_up; evicted or lost: a request was with an "
-            "engine until it had to move",
+            "stream, load_weights, switch, asleep, starting, catching_up; evicted, lost, turn or failed: a request was "
+            "with an engine until it had to move, its environment answered, or failed. Of environments, reset or step: "
+            "a request waited for the answer; or why none came, such as environment_timeout",
         ),
-        text("subject", "Of evicted and lost, the request as round:prompt@epoch#sample", is_nullable=True),
+        text("subject", "Of what is about one request, its name as round:prompt@epoch#sample", is_nullable=True),
         _STEP,
         _ROUND,
         seconds("started_at_s", "Since the run began"),

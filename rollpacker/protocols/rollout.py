@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -195,6 +195,16 @@ def without_last_observation(response: Response, reason: FinishReason) -> Respon
     )
 
 
+class Turn(NamedTuple):
+    """What a policy wrote before an environment answered, and what that gave for it."""
+
+    begin: int
+    """Its first token in the response, counted from 0."""
+    end: int
+    """The token after its last one."""
+    reward: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The reward of one response, and why."""
@@ -224,3 +234,5 @@ class RolloutGroup:
     """Ascending by sample."""
     rewards: tuple[float, ...]
     """One per response."""
+    turns: tuple[tuple[Turn, ...], ...] = ()
+    """Of each response, in order; their rewards add up to its own. Empty where no environment answers."""

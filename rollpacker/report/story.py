@@ -19,11 +19,12 @@ import pandas as pd
 from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.core.errors import DataError
 from rollpacker.paths import real_path
+from rollpacker.report.environments import EnvironmentWaits
 from rollpacker.report.held_out import HeldOut, read_held_out
 from rollpacker.report.waits import Wait, Waits
 from rollpacker.runtime.run.status import STATUS_FILE, RunStatus, read_status
 from rollpacker.timeline.run_tables import RunTables, StepTables, open_run
-from rollpacker.timeline.stretches import MOVES, concurrency, natural_order, stretches_of
+from rollpacker.timeline.stretches import ENVIRONMENT, MIGRATIONS, MOVES, concurrency, natural_order, stretches_of
 
 STAGES = ("rollout", "reward", "hand_over", "train", "switch", "weight_sync", "checkpoint", "other")
 """What a second of a step was spent on, in the order of the step."""
@@ -99,6 +100,7 @@ class RunStory:
     picture: RoundPicture
     waits: tuple[Wait, ...]
     held_out: HeldOut
+    environments: EnvironmentWaits
     engines: dict[str, EngineUse] = field(default_factory=dict)
     lengths: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Of each domain's trained responses, ascending."""
@@ -167,11 +169,12 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
     chosen = _typical_step(tables.steps) if step is None else step
     if step is not None and step not in set(tables.steps["step"]):
         tables = open_run(run_dir, (step, step))  # raises with the steps that there are
-    waits, gathered = Waits(), _Gathered()
+    waits, environments, gathered = Waits(), EnvironmentWaits(), _Gathered()
     for part in tables.parts():
         stretches = stretches_of(part)
         gathered.take(part, stretches, chosen)
         waits.add(part, stretches)
+        environments.add(part)
     waits.add_lost_engines(tables)
     assert gathered.picture is not None
     config, config_problem = _record_of(run_dir)
@@ -187,6 +190,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         picture=gathered.picture,
         held_out=read_held_out(run_dir),
         waits=waits.worst(float(tables.steps["step_time_s"].mean())),
+        environments=environments,
         engines=gathered.engines,
         lengths={domain: np.sort(np.concatenate(parts)) for domain, parts in sorted(gathered.lengths.items())},
         num_cut=gathered.num_cut,
@@ -339,7 +343,8 @@ def _picture(part: StepTables, stretches: pd.DataFrame, step: int) -> RoundPictu
         others = of_engines[(of_engines["actor"] == engine) & of_engines["activity"].isin(("asleep", "load_weights"))]
         spans = zip(others["activity"], others["started_at_s"], others["ended_at_s"], strict=True)
         rows.append(EngineRow(engine=engine, times_s=times_s, num_requests=counts, others=tuple(spans)))
-    actors = intervals[(intervals["role"] != "engine") & (intervals["activity"] != "checkpoint")]
+    is_actor = ~intervals["role"].isin(("engine", ENVIRONMENT)) & (intervals["activity"] != "checkpoint")
+    actors = intervals[is_actor]
     stages = zip(actors["actor"], actors["activity"], actors["started_at_s"], actors["ended_at_s"], strict=True)
     return RoundPicture(
         step=step,
@@ -349,5 +354,5 @@ def _picture(part: StepTables, stretches: pd.DataFrame, step: int) -> RoundPictu
         ended_s=ended_s,
         engines=tuple(rows),
         actors=tuple(stages),
-        num_moves=int(mine["end"].isin(MOVES).sum()),
+        num_moves=int(mine["end"].isin(MIGRATIONS).sum()),
     )

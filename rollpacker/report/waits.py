@@ -20,7 +20,7 @@ import pandas as pd
 
 from rollpacker.report.words import plural, seconds, size, tokens
 from rollpacker.timeline.run_tables import ASYNC
-from rollpacker.timeline.stretches import MOVES
+from rollpacker.timeline.stretches import MIGRATIONS, MOVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ SHORTEST_SHARE = 1e-3
 
 
 _COLUMNS = ["step", "engine", "prompt", "sample", "domain", "length_tokens", "queue_time_s", "finished_at_s"]
-_COLUMNS += ["scored_at_s", "reward_time_s", "reward_reason", "finish_reason"]
+_COLUMNS += ["scored_at_s", "reward_time_s", "reward_reason", "finish_reason", "num_turns", "environment_time_s"]
 """Of `responses`, what waits are made from: to take every column apart step by step costs more than all else here."""
 
 
@@ -100,7 +100,7 @@ class Waits:
                 trained,
                 stretches[["step", "engine", "began_s", "ended_s"]],
                 part.intervals[["step", "actor", "role", "activity", "started_at_s", "ended_at_s"]],
-                stretches.loc[stretches["end"].isin(MOVES), ["step", "response", "ended_s"]],
+                stretches.loc[stretches["end"].isin(MIGRATIONS), ["step", "response", "ended_s"]],
             )
         )
         for row in part.steps.to_dict("records"):
@@ -178,6 +178,9 @@ def _tail(step: Row, accepted: pd.DataFrame, stretches: pd.DataFrame, intervals:
     median = float(accepted["length_tokens"].median())
     ratio = f", {row['length_tokens'] / median:.0f} times the median" if row["length_tokens"] > 1.5 * median else ""
     cut = ", cut at the limit" if row["finish_reason"] == "length" else ""
+    if row["environment_time_s"] > 0:
+        turns = plural(int(row["num_turns"]), "turn")
+        cut += f"; it waited {seconds(row['environment_time_s'])} for its environment, in {turns}"
     resting = intervals[(intervals["role"] == "engine") & (intervals["activity"] == "asleep")]
     asleep = resting[resting["started_at_s"] < last_s]
     num_lent = asleep["actor"].nunique()

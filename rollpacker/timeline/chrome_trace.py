@@ -3,6 +3,7 @@
     process "run"        steps, rounds, the driver's stages; counters of the run
     process "trainer"    training, streamed parts of it, checkpoints
     process "rewards"    each response while it was scored; judges and other actors on threads of their own
+    process "environments"  each response while it waited for its environment, in a run that has any
     process "engine-3"   what the engine did, and on its lanes each request that it had; counters running and waiting
 
 Invariants: on one thread slices nest, or follow each other; a flow's two ends lie in slices; times are whole
@@ -25,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rollpacker.metrics.outputs import open_output
-from rollpacker.timeline.stretches import MOVES, concurrency, lanes, natural_order, stretches_of
+from rollpacker.timeline.stretches import ENVIRONMENT, MOVES, concurrency, lanes, natural_order, stretches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +57,12 @@ _STEP_COUNTERS = (
     ("tokens wasted", "tokens_wasted"),
 )
 
-_END_NAMES = {"evicted": "moves on", "lost": "lost with its engine"}
+_END_NAMES = {
+    "evicted": "moves on",
+    "lost": "lost with its engine",
+    "turn": "its environment answers",
+    "failed": "its environment failed",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,7 @@ class _Trace:
             yield from self._step_events(tables)
             yield from self._stage_events(tables)
             yield from self._reward_events(tables)
+            yield from self._environment_events(tables)
             yield from self._engine_events(tables)
         yield from self._moment_events()
 
@@ -214,7 +221,8 @@ class _Trace:
 
     def _stage_events(self, tables: StepTables) -> Iterator[Event]:
         """Stages of the driver, and what trainer, judges, engines and others did, as the `intervals` table says."""
-        rows = tables.intervals[~tables.intervals["activity"].isin(MOVES)]
+        is_of_request = tables.intervals["activity"].isin(MOVES) | (tables.intervals["role"] == ENVIRONMENT)
+        rows = tables.intervals[~is_of_request]
         first, last = self._bounds(tables)
         for (actor, role), part in rows.groupby(["actor", "role"], sort=True):
             part = part.sort_values(["started_at_s", "ended_at_s"], kind="stable")  # noqa: PLW2901
@@ -261,6 +269,21 @@ class _Trace:
             place = self._tracks.thread("rewards", f"scoring {lane + 1}")
             name = f"{domain}: {prompt} #{sample}"
             yield self._slice(place, name, "score", began, ended, reward=reward, reason=reason)
+
+    def _environment_events(self, tables: StepTables) -> Iterator[Event]:
+        waits = tables.intervals[tables.intervals["role"] == ENVIRONMENT]
+        if waits.empty:
+            return
+        self._tracks.process("environments", rank=3)
+        waits = waits.sort_values(["started_at_s", "ended_at_s"], kind="stable")
+        first, last = self._bounds(tables)
+        begins = np.clip(_array_ns(waits["started_at_s"]), first, last)
+        ends = np.maximum(np.clip(_array_ns(waits["ended_at_s"]), first, last), begins)
+        chosen = lanes(begins.tolist(), ends.tolist())
+        columns = (begins.tolist(), ends.tolist(), waits["activity"], waits["subject"])
+        for lane, began, ended, activity, subject in zip(chosen, *columns, strict=True):
+            place = self._tracks.thread("environments", f"waiting {lane + 1}")
+            yield self._slice(place, f"{activity.replace('_', ' ')} {subject}", ENVIRONMENT, began, ended)
 
     def _engine_events(self, tables: StepTables) -> Iterator[Event]:
         stretches = stretches_of(tables)

@@ -1,9 +1,10 @@
 """Where each request was, and when: one row per stretch that it spent with one engine.
 
 A response that never moved has one stretch, its row of `responses`. One that moved has one more for each engine that
-it left before its end, an `evicted` or `lost` row of `intervals`. The last stretch ends when the engine was done. Of a
-response that the round did not wait for, the driver may learn only after the training, so that its `finished_at_s` is
-much later: it was aborted when the round ended, unless the engine had finished it just then.
+it left before its end, an `evicted` or `lost` row of `intervals`; one of several turns, a `turn` row for each turn but
+the last, and a `failed` one for each time that it began again with another environment. The last stretch ends when the
+engine was done. Of a response that the round did not wait for, the driver may learn only after the training, so that
+its `finished_at_s` is much later: it was aborted when the round ended, unless the engine had finished it just then.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[np.int64]
 
-MOVES = ("evicted", "lost")
+MIGRATIONS = ("evicted", "lost")
 """Activities of `intervals` that are about one request: it kept its tokens, or they were lost with its engine."""
+
+MOVES = (*MIGRATIONS, "turn", "failed")
+"""All after which a request went on elsewhere: its environment answered, or failed and it began again, too."""
+
+ENVIRONMENT = "environment"
+"""Role of the intervals in which a request waited for its environment."""
 
 _ROUNDING_S = 1e-6
 """A modelled step begins at the moment at which the one before ended, but for rounding."""

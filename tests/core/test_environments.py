@@ -130,7 +130,7 @@ def test_an_environment_that_crashes_begins_again_without_its_engine_or_prompt_s
     player.answer_call(first())
     player.end_turn(first())
     again = player.crash(first())
-    assert only(again, CloseEnvironment) == [CloseEnvironment(request=first(), reason="environment_error")]
+    assert only(again, CloseEnvironment) == [CloseEnvironment(request=first(), reason="environment_error", begins_again=True)]
     assert only(again, OpenEnvironment) == [OpenEnvironment(request=first(), call=2)]
     assert not only(again, DropPrompt)
 
@@ -142,7 +142,7 @@ def test_an_environment_that_hangs_is_ended_by_the_timer_and_begins_again():
     player.answer_call(first(1))
     player.now = timer.at_s
     late = player.tell(TimerFired(timer=TIMER))
-    assert only(late, CloseEnvironment) == [CloseEnvironment(request=first(0), reason="environment_timeout")]
+    assert only(late, CloseEnvironment) == [CloseEnvironment(request=first(0), reason="environment_timeout", begins_again=True)]
     assert only(late, OpenEnvironment) == [OpenEnvironment(request=first(0), call=1)]
     assert player.tell(EnvironmentStepped(request=first(0), call=0, num_tokens_left=9, is_done=False)) == ()
 

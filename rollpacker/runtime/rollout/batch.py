@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollpacker.core.commands import AcceptGroup, BeginRound, DropPrompt, EndRound
 from rollpacker.core.ids import PromptId, RequestId, sampled
-from rollpacker.protocols.rollout import RolloutGroup, TokenizedPrompt
+from rollpacker.protocols.rollout import RolloutGroup, TokenizedPrompt, Turn
 from rollpacker.rewards.overlong import NO_PUNISHMENT, OverlongPunishment
 from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
 
@@ -92,7 +92,17 @@ class Batch:
             prompt_token_ids=tokenized.token_ids,
             responses=tuple(record.response for record in records if record.response is not None),
             rewards=tuple(reward for reward in map(self.trained_reward, records) if reward is not None),
+            turns=tuple(map(self._turns, records)) if self.book.episodes else (),
         )
+
+    def _turns(self, record: RequestRecord) -> tuple[Turn, ...]:
+        """The turns of a trajectory; what over-long shaping takes off its reward is taken off that of the last one."""
+        episode = self.book.episodes.get(record.request)
+        if episode is None or not episode.turns or record.verdict is None:
+            return ()
+        turns = episode.turns
+        shaping = (self.trained_reward(record) or 0.0) - record.verdict.reward
+        return (*turns[:-1], turns[-1]._replace(reward=turns[-1].reward + shaping))
 
     def trained_reward(self, record: RequestRecord) -> float | None:
         """The reward as it is trained: as scored, less what over-long shaping takes off; None while there is none."""

@@ -117,7 +117,7 @@ class Elastic:
             "num_members_lost": num_lost,
             "tokens_of_members": times.member_tokens,
             "tokens_saved": batch.book.num_tokens_saved,
-            "num_requests_moved": len(batch.book.stretches),
+            "num_requests_moved": sum(stretch.end != "turn" for stretch in batch.book.stretches),
             "seeding_s": None if lent_at_s is None else lent_at_s - batch.began_at_s,
             "num_reclaims": num_reclaims,
             "member_idle_s": times.fleet_idle_s,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from rollpacker.protocols.rollout import (
     with_observation,
     without_last_observation,
 )
+from rollpacker.runtime.rollout.episodes import EnvironmentStay, Episode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class RequestRecord:
     race_rank: int | None = None
     """1 for the first of its prompt to have its reward."""
     is_accepted: bool = False
+    is_answered: bool = False
+    """Its environment has answered the turn in `response`, after which it goes on."""
     reported: list[TokenIncrement] = field(default_factory=list)
     """What its engine generated after `begun`, as far as it has said so; without gaps."""
 
@@ -115,8 +119,9 @@ class Stretch:
     engine: EngineId
     began_at_s: float
     ended_at_s: float
-    is_lost: bool
-    """With its engine; otherwise it was evicted and kept its tokens."""
+    end: Literal["evicted", "lost", "turn", "failed"]
+    """It kept its tokens; it lost them with its engine; its environment answered, after which it went on; its
+    environment failed, and it began again without them."""
     num_tokens: int = 0
     """That the engine generated of it and that were kept."""
 
@@ -137,6 +142,14 @@ class RequestBook:
     """That they had: each is prefilled once more."""
     num_tokens_saved: int = 0
     """Of these, the ones whose engine was lost: it had reported them."""
+    episodes: dict[RequestId, Episode] = field(default_factory=dict)
+    """Of the trajectories that have environments."""
+    stays: list[EnvironmentStay] = field(default_factory=list)
+    """With environments, in the order of their ends."""
+    num_restarts: int = 0
+    """Trajectories that began again, because their environment failed."""
+    num_given_up: int = 0
+    """Trajectories that did so too often."""
     openings: dict[RequestId, Response] = field(default_factory=dict)
     """What environments said before the first turn, of requests that were not launched yet."""
     _num_scored: dict[PromptId, int] = field(default_factory=dict)
@@ -150,7 +163,7 @@ class RequestBook:
         begun = earlier.kept if earlier else self.openings.pop(request, None)
         if earlier and earlier.response is None:
             self.num_tokens_saved += sum(len(part.token_ids) for part in earlier.reported)
-        if earlier is not None and begun is not None:
+        if earlier is not None and begun is not None and not earlier.is_answered:
             self.num_continued += 1
             self.num_tokens_recomputed += begun.num_tokens
         launched_at_s = earlier.launched_at_s if earlier and begun else now
@@ -161,7 +174,7 @@ class RequestBook:
                     engine=earlier.engine,
                     began_at_s=earlier.placed_at_s,
                     ended_at_s=earlier.finished_at_s if earlier.finished_at_s is not None else now,
-                    is_lost=earlier.response is None,
+                    end="turn" if earlier.is_answered else "lost" if earlier.response is None else "evicted",
                     num_tokens=(begun.num_tokens if begun else 0) - earlier.num_begun,
                 )
             )
@@ -175,12 +188,17 @@ class RequestBook:
         for request in requests:
             self._num_scored.pop(request.prompt, None)
             self.openings.pop(request, None)
+            if request in self.episodes:
+                book.episodes[request] = self.episodes.pop(request)
             if request in self.requests:  # else its environment was never ready
                 book.requests[request] = self.requests.pop(request)
 
     def give_costs(self, book: RequestBook) -> None:
         """Move to the book of a batch what requests spent on engines that did not finish them, up to now."""
         book.stretches, self.stretches = self.stretches, []
+        book.stays, self.stays = self.stays, []
+        book.num_restarts, self.num_restarts = self.num_restarts, 0
+        book.num_given_up, self.num_given_up = self.num_given_up, 0
         book.num_continued, self.num_continued = self.num_continued, 0
         book.num_tokens_recomputed, self.num_tokens_recomputed = self.num_tokens_recomputed, 0
         book.num_tokens_saved, self.num_tokens_saved = self.num_tokens_saved, 0
@@ -203,6 +221,8 @@ class RequestBook:
                 request: replace(record, reported=list(record.reported)) for request, record in self.requests.items()
             },
             stretches=list(self.stretches),
+            episodes={request: replace(each, turns=list(each.turns)) for request, each in self.episodes.items()},
+            stays=list(self.stays),
             dropped=list(self.dropped),
             openings=dict(self.openings),
             _num_scored=dict(self._num_scored),
@@ -241,11 +261,17 @@ class RequestBook:
         record = self.requests.get(request)
         if record is not None:
             record.response, record.finished_at_s = longer, record.finished_at_s or now
+            record.is_answered = True
         elif longer is not None:
             self.openings[request] = longer
 
-    def begin_again(self, request: RequestId) -> None:
-        """A trajectory has a new environment, and nothing else."""
+    def begin(self, request: RequestId) -> Episode:
+        """A trajectory has a new environment, and nothing else; gives its episode."""
+        failed = self.episodes.get(request)
+        episode = self.episodes[request] = Episode()
+        if failed is not None:
+            self.num_restarts += 1
+            episode.waited_s, episode.num_restarts = failed.waited_s, failed.num_restarts + 1
         self.openings.pop(request, None)
         record = self.requests.pop(request, None)
         if record is not None:
@@ -256,9 +282,10 @@ class RequestBook:
                     engine=record.engine,
                     began_at_s=record.placed_at_s,
                     ended_at_s=ended_at_s,
-                    is_lost=True,
+                    end="failed",
                 )
             )
+        return episode
 
     def stop_trajectory(self, request: RequestId) -> None:
         """A trajectory is not needed any more: the turn that it has last is no end of it."""

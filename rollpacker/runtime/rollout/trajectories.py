@@ -2,7 +2,7 @@
 
     Scheduler ── OpenEnvironment, StepEnvironment, CloseEnvironment ──> here ── reset, step, end ──> environments
     Scheduler <───────── EnvironmentStepped, EnvironmentFailed ──────── here <────── collect ─────── environments
-    Scheduler ── ScoreResponse ──> here ── RewardComputed: the sum of the trajectory's rewards ──> Scheduler
+    Scheduler ── ScoreResponse ──> here ── RewardComputed: the sum of the rewards of its turns ──> Scheduler
 
 Token in, token out: what an engine sampled stays as it is, in the request's record, and an observation is appended to
 it as tokens of its own. The engine that writes the next turn gets them as what was begun before.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rollpacker.core.commands import CloseEnvironment, OpenEnvironment, ScoreResponse, StepEnvironment
 from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped, TurnFinished
@@ -24,7 +24,8 @@ from rollpacker.core.events import Event, ResponseFinished, RewardComputed
 from rollpacker.core.ids import EngineId, RequestId, is_held_out, sampled
 from rollpacker.core.scheduler import Scheduler
 from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts, EnvironmentReset, EnvironmentService
-from rollpacker.protocols.rollout import Response, Verdict
+from rollpacker.protocols.rollout import Response, Turn, Verdict
+from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR, EnvironmentStay, Episode
 from rollpacker.runtime.rollout.request_book import RequestBook
 from rollpacker.runtime.rollout.requests import environment_seed
 from rollpacker.runtime.rollout.rounds import Rounds
@@ -37,15 +38,17 @@ EnvironmentCommand = OpenEnvironment | StepEnvironment | CloseEnvironment
 
 
 @dataclass(slots=True, kw_only=True)
-class _Episode:
-    """A trajectory from its reset on."""
+class _Attempt:
+    """A trajectory from its last reset on."""
 
+    episode: Episode
     num_observed: int = 0
     """Tokens that it had before its last turn."""
-    rewards: list[float] = field(default_factory=list)
-    """By turn."""
-    environment_s: float = 0.0
-    """What its environment took."""
+    call: int | None = None
+    """That its environment has not answered; None while an engine has it."""
+    activity: str = ""
+    """Of that call."""
+    called_at_s: float = 0.0
     end: str = "limit"
     """Why it took no further turn: `terminated`, `truncated`, `limit` of turns or tokens, or how it failed."""
 
@@ -74,7 +77,7 @@ class Trajectories:
         self._take = take
         self._on_error = on_error
         self._clock = clock
-        self._episodes: dict[RequestId, _Episode] = {}
+        self._attempts: dict[RequestId, _Attempt] = {}
         self._listening: asyncio.Task[None] | None = None
 
     def start(self, scheduler: Scheduler) -> None:
@@ -109,16 +112,11 @@ class Trajectories:
     def reward(self, command: ScoreResponse) -> RewardComputed:
         """Give the reward of a trajectory, which its environment has computed."""
         request, now = command.request, self._clock.now()
-        episode = self._episodes.pop(request, None) or _Episode(end="environment_lost")
+        attempt = self._attempts.pop(request, None) or _Attempt(episode=Episode(), end="environment_lost")
         book = self._rounds.book_of(request)
-        book.end_trajectory(request, is_whole=episode.end == "terminated", now=now)
-        verdict = Verdict(
-            request=request,
-            reward=sum(episode.rewards) if episode.end in _ENDS else 0.0,
-            reason=episode.end,
-            time_s=episode.environment_s,
-            scorer="environment",
-        )
+        book.end_trajectory(request, is_whole=attempt.end == "terminated", now=now)
+        reward = sum(turn.reward for turn in attempt.episode.turns) if attempt.end in _ENDS else 0.0
+        verdict = Verdict(request=request, reward=reward, reason=attempt.end, time_s=0.0, scorer=ENVIRONMENT_ACTOR)
         book.scored(verdict, now)
         return RewardComputed(request=request, reward=verdict.reward)
 
@@ -130,19 +128,43 @@ class Trajectories:
         request, service = command.request, self._parts.service
         match command:
             case OpenEnvironment():
-                self._book(request).begin_again(request)
-                self._episodes[request] = _Episode()
+                self._attempts[request] = _Attempt(episode=self._book(request).begin(request))
+                self._call(request, command.call, "reset")
                 service.reset(request, command.call, self._reset(request))
             case StepEnvironment():
+                self._call(request, command.call, "step")
                 service.step(request, command.call, self._parts.texts.action(self._last_turn(request)))
             case CloseEnvironment():
                 service.end(request)
-                if command.reason == STOPPED:
-                    self._book(request).stop_trajectory(request)
-                if is_held_out(request) and command.reason not in {FINISHED, STOPPED}:
-                    self._episodes[request].end = command.reason
-                elif command.reason != FINISHED:
-                    self._episodes.pop(request, None)
+                self._close(command)
+
+    def _call(self, request: RequestId, call: int, activity: str) -> None:
+        attempt = self._attempts.get(request)
+        if attempt is not None:  # else it is of an earlier start of the run
+            attempt.call, attempt.activity, attempt.called_at_s = call, activity, self._clock.now()
+
+    def _answered(self, request: RequestId, attempt: _Attempt, activity: str) -> None:
+        """Write down how long a call took that has ended: with an answer, or without."""
+        now, began = self._clock.now(), attempt.called_at_s
+        attempt.call = None
+        attempt.episode.waited_s += now - began
+        stay = EnvironmentStay(request=request, activity=activity, began_at_s=began, ended_at_s=now)
+        self._book(request).stays.append(stay)
+
+    def _close(self, command: CloseEnvironment) -> None:
+        request, reason = command.request, command.reason
+        has_failed = reason not in {FINISHED, STOPPED}
+        attempt = self._attempts.get(request)
+        if attempt is not None and attempt.call is not None:
+            self._answered(request, attempt, reason)
+        if reason == STOPPED:
+            self._book(request).stop_trajectory(request)
+        if has_failed and not command.begins_again:
+            self._book(request).num_given_up += 1
+        if attempt is not None and is_held_out(request) and has_failed:
+            attempt.end = reason
+        elif reason != FINISHED:
+            self._attempts.pop(request, None)
 
     def _reset(self, request: RequestId) -> EnvironmentReset:
         prompt = self._rounds.sampling.prompt_of(request).prompt
@@ -155,10 +177,10 @@ class Trajectories:
 
     def _last_turn(self, request: RequestId) -> Sequence[int]:
         record = self._book(request).requests.get(request)
-        episode = self._episodes.get(request)
+        attempt = self._attempts.get(request)
         if record is None or record.response is None:
             return ()
-        num_before = episode.num_observed if episode is not None else 0
+        num_before = attempt.num_observed if attempt is not None else 0
         turn: Sequence[int] = record.response.token_ids[num_before:].tolist()
         return turn
 
@@ -173,21 +195,24 @@ class Trajectories:
             self._on_error(error)
 
     def _report(self, answer: EnvironmentAnswer) -> None:
-        request, episode = answer.request, self._episodes.get(answer.request)
-        if episode is None:
-            return  # it was stopped
-        if answer.failure is not None:
+        request, attempt = answer.request, self._attempts.get(answer.request)
+        is_awaited = attempt is not None and attempt.call == answer.call
+        if attempt is not None and is_awaited:
+            self._answered(request, attempt, answer.failure or attempt.activity)
+        if answer.failure is not None:  # one that is not awaited may be of an earlier start of the run
             self._take(EnvironmentFailed(request=request, call=answer.call, reason=answer.failure))
             return
+        if attempt is None or not is_awaited:
+            return  # it was stopped, or is answered twice
         is_done = answer.is_terminated or answer.is_truncated
         num_left = 0
         book = self._book(request)
         kept = book.kept(request)
         if kept is not None and sampled(kept.spans):
-            episode.rewards.append(answer.reward)
-        episode.environment_s += answer.time_s
+            turn = Turn(begin=attempt.num_observed, end=kept.num_tokens, reward=answer.reward)
+            attempt.episode.turns.append(turn)
         if is_done:
-            episode.end = "terminated" if answer.is_terminated else "truncated"
+            attempt.end = "terminated" if answer.is_terminated else "truncated"
         else:
             assert self._parts is not None
             prompt = self._rounds.sampling.prompt_of(request).prompt
@@ -196,7 +221,7 @@ class Trajectories:
             num_left = self._rounds.sampling.max_tokens_of(request) - num_so_far
             if num_left > 0:
                 book.observed(request, observed, self._clock.now())
-                episode.num_observed = num_so_far
+                attempt.num_observed = num_so_far
         self._take(
             EnvironmentStepped(request=request, call=answer.call, num_tokens_left=max(0, num_left), is_done=is_done)
         )

@@ -23,6 +23,7 @@ from rollpacker.protocols.weights import Published
 from rollpacker.rewards.scores import mean_parts
 from rollpacker.runtime.rollout.batch import Batch
 from rollpacker.runtime.rollout.costs import RoundCosts, Turnover
+from rollpacker.runtime.rollout.episodes import ENVIRONMENT_ACTOR
 from rollpacker.runtime.rollout.interval_log import Interval
 from rollpacker.runtime.rollout.request_book import RequestRecord
 from rollpacker.runtime.waiting.clock import RunClock
@@ -163,6 +164,7 @@ class StepRecorder:
             "suspend_time_s": self._times.duration_s("quiesce"),
             **_NO_WORKERS,
             **result.elastic,
+            **_environments(batch, accepted),
             "long_queue_length": batch.long_queue_length,
             "num_prompts_deferred_at_once": batch.num_deferred_at_once,
             "gpu_memory_peak_gb": _by_role(engine=costs.gpu_memory_peak_gb, trainer=result.update.gpu_memory_peak_gb),
@@ -245,6 +247,7 @@ class StepRecorder:
             "reward_reason": verdict.reason if verdict else None,
             "reward_time_s": verdict.time_s if verdict else None,
             "scored_at_s": request.scored_at_s,
+            **_episode(batch, name),
             "prompt_text": texts[0],
             "response_text": texts[1],
             "race_rank": request.race_rank,
@@ -274,6 +277,8 @@ class StepRecorder:
         scoring: dict[str, tuple[float, float]] = {}
         for request in batch.requests.values():
             verdict, scored_at_s = request.verdict, request.scored_at_s
+            if request.request in batch.book.episodes:
+                continue  # its reward came with its turns
             if verdict is not None and scored_at_s is not None:
                 began, ended = scoring.get(verdict.scorer, (scored_at_s - verdict.time_s, scored_at_s))
                 scoring[verdict.scorer] = (min(began, scored_at_s - verdict.time_s), max(ended, scored_at_s))
@@ -285,11 +290,22 @@ class StepRecorder:
                 batch,
                 stretch.engine,
                 "engine",
-                "lost" if stretch.is_lost else "evicted",
+                stretch.end,
                 span=(stretch.began_at_s, stretch.ended_at_s),
                 subject=str(stretch.request),
             )
             for stretch in batch.book.stretches
+        ]
+        rows += [
+            self._interval_row(
+                batch,
+                ENVIRONMENT_ACTOR,
+                ENVIRONMENT_ACTOR,
+                stay.activity,
+                span=(stay.began_at_s, stay.ended_at_s),
+                subject=str(stay.request),
+            )
+            for stay in batch.book.stays
         ]
         rows += [
             self._interval_row(
@@ -381,6 +397,28 @@ def _staleness(by_age: Mapping[int, int]) -> Row:
     return {
         "staleness_mean": sum(age * num_tokens for age, num_tokens in by_age.items()) / max(sum(by_age.values()), 1),
         "staleness_max": max(by_age, default=0),
+    }
+
+
+def _environments(batch: Batch, accepted: Sequence[RequestRecord]) -> Row:
+    """Columns of `steps` that only a run with environments has."""
+    book = batch.book
+    found = [book.episodes[request.request] for request in accepted if request.request in book.episodes]
+    return {
+        "num_turns_mean": sum(len(each.turns) for each in found) / len(found) if found else None,
+        "environment_time_mean_s": math.fsum(each.waited_s for each in found) / len(found) if found else None,
+        "num_environment_restarts": book.num_restarts if found else None,
+        "num_episodes_given_up": book.num_given_up if found else None,
+    }
+
+
+def _episode(batch: Batch, request: RequestId) -> Row:
+    """Columns of `responses` that only a run with environments has."""
+    episode = batch.book.episodes.get(request)
+    return {
+        "num_turns": len(episode.turns) if episode else None,
+        "environment_time_s": episode.waited_s if episode else None,
+        "num_environment_restarts": episode.num_restarts if episode else None,
     }
 
 

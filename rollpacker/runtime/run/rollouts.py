@@ -16,7 +16,8 @@ from rollpacker.core.commands import DropPrompt
 from rollpacker.core.events import CaseRun
 from rollpacker.core.ids import EngineId, PromptId, RequestId, VersionSpan
 from rollpacker.paths import read_bytes
-from rollpacker.protocols.rollout import FinishReason, Response, Verdict
+from rollpacker.protocols.rollout import FinishReason, Response, Turn, Verdict
+from rollpacker.runtime.rollout.episodes import Episode
 from rollpacker.runtime.rollout.request_book import RequestBook, RequestRecord
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def save_rollouts(folder: Path, book: RequestBook) -> None:
     rows = {
         "requests": [_row(record) for record in records],
         "dropped": [[command.round, command.prompt] for command in book.dropped],
+        "episodes": [
+            [request, [each.turns, each.waited_s, each.num_restarts]] for request, each in book.episodes.items()
+        ],
     }
     (folder / _ROWS).write_text(json.dumps(rows, indent=1) + "\n")
     np.savez(
@@ -51,6 +55,7 @@ def load_rollouts(folder: Path) -> RequestBook:
     begin = 0
     rows = json.loads(read_bytes(folder / _ROWS))
     book.dropped = [DropPrompt(round=number, prompt=PromptId(*prompt)) for number, prompt in rows["dropped"]]
+    book.episodes = {_request(request): _episode(row) for request, row in rows.get("episodes", ())}
     for row in rows["requests"]:
         end = begin + (row["kept"]["num_tokens"] if row["kept"] else 0)
         record = _record(row, token_ids[begin:end], logprobs[begin:end])
@@ -82,6 +87,11 @@ def _row(record: RequestRecord) -> dict[str, Any]:
         },
         "verdict": asdict(record.verdict) if record.verdict else None,
     }
+
+
+def _episode(row: list[Any]) -> Episode:
+    turns, waited_s, num_restarts = row
+    return Episode(turns=[Turn(*turn) for turn in turns], waited_s=waited_s, num_restarts=num_restarts)
 
 
 def _record(row: dict[str, Any], token_ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any]) -> RequestRecord:

@@ -1,0 +1,217 @@
+"""What is kept of trajectories: the reward of each turn with its tokens, waits for environments, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollpacker.core.commands import BeginRound, CloseEnvironment, OpenEnvironment, RoundKind, StepEnvironment
+from rollpacker.core.environment_events import EnvironmentFailed, EnvironmentStepped
+from rollpacker.core.environments import FINISHED, STOPPED
+from rollpacker.core.ids import ENVIRONMENT, Domain, EngineId, PromptId, RequestId, VersionSpan
+from rollpacker.protocols.environment import EnvironmentAnswer, EnvironmentParts
+from rollpacker.protocols.rollout import FinishReason, Prompt, Response, TokenizedPrompt, Turn, spans_after
+from rollpacker.rewards.overlong import OverlongPunishment
+from rollpacker.runtime.rollout.batch import Batch
+from rollpacker.runtime.rollout.episodes import EnvironmentStay
+from rollpacker.runtime.rollout.request_book import RequestBook
+from rollpacker.runtime.rollout.trajectories import Trajectories
+from rollpacker.runtime.run.rollouts import load_rollouts, save_rollouts
+
+REQUEST = RequestId(0, PromptId(0, "a"), 0)
+ENGINE = EngineId("engine-0")
+
+
+class Service:
+    """Answers what the test says."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[EnvironmentAnswer] = asyncio.Queue()
+        self.asked: list[tuple[str, int]] = []
+
+    def reset(self, _request: RequestId, call: int, _start: Any) -> None:
+        self.asked.append(("reset", call))
+
+    def step(self, _request: RequestId, call: int, action: str) -> None:
+        self.asked.append((action, call))
+
+    def end(self, _request: RequestId) -> None:
+        self.asked.append(("end", -1))
+
+    async def collect(self) -> list[EnvironmentAnswer]:
+        return [await self.answers.get()]
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class World:
+    """One trajectory between an engine and an environment, neither of which is there."""
+
+    now_s: float = 0.0
+    service: Service = field(default_factory=Service)
+    book: RequestBook = field(default_factory=RequestBook)
+    told: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        prompt = Prompt(key="a", domain=Domain("d"), messages=(), text="a", reference=SimpleNamespace(text="1"))
+        self.tokenized = TokenizedPrompt(prompt=prompt, token_ids=np.array([1, 2], dtype=np.int32))
+        sampling = SimpleNamespace(prompt_of=lambda _: self.tokenized, max_tokens_of=lambda _: 30, seed=0)
+        texts = SimpleNamespace(
+            action=lambda turn: " ".join(map(str, turn)), observation=lambda _prompt, text, _turn: [9] * len(text)
+        )
+        self.trajectories = Trajectories(
+            EnvironmentParts(service=self.service, texts=texts),
+            SimpleNamespace(book_of=lambda _: self.book, sampling=sampling),
+            SimpleNamespace(now=lambda: self.now_s),
+            self.told.append,
+            pytest.fail,
+        )
+
+    def order(self, command: Any, at_s: float) -> None:
+        self.now_s = at_s
+        self.trajectories.carry_out(command)
+
+    async def answer(self, call: int, at_s: float, **answer: Any) -> None:
+        self.now_s = at_s
+        self.service.answers.put_nowait(EnvironmentAnswer(request=REQUEST, call=call, **answer))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def generate(self, num_tokens: int, at_s: float) -> None:
+        """An engine writes a turn."""
+        begun = self.book.launched(REQUEST, ENGINE, at_s)
+        before = begun.num_tokens if begun else 0
+        ids = [*(begun.token_ids if begun else ()), *range(100 + before, 100 + before + num_tokens)]
+        response = Response(
+            request=REQUEST,
+            engine=ENGINE,
+            finish_reason=FinishReason.STOP,
+            token_ids=np.array(ids, dtype=np.int32),
+            logprobs=np.zeros(len(ids), dtype=np.float32),
+            spans=spans_after(begun.spans if begun else (), 0, len(ids)),
+            queue_time_s=0.0,
+            generation_time_s=0.0,
+        )
+        self.book.came_back(response, at_s)
+
+    def batch(self, **more: Any) -> Batch:
+        begin = BeginRound(
+            round=0,
+            step=0,
+            kind=RoundKind.PLAIN,
+            **{f"num_{what}_{each}": 1 for what in ("prompts", "responses") for each in ("launched", "needed")},
+        )
+        prompts = {"a": self.tokenized}
+        return Batch(begin=begin, policy_version=0, began_at_s=0.0, prompts=prompts, book=self.book, **more)
+
+
+@pytest.fixture
+async def world():
+    world = World()
+    scheduler = SimpleNamespace(beside=SimpleNamespace(environments=None))
+    world.trajectories.start(scheduler)
+    await asyncio.sleep(0)
+    yield world
+    await world.trajectories.stop()
+
+
+def score() -> Any:
+    return SimpleNamespace(request=REQUEST)
+
+
+async def test_each_turns_reward_is_kept_with_its_tokens_and_the_waits_with_their_times(world):
+    world.order(OpenEnvironment(request=REQUEST, call=0), 1.0)
+    await world.answer(0, 3.0, observation="go")
+    world.generate(4, 4.0)
+    world.order(StepEnvironment(request=REQUEST, call=1), 5.0)
+    await world.answer(1, 6.0, observation="yes", reward=0.25)
+    world.generate(3, 7.0)
+    world.order(StepEnvironment(request=REQUEST, call=2), 8.0)
+    await world.answer(2, 12.0, reward=-1.0, is_terminated=True)
+    world.order(CloseEnvironment(request=REQUEST, reason=FINISHED), 12.0)
+    assert world.trajectories.reward(score()).reward == -0.75
+    episode = world.book.episodes[REQUEST]
+    assert episode.turns == [Turn(2, 6, 0.25), Turn(9, 12, -1.0)]
+    assert (episode.waited_s, episode.num_restarts) == (2.0 + 1.0 + 4.0, 0)
+    response = world.book.requests[REQUEST].response
+    assert response.spans == tuple(VersionSpan(*each) for each in ((ENVIRONMENT, 2), (0, 4), (ENVIRONMENT, 3), (0, 3)))
+    assert all(response.mask[turn.begin : turn.end].all() for turn in episode.turns)
+    assert world.book.stays == [
+        EnvironmentStay(request=REQUEST, activity=activity, began_at_s=began_s, ended_at_s=ended_s)
+        for activity, began_s, ended_s in (("reset", 1.0, 3.0), ("step", 5.0, 6.0), ("step", 8.0, 12.0))
+    ]
+    assert [stretch.end for stretch in world.book.stretches] == ["turn"]
+    assert world.book.num_continued == 0, "a turn is no move"
+
+
+async def test_a_failed_attempt_counts_as_waited_and_its_turns_do_not_count(world):
+    world.order(OpenEnvironment(request=REQUEST, call=0), 0.0)
+    await world.answer(0, 1.0)
+    world.generate(4, 2.0)
+    world.order(StepEnvironment(request=REQUEST, call=1), 2.0)
+    await world.answer(1, 3.0, reward=1.0)
+    world.generate(1, 4.0)
+    world.order(StepEnvironment(request=REQUEST, call=2), 4.0)
+    world.order(CloseEnvironment(request=REQUEST, reason="environment_timeout", begins_again=True), 9.0)
+    world.order(OpenEnvironment(request=REQUEST, call=3), 9.0)
+    await world.answer(2, 9.5, reward=7.0, observation="late")
+    await world.answer(3, 10.0)
+    await world.answer(3, 10.5, observation="twice")
+    world.generate(2, 11.0)
+    world.order(StepEnvironment(request=REQUEST, call=4), 11.0)
+    await world.answer(4, 12.0, failure="environment_crashed")
+    episode = world.book.episodes[REQUEST]
+    assert (episode.turns, episode.waited_s, episode.num_restarts) == ([], 1.0 + 1.0 + 5.0 + 1.0 + 1.0, 1)
+    assert [stay.activity for stay in world.book.stays] == [
+        *("reset", "step", "environment_timeout", "reset", "environment_crashed")
+    ]
+    assert [type(event) for event in world.told[-2:]] == [EnvironmentStepped, EnvironmentFailed]
+    world.order(CloseEnvironment(request=REQUEST, reason="environment_crashed"), 12.0)
+    assert (world.book.num_restarts, world.book.num_given_up) == (1, 1)
+    assert [stretch.end for stretch in world.book.stretches] == ["turn", "failed"]
+
+
+async def test_one_that_is_stopped_while_its_environment_acts_is_neither_failed_nor_given_up(world):
+    world.order(OpenEnvironment(request=REQUEST, call=0), 0.0)
+    world.order(CloseEnvironment(request=REQUEST, reason=STOPPED), 4.0)
+    await world.answer(0, 5.0)
+    assert world.told == []
+    assert (world.book.num_restarts, world.book.num_given_up) == (0, 0)
+    assert [(stay.activity, stay.ended_at_s) for stay in world.book.stays] == [(STOPPED, 4.0)]
+
+
+async def test_what_over_long_shaping_takes_off_is_taken_off_the_last_turn(world):
+    world.order(OpenEnvironment(request=REQUEST, call=0), 0.0)
+    await world.answer(0, 0.0)
+    for call, reward in ((1, 0.5), (2, 0.25)):
+        world.generate(4, 1.0)
+        world.order(StepEnvironment(request=REQUEST, call=call), 1.0)
+        await world.answer(call, 1.0, observation="x", reward=reward, is_truncated=call == 2)
+    world.trajectories.reward(score())
+    batch = world.batch(overlong=OverlongPunishment(max_response_tokens=10, buffer_tokens=5, penalty=1.0))
+    batch.accepted[REQUEST.prompt] = (REQUEST,)
+    group = batch.group(REQUEST.prompt)
+    ((first, last),) = group.turns
+    assert group.rewards[0] < 0.75
+    assert (first, last[:2]) == (Turn(0, 4, 0.5), (5, 9))
+    assert first.reward + last.reward == pytest.approx(group.rewards[0])
+
+
+async def test_episodes_under_way_move_with_their_group_and_survive_a_checkpoint(world, tmp_path):
+    world.order(OpenEnvironment(request=REQUEST, call=0), 0.0)
+    await world.answer(0, 1.0)
+    world.generate(4, 2.0)
+    world.order(StepEnvironment(request=REQUEST, call=1), 2.0)
+    await world.answer(1, 3.0, reward=1.0, is_terminated=True)
+    save_rollouts(tmp_path, world.book.copy())
+    loaded = load_rollouts(tmp_path)
+    assert loaded.episodes == world.book.episodes
+    book = RequestBook()
+    loaded.give([REQUEST], book)
+    assert (list(book.episodes), loaded.episodes) == ([REQUEST], {})
