@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollpacker.config.sections.losses import LOSSES
+from rollpacker.config.sections.losses import LOSSES, TURN_ADVANTAGES
 
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
@@ -41,6 +41,11 @@ def loss_words(config: RunConfig) -> str:
         + (")" if trainer.loss is not None else ", by default)"),
         f"gap between trainer and engines: {corrections[mismatch]} (mismatch={mismatch}{source})",
     ]
+    if trainer.advantage in TURN_ADVANTAGES:
+        lines.append(
+            f"each turn has an advantage of its own, from returns that are discounted by {trainer.turn_discount:g} per "
+            f"turn (advantage={trainer.advantage})"
+        )
     if objective.loss == "ppo_behaviour" and config.system.max_staleness > _CLIPPING_HOLDS:
         lines.append(
             f"tokens may be {config.system.max_staleness} versions old: in a small run of up to 8, cispo held the "

@@ -102,6 +102,8 @@ _ADDED_LATER: Mapping[str, Any] = {
     "trainer.kl_in": "loss",
     "trainer.kl_estimator": "k3",
     "trainer.mismatch_k3": 0.01,
+    "trainer.turn_discount": 0.95,
+    "trainer.turn_weight": 1.0,
     "workload.median_tokens": None,
     "workload.sigma": 1.0,
 }

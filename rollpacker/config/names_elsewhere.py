@@ -46,6 +46,8 @@ _NAMES_ELSEWHERE = {
     "truncated_importance_sampling_type",
     "trainer.mismatch_high": "rollout_is_threshold vllm_importance_sampling_cap tis_imp_ratio_cap",
     "trainer.advantage": "adv_estimator advantage_estimator",
+    "trainer.turn_discount": "step_reward_gamma",
+    "trainer.turn_weight": "step_reward_weight step_advantage_w",
     "trainer.num_minibatches": "ppo_mini_batch_size mini_batch_size gradient_accumulation_steps",
     "trainer.max_tokens_per_microbatch": "ppo_max_token_len_per_gpu micro_train_batch_size micro_batch_size "
     "ppo_micro_batch_size_per_gpu max_tokens_per_gpu",

@@ -48,6 +48,9 @@ class Sample:
     behaviour_logprobs: Logprobs
     """Shape [R]."""
     advantage: float
+    """Of all its tokens, where `advantages_R` is None."""
+    advantages_R: npt.NDArray[np.float32] | None = None
+    """Of each token."""
     proximal_logprobs_R: Tensor | None = None
     """Of the sampled tokens alone; None while the current policy is the proximal one."""
     mask_R: npt.NDArray[np.bool_] | None = None
@@ -68,6 +71,18 @@ class Sample:
     def num_trained(self) -> int:
         """Tokens that a policy sampled."""
         return len(self.response_token_ids) if self.mask_R is None else int(self.mask_R.sum())
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether any token that a policy sampled has one."""
+        return self.advantage != 0 if self.advantages_R is None else bool(self.of_sampled(self.advantages_R).any())
+
+    @property
+    def sampled_advantages(self) -> npt.NDArray[np.float32]:
+        """Of the tokens that a policy sampled."""
+        if self.advantages_R is None:
+            return np.full(self.num_trained, self.advantage, dtype=np.float32)
+        return self.of_sampled(self.advantages_R)
 
     def of_sampled(self, values_R: npt.NDArray[Value]) -> npt.NDArray[Value]:
         """Those of the tokens that a policy sampled."""
@@ -179,9 +194,7 @@ def _collate(samples: Sequence[Sample], rows: tuple[int, ...], device: torch.dev
         behaviour_N=torch.from_numpy(
             np.concatenate([sample.of_sampled(sample.behaviour_logprobs) for sample in chosen])
         ).to(device),
-        advantages_N=torch.from_numpy(
-            np.repeat(np.array([sample.advantage for sample in chosen], dtype=np.float32), num_tokens)
-        ).to(device),
+        advantages_N=torch.from_numpy(np.concatenate([sample.sampled_advantages for sample in chosen])).to(device),
         proximal_N=torch.cat(proximal) if proximal else None,
         is_whole=chosen[0].is_whole,
         is_stale_N=_stale(chosen, device),

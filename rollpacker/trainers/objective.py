@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rollpacker.config.sections.losses import BATCH_ADVANTAGES, is_own, resolved
+from rollpacker.config.sections.losses import BATCH_ADVANTAGES, TURN_ADVANTAGES, is_own, resolved
 from rollpacker.core.ids import ENVIRONMENT
 from rollpacker.protocols.rollout import FinishReason
 from rollpacker.trainers.advantages import batch_advantages, group_advantages
@@ -28,6 +28,7 @@ from rollpacker.trainers.microbatches import Sample
 from rollpacker.trainers.own_functions import own_advantage
 from rollpacker.trainers.policy_losses import make_policy_loss
 from rollpacker.trainers.tokens import Tokens
+from rollpacker.trainers.turn_advantages import token_advantages, turn_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,18 +138,28 @@ class Objective:
 
     def samples_of(self, group: RolloutGroup, shape: BatchShape) -> list[Sample]:
         """Return a group's samples for the step of its batch."""
-        advantages_R = self._advantages(group.rewards)
+        section = self._section
+        advantages_R: Sequence[float] = [0.0] * len(group.rewards)
+        of_tokens: Sequence[npt.NDArray[np.float32] | None] = [None] * len(group.rewards)
+        if section.advantage in TURN_ADVANTAGES:
+            of_turns = turn_advantages(
+                group, section.advantage, discount=section.turn_discount, weight=section.turn_weight
+            )
+            of_tokens = token_advantages(group, of_turns)
+        else:
+            advantages_R = self._advantages(group.rewards).tolist()
         return [
             Sample(
                 prompt_token_ids=group.prompt_token_ids,
                 response_token_ids=response.token_ids,
                 behaviour_logprobs=response.logprobs,
-                advantage=float(advantage),
+                advantage=advantage,
+                advantages_R=of_its_tokens,
                 mask_R=response.mask,
                 is_stale_R=_stale(response, shape),
-                is_masked=self._section.mask_truncated and response.finish_reason is FinishReason.LENGTH,
+                is_masked=section.mask_truncated and response.finish_reason is FinishReason.LENGTH,
             )
-            for response, advantage in zip(group.responses, advantages_R, strict=True)
+            for response, advantage, of_its_tokens in zip(group.responses, advantages_R, of_tokens, strict=True)
         ]
 
     def with_batch_advantages(
@@ -166,7 +177,7 @@ class Objective:
 
     def has_gradient(self, sample: Sample) -> bool:
         has_more = self.has_reference or self._section.entropy_coefficient > 0
-        return not sample.is_masked and (sample.advantage != 0 or has_more)
+        return not sample.is_masked and (sample.has_advantage or has_more)
 
     def divisors(self, shape: BatchShape, samples: Sequence[Sample]) -> Divisors:
         """Return those of an update on some samples, which are all of it unless it streams."""

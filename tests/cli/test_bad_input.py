@@ -112,6 +112,14 @@ BAD_KEYS_AND_VALUES: dict[str, tuple[list[str], list[str]]] = {
         [*RUN, "system=rlhfuse", "trainer.advantage=batch_std"],
         ["system.stream=true with trainer.advantage=batch_std", "trainer.advantage=group_mean"],
     ),
+    "an advantage of turns that there are not": (
+        [*RUN, "trainer.advantage=gigpo"],
+        ["trainer.advantage=gigpo without an environment", "environment=gym", "trainer.advantage=group_std"],
+    ),
+    "a discount of nothing": (
+        [*RUN, "trainer.turn_discount=0.9"],
+        ["trainer.turn_discount", "trainer.advantage=gigpo or step_reinforce"],
+    ),
     "a divergence with a bias as a reward": (
         [*RUN, "trainer.kl_coefficient=0.1", "trainer.kl_in=reward", "trainer.kl_estimator=k3"],
         ["trainer.kl_in=reward with trainer.kl_estimator=k3", "k1"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Kind, PositiveSeconds, Section
+from rollpacker.config.sections.losses import TURN_ADVANTAGES
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ def check_environment(config: RunConfig) -> None:
             if environment is None
             else f"reward.names has {', '.join(reward.names)}.\n"
             "In a run with environments they give every reward.\nLeave out reward.domains."
+        )
+    if config.trainer.advantage in TURN_ADVANTAGES and environment is None:
+        raise ValueError(
+            f"trainer.advantage={config.trainer.advantage} without an environment.\n"
+            "It is made from the rewards of single turns, which only environments give.\n"
+            "Choose environment=gym with environment.env, or trainer.advantage=group_std."
         )
     if environment is None:
         return

@@ -83,6 +83,8 @@ CISPO (MiniMax-M1, arXiv 2506.13585, which names no upper one), GSPO (arXiv 2507
 
 STREAMED_ADVANTAGES: Final = ("group_std", "group_mean", "rloo")
 """Values of `trainer.advantage` that depend on the group alone, as one's own do."""
+TURN_ADVANTAGES: Final = ("gigpo", "step_reinforce")
+"""Those of each turn, from what an environment gave for it; they depend on the group alone, too."""
 BATCH_ADVANTAGES: Final = ("batch_std", "reinforce_pp", "reinforce_pp_baseline")
 """Those that are known only with the last reward of the batch."""
 

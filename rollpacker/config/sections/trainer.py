@@ -19,12 +19,18 @@ from rollpacker.config.sections.base import (
     Section,
     WorkerCount,
 )
-from rollpacker.config.sections.losses import BATCH_ADVANTAGES, LOSSES, STREAMED_ADVANTAGES, named
+from rollpacker.config.sections.losses import (
+    BATCH_ADVANTAGES,
+    LOSSES,
+    STREAMED_ADVANTAGES,
+    TURN_ADVANTAGES,
+    named,
+)
 from rollpacker.config.sections.resources import ActorResources
 
 Mismatch = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "k3_mask"]
 
-_ADVANTAGES = (*STREAMED_ADVANTAGES, *BATCH_ADVANTAGES)
+_ADVANTAGES = (*STREAMED_ADVANTAGES, *BATCH_ADVANTAGES, *TURN_ADVANTAGES)
 _OR_OWN = "or a function as FILE.py:NAME or MODULE:NAME"
 
 
@@ -87,8 +93,15 @@ class TrainerSection(Section):
     """Of a response's reward r in its group: `group_mean` is r less the group's mean (Dr. GRPO), `group_std` that
     divided by the group's standard deviation (GRPO), `rloo` is r less the mean of the others; `batch_std` is group_mean
     divided by the standard deviation of the batch's rewards (Lite PPO), `reinforce_pp` is r, and
-    `reinforce_pp_baseline` group_mean, whitened over the batch's tokens (REINFORCE++); these three cannot stream. A
-    function of your own takes a group's rewards, a list, and returns as many advantages."""
+    `reinforce_pp_baseline` group_mean, whitened over the batch's tokens (REINFORCE++); these three cannot stream. In a
+    run with environments each turn may have its own: `step_reinforce` is a turn's return over those of all turns of
+    the group, less their mean and divided by their standard deviation; `gigpo` is group_std plus the same among turns
+    that start from one observation (GiGPO). A function of your own takes a group's rewards, a list, and returns as many
+    advantages."""
+    turn_discount: Annotated[Number, OnlyWith("trainer.advantage", *TURN_ADVANTAGES)] = Field(0.95, ge=0, le=1)
+    """A turn's return is its reward plus this times the return of the next turn."""
+    turn_weight: Annotated[Number, OnlyWith("trainer.advantage", "gigpo")] = Field(1.0, ge=0)
+    """Of what gigpo adds to group_std."""
     loss_normalisation: Literal["sequence", "token_bound", "token_mean"] = "token_bound"
     """What a token's loss is divided by: its response's length and the number of responses, so that a token of a long
     response counts less; the number of responses times `max_response_tokens`; or the batch's tokens, which is known
