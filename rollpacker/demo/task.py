@@ -114,12 +114,12 @@ WALKS = Language(words=WORDS, example=_worked_out)
 
 
 def _worked_out_in_turns(rng: random.Random) -> Example:
-    """The same answer as an environment of `rollpacker.environments.walk_turns` takes it: it repeats each place."""
-    prompt, answer = _worked_out(rng)
-    words = answer.split()
-    turns = (f"{step} {place}" for step, place in zip(words[::2], words[1::2], strict=True))
-    spoken = [f"{turn} {END} {turn.split()[1]}" for turn in turns]
-    return Example(prompt, " ".join(spoken).rpartition(f" {END} ")[0])
+    """The same answer as `rollpacker.environments.walk_turns` takes it: after each step it says what is left."""
+    walk = draw_walk(rng)
+    words = work_out(walk, rng).split()
+    turns = [f"{step} {place}" for step, place in zip(words[::2], words[1::2], strict=True)]
+    answers = [f" {END} {place} {walk.target} {COLON} " for place in words[1:-1:2]] + [""]
+    return Example(walk.prompt, "".join(map("".join, zip(turns, answers, strict=True))))
 
 
 WALKS_IN_TURNS = Language(words=WORDS, example=_worked_out_in_turns)

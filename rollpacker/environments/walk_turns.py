@@ -1,8 +1,9 @@
 """WALK, a step per turn: the demo's task as an environment.
 
 The prompt's line has start and target in `ground_truth`, such as `3 20`. A turn is a step and the number it leads to,
-such as `+4 7`; the environment answers with the number. The last turn's reward is 1 where it leads to the target; a
-turn that is no such pair, or a wrong sum, or beyond the target ends the walk with 0.
+such as `+4 7`; the environment answers with the walk that is left, `7 20 :`, as the demo's prompts ask for one. The
+last turn's reward is 1 where it leads to the target; a turn that is no such pair, or a wrong sum, or beyond the target
+ends the walk with 0.
 """
 
 from __future__ import annotations
@@ -32,4 +33,5 @@ class WalkTurns:
             case _:
                 return "", 0.0, True, False, {}
         is_there = self._place == self._target
-        return str(self._place), float(is_there), self._place >= self._target, False, {}
+        left = f"{self._place} {self._target} :"
+        return left, float(is_there), self._place >= self._target, False, {}

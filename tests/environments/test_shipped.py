@@ -18,7 +18,7 @@ def walk(*turns: str) -> list[tuple[str, float, bool]]:
 
 
 def test_a_right_walk_is_rewarded_where_it_ends():
-    assert walk("+4 7", "+2 9") == [("7", 0.0, False), ("9", 1.0, True)]
+    assert walk("+4 7", "+2 9") == [("7 9 :", 0.0, False), ("9 9 :", 1.0, True)]
 
 
 @pytest.mark.parametrize("turn", ["+4 8", "+5 8", "7", "+4", "+4 7 +2 9", "", "+4 seven"])
@@ -27,7 +27,7 @@ def test_the_first_mistake_ends_a_walk_without_reward(turn: str):
 
 
 def test_a_walk_beyond_its_target_ends_without_reward():
-    assert walk("+4 7", "+4 11")[-1] == ("11", 0.0, True)
+    assert walk("+4 7", "+4 11")[-1] == ("11 9 :", 0.0, True)
 
 
 def test_a_walk_needs_a_task():
