@@ -3,7 +3,9 @@
     free process ──reset──> a trajectory's ──end──> free, or, if it is in the middle of a call, killed and started again
 
 Invariant: a process belongs to one trajectory at a time. There are as many as trajectories were open at once; which may
-be open is decided in `rollpacker.core.environments`, and so is how long a call may take.
+be open is decided in `rollpacker.core.environments`, and so is how long a call may take. No more processes are starting
+at a time than there are cores: a hundred interpreters that import at once stop everything else on a node, the driver's
+loop too, which therefore starts none itself.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +44,10 @@ class EnvironmentPool:
         self._words = [source, json.dumps(dict(arguments))]
         self._limit_s = limit_s
         self._free: list[SupervisorProcess] = []
-        self._open: dict[RequestId, SupervisorProcess] = {}
+        self._open: dict[RequestId, SupervisorProcess | None] = {}
+        """None until it is started."""
+        self._starts: set[asyncio.Task[SupervisorProcess]] = set()
+        self._may_start = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
         self._answers: Arrivals[EnvironmentAnswer] = Arrivals()
         self._error: Exception | None = None
@@ -49,7 +55,7 @@ class EnvironmentPool:
 
     def reset(self, request: RequestId, call: int, start: EnvironmentReset) -> None:
         if request not in self._open:
-            self._open[request] = self._free.pop() if self._free else self._started()
+            self._open[request] = self._free.pop() if self._free else None
         self._ask(request, call, {"reset": start.seed, "options": dict(start.options)})
 
     def step(self, request: RequestId, call: int, action: str) -> None:
@@ -60,13 +66,14 @@ class EnvironmentPool:
 
     def end(self, request: RequestId) -> None:
         process = self._open.pop(request, None)
-        if process is None:
-            return
         calling = self._calls.pop(request, None)
-        if calling is not None and not calling.done():
+        is_calling = calling is not None and not calling.done()
+        if calling is not None:
             calling.cancel()
-            process.restart()
-        self._free.append(process)
+        if process is not None:
+            if is_calling:
+                process.restart()
+            self._free.append(process)
 
     async def collect(self) -> Sequence[EnvironmentAnswer]:
         answers = await self._answers.collect()
@@ -80,24 +87,43 @@ class EnvironmentPool:
         for task in calling:
             task.cancel()
         await asyncio.gather(*calling, return_exceptions=True)
-        processes = [*self._free, *self._open.values()]
+        await asyncio.gather(*self._starts, return_exceptions=True)
+        processes = [*self._free, *filter(None, self._open.values())]
         for process in processes:
             process.disconnect()
         for process in processes:
             await asyncio.to_thread(process.close)
         self._answers.close()
 
-    def _started(self) -> SupervisorProcess:
-        return SupervisorProcess(PROCESS, self._words, role="environment process")
+    async def _answer_of(self, request: RequestId, line: str) -> dict[str, Any]:
+        """Ask a trajectory's process, which is started before if there is none."""
+        process = self._open[request]
+        if process is None:
+            async with self._may_start:
+                process = self._open[request] = self._free.pop() if self._free else await self._started()
+                await process.ready()
+        return await process.request(line, self._limit_s)
+
+    async def _started(self) -> SupervisorProcess:
+        start = asyncio.create_task(
+            asyncio.to_thread(SupervisorProcess, PROCESS, self._words, role="environment process")
+        )
+        self._starts.add(start)
+        start.add_done_callback(self._starts.discard)
+        try:
+            return await asyncio.shield(start)
+        except asyncio.CancelledError:
+            start.add_done_callback(lambda ended: self._free.append(ended.result()))
+            raise
 
     def _ask(self, request: RequestId, call: int, message: dict[str, Any]) -> None:
-        calling = self._call(request, call, self._open[request], json.dumps(message))
+        calling = self._call(request, call, json.dumps(message))
         self._calls[request] = asyncio.create_task(calling, name=f"environment of {request}")
 
-    async def _call(self, request: RequestId, call: int, process: SupervisorProcess, line: str) -> None:
+    async def _call(self, request: RequestId, call: int, line: str) -> None:
         failure, answer = "environment_error", {}
         try:
-            answer = await process.request(line, self._limit_s)
+            answer = await self._answer_of(request, line)
             problem = answer.get("failure", "")
         except ProcessDied:
             failure, problem = "environment_crashed", "its process died"

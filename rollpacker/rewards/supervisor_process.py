@@ -82,6 +82,10 @@ class SupervisorProcess:
             raise
         return response
 
+    async def ready(self) -> None:
+        """Wait until it can take a request, which waits for that by itself; raises `EngineFailed` as `request` does."""
+        await self._connect()
+
     def start_failure(self) -> str | None:
         """Wait until the process is ready, without an event loop; give the reason why it is not, or None."""
         self._socket.settimeout(START_LIMIT_S)

@@ -57,7 +57,7 @@ async def answer(pool: EnvironmentPool) -> EnvironmentAnswer:
 
 
 def pids(pool: EnvironmentPool) -> list[int]:
-    return [process.pid for process in [*pool._free, *pool._open.values()]]
+    return [process.pid for process in [*pool._free, *pool._open.values()] if process is not None]
 
 
 async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end():
@@ -65,7 +65,9 @@ async def test_a_walk_is_walked_step_by_step_and_rewarded_at_its_end():
         pool.reset(request(), 0, START)
         assert (await answer(pool)).observation == ""
         rewards = []
-        for call, (action, observation) in enumerate([("+4 7", "7"), ("+4 11", "11"), ("+1 12", "12")], start=1):
+        for call, (action, observation) in enumerate(
+            [("+4 7", "7 12 :"), ("+4 11", "11 12 :"), ("+1 12", "12 12 :")], start=1
+        ):
             pool.step(request(), call, action)
             found = await answer(pool)
             assert (found.call, found.observation, found.failure) == (call, observation, None)
@@ -83,7 +85,22 @@ async def test_a_process_serves_one_trajectory_after_another():
         assert len(pids(pool)) == 1
         pool.reset(request(3), 0, START)
         pool.reset(request(4), 0, START)
+        assert {(await answer(pool)).request for _ in range(2)} == {request(3), request(4)}
         assert len(pids(pool)) == 2
+
+
+async def test_no_more_processes_start_at_a_time_than_there_are_cores_and_one_that_comes_late_is_kept(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    async with pool_of(WALK) as pool:
+        for sample in range(4):
+            pool.reset(request(sample), 0, START)
+        await asyncio.sleep(0)
+        assert len(pool._starts) <= 1
+        pool.end(request(0))
+        pool.end(request(3))
+        found = {(await answer(pool)).request for _ in range(2)}
+        assert found == {request(1), request(2)}
+        assert len(pids(pool)) == 2, "the one that was started for the first is another's"
 
 
 async def test_an_environment_that_hangs_is_killed_when_it_is_ended_and_its_process_serves_again():
