@@ -58,6 +58,7 @@ _NAMES_ELSEWHERE = {
     "system.dynamic_sampling": "filter_groups dynamic_filtering dynamic_sampling_filter_path",
     "cluster.num_nodes": "nnodes actor_num_nodes",
     "cluster.gpus_per_node": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node",
+    "environment.starts_per_minute": "tasks_per_minute",
     "tracker.wandb": "use_wandb report_to logger",
     "tracker.wandb_project": "project_name",
     "reward.function": "reward_funcs custom_reward_function custom_rm_path reward_fn",

@@ -11,6 +11,8 @@ engine has anything of it while its environment acts: its slot is another's.
                                                  └──EnvironmentFailed, or its time is over──> queued: it begins again
                                                     `max_restarts` times, without what it had, and is then given up
 
+With `starts_per_minute` places are given out evenly over time, by the timer that watches over the deadlines.
+
 An environment that crashes or hangs is no engine that fails: nothing but its own trajectory is concerned. One that is
 given up never finishes. A prompt with fewer others than its group needs is dropped, and counted; a held-out trajectory
 counts as finished, with what it has. So no prompt is tried for ever, and a long round, which has no race, ends.
@@ -105,6 +107,8 @@ class Environments:
         """A heap of (time, request, call); an entry with another call than the trajectory's last one is void."""
         self._timer_at_s = math.inf
         """When the timer is due that is set."""
+        self._next_start_s = -math.inf
+        """No environment may be opened before."""
 
     # What batching and evaluation decide
 
@@ -220,16 +224,30 @@ class Environments:
                 call = self._call(request, self._settings.turn_timeout_s, now)
                 orders.append(StepEnvironment(request=request, call=call))
         self._to_step = []
-        num_places = self._settings.max_open - len(self._trajectories) + len(self._queue)
-        for request in list(itertools.islice(self._queue, max(0, num_places))):
+        for request in list(itertools.islice(self._queue, self._num_places)):
+            if now < self._next_start_s:
+                break
+            if self._settings.starts_per_minute is not None:
+                self._next_start_s = now + 60.0 / self._settings.starts_per_minute
             del self._queue[request]
             call = self._call(request, self._settings.reset_timeout_s, now)
             orders.append(OpenEnvironment(request=request, call=call))
         due = self._next_due()
-        if due is not None and due[0] < self._timer_at_s:
-            self._timer_at_s = due[0]
-            orders.append(SetTimer(timer=TIMER, at_s=due[0]))
+        due_s = min(due[0] if due is not None else math.inf, self._next_start_s if self._may_start else math.inf)
+        if due_s < self._timer_at_s:
+            self._timer_at_s = due_s
+            orders.append(SetTimer(timer=TIMER, at_s=due_s))
         return tuple(orders)
+
+    @property
+    def _num_places(self) -> int:
+        """Environments that may still be opened."""
+        return max(0, self._settings.max_open - len(self._trajectories) + len(self._queue))
+
+    @property
+    def _may_start(self) -> bool:
+        """Whether a trajectory waits for nothing but its turn among the starts of a minute."""
+        return bool(self._queue and self._num_places)
 
     def _call(self, request: RequestId, limit_s: float, now: float) -> int:
         trajectory = self._trajectories[request]
@@ -272,7 +290,7 @@ class Environments:
         num_open = len(self._trajectories) - len(queued)
         if queued != self._queue.keys() or num_open > self._settings.max_open or self._to_step or self._to_close:
             raise InvariantViolated(f"{num_open} environments are open; queued are {queued}, known {list(self._queue)}")
-        if queued and num_open < self._settings.max_open:
+        if queued and num_open < self._settings.max_open and self._timer_at_s > self._next_start_s:
             raise InvariantViolated(f"{len(queued)} trajectories wait, and only {num_open} are open.")
         dues = {(request, call): due for due, request, call in self._deadlines}
         for request, call in self.acting:
@@ -298,6 +316,7 @@ class Environments:
             ],
             "queue": [[request.round, list(request.prompt), request.sample] for request in self._queue],
             "timer_at_s": None if self._timer_at_s == math.inf else self._timer_at_s,
+            "next_start_s": None if self._next_start_s == -math.inf else self._next_start_s,
         }
 
     @classmethod
@@ -317,6 +336,8 @@ class Environments:
             if each.stage is Stage.ACTING:
                 heapq.heappush(machine._deadlines, (each.due_at_s, request, each.call))
         machine._queue = dict.fromkeys(map(_request, snapshot["queue"]))
+        next_start_s = snapshot.get("next_start_s")  # a snapshot of before has none
+        machine._next_start_s = -math.inf if next_start_s is None else next_start_s
         machine._timer_at_s = math.inf if snapshot["timer_at_s"] is None else snapshot["timer_at_s"]
         return machine
 

@@ -283,12 +283,16 @@ class EnvironmentSettings:
     turn_timeout_s: float
     episode_timeout_s: float
     """For all answers of a trajectory together."""
+    starts_per_minute: float | None = None
+    """Resets that begin, at most, evenly spread; None is no bound."""
 
     def __post_init__(self) -> None:
         counts = f"max_turns={self.max_turns}, max_open={self.max_open}, max_restarts={self.max_restarts}"
         _require(min(self.max_turns, self.max_open) >= 1 and self.max_restarts >= 0, f"{counts}: too few")
         limits = (self.reset_timeout_s, self.turn_timeout_s, self.episode_timeout_s)
         _require(all(0 < limit < math.inf for limit in limits), f"time limits of {limits} s")
+        has_starts = self.starts_per_minute is None or 0 < self.starts_per_minute < math.inf
+        _require(has_starts, f"starts_per_minute={self.starts_per_minute}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ from rollpacker.core.environments import TIMER
 from rollpacker.core.errors import ImpossibleEvent
 from rollpacker.core.events import RewardComputed, TimerFired
 from rollpacker.core.ids import RequestId, VersionSpan
+from rollpacker.core.scheduler import Scheduler
+from tests.core import turns
 from tests.core.player import Player, make_settings, prompt
 from tests.core.turns import RULES, TurnsWorld
 
@@ -124,13 +126,36 @@ def test_no_more_environments_are_open_than_may_be_and_the_next_opens_when_one_c
     assert [each.request for each in only(done, OpenEnvironment)] == [first(1)]
 
 
+def test_no_more_environments_start_than_a_minute_bears_and_the_timer_opens_the_next():
+    player = TurnsPlayer(environment=dataclasses.replace(ROOMY, starts_per_minute=30.0))
+    begun = player.start(0)
+    assert [each.request for each in only(begun, OpenEnvironment)] == [first(0)]
+    (timer,) = [each for each in only(begun, SetTimer) if each.timer == TIMER]
+    assert timer.at_s == player.now + 2.0
+    assert not only(player.answer_call(first(0)), OpenEnvironment), "not before its time, whatever happens"
+    player.now = timer.at_s
+    later = player.tell(TimerFired(timer=TIMER))
+    assert [each.request for each in only(later, OpenEnvironment)] == [first(1)]
+    assert player.scheduler.snapshot() == Scheduler.restore(player.settings, player.scheduler.snapshot()).snapshot()
+
+
+def test_worlds_with_paced_starts_hold_too(monkeypatch):
+    monkeypatch.setattr(turns, "RULES", dataclasses.replace(RULES, starts_per_minute=120.0))
+    for seed in range(40):
+        world = TurnsWorld(seed)
+        world.run()
+        world.check()
+
+
 def test_an_environment_that_crashes_begins_again_without_its_engine_or_prompt_suffering():
     player = TurnsPlayer()
     player.start(0)
     player.answer_call(first())
     player.end_turn(first())
     again = player.crash(first())
-    assert only(again, CloseEnvironment) == [CloseEnvironment(request=first(), reason="environment_error", begins_again=True)]
+    assert only(again, CloseEnvironment) == [
+        CloseEnvironment(request=first(), reason="environment_error", begins_again=True)
+    ]
     assert only(again, OpenEnvironment) == [OpenEnvironment(request=first(), call=2)]
     assert not only(again, DropPrompt)
 
@@ -142,7 +167,9 @@ def test_an_environment_that_hangs_is_ended_by_the_timer_and_begins_again():
     player.answer_call(first(1))
     player.now = timer.at_s
     late = player.tell(TimerFired(timer=TIMER))
-    assert only(late, CloseEnvironment) == [CloseEnvironment(request=first(0), reason="environment_timeout", begins_again=True)]
+    assert only(late, CloseEnvironment) == [
+        CloseEnvironment(request=first(0), reason="environment_timeout", begins_again=True)
+    ]
     assert only(late, OpenEnvironment) == [OpenEnvironment(request=first(0), call=1)]
     assert player.tell(EnvironmentStepped(request=first(0), call=0, num_tokens_left=9, is_done=False)) == ()
 

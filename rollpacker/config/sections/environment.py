@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Kind, PositiveSeconds, Section
+from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Kind, Positive, PositiveSeconds, Section
 from rollpacker.config.sections.losses import TURN_ADVANTAGES
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
@@ -34,6 +34,8 @@ class EnvironmentSection(Section):
     too; only what the policy wrote is trained."""
     max_open: Annotated[Count, NOT_IN_FINGERPRINT] = Field(64, ge=1, le=10_000)
     """Environments that are open at a time, each in a process of its own; other trajectories wait."""
+    starts_per_minute: Annotated[Positive | None, NOT_IN_FINGERPRINT] = None
+    """Resets that begin in a minute, at most, evenly spread: for a service that bears no more. null is no limit."""
     max_restarts: Annotated[Count, NOT_IN_FINGERPRINT] = Field(2, ge=0)
     """How often a trajectory begins again whose environment crashed or took too long. A prompt with too few others left
     for its group is then dropped, and counted."""

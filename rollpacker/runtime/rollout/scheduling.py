@@ -269,6 +269,7 @@ def _environment(section: EnvironmentSection) -> EnvironmentSettings:
         reset_timeout_s=section.reset_timeout_s,
         turn_timeout_s=section.turn_timeout_s,
         episode_timeout_s=section.episode_timeout_s,
+        starts_per_minute=section.starts_per_minute,
     )
 
 
