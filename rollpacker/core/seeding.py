@@ -70,7 +70,7 @@ class Seeding:
         self._has_lent = False
         """In this round."""
         self._num_lent_to = 0
-        """Workers that served when engines were lent last."""
+        """The most workers that have served since engines were lent last."""
         self._is_waiting = False
         """They are taken back, unless a worker serves before the timer fires."""
         self._is_returning = False
@@ -158,6 +158,7 @@ class Seeding:
             num_local: Engines on the trainer's GPUs.
             now: Seconds since the run began.
         """
+        self._num_lent_to = max(self._num_lent_to, num_serving)
         is_enough = num_serving > 0 and not self._gains(num_workers * speed, speed, num_local, now)
         if self._is_returning or not self._lent or is_enough:
             self._is_waiting = False

@@ -159,7 +159,7 @@ def lent_to_six() -> Seeding:
     machine.begin_round(begin_round(1, RoundKind.PLAIN))
     machine.count(6, 1.0, 4, 0.0)
     machine.fire(TimerFired(timer="seeding of round 1"))
-    assert machine.lend((LOCAL,), 6)
+    assert machine.lend((LOCAL,), 1), "as soon as the first one serves"
     assert machine.watch(6, 6, 1.0, 4, 60.0) == ()
     return machine
 
