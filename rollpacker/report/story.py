@@ -18,6 +18,7 @@ import pandas as pd
 
 from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.core.errors import DataError
+from rollpacker.launch.accounts import Accounts, accounts_of
 from rollpacker.paths import real_path
 from rollpacker.report.held_out import HeldOut, read_held_out
 from rollpacker.report.waits import Wait, Waits
@@ -99,6 +100,8 @@ class RunStory:
     picture: RoundPicture
     waits: tuple[Wait, ...]
     held_out: HeldOut
+    accounts: Accounts | None
+    """Of rollout workers; None where it takes none."""
     engines: dict[str, EngineUse] = field(default_factory=dict)
     lengths: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Of each domain's trained responses, ascending."""
@@ -186,6 +189,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         domains=pd.concat(gathered.domains, ignore_index=True),
         picture=gathered.picture,
         held_out=read_held_out(run_dir),
+        accounts=accounts_of(tables),
         waits=waits.worst(float(tables.steps["step_time_s"].mean())),
         engines=gathered.engines,
         lengths={domain: np.sort(np.concatenate(parts)) for domain, parts in sorted(gathered.lengths.items())},
