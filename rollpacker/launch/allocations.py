@@ -85,10 +85,11 @@ def accounted(submission: Submission) -> list[Allocation]:
 def parse_accounting(text: str, array: str | None) -> list[Allocation]:
     """Parse sacct's rows of our columns (-D -X -P -n), times in seconds since the epoch; the trainer's first.
 
-    Elements of an array that wait have one row together, and none here.
+    What waits, or was cancelled before it began, was given nothing and has no row.
     """
     rows = [line.split("|") for line in text.splitlines()]
-    found = [_allocation(row, array) for row in rows if len(row) == len(_COLUMNS.split(",")) and "[" not in row[0]]
+    found = [_allocation(row, array) for row in rows if len(row) == len(_COLUMNS.split(","))]
+    found = [each for each in found if each.started_at_s is not None]
     return sorted(found, key=lambda each: (each.kind, each.started_at_s or float("inf"), each.job or ""))
 
 

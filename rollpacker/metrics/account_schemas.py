@@ -49,7 +49,7 @@ ALLOCATIONS = TableSchema(
         seconds("submitted_at_s", "Since the epoch; null where not known", is_nullable=True),
         seconds(
             "started_at_s",
-            "Since the epoch, of source run since the run began; null: it never started",
+            "Since the epoch, of source run since the run began",
             is_nullable=True,
         ),
         seconds("ended_at_s", "The same of its end; null: it still runs", is_nullable=True),

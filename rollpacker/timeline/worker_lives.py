@@ -7,7 +7,7 @@ and `intervals`. A response is of the engine that finished it, less what others 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from rollpacker.timeline.stretches import MOVES, request_names
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pandas as pd
 
     from rollpacker.timeline.run_tables import RunTables, StepTables
 
@@ -125,7 +127,7 @@ def _follow(
     match event["type"]:
         case "WorkerArrived":
             life = there[worker] = WorkerLife(
-                worker=worker, num_engines=event["num_engines"], attempt=attempt, joined_at_s=now
+                worker=WorkerId(worker), num_engines=event["num_engines"], attempt=attempt, joined_at_s=now
             )
             lives.append(life)
         case "NoticeGiven" if life:
@@ -162,7 +164,7 @@ class _Use:
     def take(self, part: StepTables) -> None:
         """Add some steps."""
         moves = part.intervals[part.intervals["activity"].isin(MOVES)]
-        for move in moves.sort_values("ended_at_s", kind="stable").itertuples():
+        for move in _rows(moves.sort_values("ended_at_s", kind="stable")):
             num_tokens = 0 if move.num_tokens != move.num_tokens else int(move.num_tokens)  # nan: of an older version
             has_moved = move.subject in self._moved_tokens
             self._moved_tokens[move.subject] = self._moved_tokens.get(move.subject, 0) + num_tokens
@@ -171,7 +173,7 @@ class _Use:
                 life.num_moved_in += has_moved
         names = request_names(part.responses)
         is_theirs = part.responses["engine"].str.rpartition(".")[0].isin(self._lives)
-        for response, name in zip(part.responses[is_theirs].itertuples(), names[is_theirs], strict=True):
+        for response, name in zip(_rows(part.responses[is_theirs]), names[is_theirs], strict=True):
             if (life := self._life(response.engine, response.placed_at_s)) is not None:
                 life.num_tokens += max(0, response.length_tokens - self._moved_tokens.get(name, 0))
                 life.num_requests += 1
@@ -179,7 +181,7 @@ class _Use:
                 life.request_s += response.finished_at_s - response.placed_at_s
         sizes = part.steps.set_index("step")["weight_sync_bytes"]
         pulls = part.intervals[(part.intervals["role"] == "worker") & (part.intervals["activity"] == "catching_up")]
-        for pull in pulls.itertuples():
+        for pull in _rows(pulls):
             if (life := self._life(pull.actor, pull.started_at_s)) is not None:
                 life.num_pulls += 1
                 life.pulled_bytes += int(sizes.get(pull.step, 0))
@@ -189,6 +191,11 @@ class _Use:
         """That in which an engine did something; names may come again in a later attempt."""
         lives = self._lives.get(engine.rpartition(".")[0], [])
         return next((life for life in reversed(lives) if life.joined_at_s <= at_s), None)
+
+
+def _rows(frame: pd.DataFrame) -> Iterator[Any]:
+    """Its rows, a column's value by its name."""
+    return iter(frame.itertuples())
 
 
 def _count_move(life: WorkerLife, move: Any, num_tokens: int, report_interval_s: float | None) -> None:
