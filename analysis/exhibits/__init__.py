@@ -10,6 +10,7 @@ from rollpacker.analysis.exhibits import (
     assumptions,
     bubbles,
     elastic_all_lost,
+    elastic_discounts,
     elastic_losses,
     elastic_recovery,
     elastic_staircase,
@@ -59,7 +60,7 @@ _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),
     *(larger_models.EXHIBIT, scaling.EXHIBIT, ladder.EXHIBIT, assumptions.EXHIBIT, learning.LEARNING),
     *(elastic_workers.EXHIBIT, elastic_losses.EXHIBIT, elastic_all_lost.EXHIBIT),
-    *(elastic_recovery.EXHIBIT, elastic_staircase.EXHIBIT),
+    *(elastic_recovery.EXHIBIT, elastic_staircase.EXHIBIT, elastic_discounts.EXHIBIT),
 )
 
 EXHIBITS: Mapping[str, Exhibit] = MappingProxyType({exhibit.name: exhibit for exhibit in (*_PAPER, *_OURS, *_FLASH)})

@@ -40,7 +40,7 @@ def draw(numbers: Numbers) -> Figure:
 
 EXHIBIT = Exhibit(
     name="elastic_all_lost",
-    title="All rollout workers lost just after the trainer's engines were lent, Qwen3-8B, modelled (ours)",
+    title="All rollout workers lost just after the trainer's engines were lent, Qwen3-8B (ours)",
     experiments=("elastic-all-lost",),
     gather=gather,
     draw=draw,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
-from rollpacker.analysis.plots import compare_panels
+from rollpacker.analysis.plots import compare_bars
 from rollpacker.analysis.runs import Run, Runs
 
 STEP: Final = 10
@@ -20,8 +20,8 @@ STEP: Final = 10
 DELAYS_S: Final = (100, 200)
 NEVER: Final = "9999-0"
 
-OVERHEAD, RATIO = "overhead of the loss (s)", "overhead, kept over generated again"
-SERIES: Final = {"true": "tokens kept", "false": "generated again"}
+OVERHEAD, RATIO = "overhead of the loss (s)", "overhead: kept over generated again"
+SERIES: Final = {"true": "kept", "false": "again"}
 
 
 def gather(runs: Runs) -> Numbers:
@@ -32,7 +32,7 @@ def gather(runs: Runs) -> Numbers:
     for delay_s in DELAYS_S:
         overheads = {kept: _overheads(runs, kept, delay_s) for kept in SERIES}
         points += [
-            Place(panel=f"{series}: {OVERHEAD}", x=f"{delay_s} s", unit="s").ours(overheads[kept])
+            Place(panel=OVERHEAD, x=f"{delay_s} s, {series}", unit="s").ours(overheads[kept])
             for kept, series in SERIES.items()
         ]
         again = {value.run.seed: value.y for value in overheads["false"]}
@@ -60,12 +60,12 @@ def _step_s(run: Run) -> float:
 
 def draw(numbers: Numbers) -> Figure:
     """The overhead in seconds, and its ratio beside PolyRL's."""
-    return compare_panels(numbers, xlabels={}, num_columns=3, axis_of=lambda panel: panel.rpartition(": ")[2])
+    return compare_bars(numbers, ylabel="", number="{:.3g}")
 
 
 EXHIBIT = Exhibit(
     name="elastic_losses",
-    title="Three of six rollout workers lost 100 s or 200 s into a step, Qwen3-14B, modelled (PolyRL's Fig 14)",
+    title="Three of six rollout workers lost 100 s or 200 s into a step, Qwen3-14B (PolyRL's Fig 14)",
     experiments=("elastic-losses",),
     gather=gather,
     draw=draw,

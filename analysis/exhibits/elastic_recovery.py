@@ -1,5 +1,8 @@
 """Five of six workers lost, and coming back, with and without seeding, as PolyRL's Fig 12.
 
+Without seeding the trainer's GPUs generate nothing as soon as a worker serves. With the stream trainer alone they
+generate to the end of the round but for half of them, lent when they are nearly idle; PolyRL does not have that.
+
 Throughput from the step of the loss to the end, over that of the run with seeding on the same prompts.
 """
 
@@ -19,7 +22,8 @@ STEP: Final = 8
 THROUGHPUT = "throughput from the loss on, relative"
 PARTS: Final = {
     "with seeding": "adaptive",
-    "without seeding": "off",
+    "without seeding": "fixed",
+    "stream trainer alone": "off",
 }
 
 
@@ -52,8 +56,8 @@ def draw(numbers: Numbers) -> Figure:
 
 EXHIBIT = Exhibit(
     name="elastic_recovery",
-    title="Five of six rollout workers lost and coming back, Qwen3-14B, modelled (PolyRL's Fig 12)",
-    experiments=("elastic-recovery",),
+    title="Five of six rollout workers lost and coming back, Qwen3-14B (PolyRL's Fig 12)",
+    experiments=("elastic-recovery", "elastic-recovery-without"),
     gather=gather,
     draw=draw,
 )

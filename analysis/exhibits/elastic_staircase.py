@@ -50,7 +50,7 @@ def draw(numbers: Numbers) -> Figure:
 
 EXHIBIT = Exhibit(
     name="elastic_staircase",
-    title="Rollout workers that come and go every half hour, Qwen3-8B, modelled",
+    title="Rollout workers that come and go every half hour, Qwen3-8B (ours)",
     experiments=("elastic-staircase", "elastic-workers"),
     gather=gather,
     draw=draw,

@@ -80,7 +80,7 @@ def draw(numbers: Numbers) -> Figure:
 
 EXHIBIT = Exhibit(
     name="elastic_workers",
-    title="Throughput and tokens per dollar by rollout workers, Qwen3-8B, modelled, beside PolyRL's measurements",
+    title="Throughput and tokens per dollar by rollout workers, Qwen3-8B, beside PolyRL's measurements",
     experiments=("elastic-workers",),
     gather=gather,
     draw=draw,

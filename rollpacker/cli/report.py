@@ -15,8 +15,9 @@ HELP = CommandHelp(
     purpose=(
         "Write one self-contained HTML page about a run, finished or not: what ran, where the time of each step went, "
         "what each engine did, one step actor by actor, the ten worst waits in words, response lengths, rewards, the "
-        "long-prompt queue and wasted tokens. With a second run, both side by side with ratios. Numbers of modelled "
-        "runs are marked."
+        "long-prompt queue and wasted tokens; of a run with rollout workers, what each made, lost and cost, and its "
+        "tables workers and allocations (RUN/accounts). With a second run, both side by side with ratios. Numbers of "
+        "modelled runs are marked."
     ),
     usage="RUN [AGAINST] [step=N] [out=FILE]",
     arguments=(
@@ -49,6 +50,7 @@ def run(arguments: Arguments) -> None:
     from rollpacker.report.words import plural
 
     stories = [read_story(run_dir, step) for run_dir in runs]
+    problems = [story.accounts.write(story.tables.run_dir) for story in stories if story.accounts is not None]
     with open_output(out) as file:
         file.write(render(stories).encode())
     console = output(beside=out)
@@ -62,5 +64,7 @@ def run(arguments: Arguments) -> None:
         )
         for note in story.notes:
             console.print(note, soft_wrap=True, style="dim")
+    for problem in filter(None, problems):
+        console.print(problem, soft_wrap=True, style="dim")
     if not is_stream(out):
         console.print(f"{out}: {out.stat().st_size / 1e3:.0f} kB; open it in a browser.", soft_wrap=True)

@@ -38,7 +38,7 @@ def worker_words(config: RunConfig, *, is_job: bool) -> str:
         window = "a learned time" if elastic.seeding_s is None else f"{elastic.seeding_s:g} s"
         lines.append(
             f"the run's own engines generate for {window} of each round, then are lent to the trainer; they come back "
-            f"when no worker has served for {elastic.reclaim_after_s:g} s"
+            f"when no worker, or too few, have served for {elastic.reclaim_after_s:g} s"
         )
     return "\n".join(lines)
 

@@ -101,7 +101,7 @@ class Elastic:
         num_soon = num_serving + self.fleet.num_in(Stage.CATCHING_UP)
         timers = (
             *seeding.count(num_soon, self._speed, self._num_local, now),
-            *seeding.watch(num_serving, now),
+            *seeding.watch(num_serving, num_soon, self._speed, self._num_local, now),
         )
         stream.is_led = seeding.leads
         engines = seeding.lend(stream.lendable, num_serving)

@@ -2,7 +2,7 @@
 
     resting ──BeginRound──> rolling out ──the window is over, and a worker serves──> lent ──EndRound──> resting
                                  ^                                                    │
-                                 └──EnginesReturned── returning <──nobody serves, for a while
+                                 └──EnginesReturned── returning <──too few serve, for a while
 
 In the window T all engines generate; then what runs on the local ones goes on at the workers, and groups stream to a
 trainer that has all of its GPUs. With W engine-seconds of rollout in a step, counted in the speed of a local engine, t
@@ -15,9 +15,13 @@ two waits, the trainer's and the workers', over `gain`; it is remembered for eac
 and taken as soon as the number changes. Steps differ, and a longer window by a second spares the trainer the wait for
 n_l / n seconds of the workers': so much its wait counts. Without a worker nothing is lent here.
 
-If no worker serves while the engines are lent, nothing is generated at all: after `reclaim_after_s` they are taken back
-from the trainer, what it has learned kept, and stay until the round ends. So a round ends whatever becomes of its
-workers.
+If no worker serves while the engines are lent, nothing is generated at all; if some are lost, the rest may take longer
+than the training that lending has spared. So engines are taken back from the trainer, what it has learned kept, and
+stay until the round ends, when for `reclaim_after_s` nobody serves, or so few that
+
+    R / n > R / (n_l + n) + t,    with R engine-seconds of W still to come.
+
+A round ends whatever becomes of its workers.
 
 Invariant: engines are lent and taken back at most once in a round.
 Source: RLBoost (arXiv 2510.19225), algorithm 1; the formula and taking back are this project's.
@@ -65,6 +69,8 @@ class Seeding:
         """Engines that are lent now."""
         self._has_lent = False
         """In this round."""
+        self._num_lent_to = 0
+        """The most workers that have served since engines were lent last."""
         self._is_waiting = False
         """They are taken back, unless a worker serves before the timer fires."""
         self._is_returning = False
@@ -135,20 +141,40 @@ class Seeding:
         """Name the engines to lend now: all of them, if the window is over and a worker serves."""
         if not (self._is_open and self._is_over and num_serving and engines) or self._has_lent:
             return ()
-        self._has_lent, self._lent = True, tuple(engines)
+        self._has_lent, self._lent, self._num_lent_to = True, tuple(engines), num_serving
         return self._lent
 
     # Taking back
 
-    def watch(self, num_serving: int, now: float) -> tuple[SetTimer, ...]:
-        """Wait for a while when the last worker has left that served."""
-        if num_serving or not self._lent or self._is_returning:
+    def watch(
+        self, num_serving: int, num_workers: int, speed: float, num_local: int, now: float
+    ) -> tuple[SetTimer, ...]:
+        """Wait for a while when too few workers are left.
+
+        Args:
+            num_serving: Workers that serve now.
+            num_workers: As in `count`, like what follows.
+            speed: Of one.
+            num_local: Engines on the trainer's GPUs.
+            now: Seconds since the run began.
+        """
+        self._num_lent_to = max(self._num_lent_to, num_serving)
+        is_enough = num_serving > 0 and not self._gains(num_workers * speed, speed, num_local, now)
+        if self._is_returning or not self._lent or is_enough:
             self._is_waiting = False
             return ()
         if self._is_waiting:
             return ()
         self._is_waiting = True
         return (SetTimer(timer=self._timer("reclaim"), at_s=now + self._settings.reclaim_after_s),)
+
+    def _gains(self, left: float, speed: float, num_local: int, now: float) -> bool:
+        """Whether local engines beside those that are left would save more than the training that waits for them."""
+        if self._num_lent_to * speed <= left or self._began_at_s is None or self._kind not in self._needs:
+            return False
+        rollout_s, train_s = self._needs[self._kind]
+        to_come_s = rollout_s - (now - self._began_at_s) * self._num_lent_to * speed
+        return to_come_s / left - to_come_s / (num_local + left) > train_s + self._settings.reclaim_after_s
 
     def fire(self, event: TimerFired) -> tuple[ReclaimEngines, ...]:
         """End the window, or take the lent engines back; nothing if the round has gone on, or for other timers."""
@@ -222,6 +248,7 @@ class Seeding:
             "kind": self._kind.value,
             "lent": list(self._lent),
             "round": self.round,
+            "num_lent_to": self._num_lent_to,
             **{name: getattr(self, f"_{name}") for name in _PLAIN},
         }
 
@@ -234,6 +261,7 @@ class Seeding:
         machine._kind = RoundKind(snapshot["kind"])
         machine._lent = tuple(map(EngineId, snapshot["lent"]))
         machine.round = snapshot["round"]
+        machine._num_lent_to = snapshot.get("num_lent_to", 0)  # one of an older version rests between two rounds
         for name in _PLAIN:
             setattr(machine, f"_{name}", snapshot[name])
         return machine

@@ -305,7 +305,7 @@ class SeedingSettings:
     """A step corrects the time by this part of the difference of two waits: the trainer's and the workers'. 3 is
     PolyRL's."""
     reclaim_after_s: float = 15.0
-    """Lent engines are taken back when no worker has served for so long."""
+    """Lent engines are taken back when no worker, or too few, have served for so long."""
 
     def __post_init__(self) -> None:
         _require(self.fixed_s is None or 0 <= self.fixed_s < math.inf, f"fixed_s={self.fixed_s} is below 0")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from rollpacker.metrics.account_schemas import ACCOUNT_TABLES
 from rollpacker.metrics.columns import (
     TableSchema,
     count,
@@ -319,6 +320,12 @@ INTERVALS = TableSchema(
             "a request waited for the answer; or why none came, such as environment_timeout",
         ),
         text("subject", "Of what is about one request, its name as round:prompt@epoch#sample", is_nullable=True),
+        count(
+            "num_tokens",
+            "Of evicted and lost, those that the engine generated of it and that were kept",
+            unit="tokens",
+            is_nullable=True,
+        ),
         _STEP,
         _ROUND,
         seconds("started_at_s", "Since the run began"),
@@ -426,4 +433,4 @@ TABLES = _by_name(STEPS, DOMAINS, RESPONSES, INTERVALS)
 EVALUATION_TABLES = _by_name(EVALUATIONS, PASS_AT_K, EVALUATION_RESPONSES)
 """Those of evaluations."""
 
-ALL_TABLES: Mapping[str, TableSchema] = MappingProxyType({**TABLES, **EVALUATION_TABLES})
+ALL_TABLES: Mapping[str, TableSchema] = MappingProxyType({**TABLES, **EVALUATION_TABLES, **ACCOUNT_TABLES})

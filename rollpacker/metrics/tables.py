@@ -5,6 +5,7 @@
     <run.dir>/metrics/steps/step-000064.parquet         one step; the same names in domains/, responses/ ...
 
     <run.dir>/evaluation/manifest.json                  the same for the tables of evaluations, which have other steps
+    <run.dir>/accounts/workers.parquet                  written whole, at once; the same of allocations
 
 Invariant: the manifest names complete parts only, each step in exactly one of them, and it changes by one atomic
 rename. So a step appears in all tables at once, and a kill at any point leaves the tables as they were after
@@ -31,7 +32,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rollpacker.core.errors import DataError
+from rollpacker.metrics.account_schemas import ACCOUNT_TABLES
 from rollpacker.metrics.columns import SCHEMA_VERSION, VERSION_KEY, TableSchema
+from rollpacker.metrics.files import make_private_folder, write_atomically
 from rollpacker.metrics.schemas import ALL_TABLES, EVALUATION_TABLES
 from rollpacker.paths import open_to_read, read_bytes
 
@@ -48,6 +51,9 @@ METRICS_FOLDER = "metrics"
 
 EVALUATION_FOLDER = "evaluation"
 """The same, of the tables of evaluations."""
+
+ACCOUNTS_FOLDER = "accounts"
+"""The same, of the tables of rollout workers and what they cost."""
 
 MANIFEST = "manifest.json"
 
@@ -99,6 +105,8 @@ def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) 
         raise DataError(
             f"there is no table {table!r}", f"A run has the tables {', '.join(ALL_TABLES)}", "Ask for one of them"
         )
+    if table in ACCOUNT_TABLES:
+        return _read_account(run_dir, table)
     is_of_evaluations = table in EVALUATION_TABLES
     first, last = steps or (0, sys.maxsize)
     result = _read_counted(
@@ -121,6 +129,29 @@ def read_table(run_dir: Path, table: str, steps: tuple[int, int] | None = None) 
             "Check the path (it is the run.dir of the run), or wait for the first step",
         )
     return result
+
+
+def write_account(run_dir: Path, table: str, rows: Sequence[Row]) -> None:
+    """Replace a table that has no steps, of rollout workers or of what they cost."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=ALL_TABLES[table].to_arrow()), sink)
+    folder = run_dir / ACCOUNTS_FOLDER
+    make_private_folder(folder)
+    write_atomically(folder / f"{table}.parquet", sink.getvalue().to_pybytes())
+
+
+def _read_account(run_dir: Path, table: str) -> pa.Table:
+    path = run_dir / ACCOUNTS_FOLDER / f"{table}.parquet"
+    schema = ALL_TABLES[table]
+    try:
+        with open_to_read(path) as file:
+            return _in_current_schema(path, schema, schema.to_arrow(), pq.ParquetFile(file).read())
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            "A run with rollout workers has it once `rollpacker report` has been asked about it",
+            f"`rollpacker report {run_dir}` writes it",
+        ) from error
 
 
 def read_last_steps(run_dir: Path, num_steps: int) -> list[Row]:

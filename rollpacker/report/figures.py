@@ -84,11 +84,11 @@ def mean_steps(rows: Mapping[str, Mapping[str, float]]) -> Markup:
                 left += value
             axes.text(left + 0.01 * highest, row, seconds(left), va="center", fontweight="bold")
         add_marks(axes, marks)
-        _set_rows(axes, list(rows), len(rows))
+        set_rows(axes, list(rows), len(rows))
         axes.set_xlim(0, highest * (1.0 + 130 / width))
         set_time_axis(axes, "x", highest)
 
-    plot = Plot("", draw, height=40 + 36 * len(rows), left=_label_px(list(rows)))
+    plot = Plot("", draw, height=40 + 36 * len(rows), left=label_px(list(rows)))
     return to_svg("mean step by stage", [plot])
 
 
@@ -173,13 +173,13 @@ def _one_step_of(name: str, picture: RoundPicture, longest_s: float, most: int) 
 
     def draw(axes: Axes) -> None:
         add_marks(axes, marks)
-        _set_rows(axes, labels, len(labels))
+        set_rows(axes, labels, len(labels))
         axes.set_xlim(0, longest_s * 1.01)
         set_time_axis(axes, "x", longest_s)
 
     note = f"Time since the step began. The row of an engine is as high as its requests, at most {most}."
     title = _step_title(name, picture, len(engines))
-    return Plot(title, draw, 44 + ROW_PX * len(labels), left=_label_px(labels), note=note)
+    return Plot(title, draw, 44 + ROW_PX * len(labels), left=label_px(labels), note=note)
 
 
 def stage_of(activity: str) -> str:
@@ -213,7 +213,7 @@ def _actor_rows(picture: RoundPicture) -> list[tuple[str, list[tuple[str, float,
 def engine_use(uses: Mapping[str, Mapping[str, EngineUse]]) -> Markup:
     """Draw a bar per engine, what it did as shares of the time that it was there; a panel per run."""
     shown = {name: evenly(sorted(of_run, key=natural_order), MOST_ENGINES) for name, of_run in uses.items()}
-    left = _label_px([engine for engines in shown.values() for engine in engines])
+    left = label_px([engine for engines in shown.values() for engine in engines])
     num_rows = max(map(len, shown.values()))
 
     def draw(axes: Axes, name: str) -> None:
@@ -227,7 +227,7 @@ def engine_use(uses: Mapping[str, Mapping[str, EngineUse]]) -> Markup:
                 marks.append(bar((start, start + percent), (row - 0.39, row + 0.39), color(stage), tip))
                 start += percent
         add_marks(axes, marks)
-        _set_rows(axes, shown[name], num_rows)
+        set_rows(axes, shown[name], num_rows)
         axes.set_xlim(0, 100)
         axes.xaxis.set_major_formatter("{x:.0f} %")
 
@@ -298,7 +298,7 @@ def curves(shown: Sequence[Panel], description: str) -> Markup:
     return to_svg(description, plots)
 
 
-def _set_rows(axes: Axes, labels: Sequence[str], num_rows: int) -> None:
+def set_rows(axes: Axes, labels: Sequence[str], num_rows: int) -> None:
     """Make room for rows, the first on top, with a grid of the horizontal axis alone."""
     axes.set_yticks(range(len(labels)), [_short(label) for label in labels])
     axes.set_ylim(num_rows - 0.4, -0.6)
@@ -306,7 +306,8 @@ def _set_rows(axes: Axes, labels: Sequence[str], num_rows: int) -> None:
     axes.grid(visible=True, axis="x")
 
 
-def _label_px(labels: Sequence[str]) -> int:
+def label_px(labels: Sequence[str]) -> int:
+    """The pixels that labels of rows need."""
     return 18 + 7 * max(len(_short(label)) for label in labels)
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from rollpacker import __version__
 from rollpacker.paths import real_path
-from rollpacker.report import environments, figures, held_out
+from rollpacker.report import environments, figures, held_out, workers
 from rollpacker.report.curves import ages_of, curves_of
 from rollpacker.report.story import STAGES, RunStory
 from rollpacker.report.style import CYCLE_STEPS, OTHER_COLORS, PAGE_COLORS, color_of
@@ -88,6 +88,7 @@ def render(stories: Sequence[RunStory]) -> str:
         **_lengths(runs),
         **held_out.section(runs),
         **environments.section(runs),
+        **workers.section(runs),
         **curves_of(runs),
         **ages_of(runs),
         tokens=figures.per_step(

@@ -18,6 +18,7 @@ import pandas as pd
 
 from rollpacker.config.record import CONFIG_FILE, read_record
 from rollpacker.core.errors import DataError
+from rollpacker.launch.accounts import Accounts, accounts_of
 from rollpacker.paths import real_path
 from rollpacker.report.environments import EnvironmentWaits
 from rollpacker.report.held_out import HeldOut, read_held_out
@@ -101,6 +102,8 @@ class RunStory:
     waits: tuple[Wait, ...]
     held_out: HeldOut
     environments: EnvironmentWaits
+    accounts: Accounts | None
+    """Of rollout workers; None where it takes none."""
     engines: dict[str, EngineUse] = field(default_factory=dict)
     lengths: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Of each domain's trained responses, ascending."""
@@ -189,6 +192,7 @@ def read_story(run_dir: Path, step: int | None = None) -> RunStory:
         domains=pd.concat(gathered.domains, ignore_index=True),
         picture=gathered.picture,
         held_out=read_held_out(run_dir),
+        accounts=accounts_of(tables),
         waits=waits.worst(float(tables.steps["step_time_s"].mean())),
         environments=environments,
         engines=gathered.engines,

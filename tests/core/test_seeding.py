@@ -15,6 +15,7 @@ from rollpacker.core.events import (
     PolicyPublished,
     ResponseEvicted,
     StepMeasured,
+    TimerFired,
     WorkerLeft,
 )
 from rollpacker.core.ids import EngineId, member_of
@@ -150,6 +151,32 @@ def test_a_step_corrects_the_window_of_its_number_of_workers_by_a_third_of_the_d
     assert round(machine.window_s(2, 1.0, 4)) == 157
     assert round(machine.window_s(3, 1.0, 4)) == 99
     assert round(trained(2, trainer_idle_s=0.0, fleet_idle_s=900.0).window_s(2, 1.0, 4)) == 0
+
+
+def lent_to_six() -> Seeding:
+    """PolyRL's 8B setup, 1080 engine-seconds of rollout and 130 s of training: lent at once."""
+    machine = trained(6)
+    machine.begin_round(begin_round(1, RoundKind.PLAIN))
+    machine.count(6, 1.0, 4, 0.0)
+    machine.fire(TimerFired(timer="seeding of round 1"))
+    assert machine.lend((LOCAL,), 1), "as soon as the first one serves"
+    assert machine.watch(6, 6, 1.0, 4, 60.0) == ()
+    return machine
+
+
+def test_lent_engines_are_taken_back_when_the_workers_that_are_left_would_take_longer_than_the_training_spared():
+    machine = lent_to_six()
+    assert machine.watch(4, 4, 1.0, 4, 60.0) == (), "720 engine-seconds: 180 s on four, 90 s on eight"
+    (timer,) = machine.watch(2, 2, 1.0, 4, 60.0)
+    assert (timer.timer, timer.at_s) == ("reclaim of round 1", 75.0)
+    assert machine.fire(TimerFired(timer=timer.timer)) == (ReclaimEngines(round=1, engines=(LOCAL,)),)
+
+
+def test_workers_that_come_back_in_time_keep_the_engines_lent():
+    machine = lent_to_six()
+    (timer,) = machine.watch(2, 2, 1.0, 4, 60.0)
+    assert machine.watch(2, 4, 1.0, 4, 65.0) == (), "two more are about to serve"
+    assert machine.fire(TimerFired(timer=timer.timer)) == ()
 
 
 def test_a_step_in_which_a_worker_came_or_went_corrects_nothing():

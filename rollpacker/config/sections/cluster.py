@@ -43,6 +43,8 @@ class ClusterSection(Section):
     """As Slurm names it (GRES type); null takes any."""
     gpu_memory_gb: Positive | None = None
     """Of one GPU, 10^9 bytes: a model that cannot fit is refused before anything loads. null: it is not checked."""
+    price_per_gpu_hour: Number | None = Field(None, ge=0)
+    """What an hour of one GPU of the run's own job costs, in any currency; null: not known (`rollpacker report`)."""
     cpus_per_node: Count = Field(1, ge=1)
     """Cores that the job asks for on each node, which all actors there share."""
     memory_gb_per_node: Number | None = Field(None, ge=0)

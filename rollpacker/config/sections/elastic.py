@@ -58,7 +58,8 @@ class ElasticSection(Section):
     """With `seeding: adaptive`: each step changes the time by the difference of the trainer's wait and the workers',
     divided by this."""
     reclaim_after_s: Annotated[Seconds, _SEEDS] = 15.0
-    """Lent engines are taken back from the trainer in the middle of a round when no worker has served for so long."""
+    """Lent engines are taken back from the trainer in the middle of a round when for so long no worker has served, or
+    so few that the rest of the round would take longer than lending spares."""
     max_pending: Annotated[Count, OnlyWith("elastic.max_workers")] = 8
     """An engine gets so many requests beyond its decode slots; others wait for room on any engine."""
     engines_per_worker: Annotated[WorkerCount, OnlyWith("elastic.max_workers")] = Field(1, ge=1)
@@ -70,6 +71,9 @@ class ElasticSection(Section):
     keeps_tokens: Annotated[Flag, OnlyWith("elastic.max_workers")] = True
     """Whether a request goes on from the tokens that a lost worker had reported; false generates them again, which is
     only of use to see what it costs."""
+    price_per_gpu_hour: Annotated[Number | None, OnlyWith("elastic.max_workers")] = Field(None, ge=0)
+    """What an hour of a worker's GPU costs, in any currency, for the accounts of a run (`rollpacker report`); null: not
+    known, and only GPU-hours are shown."""
     job: Annotated[ElasticJobSection | None, REAL_RUN, OnlyWith("elastic.max_workers")] = None
     """The Slurm jobs of workers; null submits none."""
     modelled: Annotated[ModelledWorkersSection, MODELLED_RUN] = ModelledWorkersSection()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.cluster import ClusterSection
+from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.core.errors import ConfigError, WorldError
 from rollpacker.launch.doctor.files import check_files, try_files
 from rollpacker.launch.doctor.findings import Finding, fine, problem_of
@@ -37,6 +38,7 @@ from rollpacker.launch.doctor.node import (
 )
 from rollpacker.launch.doctor.nodes import ask_nodes, check_nodes
 from rollpacker.launch.doctor.slurm import check_slurm
+from rollpacker.launch.doctor.worker_partition import check_workers
 from rollpacker.launch.site import read_site
 from rollpacker.launch.slurm_commands import has_slurm
 from rollpacker.runtime.run.folder_checks import check_run_dir
@@ -49,7 +51,7 @@ def examine(config: RunConfig, environment: Mapping[str, str]) -> Iterator[Findi
     has_image = cluster is not None and cluster.container.image is not None
     yield check_place(environment, has_cluster=cluster is not None)
     if cluster is not None or has_slurm(environment):
-        yield from _check_slurm(cluster)
+        yield from _check_slurm(cluster, config.elastic)
     is_seen_by_nodes = has_image or job_id is not None  # in a job, every node is checked
     yield from check_software(gather_software(), must_be_shared=must_be_shared and not is_seen_by_nodes)
     if cluster is not None:
@@ -79,7 +81,7 @@ def _cluster_of(config: RunConfig, environment: Mapping[str, str]) -> ClusterSec
     return config.cluster.model_copy(update={"partition": partition})
 
 
-def _check_slurm(cluster: ClusterSection | None) -> Iterator[Finding]:
+def _check_slurm(cluster: ClusterSection | None, elastic: ElasticSection) -> Iterator[Finding]:
     try:
         site = read_site()
     except WorldError as error:
@@ -87,6 +89,8 @@ def _check_slurm(cluster: ClusterSection | None) -> Iterator[Finding]:
         yield found if cluster is not None else replace(found, level="warning")  # a run outside Slurm does without
     else:
         yield from check_slurm(site, cluster)
+        if cluster is not None:
+            yield from check_workers(site, cluster, elastic)
 
 
 def _check_run_dir(config: RunConfig, *, must_be_shared: bool) -> Iterator[Finding]:

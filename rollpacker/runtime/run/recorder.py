@@ -293,6 +293,7 @@ class StepRecorder:
                 stretch.end,
                 span=(stretch.began_at_s, stretch.ended_at_s),
                 subject=str(stretch.request),
+                num_tokens=stretch.num_tokens,
             )
             for stretch in batch.book.stretches
         ]
@@ -329,12 +330,14 @@ class StepRecorder:
         *,
         span: tuple[float, float],
         subject: str | None = None,
+        num_tokens: int | None = None,
     ) -> Row:
         return {
             "actor": actor,
             "role": role,
             "activity": activity,
             "subject": subject,
+            "num_tokens": num_tokens,
             "step": self._step,
             "round": batch.begin.round,
             "started_at_s": span[0],

@@ -1,0 +1,54 @@
+"""What doctor says of the partition of rollout workers."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollpacker.config.sections.elastic import ElasticSection
+from rollpacker.config.sections.elastic_job import ElasticJobSection
+from rollpacker.launch.doctor.worker_partition import check_workers
+from tests.launch.doctor.test_slurm import PARTITION, _cluster, _site
+
+
+def elastic(**job) -> ElasticSection:
+    return ElasticSection(name="slurm", max_workers=4, job=ElasticJobSection(partition="gpu", **job))
+
+
+def test_of_a_partition_that_is_good_for_workers_every_line_is_ok_and_says_what_happens_to_them():
+    findings = {each.subject: each for each in check_workers(_site(), _cluster(), elastic())}
+    assert {each.level for each in findings.values()} == {"ok"}
+    assert findings["workers"].text == "gpu is UP, 2 of 2 nodes in service; 16 elements"
+    assert findings["workers: loss"].text == "gpu preempts (REQUEUE), 300 s after SIGURG"
+    assert "queues again after 120 s at least" in findings["workers: queue"].text
+
+
+@pytest.mark.parametrize(
+    ("site", "job", "subject", "level", "words"),
+    [
+        (_site(), {"partition": "gpus"}, "workers", "problem", "no partition gpus"),
+        (_site(replace(PARTITION, state="DOWN")), {}, "workers", "problem", "no worker starts"),
+        (_site(), {"num_elements": 1002}, "workers", "problem", "at most 1001"),
+        (_site(), {"time_limit_min": 1441}, "workers", "problem", "1440 at most"),
+        (_site(replace(PARTITION, grace_time_s=0)), {}, "workers: loss", "warning", "lost at once"),
+        (_site(replace(PARTITION, preempt_mode="SUSPEND")), {}, "workers: loss", "warning", "in place"),
+        (_site(AccountingStorageType="accounting_storage/none"), {}, "workers: accounts", "warning", "run's own files"),
+    ],
+)
+def test_each_thing_that_is_wrong_is_found_and_nothing_else(site, job, subject, level, words):
+    section = ElasticSection(name="slurm", max_workers=4, job=ElasticJobSection(**{"partition": "gpu", **job}))
+    (found,) = (each for each in check_workers(site, _cluster(), section) if each.level != "ok")
+    assert (found.subject, found.level) == (subject, level)
+    assert words in found.text
+    assert found.remedy
+
+
+def test_where_preemption_cancels_the_next_element_takes_the_place():
+    site = _site(replace(PARTITION, preempt_mode="CANCEL"))
+    assert (
+        "the next one of the array"
+        in {e.subject: e.text for e in check_workers(site, _cluster(), elastic())}["workers: queue"]
+    )
+
+
+def test_a_run_that_submits_no_workers_has_no_line_of_them():
+    assert list(check_workers(_site(), _cluster(), ElasticSection())) == []

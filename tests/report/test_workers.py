@@ -1,0 +1,27 @@
+"""The section of the page about rollout workers."""
+
+import re
+
+import pytest
+
+from rollpacker.report.page import render
+from rollpacker.report.story import read_story
+from tests.timeline.runs import modelled_run
+from tests.timeline.test_worker_lives import WORDS
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return render([read_story(modelled_run(tmp_path_factory.mktemp("page") / "run", *WORDS))])
+
+
+def test_the_page_names_every_worker_why_it_went_and_where_the_hours_come_from(page):
+    section = page.partition("Rollout workers<")[2].partition("The worst waits<")[0]
+    assert set(re.findall(r"<td>(e0_\d-r\d)</td>", section)) == {"e0_0-r0", "e0_1-r0", "e0_0-r1"}
+    assert "it was gone without notice" in section
+    assert "at 2.5 an hour (the user&#39;s price); from the run&#39;s own files" in section
+    assert "not known without prices: cluster.price_per_gpu_hour" in section, "the run's own has none"
+
+
+def test_a_run_without_workers_has_no_such_section(tmp_path):
+    assert "Rollout workers" not in render([read_story(modelled_run(tmp_path / "run", "run.num_steps=1"))])

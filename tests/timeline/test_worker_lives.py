@@ -1,0 +1,63 @@
+"""The lives of rollout workers, from a modelled run in which some are lost: they add up to what the steps say."""
+
+import pytest
+
+from rollpacker.launch.accounts import accounts_of
+from rollpacker.metrics.tables import read_frame
+from rollpacker.timeline.run_tables import open_run
+from rollpacker.timeline.worker_lives import element_of
+from tests.timeline.runs import modelled_run
+
+WORDS = (
+    *("system=rlhfuse", "elastic=sim", "elastic.modelled.num_workers=2", "elastic.modelled.start_s=1"),
+    *("elastic.price_per_gpu_hour=2.5", "run.num_steps=4"),
+    "elastic.modelled.losses=[{step: 2, num_workers: 1, delay_s: 5, away_s: 1}]",
+)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return modelled_run(tmp_path_factory.mktemp("workers") / "run", *WORDS)
+
+
+def test_lives_add_up_to_the_columns_of_the_steps(run_dir):
+    accounts = accounts_of(open_run(run_dir))
+    steps = read_frame(run_dir, "steps")
+    lives = accounts.workers
+    assert [row["worker"] for row in lives] == ["e0_0-r0", "e0_1-r0", "e0_0-r1"]
+    assert sum(row["num_tokens"] for row in lives) == steps["tokens_of_members"].sum() > 0
+    assert sum(row["tokens_kept"] for row in lives) == steps["tokens_saved"].sum() > 0
+    assert [row["end_reason"] for row in lives] == [
+        "it was gone without notice",
+        "the run's attempt ended",
+        "the run's attempt ended",
+    ]
+    lost, stayed, _ = lives
+    assert lost["tokens_kept"] > 0 == stayed["tokens_kept"]
+    assert 0 < lost["tokens_lost"] < lost["tokens_kept"]
+    assert all(row["joined_at_s"] < row["serving_at_s"] < row["left_at_s"] for row in lives)
+    assert lost["num_pulls"] == 3, "of the steps that it saw"
+    assert lost["pulled_bytes"] == steps["weight_sync_bytes"].iloc[:3].sum()
+    assert sum(row["num_moved_out"] for row in lives) <= steps["num_requests_moved"].sum()
+
+
+def test_allocations_of_a_modelled_run_are_those_of_its_lives_and_the_tables_are_read_like_all_others(run_dir):
+    accounts = accounts_of(open_run(run_dir))
+    assert accounts.write(run_dir) == ""
+    workers, allocations = read_frame(run_dir, "workers"), read_frame(run_dir, "allocations")
+    assert len(workers) == 3
+    assert list(allocations["kind"]) == ["trainer", *["worker"] * 3]
+    assert set(allocations["source"]) == {"run"}
+    present_s = workers["left_at_s"] - workers["joined_at_s"]
+    of_workers = allocations[allocations["kind"] == "worker"]
+    assert list(of_workers["elapsed_s"]) == pytest.approx(list(present_s))
+    assert list(of_workers["cost"]) == pytest.approx(list(of_workers["gpu_seconds"] / 3600 * 2.5))
+    assert allocations["cost"].isna().tolist() == [True, False, False, False], "the run's own price was not given"
+
+
+def test_a_run_that_takes_no_workers_has_no_accounts(tmp_path):
+    assert accounts_of(open_run(modelled_run(tmp_path / "run", "run.num_steps=1"))) is None
+
+
+def test_a_worker_is_named_after_the_element_of_its_array():
+    assert element_of("e4711_3-r1") == "4711_3"
