@@ -258,6 +258,41 @@ def draw_map(
     }
 
 
+def compare_situations(numbers: Numbers, *, panel: str, told: Mapping[str, str], caption: str, model: str) -> Figure:
+    """Draw a table of speedups: a row for each `series`, a column for each `x`, the highest of a row in bold.
+
+    Args:
+        numbers: To draw.
+        panel: Of the speedups.
+        told: Other panels, and the formats in which their numbers stand below the speedups.
+        caption: What the numbers are.
+        model: Named if they are modelled.
+    """
+    use_style()
+    frame = numbers.frame()
+    rows, columns = list(dict.fromkeys(frame["series"])), list(dict.fromkeys(frame["x"]))
+    grids: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]] = {
+        str(name): of_panel.pivot(index="series", columns="x", values="y").reindex(rows, columns=columns).to_numpy()
+        for name, of_panel in frame.groupby("panel")
+    }
+    figure: Figure
+    figure, axes = plt.subplots(figsize=(FIGURE_WIDTH_INCHES, 1.2 + 0.42 * len(rows)))
+    faster = grids[panel]
+    texts = draw_map(axes, faster, "{:.2f}x")
+    for (row, column), text in texts.items():
+        if faster[row, column] == np.nanmax(faster[row]):
+            text.set_fontweight("bold")
+        text.set_y(row - 0.14)
+        below = ", ".join(form.format(grids[name][row, column]) for name, form in told.items())
+        axes.text(column, row + 0.25, below, ha="center", va="center", fontsize=6)
+    axes.set_xticks(range(len(columns)), columns, fontsize=7.5)
+    axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
+    axes.xaxis.tick_top()
+    axes.invert_yaxis()
+    figure.supxlabel(f"{caption}\n{origin_of(frame, model)}", fontsize=7.5)
+    return figure
+
+
 def _name_sizes(axes: Axes, sizes: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(sizes, [f"{size:,.0f}" if size >= 1 else f"{size:g}" for size in sizes])

@@ -26,9 +26,12 @@ from rollpacker.analysis.exhibits import (
     fig12,
     fig13,
     fig14,
+    flash_agents,
     flash_fig01b,
     flash_fig07,
     flash_fig08,
+    flash_fig09,
+    flash_fig10,
     flash_interrupt,
     flash_lead,
     flash_losses,
@@ -55,6 +58,7 @@ _PAPER = (
 _FLASH = (
     *(flash_table1.EXHIBIT, flash_fig01b.EXHIBIT, flash_losses.EXHIBIT, flash_fig07.EXHIBIT, flash_fig08.EXHIBIT),
     *(flash_theory.EXHIBIT, flash_lead.EXHIBIT, flash_interrupt.EXHIBIT, flash_tail.EXHIBIT),
+    *(flash_fig09.EXHIBIT, flash_fig10.EXHIBIT, flash_agents.EXHIBIT),
 )
 _OURS = (
     *(bubbles.EXHIBIT, length_bias.EXHIBIT, sensitivity.CORRELATION, sensitivity.TAIL_WEIGHT, limits.EXHIBIT),

@@ -38,7 +38,7 @@ class Split(NamedTuple):
 def in_turns(runs: Runs, system: str, num_gpus: int, workload: str) -> list[Run]:
     """Engines and trainer take turns on all GPUs."""
     study = f"flash-fig01b-{NUM_GPUS[num_gpus]}-turns"
-    return _steady(runs.of(setup="flash", study=study, system=system, workload=workload))
+    return steady(runs.of(setup="flash", study=study, system=system, workload=workload))
 
 
 def best_splits(runs: Runs, num_gpus: int, workload: str) -> list[Split]:
@@ -46,13 +46,13 @@ def best_splits(runs: Runs, num_gpus: int, workload: str) -> list[Split]:
     best: dict[int, Split] = {}
     for split, share in SPLITS.items():
         study = f"flash-fig01b-{NUM_GPUS[num_gpus]}-{split}"
-        for run in _steady(runs.of(setup="flash", study=study, system="roll-flash", workload=workload)):
+        for run in steady(runs.of(setup="flash", study=study, system="roll-flash", workload=workload)):
             if run.seed not in best or run.samples_per_s > best[run.seed].run.samples_per_s:
                 best[run.seed] = Split(run, share)
     return list(best.values())
 
 
-def _steady(found: Sequence[Run]) -> list[Run]:
+def steady(found: Sequence[Run]) -> list[Run]:
     """What counts of the runs that have got so far."""
     return [run.within(*STEADY) for run in found if len(run.steps) >= STEADY[1]]
 

@@ -7,19 +7,16 @@ are the policy's. It draws the runs of `flash_fig01b`; divided runs are at their
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.figure import Figure
 
 from rollpacker.analysis.exhibit import Exhibit
 from rollpacker.analysis.exhibits.flash_sizes import EXPERIMENTS, NUM_GPUS, WORKLOADS, best_splits, in_turns
 from rollpacker.analysis.numbers import Numbers, Place, Point, Value, comparing, speedups
-from rollpacker.analysis.plots import draw_map, origin_of
+from rollpacker.analysis.plots import compare_situations
 from rollpacker.analysis.runs import Run, Runs
-from rollpacker.analysis.style import FIGURE_WIDTH_INCHES, use_style
 
 SPEEDUP, AGE, LENGTH = "speedup over synchronous", "mean age of trained tokens", "trained over policy's length"
 IN_TURNS: Final = {
@@ -63,32 +60,11 @@ def _mean_length(run: Run) -> float:
 
 def draw(numbers: Numbers) -> Figure:
     """A table: a row for each situation, a column for each system, the fastest of a row in bold."""
-    use_style()
-    frame = numbers.frame()
-    rows, columns = list(dict.fromkeys(frame["series"])), list(dict.fromkeys(frame["x"]))
-    grids: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]] = {
-        str(panel): of_panel.pivot(index="series", columns="x", values="y").reindex(rows, columns=columns).to_numpy()
-        for panel, of_panel in frame.groupby("panel")
-    }
-    figure: Figure
-    figure, axes = plt.subplots(figsize=(FIGURE_WIDTH_INCHES, 1.2 + 0.42 * len(rows)))
-    faster = grids[SPEEDUP]
-    texts = draw_map(axes, faster, "{:.2f}x")
-    for (row, column), text in texts.items():
-        if faster[row, column] == np.nanmax(faster[row]):
-            text.set_fontweight("bold")
-        text.set_y(row - 0.14)
-        told = f"age {grids[AGE][row, column]:.1f}, length {grids[LENGTH][row, column]:.2f}"
-        axes.text(column, row + 0.25, told, ha="center", va="center", fontsize=6)
-    axes.set_xticks(range(len(columns)), columns, fontsize=7.5)
-    axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
-    axes.xaxis.tick_top()
-    axes.invert_yaxis()
-    figure.supxlabel(
-        f"{SPEEDUP}; {AGE} (versions); {LENGTH}\n{origin_of(frame, 'Qwen3-8B, 128 prompts x 8 responses')}",
-        fontsize=7.5,
+    told = {AGE: "age {:.1f}", LENGTH: "length {:.2f}"}
+    caption = f"{SPEEDUP}; {AGE} (versions); {LENGTH}"
+    return compare_situations(
+        numbers, panel=SPEEDUP, told=told, caption=caption, model="Qwen3-8B, 128 prompts x 8 responses"
     )
-    return figure
 
 
 EXHIBIT = Exhibit(

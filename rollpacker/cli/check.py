@@ -155,7 +155,7 @@ def _describe(
         "batch": _batch(config, resolved.settings),
         "rollout": _rollout(config, resolved.settings),
         "techniques": _techniques(config, resolved.cluster),
-        **({"turns": environment_words(config)} if config.environment else {}),
+        **({"turns": environment_words(config)} if config.environment or config.modelled_environment else {}),
         **({"workers": worker_words(config, is_job=is_job)} if config.elastic.is_on else {}),
         **({"split": split_words(config, resolved.cluster)} if config.system.is_async else {}),
         **({"loss": loss_words(config)} if config.backend.name == "ray" else {}),
@@ -423,7 +423,7 @@ def _cost_of_evaluation(config: RunConfig, cluster: ClusterSize | ModelledCluste
         ways["fill"] += "; on GPUs that are lent to the trainer (system.stream) alone costs less: they are not idle"
     cost = cluster.evaluation if isinstance(cluster, ModelledCluster) else None
     if cost is None:
-        return f"{ways[config.evaluation.when]}; backend=sim models what either costs"
+        return f"{ways[config.evaluation.when]}; backend=sim models what either costs where a response is one turn"
     return (
         f"{ways[config.evaluation.when]}\n"
         f"MODELLED, one evaluation: alone {digits(cost.alone_s)} s; as fill a {kind} round of {digits(cost.round_s)} s "

@@ -51,6 +51,9 @@ def _modelled_split(config: RunConfig) -> str:
     gpus = modelled_gpus(config)
     if not gpus.has_pools:
         return _IN_TURNS
+    if config.modelled_environment:
+        used = len(gpus.of_trainer)
+        return f"{used} of {plural(gpus.number, 'GPU')} train; theory has no term for what environments take"
     theory, bound = theory_of(config), config.system.max_staleness
     used = len(gpus.of_trainer)
     in_use = (

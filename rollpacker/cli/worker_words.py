@@ -9,6 +9,7 @@ from rollpacker.report.words import plural
 if TYPE_CHECKING:
     from rollpacker.config.schema import RunConfig
     from rollpacker.config.sections.elastic_job import ElasticJobSection
+    from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
     from rollpacker.config.sections.modelled_workers import ModelledWorkersSection
 
 
@@ -71,6 +72,8 @@ def _job(job: ElasticJobSection, max_workers: int) -> str:
 
 def environment_words(config: RunConfig) -> str:
     """Say what answers the turns, and within which limits."""
+    if config.modelled_environment:
+        return _modelled_environment(config.modelled_environment)
     environment = config.environment
     assert environment is not None
     return (
@@ -80,3 +83,27 @@ def environment_words(config: RunConfig) -> str:
         f"{environment.reset_timeout_s:g} s, a turn {environment.turn_timeout_s:g} s, all turns "
         f"{environment.episode_timeout_s:g} s; what fails begins again up to {environment.max_restarts} times"
     )
+
+
+def _modelled_environment(section: ModelledEnvironmentSection) -> str:
+    shape = "log-normal" if section.latency == "log_normal" else "normal, not below 0"
+    failures = [
+        f"{share:.3g} of them {what}"
+        for share, what in (
+            (section.fail_slow_share, f"stall once for {section.fail_slow_s:g} s more"),
+            (section.fail_stop_share, "never answer again from some turn on"),
+        )
+        if share
+    ]
+    what = (
+        f"MODELLED {section.name}: {_spread(section.turns_mean, section.turns_std)} turns, each answered with "
+        f"{plural(section.observation_tokens, 'token')} after "
+        f"{_spread(section.latency_mean_s, section.latency_std_s)} s ({shape})"
+    )
+    limits = f"a turn may take {section.turn_timeout_s:g} s, or begins again, up to {section.max_restarts} times"
+    together = "all trajectories wait for the environments of all after each turn"
+    return "; ".join([what, *failures, limits, *([together] if section.pace == "batch" else [])])
+
+
+def _spread(mean: float, deviation: float) -> str:
+    return f"{mean:g} ± {deviation:g}" if deviation else f"{mean:g}"

@@ -222,12 +222,13 @@ def _base_config(root: Root[BaseModel], given: GivenFile) -> DictConfig:
 def _with_absent_sections(root: Root[BaseModel], tree: Any) -> Any:
     """Make an optional section null that is as in the base configuration: no option of its group was chosen."""
     defaults = root.defaults()
-    for name in dict.fromkeys(key.absent_section for key in legal_keys(root.schema).values() if key.absent_section):
+    absent = {key.absent_section for key in legal_keys(root.schema).values()} - {""}
+    for name in sorted(absent, key=lambda name: name.count(".")):  # what lies in another one after it
         *parents, leaf = name.split(".")
         node, default = tree, defaults
         for parent in parents:
-            node, default = node[parent], default[parent]
-        if node[leaf] == default[leaf]:
+            node, default = node and node[parent], default[parent]
+        if node and node[leaf] == default[leaf]:
             node[leaf] = None
     return tree
 

@@ -106,6 +106,7 @@ _ADDED_LATER: Mapping[str, Any] = {
     "trainer.turn_weight": 1.0,
     "workload.median_tokens": None,
     "workload.sigma": 1.0,
+    "workload.environment": None,
 }
 """Keys that were added since there are fingerprints, and their defaults: a run that has these is the one that it was
 before."""

@@ -56,7 +56,7 @@ class Key:
     is_mapping: bool
     """True when it is a mapping, whose names the user chooses."""
     absent_section: str
-    """The section above it that is null unless a key in it is set; empty when there is none."""
+    """The nearest section above it that is null unless a key in it is set; empty when there is none."""
 
     @property
     def doc(self) -> str:
@@ -141,7 +141,7 @@ def _walk(schema: type[BaseModel], values: BaseModel | None, prefix: str, absent
                 section,
                 None if field.is_required() else given,
                 f"{dotted}.",
-                absent_section or (dotted if is_absent else ""),
+                dotted if is_absent else absent_section,
             )
         else:
             is_required = values is None and field.is_required()

@@ -24,6 +24,7 @@ from rollpacker.config.sections.evaluation import EvaluationSection
 from rollpacker.config.sections.losses import check_stale_tokens, resolved
 from rollpacker.config.sections.model import PolicySection
 from rollpacker.config.sections.modelled import HardwareSection, WorkloadSection
+from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
 from rollpacker.config.sections.placement import PlacementSection
 from rollpacker.config.sections.reward import RewardSection
 from rollpacker.config.sections.rollout import RolloutSection
@@ -75,6 +76,11 @@ class RunConfig(Section):
         """Of any response that an engine is asked for, trained or held out."""
         held_out = (rule.max_response_tokens or 0 for rule in self.evaluation.rules)
         return max(self.rollout.max_response_tokens, *held_out, 0)
+
+    @property
+    def modelled_environment(self) -> ModelledEnvironmentSection | None:
+        """What answers the turns of a modelled run; None where a response is one turn, and of a real run."""
+        return self.workload.environment if self.backend.name == "sim" and self.workload else None
 
     @property
     def objective(self) -> TrainerSection:

@@ -184,9 +184,10 @@ class Environments:
         """Give up the environments whose time is over; nothing for other timers."""
         if event.timer != TIMER:
             return ()
+        reached_s = max(now, self._timer_at_s)  # a clock that is rounded may show a little less than the timer's time
         self._timer_at_s = math.inf
         commands: list[Command] = []
-        while (due := self._next_due()) is not None and due[0] <= now:
+        while (due := self._next_due()) is not None and due[0] <= reached_s:
             commands += self._fail(due[1], TIMEOUT, conclude)
         return tuple(commands)
 

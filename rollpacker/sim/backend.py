@@ -16,6 +16,7 @@ from rollpacker.protocols.engine import Engine
 from rollpacker.protocols.reward import RewardService
 from rollpacker.sim.costs import GIGA
 from rollpacker.sim.engine import ModelledEngine
+from rollpacker.sim.environment import modelled_environments
 from rollpacker.sim.members import ModelledMembers
 from rollpacker.sim.plan import ClusterPlan, plan_cluster
 from rollpacker.sim.profile_calls import CalledEngine, CalledReward
@@ -104,6 +105,7 @@ class ModelledBackend:
             replace_engine=replace_engine,
             rebuild=ModelledRebuild(engines, plan.hardware.engine_restart_s) if is_rebuilt else None,
             members=members,
+            environments=modelled_environments(config, workload),
         )
         if members:
             await members.close()

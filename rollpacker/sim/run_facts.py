@@ -42,6 +42,7 @@ class ModelledRunFacts:
     def cluster(self) -> ModelledCluster:
         workload = Workload(self._config)
         plan = plan_cluster(self._config, needs_judge=workload.needs_judge)
+        has_cost = workload.held_out and self._config.modelled_environment is None
         return ModelledCluster(
             hardware=plan.hardware.name,
             num_gpus=plan.num_all_gpus,
@@ -50,5 +51,5 @@ class ModelledRunFacts:
             num_replicas=plan.trainer.num_replicas,
             num_trainer_gpus=len(plan.gpus.of_trainer) if plan.gpus.has_pools else None,
             degrees=tuple(plan.engines),
-            evaluation=evaluation_cost(self._config, workload, plan) if workload.held_out else None,
+            evaluation=evaluation_cost(self._config, workload, plan) if has_cost else None,
         )

@@ -1,7 +1,7 @@
 """What a modelled run works on: its prompts, how each response will end, and how it will be scored.
 
 Invariant: everything is a function of the configuration and of the request, so a run repeats byte by byte, however its
-timing falls and wherever it is resumed.
+timing falls and wherever it is resumed. Where environments answer turns (`sim.environment`), a length is a turn's.
 
 A response's length comes from the seed that a real sampler would have (`GenerationRequest.seed`: run seed, step, epoch,
 prompt, sample), so a prompt that is generated again in a later round draws again, as it would in reality. What stays
@@ -24,13 +24,13 @@ import bisect
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 from rollpacker.core.errors import ConfigError, DataError
-from rollpacker.core.ids import Domain, RequestId, is_held_out
+from rollpacker.core.ids import ENVIRONMENT, Domain, RequestId, VersionSpan, is_held_out
 from rollpacker.data.held_out import load_held_out
 from rollpacker.data.training_prompts import load_training_prompts
 from rollpacker.protocols.references import AnswerReference
@@ -99,6 +99,13 @@ class Workload:
             self._lengths = paper_lengths() if path is None else read_lengths(path)
         self._drift = Drift(self._section, self._lengths)
         self._tail = Tail(self._section, self._lengths)
+        self._has_turns = self._section.environment is not None
+        if self._has_turns and self._lengths.is_recording:
+            raise ConfigError(
+                f"workload.environment with workload.lengths={path}, a recorded run.",
+                "Its lengths are those of whole responses, and with environments they are those of turns.",
+                "Leave out one of the two, or give workload.lengths a table of the lengths of turns.",
+            )
         self._run_times = _run_times()
         self._longest_p = self._run_times.share_below(PAPER_LIMIT_S)
         self._sandbox_start_s = 0.0
@@ -120,26 +127,28 @@ class Workload:
         return dict(Counter(prompt.prompt.domain for prompt in self.prompts.values()))
 
     def length_of(self, request: GenerationRequest) -> ResponseLength:
-        """How long a response will be, and whether the limit cuts it."""
+        """How long a response will be at the end of its turn, and whether the limit cuts it."""
         name = request.request
         domain = self._prompt_of(name).prompt.domain
-        length = self._lengths.length(name, domain, self._uniforms(name.prompt.key, request.seed))
-        length = self._tail.scale(domain, length) * self._drift.factor(name.round)
+        turn, num_before = turn_of(request.begun.spans if request.begun else ())
+        uniform = (request.seed + 0.5) / _TWO_TO_63 if turn == 0 else two_uniforms(request.seed, f"turn/{turn}")[0]
+        length = self._lengths.length(name, domain, self._uniforms(name.prompt.key, uniform))
+        length = num_before + self._tail.scale(domain, length) * self._drift.factor(name.round)
         if length >= request.max_response_tokens:
             return ResponseLength(request.max_response_tokens, is_truncated=True)
-        return ResponseLength(max(1, round(length)), is_truncated=False)
+        return ResponseLength(max(num_before + 1, round(length)), is_truncated=False)
 
     @property
     def needs_judge(self) -> bool:
         """True when some responses are read by an LLM judge."""
-        if self._section.reward_time_s is not None:
+        if self._has_turns or self._section.reward_time_s is not None:
             return False
         return any(self._kind(domain) == "judge" for domain in self.num_prompts_by_domain)
 
     @property
     def has_programs(self) -> bool:
         """True when some responses are run in a sandbox whose times are not given."""
-        if self._section.reward_time_s is not None:
+        if self._has_turns or self._section.reward_time_s is not None:
             return False
         return any(self._kind(domain) == "sandbox" for domain in self.num_prompts_by_domain)
 
@@ -151,9 +160,7 @@ class Workload:
     def score_of(self, response: ResponseToScore) -> ModelledScore:
         """Whether a response is right, and what work it is to tell."""
         name, domain = response.request, response.prompt.domain
-        when = "held out" if is_held_out(name) else f"{name.round}/{name.prompt.epoch}"  # held-out samples are paired
-        luck, run_time_p = self._two_uniforms(f"judgement/{when}/{name.prompt.key}/{name.sample}")
-        luck = self._correlated_luck(name.prompt.key, luck)
+        luck, run_time_p = self._luck(name)
         solve_rate = self._solve_rate(domain, name.round)
         is_right = luck < solve_rate and not response.is_truncated
         reason = "truncated" if response.is_truncated else "correct" if is_right else "wrong_answer"
@@ -179,6 +186,15 @@ class Workload:
             case _:
                 return ModelledScore(reward=reward, reason=reason, time_s=self._or_fixed(self._rule_time_s))
 
+    def solves(self, name: RequestId) -> bool:
+        """Whether a trajectory that comes to its end has solved its task."""
+        return self._luck(name)[0] < self._solve_rate(self._prompt_of(name).prompt.domain, name.round)
+
+    def _luck(self, name: RequestId) -> tuple[float, float]:
+        """Two uniform numbers: below the share of right responses it is right; and how long its program runs."""
+        luck, run_time_p = two_uniforms(self._seed, f"judgement/{written(name)}")
+        return self._correlated_luck(name.prompt.key, luck), run_time_p
+
     def _prompt_of(self, name: RequestId) -> TokenizedPrompt:
         if is_held_out(name):
             set_name, _, key = name.prompt.key.partition("/")
@@ -196,7 +212,7 @@ class Workload:
         rho = self._section.solve_rate_rho
         if not rho:
             return luck
-        return _correlated(rho, _STANDARD.inv_cdf(self._two_uniforms(f"difficulty/{key}")[0]), luck)
+        return _correlated(rho, _STANDARD.inv_cdf(two_uniforms(self._seed, f"difficulty/{key}")[0]), luck)
 
     def _solve_rate(self, domain: Domain, step: int) -> float:
         at_first = self._section.solve_rate_by_domain.get(domain, self._section.solve_rate)
@@ -207,8 +223,7 @@ class Workload:
         p = _correlated(self._section.run_time_rho, self._shifts_of_prompt(key)[1], of_sample)
         return self._run_times.value(p * self._longest_p)
 
-    def _uniforms(self, key: str, seed: int) -> Uniforms:
-        of_sample = (seed + 0.5) / _TWO_TO_63
+    def _uniforms(self, key: str, of_sample: float) -> Uniforms:
         shift = self._shifts_of_prompt(key)[0]
         return Uniforms(of_sample=of_sample, correlated=_correlated(self._section.rho, shift, of_sample))
 
@@ -216,14 +231,9 @@ class Workload:
         """Two standard normal numbers: the nature of its responses' lengths, and of its programs' run times."""
         shifts = self._prompt_shifts.get(key)
         if shifts is None:
-            of_length, of_run_time = self._two_uniforms(f"prompt/{key}")
+            of_length, of_run_time = two_uniforms(self._seed, f"prompt/{key}")
             shifts = self._prompt_shifts[key] = _STANDARD.inv_cdf(of_length), _STANDARD.inv_cdf(of_run_time)
         return shifts
-
-    def _two_uniforms(self, name: str) -> tuple[float, float]:
-        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=16).digest()
-        first, second = (int.from_bytes(half, "little") >> 1 for half in (digest[:8], digest[8:]))
-        return (first + 0.5) / _TWO_TO_63, (second + 0.5) / _TWO_TO_63
 
     # Prompts
 
@@ -311,6 +321,29 @@ class Workload:
                     f"It has {', '.join(served)}.",
                     "Name the domains alike, or give workload.lengths a file without the column domain.",
                 )
+
+
+def two_uniforms(seed: int, name: str) -> tuple[float, float]:
+    """Two numbers in (0, 1) that a seed gives a name."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
+    first, second = (int.from_bytes(half, "little") >> 1 for half in (digest[:8], digest[8:]))
+    return (first + 0.5) / _TWO_TO_63, (second + 0.5) / _TWO_TO_63
+
+
+def written(name: RequestId) -> str:
+    """What draws of a request are made of: held-out samples are the same in every step, so they are paired."""
+    when = "held out" if is_held_out(name) else f"{name.round}/{name.prompt.epoch}"
+    return f"{when}/{name.prompt.key}/{name.sample}"
+
+
+def turn_of(begun: Sequence[VersionSpan]) -> tuple[int, int]:
+    """Which turn a policy writes after what was begun, from 0, and the number of tokens before it."""
+    turn = num_before = num_tokens = 0
+    for span in begun:
+        num_tokens += span.num_tokens
+        if span.policy_version == ENVIRONMENT:
+            turn, num_before = turn + 1, num_tokens
+    return turn, num_before
 
 
 def _blank_prompt(key: str, domain: Domain, num_tokens: int) -> TokenizedPrompt:

@@ -3,9 +3,12 @@
 import pytest
 
 from rollpacker.analysis.exhibits import (
+    flash_agents,
     flash_fig01b,
     flash_fig07,
     flash_fig08,
+    flash_fig09,
+    flash_fig10,
     flash_interrupt,
     flash_losses,
     flash_table1,
@@ -186,3 +189,43 @@ def test_losses_are_held_against_synchronous_training_at_the_last_evaluation(tmp
     assert standings["uncorrected at staleness 8"] is Standing.NOT
     assert standings["tis at staleness 2"] is Standing.UNKNOWN
     assert ours(numbers, "held-out score, staleness 8")["ours", "synchronous"] == 0.8
+
+
+def test_the_pace_of_trajectories_is_compared_by_how_much_their_environments_vary(tmp_path):
+    for pace, step_s in (("batch", 801.0), ("own", 401.0)):
+        write_run(tmp_path / pace, "verl", [step_s] * 4, config=flash(f"flash-fig09-{pace}-10"), modelled=True)
+    numbers = numbers_of(flash_fig09.EXHIBIT, tmp_path)
+    assert ours(numbers, flash_fig09.SPEEDUP) == {("each by itself", 10.0): 2.0}
+    assert ours(numbers, flash_fig09.TIME)["batches of turns", 10.0] == 800.0
+    [claim] = numbers.claims
+    assert claim.paper == pytest.approx(892 / 362)
+    assert claim.standing is Standing.DIRECTION
+
+
+def test_redundant_environments_are_timed_with_and_without_the_rounds_that_train_what_was_deferred(tmp_path):
+    write_run(tmp_path / "needed", "tail", [251.0] * 9, config=flash("flash-fig10-1-1"), modelled=True)
+    kinds = ["short"] * 8 + ["long"]
+    times = [51.0] * 8 + [251.0]
+    redundant = flash("flash-fig10-1.125-1.125")
+    write_run(tmp_path / "more", "tail", times, config=redundant, modelled=True, round_kind=kinds)
+    numbers = numbers_of(flash_fig10.EXHIBIT, tmp_path)
+    racing = {x: y for (_, x), y in ours(numbers, flash_fig10.RACED).items()}
+    assert racing == {"32 x 8": 250.0, "36 x 9": 50.0}
+    mean_s = (8 * 50 + 250) / 9
+    assert ours(numbers, flash_fig10.ALL)["ours", "36 x 9"] == pytest.approx(mean_s)
+    assert [claim.ours.y for claim in numbers.claims] == pytest.approx([5.0, 250 / mean_s])
+    assert numbers.claims[0].standing is Standing.REPRODUCED
+
+
+def test_systems_are_compared_by_the_tail_of_environments(tmp_path):
+    for system, step_s, wasted in (("verl", 60.0, 0), ("tail", 20.0, 25), ("flash", 30.0, 0)):
+        values = {"tokens_generated": 100, "tokens_wasted": wasted, "staleness_mean": 1.0}
+        config = flash("flash-agents", "agents-stalls")
+        write_run(tmp_path / system, system, [step_s] * 15, config=config, modelled=True, **values)
+    numbers = numbers_of(flash_agents.EXHIBIT, tmp_path)
+    situation = "10 ± 1 s,\n1 % stall 210 s"
+    speedups = {x: y for (series, x), y in ours(numbers, flash_agents.SPEEDUP).items() if series == situation}
+    assert speedups == {"tail batching": 3.0, "flash\nin turns": 2.0}
+    assert ours(numbers, flash_agents.WASTE)[situation, "tail batching"] == 25.0
+    texts = [text.get_text() for text in flash_agents.draw(numbers).axes[0].texts]
+    assert "25 % wasted, age 1.0" in texts

@@ -35,3 +35,15 @@ def test_environments_their_number_and_their_limits_are_named():
     assert "WalkTurns answers up to 7 turns of a response" in words
     assert "64 at a time" in words
     assert "begins again up to 2 times" in words
+
+
+def test_modelled_environments_are_named_as_such_with_what_they_take():
+    words = ("backend=sim", "setup=flash", "workload=agents", "system=verl", "run.dir=x")
+    slow = ("workload.environment.fail_slow_share=0.01", "workload.environment.pace=batch")
+    assert environment_words(composed(*words)) == (
+        "MODELLED text-world: 20 turns, each answered with 100 tokens after 10 ± 10 s (normal, not below 0); a turn "
+        "may take 3600 s, or begins again, up to 2 times"
+    )
+    said = environment_words(composed(*words, *slow))
+    assert "0.01 of them stall once for 210 s more" in said
+    assert said.endswith("all trajectories wait for the environments of all after each turn")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
@@ -160,12 +161,13 @@ def test_an_environment_that_crashes_begins_again_without_its_engine_or_prompt_s
     assert not only(again, DropPrompt)
 
 
-def test_an_environment_that_hangs_is_ended_by_the_timer_and_begins_again():
+@pytest.mark.parametrize("shown_s", [RULES.reset_timeout_s, math.nextafter(RULES.reset_timeout_s, 0)])
+def test_an_environment_that_hangs_is_ended_by_the_timer_and_begins_again(shown_s):
     player = TurnsPlayer()
     (timer,) = only(player.start(0), SetTimer)
     assert timer == SetTimer(timer=TIMER, at_s=RULES.reset_timeout_s)
     player.answer_call(first(1))
-    player.now = timer.at_s
+    player.now = shown_s
     late = player.tell(TimerFired(timer=TIMER))
     assert only(late, CloseEnvironment) == [
         CloseEnvironment(request=first(0), reason="environment_timeout", begins_again=True)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Kind, Positive, PositiveSeconds, Section
 from rollpacker.config.sections.losses import TURN_ADVANTAGES
+from rollpacker.config.sections.modelled_environment import check_modelled_environment
 from rollpacker.config.sections.reward_checks import NAMED_IN_PYTHON
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class EnvironmentSection(Section):
 
 
 def check_environment(config: RunConfig) -> None:
-    """Refuse what a run with environments cannot have; raises `ValueError`."""
+    """Refuse what a run with environments, real or modelled, cannot have; raises `ValueError`."""
+    check_modelled_environment(config)
     reward, environment = config.reward, config.environment
     if "environment" in reward.names and (environment is None or reward.names != ("environment",)):
         raise ValueError(
@@ -88,7 +90,7 @@ def check_environment(config: RunConfig) -> None:
             "backend.name=sim",
             config.backend.name == "sim",
             "A modelled run has no text for an environment to answer.",
-            "Choose backend=ray, or leave the environment out.",
+            "Choose backend=ray, or model an environment by workload.environment (workload=agents).",
         ),
         (
             "system.stream=true",

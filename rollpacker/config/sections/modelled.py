@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rollpacker.config.sections.base import NOT_IN_FINGERPRINT, Count, Number, Positive, Seconds, Section, WorkerCount
+from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
 
 
 class WorkloadSection(Section):
@@ -63,6 +64,8 @@ class WorkloadSection(Section):
     reward_time_s: Seconds | None = None
     """Time to judge any response, on a CPU worker; null takes the run times of the paper's sandbox (Fig 7a) for
     programs, `hardware.rule_time_s` for rules, and the LLM judge's prefill."""
+    environment: ModelledEnvironmentSection | None = None
+    """Only where a response has several turns."""
 
     @model_validator(mode="after")
     def _lengths_have_one_source(self) -> Self:

@@ -12,6 +12,7 @@ from rollpacker.config.schema import RunConfig
 from rollpacker.config.sections.base import exact
 from rollpacker.config.sections.elastic import ElasticSection
 from rollpacker.config.sections.environment import EnvironmentSection
+from rollpacker.config.sections.modelled_environment import ModelledEnvironmentSection
 from rollpacker.core.commands import FailRun
 from rollpacker.core.errors import ConfigError, DataError
 from rollpacker.core.ids import Domain, EngineId
@@ -129,7 +130,7 @@ def scheduler_settings(
         ),
         evaluation=_evaluation(config, held_out) if held_out else None,
         elastic=_elastic(config) if config.elastic.is_on and config.trains else None,
-        environment=_environment(config.environment) if config.environment else None,
+        environment=_environment(config.environment or config.modelled_environment),
         routing=config.system.routing,
         restarts=RestartSettings(max_restarts=config.engine.max_restarts, first_pause_s=config.engine.restart_pause_s),
     )
@@ -261,7 +262,9 @@ def _seeding(section: ElasticSection) -> SeedingSettings | None:
     )
 
 
-def _environment(section: EnvironmentSection) -> EnvironmentSettings:
+def _environment(section: EnvironmentSection | ModelledEnvironmentSection | None) -> EnvironmentSettings | None:
+    if section is None:
+        return None
     return EnvironmentSettings(
         max_turns=section.max_turns,
         max_open=section.max_open,

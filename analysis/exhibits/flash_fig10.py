@@ -1,0 +1,88 @@
+"""ROLL-Flash's Fig 10: redundant environments, in more groups or in each, where one environment in a hundred stalls.
+
+32 groups of 8 trajectories are needed. With 36 groups the four slowest are deferred, to every ninth round, in which
+nothing races; ROLL stops and loses them, so the paper's numbers stand beside the rounds that race. With more
+environments in a group and no more groups nothing is deferred. Trajectories have four turns of 10 s; the paper's turns
+and times are not known to us. Seven runs of 18 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from rollpacker.analysis.exhibit import Exhibit
+from rollpacker.analysis.numbers import Claim, Numbers, Place, Point, Value, comparing, paper_rows
+from rollpacker.analysis.plots import compare_bars
+from rollpacker.analysis.runs import Run, Runs
+
+RACED, ALL = "generation of a round that races (s)", "mean of all rounds, the long ones too (s)"
+SPEEDUP: Final = "speedup over 32 x 8, all rounds"
+NEEDED, REDUNDANT = "32 x 8", "36 x 9"
+SIZES: Final = {
+    NEEDED: "1-1",
+    "32 x 9": "1-1.125",
+    "32 x 10": "1-1.25",
+    "36 x 8": "1.125-1",
+    REDUNDANT: "1.125-1.125",
+    "36 x 10": "1.125-1.25",
+    "32 x 8,\n60 s limit": "limit",
+}
+"""Groups and environments in each, as the studies' names end."""
+
+
+def gather(runs: Runs) -> Numbers:
+    """Generation times of the rounds that race and of all, and what is gained."""
+    found = {name: runs.of(setup="flash", study=f"flash-fig10-{size}") for name, size in SIZES.items()}
+    of_paper = {row.x: row.y for row in paper_rows("flash_fig10")}
+    points: list[Point | None] = []
+    for name, of_size in found.items():
+        if name in of_paper:
+            points.append(Place(panel=RACED, x=name, unit="s").paper(of_paper[name]))
+        points.append(Place(panel=RACED, x=name, unit="s").ours(Value(run, _racing_s(run)) for run in of_size))
+        points.append(Place(panel=ALL, x=name, unit="s").ours(Value(run, _all_s(run)) for run in of_size))
+        if name != NEEDED:
+            gains = _gains(found[NEEDED], [Value(run, _all_s(run)) for run in of_size])
+            points.append(Place(panel=SPEEDUP, x=name, unit="x").ours(gains))
+    racing, whole = ([Value(run, measure(run)) for run in found[REDUNDANT]] for measure in (_racing_s, _all_s))
+    claims = [
+        Claim(
+            text=f"32 groups of 8 over 36 of 9 environments, {which}",
+            paper=of_paper[NEEDED] / of_paper[REDUNDANT],
+            ours=Place(panel=RACED, x=REDUNDANT, unit="x").ours(_gains(found[NEEDED], times)),
+            unit="x",
+            neutral=1.0,
+        )
+        for which, times in (("rounds that race", racing), ("with the rounds that train what was deferred", whole))
+    ]
+    return Numbers(points=comparing(points), claims=claims, missing=runs.missing)
+
+
+def _racing_s(run: Run) -> float:
+    """Of the rounds that race; of a run without redundancy, of all."""
+    return float(run.steps.loc[run.steps["round_kind"] != "long", "rollout_time_s"].mean())
+
+
+def _all_s(run: Run) -> float:
+    return float(run.steps["rollout_time_s"].mean())
+
+
+def _gains(needed: Iterable[Run], times: Iterable[Value]) -> list[Value]:
+    before = {run.seed: _all_s(run) for run in needed}
+    return [Value(run, before[run.seed] / time_s) for run, time_s in times if run.seed in before]
+
+
+def draw(numbers: Numbers) -> Figure:
+    """Three rows of bars."""
+    return compare_bars(numbers, ylabel="", num_columns=1)
+
+
+EXHIBIT = Exhibit(
+    name="flash_fig10",
+    title="Redundant environments, one in a hundred of which stalls for 210 s (ROLL-Flash, Fig 10)",
+    experiments=("flash-fig10", "flash-fig10-limit"),
+    gather=gather,
+    draw=draw,
+)
